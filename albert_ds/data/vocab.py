@@ -1,0 +1,213 @@
+"""The vocabulary: SentencePiece unigram in ALBERT's layout (paper Sec. 4.1; ids as released).
+
+    0 <pad>  1 <unk>  2 [CLS]  3 [SEP]  4 [MASK]  5 (  6 )  7 "  8 -  9 .  10 en dash  11 pound  12 euro
+
+The ids of a text are the same here and in Hugging Face's `AlbertTokenizer` built from the same
+`spiece.model`: text is normalised by the very same code, and `make_portable` removes what the two
+would read differently in the model. How text is normalised is kept beside the model in
+`tokenizer_config.json`, where `AlbertTokenizer` looks for it as well.
+"""
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from albert_ds.errors import DamagedData, UserError
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+SPECIAL_PIECES = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+USER_SYMBOLS = ("(", ")", '"', "-", ".", "\N{EN DASH}", "\N{POUND SIGN}", "\N{EURO SIGN}")
+NUM_FIXED = len(SPECIAL_PIECES) + len(USER_SYMBOLS)
+
+MODEL_NAME = "spiece.model"
+PIECES_NAME = "spiece.vocab"
+CONFIG_NAME = "tokenizer_config.json"
+
+SCORE_STEP = 1 / 1024  # float32 sums of multiples of this are exact for up to 16,000 nats of text
+NEVER = -100.0  # added to the score (log probability) of a piece that is not to be used
+NUM_THREADS = 16  # a constant, never the machine's: the order of float sums depends on it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Normalisation:
+    """What happens to text before SentencePiece sees it; its NFKC and white space come on top."""
+
+    lower_case: bool = True  # False: --keep-case
+    keep_accents: bool = False  # True: --keep-accents
+
+    def build(self):
+        """A function text -> text, the same as `AlbertTokenizer`'s for every character."""
+        from tokenizers import normalizers
+
+        steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+        if not self.keep_accents:
+            steps += [normalizers.NFKD(), normalizers.StripAccents()]
+        if self.lower_case:
+            steps.append(normalizers.Lowercase())
+        full = normalizers.Sequence(steps).normalize_str
+
+        def normalise(text: str) -> str:
+            if text.isascii():  # the same, several times faster
+                text = text.replace("``", '"').replace("''", '"')
+                return text.lower() if self.lower_case else text
+            # The one white space at which AlbertTokenizer splits and which SentencePiece keeps.
+            return full(text).replace("\N{NEXT LINE}", " ")
+
+        return normalise
+
+
+class Vocab:
+    """A vocabulary ready to encode; `model` is the content of its `spiece.model`."""
+
+    def __init__(self, model: bytes, normalisation: Normalisation):
+        import sentencepiece
+
+        self.model = model
+        self.normalisation = normalisation
+        self.normalise = normalisation.build()
+        self.sha256 = hashlib.sha256(model).hexdigest()
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self.size: int = self._processor.get_piece_size()
+        self.pieces: list[str] = [self._processor.id_to_piece(i) for i in range(self.size)]
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text. Text that spells a special piece ("[MASK]") stays ordinary text."""
+        return self._processor.encode([self.normalise(text) for text in texts], num_threads=1)
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of `ids`, normalised as `encode` had left it."""
+        return self._processor.decode(ids)
+
+    def write(self, folder: Path) -> None:
+        """Write `spiece.model` and `tokenizer_config.json` into `folder`."""
+        (folder / MODEL_NAME).write_bytes(self.model)
+        config = {
+            "tokenizer_class": "AlbertTokenizer",
+            "do_lower_case": self.normalisation.lower_case,
+            "keep_accents": self.normalisation.keep_accents,
+        }
+        (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def read_vocab(path: Path) -> Vocab:
+    """Read a `spiece.model` with the `tokenizer_config.json` beside it.
+
+    A model that lies alone is normalised as `AlbertTokenizer` does unasked: lower case, no accents.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; a vocabulary is a {MODEL_NAME} of build_vocab.py")
+    config = {}
+    beside = path.with_name(CONFIG_NAME)
+    if beside.is_file():
+        try:
+            config = json.loads(beside.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{beside}: not JSON: {error}") from None
+    normalisation = Normalisation(
+        lower_case=config.get("do_lower_case", True), keep_accents=config.get("keep_accents", False)
+    )
+    return Vocab(make_portable(path.read_bytes(), str(path)), normalisation)
+
+
+def train_vocab(
+    sentences: Iterable[str],
+    normalisation: Normalisation,
+    *,
+    vocab_size: int,
+    character_coverage: float = 0.99995,
+    sample_size: int = 10_000_000,
+    seed: int = 0,
+) -> Vocab:
+    """Train on a stream of sentences, of which a random `sample_size` are held in memory.
+
+    Raises UserError if the text is too little for `vocab_size` pieces; what `sentences` raises.
+    """
+    import sentencepiece
+
+    if vocab_size <= NUM_FIXED:
+        raise UserError(f"--vocab-size {vocab_size}: must be over the {NUM_FIXED} fixed pieces")
+    failure: list[Exception] = []  # SentencePiece turns every exception into a RuntimeError
+
+    def normalised() -> Iterator[str]:
+        normalise = normalisation.build()
+        try:
+            yield from map(normalise, sentences)
+        except (UserError, DamagedData, OSError) as error:
+            failure.append(error)
+            raise
+
+    sentencepiece.set_random_generator_seed(seed)  # for the sample, where there is more text
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=normalised(),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            character_coverage=character_coverage,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=-1,
+            eos_id=-1,
+            control_symbols=list(SPECIAL_PIECES[2:]),
+            user_defined_symbols=list(USER_SYMBOLS),
+            shuffle_input_sentence=True,
+            input_sentence_size=sample_size,
+            max_sentence_length=1 << 30,  # in bytes; the default silently skips what is longer
+            num_threads=NUM_THREADS,
+            minloglevel=4,
+        )
+    except RuntimeError as error:
+        if failure:
+            raise failure[0] from None
+        raise UserError(_explain(str(error), vocab_size)) from None
+    return Vocab(make_portable(model.getvalue(), "the trained model"), normalisation)
+
+
+def _explain(error: str, vocab_size: int) -> str:
+    """SentencePiece's complaint as one line about the flag it concerns."""
+    if limit := re.search(r"Vocabulary size too high .* <= (\d+)", error):
+        return f"--vocab-size {vocab_size}: this text yields at most {limit[1]} pieces"
+    if needed := re.search(r"smaller than required_chars. (\d+) vs (\d+)", error):
+        return f"--vocab-size {vocab_size}: this text has {needed[2]} characters and fixed pieces"
+    if "!sentences_.empty()" in error:
+        return "--input: the files hold no text"
+    return f"SentencePiece cannot train on this text: {error}"
+
+
+def make_portable(model: bytes, name: str) -> bytes:
+    """The same vocabulary, such that every reader of it finds the same best segmentation.
+
+    1. User symbols become ordinary pieces. No other piece contains their characters and their
+       score is 0, the best, so SentencePiece segments as before; `AlbertTokenizer` would make
+       "added tokens" of them and put a word boundary after each one.
+    2. A piece that ends in digit + comma is never used. ALBERT's tokeniser takes the comma off
+       such pieces; Hugging Face has done so in some versions and not in others.
+    3. Scores are rounded to multiples of 2**-10, so that sums are exact in float32 (SentencePiece)
+       and in float64 (Hugging Face) and both break a tie ("0|00" or "00|0") alike.
+
+    Applying it again changes nothing. Raises UserError where the layout is not ALBERT's.
+    """
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()
+    try:
+        proto.ParseFromString(model)
+    except DecodeError:
+        raise UserError(f"{name}: not a SentencePiece model") from None
+    first = tuple(piece.piece for piece in proto.pieces[: len(SPECIAL_PIECES)])
+    if first != SPECIAL_PIECES:
+        raise UserError(f"{name}: its first pieces are {first}, ALBERT's are {SPECIAL_PIECES}")
+    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+    for piece in proto.pieces:
+        if piece.type == kinds.USER_DEFINED:
+            piece.type = kinds.NORMAL
+        if piece.piece[-1:] == "," and piece.piece[-2:-1].isdigit() and piece.score > NEVER:
+            piece.score += NEVER
+        piece.score = round(piece.score / SCORE_STEP) * SCORE_STEP
+    return proto.SerializeToString()

@@ -1,0 +1,180 @@
+"""The encoder: L post-LN layers over blocks that layers may share (section 3.1).
+
+A micro-batch is its sequences end to end, so nothing is padded; only `VarlenAttention` looks at
+where a sequence ends. Nothing here knows of ranks: heads are counted by view(N, -1, D), because a
+rank that was given a part of the projections holds some of the heads.
+Shapes: B sequences, N tokens, H hidden, F feed-forward, n heads, D head width.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from albert_ds.errors import UserError
+from albert_ds.model.config import ModelConfig, share
+
+
+class VarlenAttention(nn.Module):
+    """Scaled dot-product attention inside each sequence of a concatenation.
+
+    CUDA in half precision: flash attention over the concatenation. CUDA in fp32, which serves
+    comparisons only and which that kernel does not take: a padded copy. CPU: one call a sequence,
+    so that there too only real tokens cost anything.
+    """
+
+    def __init__(self, dropout: float):
+        super().__init__()
+        self.dropout = dropout
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int
+    ) -> Tensor:
+        """Attend: q, k, v [N, n, D], cu_seqlens int32 [B + 1]; returns [N, n, D]."""
+        dropout = self.dropout if self.training else 0.0
+        if not q.is_cuda:
+            return attend_each(q, k, v, cu_seqlens, dropout)
+        if q.dtype == torch.float32:
+            return attend_padded(q, k, v, cu_seqlens, max_seqlen, dropout)
+        # The operator inside torch.nn.attention.varlen, which fixes its dropout at 0. Jagged
+        # tensors give it dropout too, at 10 ms of Python a layer (H200; the kernels take 0.3 ms).
+        ends = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)  # of the queries, of the keys
+        is_causal = returns_mask = False
+        attend = torch.ops.aten._flash_attention_forward
+        return attend(q, k, v, *ends, dropout, is_causal, returns_mask)[0]
+
+
+def attend_each(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, dropout: float) -> Tensor:
+    """Attention one sequence at a time; it reads the lengths, which would stall a CUDA stream."""
+    lengths = cu_seqlens.diff().tolist()
+    heads_first = (x.transpose(0, 1).unsqueeze(0).split(lengths, dim=2) for x in (q, k, v))
+    attended = [
+        F.scaled_dot_product_attention(*qkv, dropout_p=dropout)  # [1, n, length, D]
+        for qkv in zip(*heads_first, strict=True)
+    ]
+    return torch.cat(attended, dim=2).squeeze(0).transpose(0, 1)
+
+
+def attend_padded(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float
+) -> Tensor:
+    """Attention over a copy [B, max_seqlen] with its padding masked; it waits for no device.
+
+    The memory-efficient kernel would take the concatenation in fp32, but drops other probabilities
+    in its backward pass than in its forward pass (seen in PyTorch 2.11).
+    """
+    num_sequences, token = len(cu_seqlens) - 1, torch.arange(len(q), device=q.device)
+    sequence = torch.searchsorted(cu_seqlens, token, right=True) - 1
+    slot = sequence * max_seqlen + token - cu_seqlens[sequence]  # of each token in the copy
+
+    def pad(x: Tensor) -> Tensor:
+        rows = x.new_zeros(num_sequences * max_seqlen, *x.shape[1:]).index_copy(0, slot, x)
+        return rows.unflatten(0, (num_sequences, max_seqlen)).transpose(1, 2)  # [B, n, T, D]
+
+    real = pad(torch.ones_like(slot, dtype=torch.bool)[:, None, None]).mT  # [B, 1, 1, T]
+    attended = F.scaled_dot_product_attention(
+        pad(q), pad(k), pad(v), attn_mask=real, dropout_p=dropout
+    )
+    return attended.transpose(1, 2).flatten(0, 1).index_select(0, slot)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention with four projections H -> H, each with a bias."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        width = config.hidden_size
+        self.head_dim = width // config.num_heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.core = VarlenAttention(config.dropout)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
+        """Mix the tokens of each sequence: [N, H] -> [N, H], without the residual."""
+        q, k, v = (
+            projection(x).view(len(x), -1, self.head_dim)  # [N, n, D]
+            for projection in (self.query, self.key, self.value)
+        )
+        return self.output(self.core(q, k, v, cu_seqlens, max_seqlen).flatten(1))
+
+
+class FeedForward(nn.Module):
+    """H -> F -> H with the tanh form of GELU."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.up = nn.Linear(config.hidden_size, config.ffn_size)
+        self.down = nn.Linear(config.ffn_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each token by itself: [N, H] -> [N, H], without the residual."""
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+class AttentionBlock(nn.Module):
+    """LN(x + dropout(attention(x))): what layers share under `attention`."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.self_attention = SelfAttention(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
+        """[N, H] -> [N, H]."""
+        return self.layer_norm(x + self.dropout(self.self_attention(x, cu_seqlens, max_seqlen)))
+
+
+class FeedForwardBlock(nn.Module):
+    """LN(x + dropout(ffn(x))): what layers share under `ffn`."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.feed_forward = FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, H] -> [N, H]."""
+        return self.layer_norm(x + self.dropout(self.feed_forward(x)))
+
+
+class Encoder(nn.Module):
+    """L layers over as many distinct blocks as the sharing asks for.
+
+    activation_checkpointing chooses what backward computes again instead of keeping: `none`
+    nothing, `attention` the attention blocks, `block` whole layers but for their input.
+    """
+
+    def __init__(self, config: ModelConfig, activation_checkpointing: str = "none"):
+        super().__init__()
+        if activation_checkpointing not in ("none", "attention", "block"):
+            raise UserError(
+                f"--activation-checkpointing {activation_checkpointing}: "
+                "must be none, attention or block"
+            )
+        self.activation_checkpointing = activation_checkpointing
+        self.plan = share(config.sharing, config.num_layers)
+        num_attention, num_ffn = (1 + max(indices) for indices in zip(*self.plan, strict=True))
+        self.attention = nn.ModuleList(AttentionBlock(config) for _ in range(num_attention))
+        self.ffn = nn.ModuleList(FeedForwardBlock(config) for _ in range(num_ffn))
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> list[Tensor]:
+        """Encode [N, H]; returns the L + 1 states [N, H], the input first."""
+        states = [x]
+        for attention, ffn in ((self.attention[a], self.ffn[f]) for a, f in self.plan):
+            x = self._layer(attention, ffn, x, cu_seqlens, max_seqlen)
+            states.append(x)
+        return states
+
+    def _layer(self, attention, ffn, x: Tensor, *ends) -> Tensor:
+        # Never the reentrant form: it fires the gradient hook of a shared weight once per layer,
+        # and ZeRO counts on one.
+        match self.activation_checkpointing if self.training else "none":
+            case "block":
+                return checkpoint(lambda y: ffn(attention(y, *ends)), x, use_reentrant=False)
+            case "attention":
+                return ffn(checkpoint(attention, x, *ends, use_reentrant=False))
+        return ffn(attention(x, *ends))

@@ -1,0 +1,109 @@
+"""The grid of ranks, tensor parallel x data parallel, over megatron-core's `parallel_state`.
+
+Tensor-parallel peers are neighbours (ranks 0..T-1, T..2T-1, ...), so that they sit inside a node
+and only data-parallel traffic, which sharing makes small, crosses the network.
+
+`Mesh` is also what DeepSpeed takes as `mpu`. megatron-core's module alone will not do: DeepSpeed
+asks for `get_model_parallel_world_size` and `get_model_parallel_rank`, which it lacks, and its
+configuration code swallows the error and carries on with a world of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from albert_ds.errors import UserError
+
+if TYPE_CHECKING:  # the check of a command line must not wait for torch
+    from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mesh:
+    """This rank's place, and its groups. The `get_*` methods are DeepSpeed's `mpu` contract."""
+
+    rank: int
+    world_size: int
+    tp_rank: int
+    tp_size: int
+    tp_group: ProcessGroup
+    dp_rank: int
+    dp_size: int
+    dp_group: ProcessGroup
+    control_group: ProcessGroup  # all ranks over gloo: flags and counts that live on the host
+
+    def get_model_parallel_rank(self) -> int:
+        return self.tp_rank
+
+    def get_model_parallel_world_size(self) -> int:
+        return self.tp_size
+
+    def get_model_parallel_group(self) -> ProcessGroup:
+        return self.tp_group
+
+    def get_tensor_model_parallel_rank(self) -> int:
+        return self.tp_rank
+
+    def get_tensor_model_parallel_world_size(self) -> int:
+        return self.tp_size
+
+    def get_tensor_model_parallel_group(self) -> ProcessGroup:
+        return self.tp_group
+
+    def get_pipeline_model_parallel_world_size(self) -> int:
+        return 1
+
+    def get_data_parallel_rank(self) -> int:
+        return self.dp_rank
+
+    def get_data_parallel_world_size(self) -> int:
+        return self.dp_size
+
+    def get_data_parallel_group(self) -> ProcessGroup:
+        return self.dp_group
+
+    def get_data_parallel_group_ranks(self) -> list[int]:
+        import torch.distributed as dist
+
+        return dist.get_process_group_ranks(self.dp_group)
+
+
+def check_tensor_parallel(
+    tensor_parallel: int, *, world_size: int, num_heads: int, ffn_size: int
+) -> None:
+    """Raise UserError where `tensor_parallel` cannot cut this model or this world."""
+    for what, size in (
+        ("the number of ranks", world_size),
+        ("--num-heads", num_heads),
+        ("--ffn-size", ffn_size),
+    ):
+        if size % tensor_parallel:
+            allowed = [t for t in range(1, size + 1) if size % t == 0]
+            raise UserError(
+                f"--tensor-parallel {tensor_parallel} does not divide {what} {size}; "
+                f"allowed: {', '.join(map(str, allowed[:8]))}"
+            )
+
+
+def build_mesh(tensor_parallel: int) -> Mesh:
+    """Build the grid; torch.distributed must be initialised. Collective over all ranks."""
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tensor_parallel, create_gloo_process_groups=False
+        )
+    gloo = dist.get_backend() == "gloo"
+    return Mesh(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tp_size=tensor_parallel,
+        tp_group=parallel_state.get_tensor_model_parallel_group(),
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        dp_size=parallel_state.get_data_parallel_world_size(),
+        dp_group=parallel_state.get_data_parallel_group(),
+        control_group=dist.group.WORLD if gloo else dist.new_group(backend="gloo"),
+    )

@@ -1,0 +1,58 @@
+"""Run a function on several gloo ranks of this machine, each a fresh process."""
+
+import multiprocessing as mp
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Callable
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_ranks(function: Callable, world_size: int, *args) -> list:
+    """Call `function(rank, *args)` in `world_size` processes; return their results by rank.
+
+    Every process sees the environment a launcher would give it. Raises AssertionError with the
+    first traceback where any rank fails.
+    """
+    context = mp.get_context("spawn")
+    results = context.SimpleQueue()
+    port = free_port()
+    ranks = [
+        context.Process(target=_enter, args=(function, rank, world_size, port, results, args))
+        for rank in range(world_size)
+    ]
+    for process in ranks:
+        process.start()
+    gathered: dict = {}
+    while len(gathered) < world_size:
+        rank, value, failure = results.get()
+        if failure is not None:
+            for process in ranks:
+                process.terminate()
+            raise AssertionError(f"rank {rank} failed:\n{failure}")
+        gathered[rank] = pickle.loads(value)
+    for process in ranks:
+        process.join()
+    return [gathered[rank] for rank in range(world_size)]
+
+
+def _enter(function, rank, world_size, port, results, args) -> None:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    try:
+        # Plain pickle: torch's own would pass tensors through files of a process that has gone.
+        results.put((rank, pickle.dumps(function(rank, *args)), None))
+    except BaseException:  # carried to the parent, which fails the test with it
+        results.put((rank, None, traceback.format_exc()))

@@ -1,0 +1,210 @@
+"""The whole model against Hugging Face's, and what holds for it whatever the weights."""
+
+import math
+
+import pytest
+import torch
+
+from albert_ds.model.albert import AlbertForPretraining, AlbertModel, init_weights
+
+LENGTHS = [17, 40, 3, 9]
+
+
+def build_rough(config, **options) -> AlbertForPretraining:
+    """A model whose biases and LayerNorms are not the neutral ones it starts with."""
+    model = AlbertForPretraining(config, **options)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def step(model, batch, seed=0) -> tuple[dict, dict]:
+    """Losses and gradients of one pass."""
+    model.zero_grad()
+    torch.manual_seed(seed)
+    out = model(**batch)
+    (out["mlm_loss_sum"] + out["pair_loss_sum"]).backward()
+    return out, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def differ(ours, reference) -> float:
+    return ((ours - reference).norm() / reference.norm()).item()
+
+
+@pytest.mark.parametrize("embedding_size", [16, 32])
+@pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none", "groups:2"])
+def test_equal_to_hugging_face(make_config, make_batch, reference, sharing, embedding_size):
+    config = make_config(sharing=sharing, embedding_size=embedding_size)
+    model, batch = build_rough(config), make_batch(LENGTHS)
+    expected = reference(config, model.state_dict(), batch)
+    out, gradients = step(model, batch)
+    encoded = model.albert(*list(batch.values())[:5])
+    word = model.albert.embeddings.word.weight
+
+    assert len(encoded["hidden_states"]) == 1 + config.num_layers
+    for ours, theirs in zip(encoded["hidden_states"], expected["hidden_states"], strict=True):
+        assert differ(ours, theirs) <= 1e-5
+    logits = model.mlm_head.logits(encoded["last_hidden_state"], word)
+    assert differ(logits, expected["word_logits"]) <= 1e-5
+    assert differ(model.pair_head(encoded["pooled"]), expected["pair_logits"]) <= 1e-5
+    for loss in ("mlm_loss_sum", "pair_loss_sum"):
+        assert differ(out[loss], expected[loss]) <= 1e-5
+    predicted = expected["word_logits"][batch["masked_positions"]].argmax(-1)
+    assert out["mlm_correct"] == (predicted == batch["masked_labels"]).sum()
+    pairs = expected["pair_logits"].argmax(-1)
+    assert out["pair_correct"] == (pairs == batch["pair_labels"]).sum()
+
+    assert gradients.keys() == expected["gradients"].keys()
+    for name, gradient in gradients.items():
+        if name.endswith("key.bias"):  # shifts all scores of a query alike: its true gradient is 0
+            assert gradient.abs().max() <= 1e-6
+        else:
+            assert differ(gradient, expected["gradients"][name]) <= 1e-5, name
+
+
+def test_sequences_end_to_end_do_not_see_each_other(make_config, make_batch):
+    model, batch = build_rough(make_config()), make_batch(LENGTHS, masked=20)
+    together, _ = step(model, batch)
+    alone = dict.fromkeys(together, 0)
+    ends = batch["cu_seqlens"].tolist()
+    for row, (start, end) in enumerate(zip(ends, ends[1:], strict=False)):
+        positions = batch["masked_positions"]
+        inside = (start <= positions) & (positions < end)
+        out = model(
+            *(batch[name][start:end] for name in ("input_ids", "token_type_ids", "position_ids")),
+            torch.tensor([0, end - start], dtype=torch.int32),
+            end - start,
+            positions[inside] - start,
+            batch["masked_labels"][inside],
+            batch["pair_labels"][row : row + 1],
+        )
+        alone = {name: alone[name] + out[name] for name in alone}
+    torch.testing.assert_close(together, alone)
+
+
+@pytest.mark.parametrize("checkpointing", ["attention", "block"])
+@pytest.mark.parametrize("sharing", ["all", "none"])
+def test_checkpointing_changes_no_gradient(make_config, make_batch, sharing, checkpointing):
+    config, batch = make_config(dropout=0.3, sharing=sharing), make_batch(LENGTHS)
+    plain = step(build_rough(config), batch)
+    again = step(build_rough(config, activation_checkpointing=checkpointing), batch)
+    torch.testing.assert_close(again, plain, rtol=0, atol=0)
+    other = step(build_rough(config), batch, seed=1)
+    assert other[0]["mlm_loss_sum"] != plain[0]["mlm_loss_sum"]  # there was dropout to replay
+
+
+def test_checkpointing_keeps_less(make_config, make_batch):
+    batch = make_batch(LENGTHS)
+    kept = {}
+    for checkpointing in ("none", "attention", "block"):
+        model = AlbertForPretraining(make_config(), activation_checkpointing=checkpointing)
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x
+        ):
+            model(**batch)
+        kept[checkpointing] = sum(sizes)
+    assert kept["block"] < kept["attention"] < kept["none"]
+
+
+def test_shared_weights_fire_their_hook_once(make_config, make_batch):
+    model = AlbertForPretraining(make_config(), activation_checkpointing="block")
+    fired = []
+    shared = model.albert.encoder.attention[0].self_attention.query.weight
+    shared.register_post_accumulate_grad_hook(lambda parameter: fired.append(1))
+    step(model, make_batch(LENGTHS))
+    assert len(fired) == 1
+
+
+def test_nothing_to_predict_still_reaches_every_parameter(make_config, make_batch):
+    model, batch = AlbertForPretraining(make_config(sharing="none")), make_batch([2], masked=0)
+    batch["pair_labels"][:] = -100
+    out, gradients = step(model, batch)
+    assert all(value == 0 for value in out.values())
+    assert not any(gradient.any() for gradient in gradients.values())
+
+
+def test_without_a_pair_head_there_is_no_pooler(make_config, make_batch):
+    model = AlbertForPretraining(make_config(pair_head=False))
+    assert not [name for name in model.state_dict() if "pooler" in name or "pair" in name]
+    out, _ = step(model, make_batch(LENGTHS))
+    assert out["mlm_loss_sum"] > 0 and out["pair_loss_sum"] == out["pair_correct"] == 0
+    assert model.albert(*list(make_batch(LENGTHS).values())[:5])["pooled"] is None
+
+
+def test_dropout_is_only_for_training(make_config, make_batch):
+    model, batch = AlbertForPretraining(make_config(dropout=0.5)).eval(), make_batch(LENGTHS)
+    torch.testing.assert_close(model(**batch), model(**batch), rtol=0, atol=0)
+
+
+def test_a_half_precision_model_reports_in_fp32(make_config, make_batch):
+    model = build_rough(make_config())
+    expected = model(**make_batch(LENGTHS))
+    out = model.bfloat16()(**make_batch(LENGTHS))
+    for name in ("mlm_loss_sum", "pair_loss_sum"):
+        assert out[name].dtype == torch.float32
+        assert out[name].item() == pytest.approx(expected[name].item(), rel=0.03)
+
+
+def test_parameter_names(make_config):
+    config = make_config(num_layers=1)
+    names = {"mlm_head.bias"} | {f"albert.embeddings.{t}.weight" for t in ("word", "token_type")}
+    names |= {"albert.embeddings.position.weight"}
+    modules = ["albert.embeddings.layer_norm", "albert.embeddings.projection", "albert.pooler"]
+    modules += ["mlm_head.transform", "mlm_head.layer_norm", "pair_head"]
+    attention = [f"self_attention.{name}" for name in ("query", "key", "value", "output")]
+    modules += [f"albert.encoder.attention.0.{name}" for name in (*attention, "layer_norm")]
+    feed_forward = ("feed_forward.up", "feed_forward.down", "layer_norm")
+    modules += [f"albert.encoder.ffn.0.{name}" for name in feed_forward]
+    names |= {f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias")}
+    assert set(AlbertForPretraining(config).state_dict()) == names
+
+
+def test_weights_start_as_a_truncated_normal(make_config):
+    model = AlbertForPretraining(make_config(vocab_size=5000, embedding_size=32, hidden_size=64))
+    # The standard deviation of a normal cut at two of its own.
+    density = math.exp(-2) / math.sqrt(2 * math.pi)
+    std = 0.02 * math.sqrt(1 - 4 * density / math.erf(math.sqrt(2)))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif "layer_norm" in name:
+            assert (parameter == 1).all(), name
+        else:
+            assert parameter.abs().max() <= 0.04, name
+            assert parameter.std().item() == pytest.approx(std, rel=8 / parameter.numel() ** 0.5)
+            assert abs(parameter.mean()) <= 5 * std / parameter.numel() ** 0.5, name
+    word = model.albert.embeddings.word.weight
+    beyond = (word.abs() > 0.02).float().mean().item()  # refilled, not clipped: 28.5 % are out here
+    assert beyond == pytest.approx(1 - math.erf(2**-0.5) / math.erf(2**0.5), abs=0.01)
+
+
+def test_weights_are_a_function_of_the_seed(make_config):
+    def flatten(model):
+        return torch.cat([parameter.flatten() for parameter in model.parameters()])
+
+    torch.manual_seed(7)
+    first = flatten(AlbertForPretraining(make_config(), seed=3))
+    torch.manual_seed(8)
+    assert torch.equal(first, flatten(AlbertForPretraining(make_config(), seed=3)))
+    assert not torch.equal(first, flatten(AlbertForPretraining(make_config(), seed=4)))
+
+
+def test_the_encoder_alone_takes_the_pretrained_weights(make_config, make_batch):
+    config, inputs = make_config(), list(make_batch(LENGTHS).values())[:5]
+    pretrained, encoder = AlbertForPretraining(config), AlbertModel(config)
+    init_weights(encoder, 0.02, seed=1)
+    encoder.load_state_dict(pretrained.albert.state_dict())
+    torch.testing.assert_close(encoder(*inputs), pretrained.albert(*inputs))
+
+
+def test_a_step_learns(make_config, make_batch):
+    model, batch = AlbertForPretraining(make_config()), make_batch(LENGTHS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    first = step(model, batch)[0]["mlm_loss_sum"].item()
+    for _ in range(20):
+        last = step(model, batch)[0]["mlm_loss_sum"].item()
+        optimizer.step()
+    assert last < 0.5 * first

@@ -1,0 +1,97 @@
+"""Parameter counts as integers, against the paper and against the built models."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.arithmetic import count_flops, count_params
+from albert_ds.model.config import SIZES
+
+ENCODER = ("embeddings", "attention", "ffn", "pooler")  # what the paper's tables count
+
+
+def count_encoder(config) -> int:
+    return sum(count_params(config)[part] for part in ENCODER)
+
+
+@pytest.mark.parametrize(
+    ("name", "encoder"),
+    [
+        ("albert-base", 11_683_584),
+        ("albert-large", 17_683_968),
+        ("albert-xlarge", 58_724_864),
+        ("albert-xxlarge", 222_595_584),  # the paper prints 235M, which this shape cannot have
+        ("bert-base", 109_081_344),
+        ("bert-large", 334_607_360),
+        ("bert-xlarge", 1_275_291_648),
+    ],
+)
+def test_table_1(name, encoder):
+    assert count_encoder(SIZES[name]) == encoder
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [
+        ("albert-base", 11_813_810),
+        ("albert-large", 17_847_474),
+        ("albert-xlarge", 59_021_490),
+        ("albert-xxlarge", 223_158_450),
+    ],
+)
+def test_with_heads(name, total):
+    assert sum(count_params(SIZES[name]).values()) == total
+
+
+@pytest.mark.parametrize(
+    ("embedding_size", "sharing", "encoder"),
+    [
+        (128, "all", 11_683_584),  # the paper: 12M
+        (128, "attention", 63_647_232),  # 64M
+        (128, "ffn", 37_686_528),  # 38M
+        (128, "none", 89_650_176),  # 89M
+        (768, "all", 31_114_752),  # 31M
+        (768, "attention", 83_078_400),  # 83M
+        (768, "ffn", 57_117_696),  # 57M
+        (768, "none", 109_081_344),  # 108M
+        (128, "groups:3", 25_859_328),
+    ],
+)
+def test_table_4(embedding_size, sharing, encoder):
+    base = SIZES["albert-base"]
+    config = dataclasses.replace(base, embedding_size=embedding_size, sharing=sharing)
+    assert count_encoder(config) == encoder
+
+
+@pytest.mark.parametrize("pair_head", [True, False])
+@pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none", "groups:2"])
+@pytest.mark.parametrize("name", SIZES)
+def test_counts_are_those_of_the_built_model(name, sharing, pair_head):
+    config = dataclasses.replace(SIZES[name], sharing=sharing, pair_head=pair_head)
+    with torch.device("meta"):
+        model = AlbertForPretraining(config)
+    built = dict.fromkeys(count_params(config), 0)
+    for path, parameter in model.named_parameters():
+        part = next(part for part in built if part in path.split("."))
+        built[part] += parameter.numel()
+    assert count_params(config) == built
+
+
+@pytest.mark.parametrize("embedding_size", [16, 32])
+def test_flops_are_those_of_the_matrix_products(make_config, make_batch, embedding_size):
+    lengths, masked = [7, 30, 12], 9
+    config = make_config(embedding_size=embedding_size, sharing="all")
+    model, batch = AlbertForPretraining(config), make_batch(lengths, masked=masked)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        losses = model(**batch)
+        (losses["mlm_loss_sum"] + losses["pair_loss_sum"]).backward()
+    pooler_and_pairs = 6 * len(lengths) * (32 * 32 + 32 * 2)
+    counted = counter.get_total_flops() - pooler_and_pairs
+    squares = sum(length**2 for length in lengths)
+    assert counted == count_flops(
+        config, tokens=sum(lengths), squared_lengths=squares, masked=masked
+    )

@@ -1,0 +1,69 @@
+"""The table of sizes, the ways of sharing, and the words a wrong shape is refused with."""
+
+import pytest
+
+from albert_ds.errors import UserError
+from albert_ds.model.config import SIZES, share
+
+# The paper's Table 1, with the heads of the release:
+# layers, hidden, embedding, heads, feed-forward, sharing.
+TABLE_1 = {
+    "albert-base": (12, 768, 128, 12, 3072, "all"),
+    "albert-large": (24, 1024, 128, 16, 4096, "all"),
+    "albert-xlarge": (24, 2048, 128, 16, 8192, "all"),
+    "albert-xxlarge": (12, 4096, 128, 64, 16384, "all"),
+    "bert-base": (12, 768, 768, 12, 3072, "none"),
+    "bert-large": (24, 1024, 1024, 16, 4096, "none"),
+    "bert-xlarge": (24, 2048, 2048, 32, 8192, "none"),
+}
+
+
+def test_sizes_are_table_1():
+    fields = ("num_layers", "hidden_size", "embedding_size", "num_heads", "ffn_size", "sharing")
+    table = {name: tuple(getattr(size, f) for f in fields) for name, size in SIZES.items()}
+    assert table.pop("albert-tiny")[1] <= 256
+    assert table == TABLE_1
+    assert {size.vocab_size for size in SIZES.values()} == {30_000}
+    assert {size.max_position_embeddings for size in SIZES.values()} == {512}
+
+
+def test_only_xxlarge_goes_without_dropout():
+    assert {n: s.dropout for n, s in SIZES.items() if s.dropout != 0.1} == {"albert-xxlarge": 0}
+
+
+@pytest.mark.parametrize(
+    ("sharing", "plan"),
+    [
+        ("all", [(0, 0), (0, 0), (0, 0), (0, 0)]),
+        ("attention", [(0, 0), (0, 1), (0, 2), (0, 3)]),
+        ("ffn", [(0, 0), (1, 0), (2, 0), (3, 0)]),
+        ("none", [(0, 0), (1, 1), (2, 2), (3, 3)]),
+        ("groups:1", [(0, 0), (0, 0), (0, 0), (0, 0)]),
+        ("groups:2", [(0, 0), (0, 0), (1, 1), (1, 1)]),
+        ("groups:4", [(0, 0), (1, 1), (2, 2), (3, 3)]),
+    ],
+)
+def test_sharing_names_the_blocks_of_each_layer(sharing, plan):
+    assert share(sharing, 4) == plan
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_heads": 7}, "--num-heads 7 does not divide --hidden-size 32"),
+        ({"num_layers": 0}, "--num-layers 0: must be at least 1"),
+        ({"embedding_size": -4}, "--embedding-size -4: must be at least 1"),
+        ({"dropout": 1.0}, "--dropout 1.0: must be at least 0 and below 1"),
+        ({"dropout": float("nan")}, "--dropout nan: must be at least 0 and below 1"),
+        ({"initializer_range": 0.0}, "--initializer-range 0.0: must be above 0"),
+        ({"sharing": "groups:3"}, "--sharing groups:3: 3 does not divide --num-layers 4"),
+        ({"sharing": "groups:0"}, "--sharing groups:0: must be all, attention, ffn, none or"),
+        ({"sharing": "groups:-2"}, "--sharing groups:-2: must be all, attention, ffn, none or"),
+        ({"sharing": "some"}, "--sharing some: must be all, attention, ffn, none or groups:N"),
+        ({"sharing": "all:2"}, "--sharing all:2: must be all, attention, ffn, none or groups:N"),
+    ],
+)
+def test_a_wrong_shape_is_refused_by_its_flag(make_config, change, words):
+    with pytest.raises(UserError) as refused:
+        make_config(**change)
+    assert str(refused.value).startswith(words)

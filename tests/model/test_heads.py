@@ -1,0 +1,97 @@
+"""The MLM head by chunks against one cross entropy over everything; the sentence head's labels."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from albert_ds.model import heads
+from albert_ds.model.heads import MlmHead, score_pairs
+
+ROWS, V = 50, 101  # chunks of more rows than E, since the embedding's transpose is E x V
+
+
+class WidestScores(TorchDispatchMode):
+    """Remember the most rows that any V-wide result of any operation had."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **kwargs or {})
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor) and x.dim() == 2 and x.size(1) == V:
+                self.rows = max(self.rows, x.size(0))
+        return result
+
+
+def make_head(config):
+    torch.manual_seed(0)
+    head = MlmHead(config)
+    torch.nn.init.normal_(head.bias)
+    word = torch.randn(V, 16, requires_grad=True)
+    return head, word, torch.randn(ROWS, 32, requires_grad=True), torch.randint(V, (ROWS,))
+
+
+def score(head, word, hidden, labels):
+    loss, correct = head(hidden, labels, word)
+    return loss, correct, torch.autograd.grad(loss, [*head.parameters(), word, hidden])
+
+
+@pytest.mark.parametrize("rows", [7, 25, 50, 4096])
+def test_chunks_do_not_change_the_sums(make_config, monkeypatch, rows):
+    head, word, hidden, labels = make_head(make_config())
+    labels[:4] = head.logits(hidden, word)[:4].argmax(-1)
+    logits = F.linear(head.project(hidden), word, head.bias)
+    expected = F.cross_entropy(logits, labels, reduction="sum")
+    gradients = torch.autograd.grad(expected, [*head.parameters(), word, hidden])
+    monkeypatch.setattr(heads, "CHUNK_ROWS", rows)
+    loss, correct, ours = score(head, word, hidden, labels)
+    torch.testing.assert_close(loss, expected)
+    assert correct == (logits.argmax(-1) == labels).sum() >= 4
+    torch.testing.assert_close(ours, gradients, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(head(hidden, labels, word), (loss, correct))
+
+
+def test_scores_never_exist_for_more_than_a_chunk(make_config, monkeypatch):
+    head, word, hidden, labels = make_head(make_config())
+    monkeypatch.setattr(heads, "CHUNK_ROWS", 20)
+    kept = []
+
+    def keep(x):
+        kept.append(x.shape)
+        return x
+
+    with WidestScores() as widest:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            loss, _ = head(hidden, labels, word)
+        loss.backward()
+    assert widest.rows == 20
+    assert not [shape for shape in kept if shape[-1:] == (V,) and len(shape) == 2]
+
+
+def test_no_masked_position_is_a_loss_of_zero_that_reaches_every_parameter(make_config):
+    head, word, hidden, labels = make_head(make_config())
+    loss, correct, gradients = score(head, word, hidden[:0], labels[:0])
+    assert (loss.item(), correct.item()) == (0, 0)
+    assert not any(gradient.any() for gradient in gradients)
+
+
+def test_a_pair_without_a_label_counts_for_nothing():
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], requires_grad=True)
+    loss, correct = score_pairs(logits, torch.tensor([0, -100, 1]))
+    expected = torch.log1p(torch.tensor([-2.0, 3.0]).exp()).sum()
+    torch.testing.assert_close(loss, expected)
+    assert correct == 1
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert gradient.any(1).tolist() == [True, False, True]
+
+
+def test_scores_of_a_half_precision_model_are_summed_in_fp32(make_config):
+    head, word, hidden, labels = make_head(make_config())
+    loss, _ = head.bfloat16()(hidden.bfloat16(), labels, word.bfloat16())
+    assert loss.dtype == torch.float32
+    assert (
+        score_pairs(torch.zeros(2, 2).bfloat16(), torch.zeros(2).long())[0].dtype == torch.float32
+    )

@@ -1,0 +1,156 @@
+"""The product's own step on several ranks, from given samples: what exactness tests run."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from albert_ds.config import RunConfig
+from albert_ds.data.batch import StreamConfig
+from albert_ds.model.config import SIZES, ModelConfig
+from albert_ds.runtime.ds_config import read_ds_config, resolve_ds_config
+from tests.batches import concatenate
+
+DS_CONFIGS = Path(__file__).parents[1] / "ds_configs"
+SMALL = replace(
+    SIZES["albert-tiny"],
+    vocab_size=101,
+    embedding_size=16,
+    hidden_size=32,
+    num_layers=3,
+    num_heads=4,
+    ffn_size=64,
+    max_position_embeddings=32,
+    dropout=0.0,
+)
+
+
+def small_config(
+    *,
+    world_size: int,
+    tensor_parallel: int = 1,
+    batch_size: int = 8,
+    micro_batch_size: int = 2,
+    ds_file: str = "zero1_fp32.json",
+    ds_changes: dict | None = None,
+    model: ModelConfig = SMALL,
+    steps: int = 100,
+    output: str = "unused",
+    seed: int = 0,
+    activation_checkpointing: str = "none",
+) -> RunConfig:
+    """A run of a very small model; `ds_changes` are merged into the shipped JSON."""
+    ds_config = read_ds_config(DS_CONFIGS / ds_file)
+    for key, value in (ds_changes or {}).items():
+        old = ds_config.get(key)
+        ds_config[key] = {**old, **value} if isinstance(old, dict) else value
+    ranks = world_size // tensor_parallel
+    return RunConfig(
+        size="albert-tiny",
+        model=model,
+        stream=StreamConfig(
+            objective="sop" if model.pair_head else "none", sequence_length=32, seed=seed
+        ),
+        data=[],
+        data_weights=[],
+        data_sha256=[],
+        vocab_sha256="",
+        output=output,
+        steps=steps,
+        batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
+        warmup_steps=2,
+        tensor_parallel=tensor_parallel,
+        activation_checkpointing=activation_checkpointing,
+        init_from=None,
+        log_every=1,
+        eval_every=100,
+        eval_samples=16,
+        save_every=100,
+        keep_last=3,
+        max_hours=None,
+        seed=seed,
+        num_workers=0,
+        wandb=False,
+        deepspeed_config=ds_file,
+        deepspeed=resolve_ds_config(
+            json.loads(json.dumps(ds_config)),
+            batch_size=batch_size,
+            micro_batch_size=micro_batch_size,
+            accumulation=batch_size // (micro_batch_size * ranks),
+            learning_rate=None,
+            default_learning_rate=0.01,
+        ),
+    )
+
+
+def rank_batches(config: RunConfig, mesh, batches: list[list[dict]]):
+    """This rank's micro-batches of each global batch: every dp_size-th sample, as the loader does."""
+    for samples in batches:
+        mine = samples[mesh.dp_rank :: mesh.dp_size]
+        for at in range(0, len(mine), config.micro_batch_size):
+            yield concatenate(mine[at : at + config.micro_batch_size])
+
+
+def join(tensor_parallel: int):
+    """What `main` does before it builds: returns (device, mesh, traffic)."""
+    from albert_ds.parallel.mesh import build_mesh
+    from albert_ds.runtime.launch import join_world, read_world
+    from albert_ds.runtime.traffic import record_traffic
+
+    torch.set_num_threads(1)
+    traffic = record_traffic()
+    device = join_world(read_world())
+    return device, build_mesh(tensor_parallel), traffic
+
+
+def open_small_run(config: RunConfig, batches: list[list[dict]], device, mesh, traffic):
+    """A Run over the given global batches."""
+    from albert_ds.runtime.metrics import Window
+    from albert_ds.train import Run, build
+
+    return Run(
+        config=config,
+        mesh=mesh,
+        device=device,
+        engine=build(config, mesh, device),
+        batches=rank_batches(config, mesh, batches),
+        window=Window(device, traffic),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """What a run over given batches gave; the tensors are logical ones, on rank 0."""
+
+    initial: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+    losses: list[float]
+    norms: list[float]
+    comm_bytes: list[int]
+
+
+def train_ranks(rank: int, configs: list[RunConfig], batches: list[list[dict]]) -> list[Trained]:
+    """Train each config over `batches`, one after the other in the same processes."""
+    from albert_ds.runtime.checkpoint import gather
+    from albert_ds.train import next_batch, train_step
+
+    joined = join(configs[0].tensor_parallel)
+    results = []
+    for config in configs:
+        run = open_small_run(config, batches, *joined)
+        initial = gather(run.engine, "weights.safetensors")
+        losses, norms, comm_bytes = [], [], []
+        for _ in batches:
+            norms.append(train_step(run, next_batch(run)))
+            values = run.window.close(run.mesh, config.model, config.stream.objective)
+            losses.append(values["loss"])
+            comm_bytes.append(values["comm_bytes"])
+        weights = gather(run.engine, "weights.safetensors")
+        results.append(
+            Trained(
+                initial=initial, weights=weights, losses=losses, norms=norms, comm_bytes=comm_bytes
+            )
+        )
+    return results
