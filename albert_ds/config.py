@@ -10,7 +10,7 @@ import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from albert_ds.data.batch import StreamConfig
+from albert_ds.data.samples import StreamConfig
 from albert_ds.errors import UserError
 from albert_ds.flags import DEFAULT_LEARNING_RATE, SIZE_FLAGS, as_flag, build_parser
 from albert_ds.model.config import SIZES, ModelConfig
@@ -112,7 +112,8 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         model=model,
         stream=stream,
         data_weights=weights,
-        vocab_sha256=sources[0].vocab_sha256,
+        data_sha256=[source.fingerprint for source in sources],
+        vocab_sha256=sources[0].vocab.sha256,
         warmup_steps=warmup,
         deepspeed=deepspeed,
         **{name: getattr(args, name) for name in _TAKEN_AS_TYPED},
@@ -147,7 +148,7 @@ def _open_sources(folders: list[str]):
 
     sources = [open_shards(Path(folder), "train") for folder in folders]
     for folder, source in zip(folders, sources, strict=True):
-        if source.vocab_sha256 != sources[0].vocab_sha256:
+        if source.vocab.sha256 != sources[0].vocab.sha256:
             raise UserError(
                 f"--data {folder}: its vocabulary differs from that of {folders[0]}; "
                 "all shards of a run must be built with one spiece.model"
@@ -160,7 +161,7 @@ def _resolve_model(args, sources) -> ModelConfig:
     given |= {name: getattr(args, name) for name in ("sharing", "dropout") if hasattr(args, name)}
     if "hidden_size" in given:
         given.setdefault("ffn_size", 4 * given["hidden_size"])
-    found = sources[0].vocab_size
+    found = sources[0].vocab.size
     if given.setdefault("vocab_size", found) != found:
         raise UserError(
             f"--vocab-size {given['vocab_size']}: the shards in {args.data[0]} were built with "
@@ -172,10 +173,10 @@ def _resolve_model(args, sources) -> ModelConfig:
 def _resolve_weights(args, sources) -> list[float]:
     weights = args.data_weights
     if weights is None:
-        weights = [source.samples for source in sources]
+        weights = [float(source.sizes.sum()) for source in sources]
     if len(weights) != len(sources):
         raise UserError(
-            f"--data-weights has {len(weights)} numbers for {len(sources)} --data; allowed: one each"
+            f"--data-weights: {len(weights)} numbers for {len(sources)} --data; allowed: one each"
         )
     if min(weights) <= 0:
         raise UserError(f"--data-weights {min(weights)}: must be above 0")
@@ -216,7 +217,7 @@ def _resolve_deepspeed(args, world_size: int, model: ModelConfig) -> dict:
         unit = args.micro_batch_size * ranks
         raise UserError(
             f"--batch-size {args.batch_size} is no multiple of --micro-batch-size "
-            f"{args.micro_batch_size} x {ranks} data-parallel ranks; allowed: {unit}, {2 * unit}, ..."
+            f"{args.micro_batch_size} x {ranks} data-parallel ranks; allowed: multiples of {unit}"
         )
     return resolve_ds_config(
         read_ds_config(Path(args.deepspeed_config)),
@@ -277,11 +278,11 @@ def as_json(config: RunConfig) -> dict:
 
 def write_run_files(config: RunConfig) -> None:
     """RUN/config.json, and the vocabulary, so that RUN is all that an export needs."""
-    from albert_ds.data.vocab import copy_vocab
+    from albert_ds.data.shards import open_shards
     from albert_ds.runtime.versions import read_versions
 
     temporary = config.run / ".config.json.tmp"
     record = {**as_json(config), "versions": read_versions()}
     temporary.write_text(json.dumps(record, indent=1) + "\n")
     os.replace(temporary, config.run / "config.json")
-    copy_vocab(Path(config.data[0]), config.run)
+    open_shards(config.data[0], "train").vocab.write(config.run)

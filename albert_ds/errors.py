@@ -5,7 +5,7 @@ The message of each is the one line its user reads. Anything else that is raised
 
 
 class UserError(ValueError):
-    """The user's input is wrong; the message names the flag or file, the value and what is allowed."""
+    """The user's input is wrong: the message names flag or file, the value and what is allowed."""
 
     code = 2
 
@@ -17,7 +17,7 @@ class DamagedData(RuntimeError):
 
 
 class Diverged(RuntimeError):
-    """Loss or gradient was not finite past the policy; the message names the last good checkpoint."""
+    """The gradient stayed infinite or NaN; the message names the last good checkpoint."""
 
     code = 4
 

@@ -25,7 +25,7 @@ from albert_ds.runtime.traffic import record_traffic
 if TYPE_CHECKING:
     import torch
 
-    from albert_ds.data.stream import MicroBatch
+    from albert_ds.data.samples import MicroBatch
     from albert_ds.parallel.mesh import Mesh
     from albert_ds.runtime.agreement import Counts
     from albert_ds.runtime.checkpoint import TrainState
@@ -91,7 +91,7 @@ def build(
 
 
 def next_batch(run: Run, *, stop: bool = False) -> Batch:
-    """Take the next global batch. Collective: every rank learns of a wish to stop, and of damage."""
+    """Take the next global batch. Collective: all learn of a wish to stop, and of damaged data."""
     from albert_ds.runtime.agreement import Counts, agree
 
     config, started, error = run.config, time.perf_counter(), None
@@ -243,14 +243,15 @@ def describe_window(run: Run, gradient_norm: float) -> dict:
 
 def evaluate_heldout(run: Run) -> dict:
     """Metrics on what the first DATA holds out; empty where it holds out nothing. Collective."""
-    from albert_ds.data.shards import open_shards
+    from albert_ds.data.shards import open_shards, read_index
     from albert_ds.data.stream import heldout_batches
     from albert_ds.evals.heldout import evaluate
 
     config, mesh = run.config, run.mesh
-    source = open_shards(Path(config.data[0]), "heldout")
-    if source.samples == 0:
+    folder = Path(config.data[0])
+    if read_index(folder)["splits"]["heldout"]["samples"] == 0:
         return {}
+    source = open_shards(folder, "heldout")
     batches = heldout_batches(
         source,
         config.stream,

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from albert_ds.data.batch import MicroBatch
+from albert_ds.data.samples import MicroBatch
 
 IGNORED = -100
 

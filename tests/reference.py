@@ -54,7 +54,7 @@ def reference_name(name: str) -> str:
 
 
 def build_reference(config, weights: dict[str, torch.Tensor]) -> AlbertForPreTraining:
-    """Hugging Face's model in float64 with the product's weights (sharing all, none or groups:N)."""
+    """Hugging Face's model in float64 with the product's weights (all, none or groups:N)."""
     groups = 1 + max(int(m[1]) for n in weights if (m := re.search(r"encoder\.ffn\.(\d+)", n)))
     model = AlbertForPreTraining(
         AlbertConfig(

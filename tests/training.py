@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from albert_ds.config import RunConfig
-from albert_ds.data.batch import StreamConfig
+from albert_ds.data.samples import StreamConfig
 from albert_ds.model.config import SIZES, ModelConfig
 from albert_ds.runtime.ds_config import read_ds_config, resolve_ds_config
 from tests.batches import concatenate
@@ -86,7 +86,7 @@ def small_config(
 
 
 def rank_batches(config: RunConfig, mesh, batches: list[list[dict]]):
-    """This rank's micro-batches of each global batch: every dp_size-th sample, as the loader does."""
+    """This rank's micro-batches of each global batch: every dp_size-th sample, as in the stream."""
     for samples in batches:
         mine = samples[mesh.dp_rank :: mesh.dp_size]
         for at in range(0, len(mine), config.micro_batch_size):

@@ -7,6 +7,9 @@ across the [SEP] in the middle), and everything is drawn from the generator that
 (there n comes from one that is never seeded). Pure functions.
 """
 
+from bisect import bisect
+from itertools import accumulate
+
 import numpy as np
 
 
@@ -29,33 +32,33 @@ def draw_positions(
         edges: positions of [CLS] and of each [SEP], ascending; the words lie between them.
     """
     starts = starts.copy()
-    starts[edges] = True
-    starts[[edge + 1 for edge in edges[:-1]]] = True  # each segment starts with a word
-    begins = np.flatnonzero(starts)  # [W] first token of each word, an edge being one too
-    walls = np.searchsorted(begins, edges)  # the edges as word numbers
-    words = np.arange(len(begins))
-    room = np.repeat(walls[1:], np.diff(walls))  # words before which the segment ends
-    room = np.minimum(room - words[: len(room)], max_ngram)
-    room[walls[:-1]] = 0
-    words = rng.permutation(np.flatnonzero(room))
-    sums = np.cumsum(1 / np.arange(1, max_ngram + 1))  # sums[n-1] = 1/1 + ... + 1/n
-    draws = rng.random(len(words)) * sums[room[words] - 1]  # so p(n) is renormalised to the room
-    ngrams = np.searchsorted(sums, draws, side="right") + 1
-
-    bounds = begins.tolist()
-    covered = bytearray(len(bounds))
-    for word, ngram in zip(words.tolist(), ngrams.tolist(), strict=True):
-        size = bounds[word + ngram] - bounds[word]
-        while size > budget and ngram:
+    for edge in edges:
+        starts[edge : edge + 2] = True  # an edge counts as a word, and what follows starts one
+    begins = starts.nonzero()[0]
+    walls = begins.searchsorted(edges).tolist()  # the edges as word numbers
+    bounds = [*begins.tolist(), len(starts)]
+    covered = bytearray(len(bounds))  # of words
+    for wall in walls:
+        covered[wall] = 1
+    sums = list(accumulate(1 / n for n in range(1, max_ngram + 1)))
+    masked = np.zeros(len(starts), bool)
+    visits = rng.permutation(len(begins)).tolist()
+    for word, draw in zip(visits, rng.random(len(visits)).tolist(), strict=True):
+        if covered[word]:
+            continue
+        room = min(max_ngram, walls[bisect(walls, word)] - word)
+        ngram = bisect(sums, draw * sums[room - 1]) + 1  # p(n), renormalised to the room
+        begin, end = bounds[word], bounds[word + ngram]
+        while end - begin > budget:
             ngram -= 1
-            size = bounds[word + ngram] - bounds[word]
+            end = bounds[word + ngram]
         if ngram and covered.find(1, word, word + ngram) < 0:
             covered[word : word + ngram] = b"\1" * ngram
-            budget -= size
+            masked[begin:end] = True
+            budget -= end - begin
             if not budget:
                 break
-    lengths = np.diff(begins, append=len(starts))
-    return np.flatnonzero(np.repeat(np.frombuffer(covered, bool), lengths))
+    return masked.nonzero()[0]
 
 
 def draw_replacements(
@@ -65,6 +68,7 @@ def draw_replacements(
 
     Drawn for each token by itself, and "any" is the full vocabulary with its special pieces.
     """
-    choice = rng.random(len(labels))
-    anything = rng.integers(vocab_size, size=len(labels))
-    return np.where(choice < 0.8, mask_id, np.where(choice < 0.9, labels, anything))
+    choice, anything = rng.random((2, len(labels)))
+    replacements = np.where(choice < 0.9, labels, (anything * vocab_size).astype(np.int64))
+    replacements[choice < 0.8] = mask_id
+    return replacements

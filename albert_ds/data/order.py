@@ -47,6 +47,11 @@ class ShardOrder:
         self._seeds = (seed, source)
         self._epoch = self._round = -1  # whose tables are at hand
 
+    @property
+    def shards_at_hand(self) -> list[int]:
+        """The shards of the round that was located last."""
+        return self._rounds[self._round]
+
     def locate(self, position: int) -> Place:
         epoch, index = divmod(position, self._total)
         if epoch != self._epoch:

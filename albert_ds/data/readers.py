@@ -6,6 +6,7 @@ What a file holds is seen from its first line that is not blank: `<doc ...>` ele
 WikiExtractor; JSON lines (`{...}` with a "text"); else plain text, a blank line between documents.
 """
 
+import argparse
 import glob
 import gzip
 import io
@@ -23,6 +24,28 @@ LINE_KINDS = ("paragraph", "sentence", "wrapped")
 class Document(NamedTuple):
     lines: list[str]  # stripped, none of them empty
     bytes_read: int  # of all the files so far, as they are stored; for showing progress
+
+
+def add_input_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that say where text is and what it looks like; alike wherever text is read."""
+    add = parser.add_argument
+    add(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="GLOB",
+        help="text files, .gz or .zst if packed: WikiExtractor <doc> elements, JSON lines, or plain "
+        "text with a blank line between documents; ** descends into folders",
+    )
+    add(
+        "--lines",
+        choices=LINE_KINDS,
+        default="paragraph",
+        help="what a line of a document is: a paragraph, which is split into sentences; a sentence, "
+        "taken as it is; or wrapped text, whose lines are joined and then split (paragraph)",
+    )
+    add("--language", default="en", help="whose rules end a sentence, as a code (en)")
+    add("--text-field", default="text", help="the field of JSON lines that holds the text (text)")
 
 
 def find_inputs(patterns: Iterable[str]) -> list[Path]:

@@ -15,6 +15,8 @@ _CHECKED = struct.Struct("<IQ")  # the header without its crc32
 
 
 class Sequence(NamedTuple):
+    """The sentences of one stored sequence."""
+
     document: int  # the same number: the same document
     ends: np.ndarray  # [S] one past the last token of each sentence; the last one is T
     ids: np.ndarray  # [T] token ids without [CLS] and [SEP]
@@ -30,6 +32,11 @@ def pack_sequence(document: int, ends: list[int], ids: list[int], dtype: np.dtyp
     body = np.array(ends + ids, dtype).tobytes()
     checked = _CHECKED.pack(len(ends), document) + body
     return struct.pack("<I", zlib.crc32(checked)) + checked
+
+
+def read_document(content: bytes, offset: int) -> np.uint64:
+    """The document of the record at `offset`, unchecked."""
+    return np.uint64(_HEADER.unpack_from(content, offset)[2])
 
 
 def unpack_sequence(record: bytes, dtype: np.dtype, vocab_size: int) -> Sequence:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from albert_ds.data.records import Sequence
+
 NO_LABEL = -100  # ignored in loss and accuracy
 OBJECTIVES = ("sop", "nsp", "none")
-
-Sentences = tuple[np.ndarray, np.ndarray]  # token ids [T], one past each sentence's last token [S]
 
 
 class Pair(NamedTuple):
@@ -55,18 +55,18 @@ def draw_window(ends: np.ndarray, target: int, rng: np.random.Generator) -> tupl
     i is uniform over the sentences from which that many are left (0 where there are too few).
     """
     spare = int(ends[-1]) - target
-    last = int(np.searchsorted(ends, spare, side="right")) if spare > 0 else 0
-    i = int(rng.integers(last + 1)) if last else 0
+    if spare <= 0:
+        return 0, len(ends)
+    i = int(rng.integers(ends.searchsorted(spare, side="right") + 1))
     begin = int(ends[i - 1]) if i else 0
-    j = int(np.searchsorted(ends, begin + target)) + 1
-    return i, min(j, len(ends))
+    return i, int(ends.searchsorted(begin + target)) + 1
 
 
 def draw_pair(
-    sentences: Sentences,
+    sequence: Sequence,
     target: int,
     objective: str,
-    draw_other: Callable[[], Sentences | None],
+    draw_other: Callable[[], Sequence | None],
     rng: np.random.Generator,
 ) -> Pair:
     """Draw a window of `target` tokens and make two segments of it.
@@ -74,7 +74,7 @@ def draw_pair(
     sop swaps them with probability 0.5, nsp takes the second from the document of `draw_other`
     with probability 0.5, none leaves them as they are. A single sentence has no pair: no label.
     """
-    ids, ends = sentences
+    ids, ends = sequence.ids, sequence.ends
     i, j = draw_window(ends, target, rng)
     begin, end = int(ends[i - 1]) if i else 0, int(ends[j - 1])
     target = min(target, end - begin)
@@ -121,7 +121,6 @@ def _cut(segment: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarr
     return segment[front : len(segment) - number + front]
 
 
-def _draw_text(sentences: Sentences, target: int, rng: np.random.Generator) -> np.ndarray:
-    ids, ends = sentences
-    i, j = draw_window(ends, target, rng)
-    return ids[(int(ends[i - 1]) if i else 0) : int(ends[j - 1])]
+def _draw_text(sequence: Sequence, target: int, rng: np.random.Generator) -> np.ndarray:
+    i, j = draw_window(sequence.ends, target, rng)
+    return sequence.ids[(int(sequence.ends[i - 1]) if i else 0) : int(sequence.ends[j - 1])]

@@ -10,6 +10,7 @@ ours walks the headers itself (3 microseconds a member against WebDataset's 50),
 it needs records in another order than they lie in, and often only some of them.
 """
 
+import functools
 import hashlib
 import io
 import json
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from albert_ds.data.records import Sequence, unpack_sequence
+from albert_ds.data.records import Sequence, read_document, unpack_sequence
 from albert_ds.data.vocab import MODEL_NAME, Vocab, read_vocab
 from albert_ds.errors import DamagedData, UserError
 
@@ -53,6 +54,11 @@ class ShardSet:
     vocab: Vocab
     sequence_length: int  # the longest sequence, with [CLS] and two [SEP]
     token_dtype: np.dtype
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells these shards from any others, wherever they lie."""
+        return hashlib.sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
 
     @property
     def sizes(self) -> np.ndarray:
@@ -129,6 +135,11 @@ class Shard:
             return unpack_sequence(self._content[begin:end], self._dtype, self._vocab_size)
         except ValueError as error:
             raise self._damaged(number, str(error)) from None
+
+    @functools.cached_property
+    def documents(self) -> np.ndarray:
+        """Document of every record, uint64; unchecked, as the records are not unpacked for it."""
+        return np.array([read_document(self._content, begin) for begin, _ in self._places])
 
     def _find_records(self) -> list[tuple[int, int]]:
         """Begin and end of every record in the tar, whose headers are all checked."""

@@ -1,25 +1,153 @@
-"""From shards to micro-batches, drawn when they are read.
+"""The endless stream of training samples, and the finite one of held-out samples.
 
-    positions of this rank -> micro-batches of positions -> (every W-th one to each worker) ->
-    sequence from its shard -> pair of segments -> masked -> concatenated, as torch tensors
+    positions of this rank -> ranges of a micro-batch -> (every W-th to each of W workers) ->
+    sequence from its shard -> pair of segments -> masked -> concatenated
 
-What a sample looks like is drawn from (seed, source, epoch, its number there) and from nothing
-else. Shapes: B sequences, N tokens, P predicted positions of a micro-batch.
+The position in the stream is one integer, the number of samples before it. What a sample looks
+like is drawn from (seed, source, epoch, its number there) and depends on nothing else, so neither
+the number of ranks or workers nor a stop in between changes a sample.
 """
 
+import functools
 import itertools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
-from albert_ds.data.masking import count_predictions, draw_positions, draw_replacements
 from albert_ds.data.order import SAMPLE_DRAWS, Place, ShardOrder, SourceOrder, build_generator
 from albert_ds.data.records import Sequence
-from albert_ds.data.segments import NO_LABEL, OBJECTIVES, Sentences, draw_pair, draw_target
+from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate, draw_sample
 from albert_ds.data.shards import Shard, ShardSet
-from albert_ds.data.vocab import CLS, MASK, SEP
-from albert_ds.data.words import WORD_RULES, build_word_starts
-from albert_ds.errors import ENDINGS, UserError
+from albert_ds.data.words import build_word_starts
+from albert_ds.errors import UserError
 
-PARTNER_TRIES = 10  # draws of a sequence of another document, before they are all looked at
+
+def training_batches(
+    sources: list[ShardSet],
+    weights: list[float] | None,
+    config: StreamConfig,
+    *,
+    start: int,
+    batch_size: int,
+    micro_batch_size: int,
+    dp_rank: int,
+    dp_size: int,
+    num_workers: int = 0,
+) -> Iterator[MicroBatch]:
+    """The micro-batches of one data-parallel rank from position `start` on, without end.
+
+    Each step of `batch_size` samples gives every rank batch_size / dp_size of them, in
+    micro-batches of `micro_batch_size`. `weights` are the shares of the sources, None for shares
+    by size. Raises UserError for numbers that do not divide, DamagedData for a shard.
+    """
+    if start < 0 or start % batch_size:
+        raise UserError(f"start {start}: must be a multiple of the batch size {batch_size}")
+    if batch_size % (dp_size * micro_batch_size):
+        raise UserError(
+            f"--batch-size {batch_size}: must be a multiple of --micro-batch-size "
+            f"{micro_batch_size} times {dp_size} data-parallel ranks"
+        )
+    reader = MicroBatchReader(sources, weights, config)
+    plan = functools.partial(plan_training, start, batch_size, micro_batch_size, dp_rank, dp_size)
+    if not num_workers:
+        return map(reader.read, plan())
+    from albert_ds.data.workers import make_in_workers
+
+    return make_in_workers(plan, reader.read, num_workers)
+
+
+def heldout_batches(
+    source: ShardSet,
+    config: StreamConfig,
+    *,
+    limit: int,
+    micro_batch_size: int,
+    dp_rank: int,
+    dp_size: int,
+) -> Iterator[MicroBatch]:
+    """One rank's part of the first `limit` samples of a split: the same masks at every call.
+
+    Every rank is given the same number of micro-batches; one that has run out of samples is given
+    dummies, with `samples` 0.
+    """
+    reader = MicroBatchReader([source], None, config)
+    samples = min(limit, int(source.sizes.sum()))
+    mine = range(dp_rank, samples, dp_size)
+    most = len(range(0, samples, dp_size))  # what rank 0 has
+    for begin in range(0, most, micro_batch_size):
+        yield reader.read(mine[begin : begin + micro_batch_size])
+
+
+def plan_training(
+    start: int, batch_size: int, micro_batch_size: int, dp_rank: int, dp_size: int
+) -> Iterator[range]:
+    """The positions of each micro-batch of one rank: every dp_size-th of a step."""
+    for begin in itertools.count(start, batch_size):
+        mine = range(begin + dp_rank, begin + batch_size, dp_size)
+        for i in range(0, len(mine), micro_batch_size):
+            yield mine[i : i + micro_batch_size]
+
+
+class MicroBatchReader:
+    """Makes the micro-batch of any positions of the stream."""
+
+    def __init__(self, sources: list[ShardSet], weights: list[float] | None, config: StreamConfig):
+        _check_sources(sources, config)
+        if weights is None:
+            weights = [float(source.sizes.sum()) for source in sources]
+        if len(weights) != len(sources):
+            raise UserError(f"--data-weights: {len(weights)} weights for {len(sources)} of --data")
+        self._mixture = SourceOrder(list(weights), config.seed)
+        self._sources = [
+            _SourceReader(source, number, config.seed) for number, source in enumerate(sources)
+        ]
+        self._word_starts = build_word_starts(sources[0].vocab.pieces, config.word_boundaries)
+        self._config = config
+
+    def read(self, positions: range) -> MicroBatch:
+        """The samples at `positions` of the stream, all drawn anew."""
+        samples = [self._draw(position) for position in positions]
+        return collate(samples, list(positions), self._config.objective)
+
+    def _draw(self, position: int) -> Sample:
+        number, local = self._mixture.locate(position)
+        place, shard = self._sources[number].find(local)
+        sequence = shard[place.sample]
+        rng = build_generator(SAMPLE_DRAWS, self._config.seed, number, place.epoch, place.number)
+
+        def draw_other() -> Sequence | None:
+            others = np.flatnonzero(shard.documents != sequence.document)
+            return shard[int(rng.choice(others))] if len(others) else None
+
+        return draw_sample(sequence, self._config, self._word_starts, draw_other, rng)
+
+
+class _SourceReader:
+    """One source, and in memory those shards of the round at hand that were needed so far."""
+
+    def __init__(self, source: ShardSet, number: int, seed: int):
+        self._source = source
+        self._order = ShardOrder(source.sizes, seed, number)
+        self._loaded: dict[int, Shard] = {}
+
+    def find(self, position: int) -> tuple[Place, Shard]:
+        """Where a local position lies, and the shard that holds it."""
+        place = self._order.locate(position)
+        if place.shard not in self._loaded:
+            at_hand = self._order.shards_at_hand
+            self._loaded = {n: shard for n, shard in self._loaded.items() if n in at_hand}
+            self._loaded[place.shard] = Shard(self._source, place.shard)
+        return place, self._loaded[place.shard]
+
+
+def _check_sources(sources: list[ShardSet], config: StreamConfig) -> None:
+    for source in sources:
+        if source.vocab.sha256 != sources[0].vocab.sha256:
+            raise UserError(
+                f"--data {source.folder}: its vocabulary is not that of {sources[0].folder}"
+            )
+        if config.sequence_length > source.sequence_length:
+            raise UserError(
+                f"--sequence-length {config.sequence_length}: the sequences of {source.folder} "
+                f"have at most {source.sequence_length} tokens"
+            )

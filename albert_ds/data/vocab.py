@@ -92,6 +92,12 @@ class Vocab:
         }
         (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
+    def write_pieces(self, folder: Path) -> None:
+        """Write `spiece.vocab`: a line "piece <tab> score" for each id, for people to read."""
+        scores = map(self._processor.get_score, range(self.size))
+        lines = [f"{piece}\t{score:g}\n" for piece, score in zip(self.pieces, scores, strict=True)]
+        (folder / PIECES_NAME).write_text("".join(lines), encoding="utf-8")
+
 
 def read_vocab(path: Path) -> Vocab:
     """Read a `spiece.model` with the `tokenizer_config.json` beside it.

@@ -1,4 +1,4 @@
-"""Held-out losses and accuracies, with the same masks at every evaluation (paper, section 4.2.1)."""
+"""Held-out losses and accuracies, with the same masks at every evaluation (paper, 4.2.1)."""
 
 import torch
 import torch.distributed as dist

@@ -2,9 +2,10 @@
 
 Shoeybi et al. 2019 (Megatron-LM): Y = gelu(X A) B with A cut by columns and B by rows needs one
 all-reduce forward and one backward; attention is the same with heads for columns. The model is
-built and initialised whole on every rank, then each linear keeps its shard, so every tensor-parallel
-size starts from bit-equal weights and state-dict names stay those of one process. Since layers
-share the block, ALBERT's whole encoder is six swaps. Embedding (E = 128) and heads stay replicated.
+built and initialised whole on every rank, then each linear keeps its shard, so every tensor-
+parallel size starts from bit-equal weights, and state-dict names stay those of one process. Since
+layers share the block, ALBERT's whole encoder is six swaps. Embedding (E = 128) and heads stay
+replicated.
 """
 
 import torch

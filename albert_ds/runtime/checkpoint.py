@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import zlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -29,7 +29,6 @@ from torch import Tensor
 
 from albert_ds.errors import MachineFailed
 from albert_ds.optim.zero import Piece
-from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.tensor import shard
 from albert_ds.runtime.agreement import raise_first
 from albert_ds.runtime.engine import Engine
@@ -106,14 +105,9 @@ def _write(root: Path, final: Path, tensors: dict, state: TrainState) -> None:
         save_file(content, temporary / file)
         _sync(temporary / file)
         checksums[file] = _checksum(temporary / file)
-    record = {
-        "step": state.step,
-        "samples": state.samples,
-        "updates": state.updates,
-        "loss_scale": state.loss_scale,
-        "crc32": checksums,
-    }
-    (temporary / "state.json").write_text(json.dumps(record, indent=1) + "\n")
+    record = {**asdict(state), "crc32": checksums}
+    sealed = {**record, "seal": _seal(record)}
+    (temporary / "state.json").write_text(json.dumps(sealed, indent=1) + "\n")
     _sync(temporary / "state.json")
     _sync(temporary)
     if final.exists():  # a damaged one of the same step, or one written again after a resume
@@ -140,6 +134,11 @@ def _checksum(path: Path) -> int:
         while block := file.read(1 << 22):
             value = zlib.crc32(block, value)
     return value
+
+
+def _seal(record: dict) -> int:
+    """Checksum of state.json's own values."""
+    return zlib.crc32(json.dumps(record, sort_keys=True).encode())
 
 
 def _prune(root: Path, keep_last: int) -> None:
@@ -171,19 +170,20 @@ def find_newest(output: Path) -> tuple[Path | None, list[str]]:
 
 def _find_damage(folder: Path) -> str | None:
     try:
-        expected = json.loads((folder / "state.json").read_text())["crc32"]
-        for file, checksum in expected.items():
+        record = json.loads((folder / "state.json").read_text())
+        if record.pop("seal") != _seal(record):
+            return "state.json is damaged"
+        for file, checksum in record["crc32"].items():
             if _checksum(folder / file) != checksum:
                 return f"{file} is damaged"
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, AttributeError) as error:
         return f"unreadable ({error})"
     return None
 
 
 def read_state(folder: Path) -> TrainState:
     record = json.loads((folder / "state.json").read_text())
-    del record["crc32"]
-    return TrainState(**record)
+    return TrainState(**{field.name: record[field.name] for field in fields(TrainState)})
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -50,7 +50,7 @@ STATED_ELSEWHERE = {
 
 
 def read_ds_config(path: Path) -> dict:
-    """Read and check DeepSpeed's JSON; raise UserError naming file, key, value and what is allowed."""
+    """Read and check DeepSpeed's JSON; UserError names file, key, value and what is allowed."""
     if not path.is_file():
         raise UserError(f"--deepspeed_config {path}: no such file")
     try:

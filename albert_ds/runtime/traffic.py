@@ -1,8 +1,8 @@
 """Every byte that a collective moves, counted where all of them pass: `torch.distributed`.
 
 DeepSpeed's own logger sees only `deepspeed.comm`; megatron-core and this trainer call
-torch.distributed directly. `record_traffic` must run before either is imported, since both keep references
-to the functions they find. Bytes are those of the full tensor: of an all-reduce its input, of a
+torch.distributed directly. `record_traffic` must run before either is imported, since both keep
+references to the functions they find. Bytes are those of the full tensor: of an all-reduce its input, of a
 gather its output, of a reduce-scatter its input.
 """
 
