@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # A gradient that is not finite skips its step; fp16 needs up to 17 of these to find its scale.
 MAX_SKIPPED_IN_A_ROW = 20
 DRIFT_CHECK_EVERY = 100  # steps between checks that replicas are bit-equal across TP peers
-LEAK_ACCURACY = 0.97  # held-out SOP accuracy that only a leak of the label reaches (paper: 0.865)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -159,7 +158,7 @@ def train(run: Run) -> None:
         if run.is_due(config.log_every):
             metrics.write(run.step, describe_window(run, gradient_norm))
         if run.is_due(config.eval_every):
-            metrics.write(run.step, evaluate_heldout(run))
+            metrics.write(run.step, evaluate(run))
         if run.is_due(config.save_every):
             save(run)
             saved_step = run.step
@@ -241,32 +240,21 @@ def describe_window(run: Run, gradient_norm: float) -> dict:
     }
 
 
-def evaluate_heldout(run: Run) -> dict:
-    """Metrics on what the first DATA holds out; empty where it holds out nothing. Collective."""
-    from albert_ds.data.shards import open_shards, read_index
-    from albert_ds.data.stream import heldout_batches
-    from albert_ds.evals.heldout import evaluate
+def evaluate(run: Run) -> dict:
+    """Held-out metrics, on the first DATA. Collective."""
+    from albert_ds.evals.heldout import evaluate_heldout
 
-    config, mesh = run.config, run.mesh
-    folder = Path(config.data[0])
-    if read_index(folder)["splits"]["heldout"]["samples"] == 0:
-        return {}
-    source = open_shards(folder, "heldout")
-    batches = heldout_batches(
-        source,
-        config.stream,
-        limit=config.eval_samples,
-        micro_batch_size=config.micro_batch_size,
-        dp_rank=mesh.dp_rank,
-        dp_size=mesh.dp_size,
-    )
-    objective = config.stream.objective
+    config = run.config
     with run.window.paused():
-        values = evaluate(run.engine.deepspeed.module, batches, mesh, run.device, objective)
-    accuracy = values.get("heldout_sop_accuracy") or 0
-    if mesh.rank == 0 and accuracy > LEAK_ACCURACY:
-        say(f"held-out SOP accuracy {accuracy:.3f}: look for a leak of the order (paper: 0.865)")
-    return values
+        return evaluate_heldout(
+            run.engine.deepspeed.module,
+            Path(config.data[0]),
+            config.stream,
+            limit=config.eval_samples,
+            micro_batch_size=config.micro_batch_size,
+            mesh=run.mesh,
+            device=run.device,
+        )
 
 
 def save(run: Run) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from albert_ds.data.vocab import read_vocab
 from albert_ds.errors import ENDINGS, UserError
 from albert_ds.flags import Parser
-from albert_ds.interop import OURS, THEIRS, locate, read_weights, to_hf
+from albert_ds.interop import OURS, THEIRS, locate, read_json, read_weights, to_hf
 from albert_ds.model.arithmetic import count_params
 from albert_ds.model.config import ModelConfig
 
@@ -64,6 +64,11 @@ def export_hf(checkpoint: Path, output: Path) -> None:
     _require_size(vocab.size, config, root)
     _make_folder(output)
     vocab.write(output)
+    # Else AlbertTokenizer neither tells segments A and B apart nor knows where to cut.
+    tokenizer = read_json(output / "tokenizer_config.json")
+    tokenizer["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer["model_max_length"] = config.max_position_embeddings
+    _write_json(output / "tokenizer_config.json", tokenizer)
     hf_config, hf_state = to_hf(config, state)
     _write_json(output / "config.json", hf_config)
     # Shared blocks are one tensor under several names, which the format does not take.

@@ -24,7 +24,17 @@ from albert_ds.flags import Parser
 MIN_WORDS = 6  # of a sentence
 MIN_SENTENCES = 3  # of a document
 MAX_SYMBOLS = 0.06  # share of characters that neither prose nor its punctuation has
-SKIPPED_FOLDERS = {"test", "tests", "testing", "idle_test", "_vendor", "site-packages"}
+SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "testing",
+    "idle_test",
+    "_vendor",
+    "site-packages",
+    "dist-packages",
+}
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 MARKUP = (  # reStructuredText and Markdown -> the words that they mark
     (re.compile(r":[a-z:]+:`~?([^`<]+?)(?: <[^`>]*>)?`"), r"\1"),
@@ -34,7 +44,9 @@ MARKUP = (  # reStructuredText and Markdown -> the words that they mark
     (re.compile(r"(?<!\w)\*{1,2}([^*\s][^*]*?)\*{1,2}(?!\w)"), r"\1"),
     (re.compile(r"\s+"), " "),
 )
-SENTENCE_END = re.compile(r"(?<=[.?!])(?<!e\.g\.)(?<!i\.e\.)(?<!etc\.) (?=[A-Z\"'(])")
+SENTENCE_END = re.compile(
+    r"(?<=[.?!])(?<!e\.g\.)(?<!i\.e\.)(?<!etc\.)(?<!eg\.)(?<!vs\.) (?=[A-Z\"'(])"
+)
 SENTENCE = re.compile(r"[A-Z\"'(].*[.?!][\"')]*")
 CODE = re.compile(r"https?:|::|->|==|\(\)|\\|[{}<>|=#@$^~]|\w\(|__|\w\.\w+\.\w")
 SYMBOL = re.compile(r"[^A-Za-z ,.;:'\"()?!-]")
@@ -60,11 +72,17 @@ def read_modules(root: Path, counts: Counter) -> Iterator[list[str]]:
         except (SyntaxError, ValueError):  # templates, sources of another Python
             counts["modules that do not parse"] += 1
             continue
-        documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        nodes = [node for node in ast.walk(module) if isinstance(node, documented)]
-        nodes.sort(key=lambda node: getattr(node, "lineno", 0))
-        docstrings = (ast.get_docstring(node) or "" for node in nodes)
-        yield [paragraph for text in docstrings for paragraph in split_paragraphs(text)]
+        yield [
+            paragraph for text in read_docstrings(module) for paragraph in split_paragraphs(text)
+        ]
+
+
+def read_docstrings(node: Documented) -> Iterator[str]:
+    """The docstrings of a module and of the classes and functions in it, in order."""
+    yield ast.get_docstring(node) or ""
+    for child in node.body:
+        if isinstance(child, Documented):
+            yield from read_docstrings(child)
 
 
 def split_paragraphs(text: str) -> list[str]:
@@ -135,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("--output", required=True, type=Path, metavar="FILE", help="text file to write")
-    add("--max-bytes", type=int, default=4_000_000, metavar="N", help="size (default: %(default)s)")
+    add("--max-bytes", type=int, default=3_000_000, metavar="N", help="size (default: %(default)s)")
     try:
         args = parser.parse_args(argv)
         try:

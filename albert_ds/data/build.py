@@ -14,7 +14,7 @@ import errno
 import shutil
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -219,7 +219,7 @@ class Buckets:
 
 
 @contextmanager
-def _work_folder(output: Path) -> Iterator[Path]:
+def _work_folder(output: Path) -> Generator[Path]:
     """A folder in `output` that is gone afterwards, and `output` with it if it stayed empty."""
     if (output / INDEX_NAME).exists():
         raise UserError(f"--output {output}: holds a built data set already; name another folder")

@@ -40,14 +40,17 @@ def draw_positions(
     covered = bytearray(len(bounds))  # of words
     for wall in walls:
         covered[wall] = 1
+    rooms = [max_ngram] * len(begins)  # words from each one to its segment's end
+    for wall in walls[1:]:
+        for n in range(1, min(max_ngram, wall + 1)):
+            rooms[wall - n] = min(rooms[wall - n], n)
     sums = list(accumulate(1 / n for n in range(1, max_ngram + 1)))
     masked = np.zeros(len(starts), bool)
     visits = rng.permutation(len(begins)).tolist()
     for word, draw in zip(visits, rng.random(len(visits)).tolist(), strict=True):
         if covered[word]:
             continue
-        room = min(max_ngram, walls[bisect(walls, word)] - word)
-        ngram = bisect(sums, draw * sums[room - 1]) + 1  # p(n), renormalised to the room
+        ngram = bisect(sums, draw * sums[rooms[word] - 1]) + 1  # p(n), renormalised to the room
         begin, end = bounds[word], bounds[word + ngram]
         while end - begin > budget:
             ngram -= 1

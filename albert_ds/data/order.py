@@ -19,13 +19,27 @@ from albert_ds.errors import UserError
 ROUND_SHARDS = 8  # interleaved, and in memory, at a time
 BLOCK_SAMPLES = 10_000  # weights are exact within each block of so many positions
 
-# What a generator draws, so that no two draw from the same stream of random numbers.
+# What is drawn, so that no two purposes share random numbers.
 SHARD_ORDER, SAMPLE_ORDER, SOURCE_ORDER, SAMPLE_DRAWS = range(4)
 
 
-def build_generator(purpose: int, *seeds: int) -> np.random.Generator:
-    """The generator of that purpose for those seeds, none of them negative."""
-    return np.random.default_rng([purpose, *seeds])
+class Draws:
+    """The random numbers of one purpose: every place has its own, at a tenth of a new generator.
+
+    Philox is a function of (key, counter): the seed and the purpose are the key, the place is the
+    upper part of the counter, and the lower 64 bits count what is drawn there.
+    """
+
+    def __init__(self, purpose: int, seed: int):
+        self._philox = np.random.Philox(key=[seed, purpose])
+        self._generator = np.random.Generator(self._philox)
+        self._state = self._philox.state
+
+    def at(self, *place: int) -> np.random.Generator:
+        """The generator at the start of a place of up to three numbers; valid until the next."""
+        self._state["state"]["counter"][:] = (0, *place, *[0] * (3 - len(place)))
+        self._philox.state = self._state
+        return self._generator
 
 
 class Place(NamedTuple):
@@ -38,13 +52,15 @@ class Place(NamedTuple):
 
 
 class ShardOrder:
-    """The stream of one source: `sizes` are the samples of its shards, in the order of the index."""
+    """The stream of source number `source`, whose shards hold `sizes` samples."""
 
     def __init__(self, sizes: np.ndarray, seed: int, source: int):
         self._sizes = sizes
         self._firsts = np.cumsum(sizes) - sizes  # number in the source of each shard's sample 0
         self._total = int(sizes.sum())
-        self._seeds = (seed, source)
+        self._source = source
+        self._shard_draws = Draws(SHARD_ORDER, seed)
+        self._sample_draws = Draws(SAMPLE_ORDER, seed)
         self._epoch = self._round = -1  # whose tables are at hand
 
     @property
@@ -65,7 +81,7 @@ class ShardOrder:
 
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch, self._round = epoch, -1
-        shards = build_generator(SHARD_ORDER, *self._seeds, epoch).permutation(len(self._sizes))
+        shards = self._shard_draws.at(self._source, epoch).permutation(len(self._sizes))
         self._rounds = [
             shards[i : i + ROUND_SHARDS].tolist() for i in range(0, len(shards), ROUND_SHARDS)
         ]
@@ -76,9 +92,7 @@ class ShardOrder:
         self._round = number
         shards = self._rounds[number]
         samples = [
-            build_generator(SAMPLE_ORDER, *self._seeds, self._epoch, shard).permutation(
-                self._sizes[shard]
-            )
+            self._sample_draws.at(self._source, self._epoch, shard).permutation(self._sizes[shard])
             for shard in shards
         ]
         turns = np.concatenate([np.arange(len(s)) for s in samples])
@@ -92,7 +106,7 @@ class SourceOrder:
 
     def __init__(self, weights: list[float], seed: int):
         self._quotas = count_quotas(weights)
-        self._seed = seed
+        self._draws = Draws(SOURCE_ORDER, seed)
         self._block = -1
 
     def locate(self, position: int) -> tuple[int, int]:
@@ -105,7 +119,7 @@ class SourceOrder:
     def _begin_block(self, block: int) -> None:
         self._block = block
         sources = np.repeat(np.arange(len(self._quotas)), self._quotas)
-        self._sources = build_generator(SOURCE_ORDER, self._seed, block).permutation(sources)
+        self._sources = self._draws.at(block).permutation(sources)
         self._locals = np.empty(BLOCK_SAMPLES, np.int64)
         for source, quota in enumerate(self._quotas):
             self._locals[self._sources == source] = block * quota + np.arange(quota)

@@ -34,15 +34,15 @@ def add_input_flags(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="GLOB",
-        help="text files, .gz or .zst if packed: WikiExtractor <doc> elements, JSON lines, or plain "
-        "text with a blank line between documents; ** descends into folders",
+        help="text files, packed ones by their .gz or .zst: WikiExtractor <doc> elements, JSON "
+        "lines, or plain text with a blank line between documents; ** descends into folders",
     )
     add(
         "--lines",
         choices=LINE_KINDS,
         default="paragraph",
-        help="what a line of a document is: a paragraph, which is split into sentences; a sentence, "
-        "taken as it is; or wrapped text, whose lines are joined and then split (paragraph)",
+        help="what a line of a document is: a paragraph, which is split into sentences; a "
+        "sentence, taken as it is; or wrapped text, joined and then split (paragraph)",
     )
     add("--language", default="en", help="whose rules end a sentence, as a code (en)")
     add("--text-field", default="text", help="the field of JSON lines that holds the text (text)")
@@ -84,10 +84,10 @@ def split_sentences(lines: list[str], kind: str, language: str = "en") -> list[s
     """The sentences of a document whose lines are paragraphs, sentences or wrapped text."""
     if kind == "sentence":
         return lines
-    import sentencex
+    from sentencex import segment  # ty: ignore[import-not-found]
 
     paragraphs = [" ".join(lines)] if kind == "wrapped" else lines
-    sentences = (s.strip() for p in paragraphs for s in sentencex.segment(language, p))
+    sentences = (s.strip() for p in paragraphs for s in segment(language, p))
     return [sentence for sentence in sentences if sentence]
 
 
@@ -168,20 +168,21 @@ def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[
 
 
 def _split_wiki(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[list[str]]:
-    document, opened = None, 0
+    document: list[str] = []
+    opened = 0  # the line of the <doc> that is not closed yet
     for number, line in lines:
         if line.startswith("<doc "):
-            if document is not None:
+            if opened:
                 break
             document, opened = [], number
-        elif line == "</doc>" and document is not None:
+        elif line == "</doc>" and opened:
             yield document
-            document = None
-        elif line and document is None:
+            opened = 0
+        elif line and not opened:
             raise DamagedData(f"{path}: line {number} lies outside <doc> ... </doc>: {line[:60]}")
         elif line:
             document.append(line)
-    if document is not None:
+    if opened:
         raise DamagedData(f"{path}: the <doc> of line {opened} is never closed")
 
 

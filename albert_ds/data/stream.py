@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from albert_ds.data.order import SAMPLE_DRAWS, Place, ShardOrder, SourceOrder, build_generator
+from albert_ds.data.order import SAMPLE_DRAWS, Draws, Place, ShardOrder, SourceOrder
 from albert_ds.data.records import Sequence
 from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate, draw_sample
 from albert_ds.data.shards import Shard, ShardSet
@@ -102,6 +102,7 @@ class MicroBatchReader:
             _SourceReader(source, number, config.seed) for number, source in enumerate(sources)
         ]
         self._word_starts = build_word_starts(sources[0].vocab.pieces, config.word_boundaries)
+        self._draws = Draws(SAMPLE_DRAWS, config.seed)
         self._config = config
 
     def read(self, positions: range) -> MicroBatch:
@@ -113,7 +114,7 @@ class MicroBatchReader:
         number, local = self._mixture.locate(position)
         place, shard = self._sources[number].find(local)
         sequence = shard[place.sample]
-        rng = build_generator(SAMPLE_DRAWS, self._config.seed, number, place.epoch, place.number)
+        rng = self._draws.at(number, place.epoch, place.number)
 
         def draw_other() -> Sequence | None:
             others = np.flatnonzero(shard.documents != sequence.document)

@@ -1,6 +1,7 @@
 """The vocabulary: SentencePiece unigram in ALBERT's layout (paper Sec. 4.1; ids as released).
 
-    0 <pad>  1 <unk>  2 [CLS]  3 [SEP]  4 [MASK]  5 (  6 )  7 "  8 -  9 .  10 en dash  11 pound  12 euro
+    0 <pad>  1 <unk>  2 [CLS]  3 [SEP]  4 [MASK]
+    5 (  6 )  7 "  8 -  9 .  10 en dash  11 pound sign  12 euro sign  13 and on: as trained
 
 The ids of a text are the same here and in Hugging Face's `AlbertTokenizer` built from the same
 `spiece.model`: text is normalised by the very same code, and `make_portable` removes what the two
@@ -43,7 +44,10 @@ class Normalisation:
         """A function text -> text, the same as `AlbertTokenizer`'s for every character."""
         from tokenizers import normalizers
 
-        steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+        steps: list[normalizers.Normalizer] = [
+            normalizers.Replace("``", '"'),
+            normalizers.Replace("''", '"'),
+        ]
         if not self.keep_accents:
             steps += [normalizers.NFKD(), normalizers.StripAccents()]
         if self.lower_case:
@@ -199,9 +203,9 @@ def make_portable(model: bytes, name: str) -> bytes:
     Applying it again changes nothing. Raises UserError where the layout is not ALBERT's.
     """
     from google.protobuf.message import DecodeError
-    from sentencepiece import sentencepiece_model_pb2
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # ty: ignore[import-not-found]
 
-    proto = sentencepiece_model_pb2.ModelProto()
+    proto = ModelProto()
     try:
         proto.ParseFromString(model)
     except DecodeError:
@@ -209,7 +213,7 @@ def make_portable(model: bytes, name: str) -> bytes:
     first = tuple(piece.piece for piece in proto.pieces[: len(SPECIAL_PIECES)])
     if first != SPECIAL_PIECES:
         raise UserError(f"{name}: its first pieces are {first}, ALBERT's are {SPECIAL_PIECES}")
-    kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+    kinds = ModelProto.SentencePiece
     for piece in proto.pieces:
         if piece.type == kinds.USER_DEFINED:
             piece.type = kinds.NORMAL

@@ -18,6 +18,7 @@ class _Share(IterableDataset):
 
     def __iter__(self) -> Iterator:
         worker = get_worker_info()
+        assert worker is not None
         try:
             for item in itertools.islice(self.plan(), worker.id, None, worker.num_workers):
                 yield self.make(item)

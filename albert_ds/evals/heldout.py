@@ -1,18 +1,65 @@
 """Held-out losses and accuracies, with the same masks at every evaluation (paper, 4.2.1)."""
 
+from collections.abc import Iterable
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 
+from albert_ds.data.samples import MicroBatch, StreamConfig
+from albert_ds.data.shards import open_shards, read_index
+from albert_ds.data.stream import heldout_batches
 from albert_ds.errors import DamagedData
+from albert_ds.parallel.mesh import Mesh
 from albert_ds.runtime.agreement import Counts, agree
+from albert_ds.runtime.ending import say
 from albert_ds.runtime.metrics import OUTPUTS, summarise
+
+LEAK_ACCURACY = 0.97  # SOP accuracy that only a leak of the order reaches; the paper's is 0.865
+
+
+def evaluate_heldout(
+    module: torch.nn.Module,
+    data: Path,
+    stream: StreamConfig,
+    *,
+    limit: int,
+    micro_batch_size: int,
+    mesh: Mesh,
+    device: torch.device,
+) -> dict[str, float | int | None]:
+    """`heldout_*` metrics over the first `limit` held-out samples of `data`.
+
+    Empty where nothing was held out. Collective over all ranks.
+    """
+    if read_index(data)["splits"]["heldout"]["samples"] == 0:
+        return {}
+    batches = heldout_batches(
+        open_shards(data, "heldout"),
+        stream,
+        limit=limit,
+        micro_batch_size=micro_batch_size,
+        dp_rank=mesh.dp_rank,
+        dp_size=mesh.dp_size,
+    )
+    values = evaluate(module, batches, mesh, device, stream.objective)
+    accuracy = values.get("heldout_sop_accuracy") or 0
+    if mesh.rank == 0 and accuracy > LEAK_ACCURACY:
+        say(f"held-out SOP accuracy {accuracy:.3f}: look for a leak of the order (paper: 0.865)")
+    return values
 
 
 @torch.no_grad()
-def evaluate(module, batches, mesh, device, objective: str) -> dict[str, float | int | None]:
-    """Run `module` over the held-out micro-batches of this rank; `heldout_*` over all ranks.
+def evaluate(
+    module: torch.nn.Module,
+    batches: Iterable[MicroBatch],
+    mesh: Mesh,
+    device: torch.device,
+    objective: str,
+) -> dict[str, float | int | None]:
+    """Run `module` over this rank's micro-batches; the metrics are over all ranks. Collective.
 
-    Every rank gets the same number of micro-batches, since under ZeRO-3 a forward pass is
+    Every rank must have the same number of micro-batches, since under ZeRO-3 a forward pass is
     collective. Raises DamagedData on every rank where any rank's data is damaged.
     """
     error = None

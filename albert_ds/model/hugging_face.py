@@ -146,7 +146,9 @@ def from_hf(hf_config: dict, hf_state: Weights, where: str) -> tuple[ModelConfig
         if not (torch.equal(found[0], eye) and torch.equal(found[1], zeros)):
             raise UserError(f"{where}: {IDENTITY} must be an identity where E = H")
     if config.pair_head and not any(name.startswith("sop_classifier.") for name in state):
-        logging.warning("%s: no sentence head (sop_classifier): it starts as zeros", where)
+        logging.getLogger(__name__).warning(
+            "%s: no sentence head (sop_classifier): it starts as zeros", where
+        )
         state["sop_classifier.classifier.weight"] = torch.zeros(2, config.hidden_size)
         state["sop_classifier.classifier.bias"] = torch.zeros(2)
     pairs, shapes = dict(name_pairs(config)), build_shapes(config)
@@ -195,7 +197,9 @@ def _recognise_sharing(config: ModelConfig, state: Weights) -> tuple[ModelConfig
             shared.append(kind)
     if shared:
         sharing = "all" if len(shared) == 2 else shared[0]
-        logging.warning("equal %s blocks in all layers: read as sharing %s", shared, sharing)
+        logging.getLogger(__name__).warning(
+            "all layers are equal in part: read as --sharing %s", sharing
+        )
         config = replace(config, sharing=sharing)
     return config, {our_name: state[our_name] for our_name, _ in name_pairs(config)}
 

@@ -1,0 +1,100 @@
+"""Shared by all tests: shards of text that every interpreter carries, and a way to start ranks."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.distributed import free_port
+
+ROOT = Path(__file__).parents[1]
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def run_tool(*argv: str | Path) -> None:
+    subprocess.run([sys.executable, *map(str, argv)], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory) -> Path:
+    """English prose: the interpreter's own reference, a blank line between documents."""
+    from pydoc_data.topics import topics
+
+    path = tmp_path_factory.mktemp("text") / "topics.txt"
+    documents = ("\n".join(filter(str.strip, text.splitlines())) for text in topics.values())
+    path.write_text("\n\n".join(documents), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def data(text_file, tmp_path_factory) -> Path:
+    """A built folder: 800 pieces, sequences of at most 64 tokens, several shards, 5 % held out."""
+    folder = tmp_path_factory.mktemp("data")
+    vocab = folder / "vocab"
+    run_tool(
+        "tools/build_vocab.py", "--input", text_file, "--output", vocab, "--vocab-size", "800"
+    )
+    run_tool(
+        "tools/build_shards.py",
+        *("--input", text_file, "--vocab", vocab / "spiece.model", "--output", folder / "shards"),
+        *("--sequence-length", "64", "--holdout", "0.05"),
+    )
+    return folder / "shards"
+
+
+def train_command(data: Path, output: Path, **flags) -> list[str]:
+    """train.py on a very small model; keyword arguments are flags, in the order given."""
+    given = {
+        "model": "albert-tiny",
+        "data": data,
+        "output": output,
+        "steps": 12,
+        "batch_size": 8,
+        "micro_batch_size": 2,
+        "num_layers": 2,
+        "hidden_size": 32,
+        "embedding_size": 16,
+        "log_every": 1,
+        "eval_every": 6,
+        "eval_samples": 8,
+        "save_every": 4,
+        **flags,
+    }
+    argv = [sys.executable, "albert_ds/train.py", "--deepspeed_config"]
+    argv.append(str(given.pop("deepspeed_config", "ds_configs/zero1_fp32.json")))
+    for name, value in given.items():
+        argv += ["--" + name.replace("_", "-"), *map(str, value if type(value) is list else [value])]
+    return argv
+
+
+def start_ranks(command: list[str], world_size: int) -> list[subprocess.Popen]:
+    """Start the command once a rank, with the variables that torchrun or deepspeed would set."""
+    port = str(free_port())
+    return [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+
+
+def finish(processes: list[subprocess.Popen], timeout: float = 300) -> list[int]:
+    """Wait for all ranks; their exit codes. What they printed is shown where a test fails."""
+    for process in processes:
+        out, err = process.communicate(timeout=timeout)
+        print(out[-3000:], err[-3000:], sep="\n")
+    return [process.returncode for process in processes]

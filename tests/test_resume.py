@@ -1,0 +1,100 @@
+"""Killed and resumed equals uninterrupted, bit for bit; a wish to stop ends every rank alike."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.conftest import ROOT, finish, start_ranks, train_command
+
+
+def records(run: Path) -> list[dict]:
+    """metrics.jsonl less what depends on the clock."""
+    clock = ("seconds", "per_second", "wait")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [
+        {k: v for k, v in json.loads(line).items() if not any(word in k for word in clock)}
+        for line in lines
+    ]
+
+
+def wait_for_step(run: Path, step: int, timeout: float = 120) -> None:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        path = run / "metrics.jsonl"
+        if path.exists() and f'{{"step": {step},' in path.read_text():
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} was not reached in {timeout} s")
+
+
+def files_of(checkpoint: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in checkpoint.iterdir()}
+
+
+def test_kill_9_and_resume_equals_the_uninterrupted_run(data, tmp_path):
+    # Dropout is on, the batch is accumulated, and the kill comes between two checkpoints.
+    flags = dict(dropout=0.1, batch_size=16, num_workers=1)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert finish(start_ranks(train_command(data, whole, **flags), 2)) == [0, 0]
+    ranks = start_ranks(train_command(data, broken, **flags), 2)
+    wait_for_step(broken, 6)
+    for process in ranks:
+        process.kill()
+    assert finish(ranks) == [-signal.SIGKILL] * 2
+    assert not (broken / "exit.json").exists()
+    assert finish(start_ranks(train_command(data, broken, **flags), 2)) == [0, 0]
+    assert records(broken) == records(whole)
+    last = Path("checkpoints") / "step-00000012"
+    assert files_of(broken / last) == files_of(whole / last)
+    assert json.loads((broken / "exit.json").read_text())["code"] == 0
+
+
+def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_next_run_goes_on(data, tmp_path):
+    # The next run has another layout: other ranks, tensor parallelism, ZeRO stage, micro-batch.
+    run = tmp_path / "run"
+    ranks = start_ranks(train_command(data, run, steps=400), 2)
+    wait_for_step(run, 3)
+    ranks[1].send_signal(signal.SIGUSR1)
+    assert finish(ranks) == [75, 75]
+    ending = json.loads((run / "exit.json").read_text())
+    assert ending["code"] == 75
+    step = ending["step"]
+    assert (run / "checkpoints" / "latest").read_text().strip() == f"step-{step:08d}"
+    again = train_command(
+        data,
+        run,
+        steps=step + 2,
+        tensor_parallel=2,
+        micro_batch_size=4,
+        deepspeed_config="ds_configs/zero0_fp32.json",
+    )
+    assert finish(start_ranks(again, 2)) == [0, 0]
+    steps = [record["step"] for record in records(run) if "samples" in record]
+    assert steps == list(range(1, step + 3))
+
+
+def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path):
+    run = tmp_path / "run"
+    launcher = Path(sys.executable).with_name("deepspeed")
+    command = train_command(data, run, steps=100_000)[1:]
+    process = subprocess.Popen(
+        [launcher, "--num_gpus", "2", "--master_port", "29611", *command],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PATH": f"{launcher.parent}:{os.environ['PATH']}"},
+    )
+    wait_for_step(run, 2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    gone, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
+    ending = json.loads((run / "exit.json").read_text())
+    assert ending["code"] == 75 and "launcher is gone" in ending["reason"]
