@@ -7,7 +7,7 @@ Imports nothing heavy: `--help` answers at once.
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 
 from albert_ds.data.samples import StreamConfig
@@ -49,27 +49,26 @@ class RunConfig:
     stream: StreamConfig
     data: list[str]  # folders of shards
     data_weights: list[float]  # share of each in the samples; sums to 1
-    data_sha256: list[str]  # of each index.json
-    vocab_sha256: str
+    data_sha256: list[str]  # tells the shards from any others, wherever they lie
     output: str
     steps: int
     batch_size: int  # samples of one optimizer step, all ranks together
     micro_batch_size: int  # samples of one pass on one rank
     warmup_steps: int
-    tensor_parallel: int
-    activation_checkpointing: str
-    init_from: str | None
-    log_every: int
-    eval_every: int
-    eval_samples: int
-    save_every: int
-    keep_last: int
-    max_hours: float | None
-    seed: int
-    num_workers: int
-    wandb: bool
     deepspeed_config: str
     deepspeed: dict  # the JSON with every "auto" that the command line owns filled in
+    tensor_parallel: int = 1
+    activation_checkpointing: str = "none"
+    num_workers: int = 0
+    init_from: str | None = None
+    seed: int = 0
+    log_every: int = 10
+    eval_every: int = 1000
+    eval_samples: int = 4096
+    save_every: int = 1000
+    keep_last: int = 3
+    max_hours: float | None = None
+    wandb: bool = False
 
     @property
     def learning_rate(self) -> float:
@@ -88,7 +87,7 @@ class RunConfig:
 
 def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     """Parse and check a command line; raise UserError for the first thing that is wrong."""
-    args = build_parser().parse_args(argv)
+    args = build_parser(DEFAULTS).parse_args(argv)
     sources = _open_sources(args.data)
     model = _resolve_model(args, sources)
     weights = _resolve_weights(args, sources)
@@ -113,7 +112,6 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         stream=stream,
         data_weights=weights,
         data_sha256=[source.fingerprint for source in sources],
-        vocab_sha256=sources[0].vocab.sha256,
         warmup_steps=warmup,
         deepspeed=deepspeed,
         **{name: getattr(args, name) for name in _TAKEN_AS_TYPED},
@@ -121,25 +119,10 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     return _check_resume(config, warmup_given=args.warmup_steps is not None)
 
 
+DEFAULTS = {f.name: f.default for f in fields(RunConfig) if f.default is not MISSING}
 _TAKEN_AS_TYPED = (
-    "data",
-    "output",
-    "steps",
-    "batch_size",
-    "micro_batch_size",
-    "tensor_parallel",
-    "activation_checkpointing",
-    "init_from",
-    "log_every",
-    "eval_every",
-    "eval_samples",
-    "save_every",
-    "keep_last",
-    "max_hours",
-    "seed",
-    "num_workers",
-    "wandb",
-    "deepspeed_config",
+    *("data", "output", "steps", "batch_size", "micro_batch_size", "deepspeed_config"),
+    *DEFAULTS,
 )
 
 
@@ -255,20 +238,23 @@ def _check_resume(config: RunConfig, *, warmup_given: bool) -> RunConfig:
         old, new = before.get(name), now[name]
         if name == "deepspeed":
             old, new = ({k: v.get(k) for k in FIXED_DS_KEYS} for v in (old, new))
-        for key, was, found in _differences(name, old, new):
+        for path, was, found in _differences((name,), old, new):
+            what = as_flag(path[-1])
+            if path[0] == "deepspeed":
+                what = f'"{".".join(path[1:])}" of --deepspeed_config'
             raise UserError(
-                f"{as_flag(key)} is {found}, but {config.output} was started with {was}; "
+                f"{what} is {found}, but {config.output} was started with {was}; "
                 "use that, or another --output"
             )
     return config
 
 
-def _differences(name: str, old, new):
+def _differences(path: tuple[str, ...], old, new):
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(set(old) | set(new)):
-            yield from _differences(key, old.get(key), new.get(key))
+        for key in {**new, **old}:
+            yield from _differences((*path, key), old.get(key), new.get(key))
     elif old != new:
-        yield name, old, new
+        yield path, old, new
 
 
 def as_json(config: RunConfig) -> dict:

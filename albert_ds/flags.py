@@ -25,7 +25,8 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
-def build_parser() -> Parser:
+def build_parser(defaults: dict) -> Parser:
+    """The parser; `defaults` are those of the resolved configuration, by field name."""
     parser = Parser(
         prog="deepspeed albert_ds/train.py",
         description="Pretrain ALBERT (or a BERT baseline). Given the same --output again, resumes.",
@@ -37,6 +38,7 @@ def build_parser() -> Parser:
     _add_optimization(parser.add_argument_group("optimization"))
     _add_layout(parser.add_argument_group("layout (changes no number)"))
     _add_rhythm(parser.add_argument_group("rhythm, in optimizer steps"))
+    parser.set_defaults(**defaults)
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
     return parser
 
@@ -120,9 +122,8 @@ def _add_task(group) -> None:
     add(
         "--seed",
         type=_natural,
-        default=0,
         metavar="N",
-        help="of weights, data order, masks and dropout (default: 0)",
+        help="of weights, data order, masks and dropout (default: %(default)s)",
     )
 
 
@@ -152,43 +153,38 @@ def _add_layout(group) -> None:
     add(
         "--tensor-parallel",
         type=_positive,
-        default=1,
         metavar="T",
-        help="ranks the shared block is cut over (default: 1)",
+        help="ranks the shared block is cut over (default: %(default)s)",
     )
     add(
         "--activation-checkpointing",
         choices=("none", "attention", "block"),
-        default="none",
-        help="what backward computes again instead of keeping (default: none)",
+        help="what backward computes again instead of keeping (default: %(default)s)",
     )
     add(
         "--num-workers",
         type=_natural,
-        default=0,
         metavar="N",
-        help="loader processes a rank; 0: in the trainer itself (default: 0)",
+        help="loader processes a rank; 0: in the trainer itself (default: %(default)s)",
     )
 
 
 def _add_rhythm(group) -> None:
     add = group.add_argument
-    add("--log-every", type=_positive, default=10, metavar="N", help="(default: 10)")
-    add("--eval-every", type=_positive, default=1000, metavar="N", help="(default: 1000)")
+    add("--log-every", type=_positive, metavar="N", help="(default: %(default)s)")
+    add("--eval-every", type=_positive, metavar="N", help="(default: %(default)s)")
     add(
         "--eval-samples",
         type=_positive,
-        default=4096,
         metavar="N",
-        help="held-out samples at most (default: 4096)",
+        help="held-out samples at most (default: %(default)s)",
     )
-    add("--save-every", type=_positive, default=1000, metavar="N", help="(default: 1000)")
+    add("--save-every", type=_positive, metavar="N", help="(default: %(default)s)")
     add(
         "--keep-last",
         type=_positive,
-        default=3,
         metavar="K",
-        help="checkpoints kept (default: 3)",
+        help="checkpoints kept (default: %(default)s)",
     )
     add(
         "--max-hours",

@@ -33,9 +33,7 @@ def data(text_file, tmp_path_factory) -> Path:
     """A built folder: 800 pieces, sequences of at most 64 tokens, several shards, 5 % held out."""
     folder = tmp_path_factory.mktemp("data")
     vocab = folder / "vocab"
-    run_tool(
-        "tools/build_vocab.py", "--input", text_file, "--output", vocab, "--vocab-size", "800"
-    )
+    run_tool("tools/build_vocab.py", "--input", text_file, "--output", vocab, "--vocab-size", "800")
     run_tool(
         "tools/build_shards.py",
         *("--input", text_file, "--vocab", vocab / "spiece.model", "--output", folder / "shards"),
@@ -65,7 +63,10 @@ def train_command(data: Path, output: Path, **flags) -> list[str]:
     argv = [sys.executable, "albert_ds/train.py", "--deepspeed_config"]
     argv.append(str(given.pop("deepspeed_config", "ds_configs/zero1_fp32.json")))
     for name, value in given.items():
-        argv += ["--" + name.replace("_", "-"), *map(str, value if type(value) is list else [value])]
+        argv += [
+            "--" + name.replace("_", "-"),
+            *map(str, value if type(value) is list else [value]),
+        ]
     return argv
 
 

@@ -22,6 +22,8 @@ def fill_masks(checkpoint: Path, sentences: list[str], top: int) -> list[list[li
 
     config, weights = read_weights(checkpoint)
     vocab = read_vocab(locate(checkpoint)[0] / "spiece.model")
+    if not 1 <= top <= config.vocab_size:
+        raise UserError(f"--top {top}: must be from 1 to the vocabulary's {config.vocab_size}")
     with torch.device("meta"):
         model = AlbertForPretraining(config)
     model.load_state_dict(weights, assign=True)

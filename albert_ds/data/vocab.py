@@ -13,7 +13,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,13 +35,13 @@ NUM_THREADS = 16  # a constant, never the machine's: the order of float sums dep
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Normalisation:
-    """What happens to text before SentencePiece sees it; its NFKC and white space come on top."""
+    """What ALBERT does to text before SentencePiece sees it."""
 
     lower_case: bool = True  # False: --keep-case
     keep_accents: bool = False  # True: --keep-accents
 
-    def build(self):
-        """A function text -> text, the same as `AlbertTokenizer`'s for every character."""
+    def build(self, charsmap: bytes = b"") -> Callable[[str], str]:
+        """The function text -> text of `AlbertTokenizer`, with a SentencePiece model's own map."""
         from tokenizers import normalizers
 
         steps: list[normalizers.Normalizer] = [
@@ -52,10 +52,12 @@ class Normalisation:
             steps += [normalizers.NFKD(), normalizers.StripAccents()]
         if self.lower_case:
             steps.append(normalizers.Lowercase())
+        if charsmap:
+            steps.append(normalizers.Precompiled(charsmap))
         full = normalizers.Sequence(steps).normalize_str
 
         def normalise(text: str) -> str:
-            if text.isascii():  # the same, several times faster
+            if text.isascii() and text.isprintable():  # the same, several times faster
                 text = text.replace("``", '"').replace("''", '"')
                 return text.lower() if self.lower_case else text
             # The one white space at which AlbertTokenizer splits and which SentencePiece keeps.
@@ -72,11 +74,16 @@ class Vocab:
 
         self.model = model
         self.normalisation = normalisation
-        self.normalise = normalisation.build()
         self.sha256 = hashlib.sha256(model).hexdigest()
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        self.size: int = self._processor.get_piece_size()
-        self.pieces: list[str] = [self._processor.id_to_piece(i) for i in range(self.size)]
+        proto = _parse(model)
+        self.normalise = normalisation.build(proto.normalizer_spec.precompiled_charsmap)
+        # Applied above: SentencePiece and Hugging Face differ on letters with stacks of accents.
+        proto.normalizer_spec.precompiled_charsmap = b""
+        self._processor = sentencepiece.SentencePieceProcessor(
+            model_proto=proto.SerializeToString()
+        )
+        self.pieces: list[str] = [piece.piece for piece in proto.pieces]
+        self.size = len(self.pieces)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text. Text that spells a special piece ("[MASK]") stays ordinary text."""
@@ -202,22 +209,25 @@ def make_portable(model: bytes, name: str) -> bytes:
 
     Applying it again changes nothing. Raises UserError where the layout is not ALBERT's.
     """
-    from google.protobuf.message import DecodeError
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # ty: ignore[import-not-found]
-
-    proto = ModelProto()
-    try:
-        proto.ParseFromString(model)
-    except DecodeError:
-        raise UserError(f"{name}: not a SentencePiece model") from None
+    proto = _parse(model, name)
     first = tuple(piece.piece for piece in proto.pieces[: len(SPECIAL_PIECES)])
     if first != SPECIAL_PIECES:
         raise UserError(f"{name}: its first pieces are {first}, ALBERT's are {SPECIAL_PIECES}")
-    kinds = ModelProto.SentencePiece
     for piece in proto.pieces:
-        if piece.type == kinds.USER_DEFINED:
-            piece.type = kinds.NORMAL
+        if piece.type == piece.USER_DEFINED:
+            piece.type = piece.NORMAL
         if piece.piece[-1:] == "," and piece.piece[-2:-1].isdigit() and piece.score > NEVER:
             piece.score += NEVER
         piece.score = round(piece.score / SCORE_STEP) * SCORE_STEP
     return proto.SerializeToString()
+
+
+def _parse(model: bytes, name: str = MODEL_NAME):
+    """The SentencePiece model as a protocol buffer."""
+    from google.protobuf.message import DecodeError
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # ty: ignore[import-not-found]
+
+    try:
+        return ModelProto.FromString(model)
+    except DecodeError:
+        raise UserError(f"{name}: not a SentencePiece model") from None

@@ -197,9 +197,8 @@ def _recognise_sharing(config: ModelConfig, state: Weights) -> tuple[ModelConfig
             shared.append(kind)
     if shared:
         sharing = "all" if len(shared) == 2 else shared[0]
-        logging.getLogger(__name__).warning(
-            "all layers are equal in part: read as --sharing %s", sharing
-        )
+        log = logging.getLogger(__name__)
+        log.warning("%s equal in all layers: read as --sharing %s", " and ".join(shared), sharing)
         config = replace(config, sharing=sharing)
     return config, {our_name: state[our_name] for our_name, _ in name_pairs(config)}
 

@@ -1,0 +1,133 @@
+"""Tensor parallelism changes no number; dropout is common where it must be and own where it must.
+
+The reference is the same model on one rank, in the same processes (tensor-parallel size 1 is plain
+PyTorch).
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from albert_ds.errors import UserError
+from albert_ds.parallel.mesh import check_tensor_parallel
+from tests.batches import concatenate, random_samples
+from tests.distributed import run_ranks
+from tests.training import SMALL, join
+
+SAMPLES = random_samples(6, vocab_size=SMALL.vocab_size, max_length=32, seed=0)
+
+
+def loss_of(model, tensors) -> torch.Tensor:
+    outputs = model(**tensors)
+    return outputs["mlm_loss_sum"] + outputs["pair_loss_sum"]
+
+
+def compare_with_one_rank(rank: int, tensor_parallel: int, config, checkpointing: str):
+    """Loss and gradients at this size and at 1: (losses, worst error, names of shards)."""
+    from albert_ds.model.albert import AlbertForPretraining
+    from albert_ds.parallel.tensor import apply_tensor_parallel, shard, shard_dim
+
+    _, mesh, _ = join(tensor_parallel)
+    tensors = concatenate(SAMPLES).tensors
+    whole = AlbertForPretraining(config, seed=3)
+    model = AlbertForPretraining(config, seed=3, activation_checkpointing=checkpointing)
+    apply_tensor_parallel(model, mesh)
+    assert set(model.state_dict()) == set(whole.state_dict())
+    losses = []
+    for network in (whole, model):
+        loss = loss_of(network, tensors)
+        loss.backward()
+        losses.append(float(loss))
+    worst, cut = 0.0, []
+    references = dict(whole.named_parameters())
+    for name, parameter in model.named_parameters():
+        reference = references[name]
+        dim = shard_dim(parameter)
+        cut += [name] if dim is not None else []
+        assert torch.equal(parameter, shard(reference, dim, mesh)), name  # bit-equal at the start
+        goal = shard(reference.grad, dim, mesh)
+        error = float((parameter.grad - goal).norm() / reference.grad.norm())
+        worst = max(worst, float(parameter.grad.norm()) if "key.bias" in name else error)
+    return losses, worst, cut
+
+
+@pytest.mark.parametrize("tensor_parallel", [2, 4])
+def test_loss_and_gradients_equal_one_rank(tensor_parallel):
+    for losses, worst, cut in run_ranks(
+        compare_with_one_rank, tensor_parallel, tensor_parallel, SMALL, "block"
+    ):
+        assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+        assert worst < 2e-6
+        assert len(cut) == 10  # weight and bias of q, k, v, up; weight of output, down
+
+
+def drop(rank: int, config, checkpointing: str):
+    """What dropout did on this rank: hidden state, attention output of its heads, gradients."""
+    from albert_ds.model.albert import AlbertForPretraining
+    from albert_ds.parallel.random import seed_step
+    from albert_ds.parallel.tensor import apply_tensor_parallel
+
+    _, mesh, _ = join(2)
+    model = AlbertForPretraining(config, seed=3, activation_checkpointing=checkpointing)
+    apply_tensor_parallel(model, mesh)
+    tensors = concatenate(SAMPLES).tensors
+    inputs = {k: v for k, v in tensors.items() if "masked" not in k and "pair" not in k}
+    seed_step(0, 5, mesh.dp_rank)
+    with torch.no_grad():
+        hidden = model.albert(**inputs)["last_hidden_state"]
+    # Every head is given the same input, so that only the dropout can tell two ranks apart.
+    core = model.albert.encoder.attention[0].self_attention.core
+    same = torch.ones(int(tensors["cu_seqlens"][-1]), 2, 8)
+    with torch.no_grad():
+        heads = core(same, same, same, tensors["cu_seqlens"], tensors["max_seqlen"])
+    seed_step(0, 6, mesh.dp_rank)
+    loss_of(model, tensors).backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return hidden, heads, gradients
+
+
+def test_dropout_agrees_on_replicas_differs_on_shards_and_is_replayed_by_checkpointing():
+    config = replace(SMALL, dropout=0.3)
+    plain = run_ranks(drop, 2, config, "none")
+    again = run_ranks(drop, 2, config, "block")
+    (hidden0, heads0, gradients0), (hidden1, heads1, gradients1) = plain
+    assert torch.equal(hidden0, hidden1)
+    assert not torch.equal(heads0, heads1)
+    assert torch.equal(gradients0["albert.pooler.weight"], gradients1["albert.pooler.weight"])
+    for (_, _, kept), (_, _, replayed) in zip(plain, again, strict=True):
+        for name, gradient in kept.items():
+            assert torch.allclose(replayed[name], gradient, atol=1e-6), name
+
+
+def drift(rank: int, name: str):
+    from albert_ds.model.albert import AlbertForPretraining
+    from albert_ds.parallel.tensor import apply_tensor_parallel, find_drift
+
+    _, mesh, _ = join(2)
+    model = AlbertForPretraining(SMALL, seed=3)
+    apply_tensor_parallel(model, mesh)
+    before = find_drift(model, mesh)
+    if rank == 1:
+        parameter = dict(model.named_parameters())[name].data.view(-1)
+        parameter[:2] = parameter[:2].flip(0)  # the same values, two of them changed places
+    return before, find_drift(model, mesh)
+
+
+def test_drift_of_a_replica_is_found():
+    name = "albert.embeddings.projection.weight"
+    assert run_ranks(drift, 2, name) == [([], [name])] * 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_heads": 6}, "--num-heads 6"),
+        ({"ffn_size": 510}, "--ffn-size 510"),
+        ({"world_size": 6}, "number of ranks 6"),
+    ],
+)
+def test_a_size_that_does_not_divide_is_named(changes, words):
+    given = {"world_size": 8, "num_heads": 8, "ffn_size": 512, **changes}
+    with pytest.raises(UserError, match=f"--tensor-parallel 4 does not divide .*{words}"):
+        check_tensor_parallel(4, **given)

@@ -1,0 +1,210 @@
+"""Wrong input ends with code 2 and one line that names the value and what is allowed.
+
+Most cases are asked of `read_config`, which runs before any rank starts work; a few go through the
+real program, to see the exit code, the single line, and that nothing was written.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from albert_ds.config import as_json, read_config
+from albert_ds.errors import UserError
+from tests.conftest import ROOT, finish, start_ranks, train_command
+
+
+def argv_of(command: list[str]) -> list[str]:
+    return command[2:]
+
+
+def refuse(argv: list[str], world_size: int = 2) -> str:
+    """The one line with which `read_config` refuses."""
+    with pytest.raises(UserError) as caught:
+        read_config(argv, world_size=world_size)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"batch_size": 9}, ["--batch-size 9", "--micro-batch-size 2", "multiples of 4"]),
+        ({"batch_size": 0}, ["--batch-size", "'0'", "at least 1"]),
+        ({"steps": "many"}, ["--steps", "'many'", "whole number"]),
+        ({"model": "albert-huge"}, ["--model", "albert-huge", "albert-base"]),
+        ({"objective": "mlm"}, ["--objective", "'mlm'", "sop"]),
+        ({"sharing": "some"}, ["--sharing some", "groups:N"]),
+        ({"sharing": "groups:5"}, ["--sharing groups:5", "--num-layers 2"]),
+        ({"num_heads": 5}, ["--num-heads 5", "--hidden-size 32"]),
+        ({"dropout": 1.5}, ["--dropout 1.5"]),
+        ({"vocab_size": 30000}, ["--vocab-size 30000", "800"]),
+        ({"sequence_length": 512}, ["--sequence-length 512", "at most 64"]),
+        ({"max_position_embeddings": 32, "sequence_length": 64}, ["--sequence-length 64", "32"]),
+        ({"tensor_parallel": 3}, ["--tensor-parallel 3", "ranks 2", "allowed: 1, 2"]),
+        ({"warmup_steps": 13}, ["--warmup-steps 13", "--steps 12"]),
+        ({"max_hours": 0}, ["--max-hours 0", "above 0"]),
+        ({"init_from": "nowhere"}, ["--init-from nowhere", "no such folder"]),
+        ({"data_weights": [0.5, 0.5]}, ["--data-weights", "2 numbers for 1"]),
+        ({"data_weights": -1}, ["--data-weights"]),
+        ({"seed": -3}, ["--seed"]),
+        ({"colour": "blue"}, ["--colour"]),
+    ],
+)
+def test_wrong_flags(data, tmp_path, flags, words):
+    message = refuse(argv_of(train_command(data, tmp_path / "run", **flags)))
+    for word in words:
+        assert word in message, message
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train_batch_size": 64}, ["train_batch_size", "64", "--batch-size is 8"]),
+        ({"train_micro_batch_size_per_gpu": 1}, ["train_micro_batch_size_per_gpu", "2"]),
+        ({"gradient_accumulation_steps": 7}, ["gradient_accumulation_steps", "7"]),
+        ({"zero_optimisation": {"stage": 1}}, ["zero_optimisation", "zero_optimization"]),
+        ({"zero_optimization": {"stage": 4}}, ["stage 4", "0, 1, 2, 3"]),
+        ({"zero_optimization": {"stage": 1, "round_robin_gradients": True}}, ["round_robin"]),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, ["offload"]),
+        (
+            {"zero_optimization": {"stage": 3, "stage3_module_granularity_threshold": 5}},
+            ["stage3_module_granularity_threshold"],
+        ),
+        ({"zero_optimization": {"stage": 0}, "fp16": {"enabled": True}}, ["fp16", "loss scale"]),
+        ({"zero_optimization": {"stage": 0}, "bf16": {"enabled": True}}, ["bf16", "stage 1"]),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, ["choose one"]),
+        ({"optimizer": {"type": "OneBitLamb"}}, ["OneBitLamb", "Lamb, AdamW"]),
+        ({"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}}, ["max_coeff", "betas"]),
+        ({"scheduler": {"type": "WarmupLR"}}, ["scheduler", "--warmup-steps"]),
+        ({"tensor_parallel": {"autotp_size": 2}}, ["--tensor-parallel"]),
+        ({"checkpoint": {"writer": {}}}, ["checkpoint"]),
+        ({"activation_checkpointing": {}}, ["reentrant"]),
+    ],
+)
+def test_wrong_deepspeed_config(data, tmp_path, changes, words):
+    shipped = json.loads((ROOT / "ds_configs" / "zero1_fp32.json").read_text())
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({**shipped, **changes}))
+    command = train_command(data, tmp_path / "run", deepspeed_config=path)
+    message = refuse(argv_of(command))
+    for word in [str(path) if "batch" not in words[0] and "grad" not in words[0] else "", *words]:
+        assert word in message, message
+
+
+def test_a_number_in_both_places_that_differs(data, tmp_path):
+    shipped = json.loads((ROOT / "ds_configs" / "zero1_fp32.json").read_text())
+    shipped["optimizer"]["params"]["lr"] = 0.001
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(shipped))
+    flags = dict(deepspeed_config=path, learning_rate=0.002)
+    message = refuse(argv_of(train_command(data, tmp_path / "run", **flags)))
+    assert "0.001" in message and "--learning-rate is 0.002" in message
+    # The JSON owns the optimizer block where the command line is silent.
+    command = train_command(data, tmp_path / "run", deepspeed_config=path)
+    assert read_config(argv_of(command), world_size=2).learning_rate == 0.001
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "\x00"])
+def test_a_deepspeed_config_that_is_no_object(data, tmp_path, content):
+    path = tmp_path / "ds.json"
+    path.write_text(content)
+    command = train_command(data, tmp_path / "run", deepspeed_config=path)
+    assert str(path) in refuse(argv_of(command))
+
+
+def test_missing_files(data, tmp_path):
+    run = tmp_path / "run"
+    assert "no such file" in refuse(argv_of(train_command(data, run, deepspeed_config="no.json")))
+    assert "index.json" in refuse(argv_of(train_command(tmp_path, run)))
+    copy = shutil.copytree(data, tmp_path / "copy")
+    next(copy.glob("train-*.tar")).unlink()
+    assert "train-" in refuse(argv_of(train_command(copy, run)))
+
+
+def test_a_vocabulary_that_disagrees_with_the_shards(data, tmp_path):
+    copy = shutil.copytree(data, tmp_path / "copy")
+    with open(copy / "spiece.model", "ab") as file:
+        file.write(b"\n\x08\n\x03abc\x15\x00\x00\x00\x00")
+    assert "spiece.model" in refuse(argv_of(train_command(copy, tmp_path / "run")))
+
+
+def test_resuming_with_other_values_names_both(data, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    config = read_config(argv_of(train_command(data, run)), world_size=2)
+    (run / "config.json").write_text(json.dumps(as_json(config)))
+    for flags, words in (
+        ({"hidden_size": 64}, ["--hidden-size is 64", "started with 32"]),
+        ({"objective": "nsp"}, ["--objective is nsp", "started with sop"]),
+        ({"batch_size": 16}, ["--batch-size is 16", "started with 8"]),
+        ({"seed": 1}, ["--seed is 1", "started with 0"]),
+        ({"learning_rate": 0.1}, ['"optimizer.params.lr"', "0.1", "0.00176"]),
+    ):
+        message = refuse(argv_of(train_command(data, run, **flags)))
+        for word in words:
+            assert word in message, message
+    allowed = dict(
+        steps=20,
+        micro_batch_size=4,
+        save_every=5,
+        max_hours=2,
+        tensor_parallel=2,
+        deepspeed_config="ds_configs/zero0_fp32.json",
+    )
+    read_config(argv_of(train_command(data, run, **allowed)), world_size=2)
+
+
+def test_the_program_ends_with_2_one_line_and_nothing_written(data, tmp_path):
+    run = tmp_path / "run"
+    ranks = start_ranks(train_command(data, run, batch_size=9), 2)
+    outputs = [process.communicate(timeout=60) for process in ranks]
+    assert [process.returncode for process in ranks] == [2, 2]
+    lines = outputs[0][1].strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("albert-ds: --batch-size 9")
+    assert outputs[1] == ("", "")  # local rank 0 speaks for all
+    assert not run.exists()
+
+
+def test_a_run_in_use_is_refused_and_its_ending_left_alone(data, tmp_path):
+    from albert_ds.runtime.ending import RunLock
+
+    run = tmp_path / "run"
+    run.mkdir()
+    lock = RunLock(run)
+    assert finish(start_ranks(train_command(data, run), 1)) == [2]
+    assert sorted(path.name for path in run.iterdir()) == [".lock"]
+    del lock
+
+
+def test_damaged_data_ends_every_rank_with_3_and_names_shard_and_record(data, tmp_path):
+    copy = shutil.copytree(data, tmp_path / "copy")
+    shard = next(copy.glob("train-*.tar"))
+    content = bytearray(shard.read_bytes())
+    content[600] ^= 0xFF
+    shard.write_bytes(content)
+    run = tmp_path / "run"
+    ranks = start_ranks(train_command(copy, run, steps=1000, eval_every=2000), 2)
+    outputs = [process.communicate(timeout=120) for process in ranks]
+    assert [process.returncode for process in ranks] == [3, 3]
+    ending = json.loads((run / "exit.json").read_text())
+    assert ending["code"] == 3
+    assert shard.name in ending["reason"] and "-00000.seq" in ending["reason"]
+    assert "Traceback" not in outputs[0][1] + outputs[1][1]
+
+
+def test_help_answers_without_heavy_libraries():
+    names = ("torch", "deepspeed", "megatron", "transformers", "webdataset")
+    script = (
+        "import sys, runpy; sys.argv = ['train.py', '--help']\n"
+        "try: runpy.run_path('albert_ds/train.py', run_name='__main__')\n"
+        f"finally: assert not set(sys.modules) & {set(names)}, 'heavy'"
+    )
+    done = subprocess.run(
+        [os.sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--tensor-parallel" in done.stdout

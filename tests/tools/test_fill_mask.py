@@ -1,0 +1,55 @@
+"""Masks are filled with what the model itself finds most likely."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from albert_ds.data.vocab import Normalisation, train_vocab
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.config import SIZES
+from tools.fill_mask import main
+
+
+@pytest.fixture
+def run(text_file, tmp_path):
+    """A run whose model predicts, at every position, the pieces 20, 21 and 22 in this order."""
+    lines = text_file.read_text(encoding="utf-8").splitlines()[:2000]
+    vocab = train_vocab(lines, Normalisation(), vocab_size=200)
+    vocab.write(tmp_path)
+    config = replace(SIZES["albert-tiny"], vocab_size=200, max_position_embeddings=16)
+    state = AlbertForPretraining(config).state_dict()
+    state["mlm_head.bias"][20:23] = torch.tensor([12.0, 11.0, 10.0])
+    step = tmp_path / "checkpoints" / "step-00000001"
+    step.mkdir(parents=True)
+    save_file(state, step / "weights.safetensors")
+    (step.parent / "latest").write_text(step.name)
+    (tmp_path / "config.json").write_text(json.dumps({"model": asdict(config)}))
+    return tmp_path, [vocab.pieces[i].replace("\u2581", " ").strip() for i in (20, 21, 22)]
+
+
+def test_each_mask_gets_the_best_pieces(run, capsys):
+    folder, (first, second, third) = run
+    assert main(["--checkpoint", str(folder), "a [MASK] is", "[MASK][MASK]"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [lines[0], lines[2]] == ["a [MASK] is", "[MASK][MASK]"]
+    for line in (lines[1], *lines[3:]):
+        words = [word.strip().rsplit(" ", 1) for word in line.split(",")]
+        assert [word for word, _ in words] == [first, second, third]
+    assert len(lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["no mask"], "'no mask': has no [MASK]"),
+        (["[MASK]" * 15], "17 tokens, the model takes 16"),
+        (["--top", "201", "[MASK]"], "--top 201: must be from 1 to the vocabulary's 200"),
+    ],
+)
+def test_what_cannot_be_filled_is_refused(run, capsys, argv, words):
+    assert main(["--checkpoint", str(run[0]), *argv]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and words in err and err.count("\n") == 1
