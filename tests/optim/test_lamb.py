@@ -1,0 +1,126 @@
+"""LAMB's arithmetic against the release's formula written anew in float64."""
+
+import math
+
+import pytest
+import torch
+
+from albert_ds.optim.lamb import Lamb, Segment, decay_groups
+from albert_ds.optim.schedule import learning_rate
+
+
+def released_lamb(weight, gradients, *, lr, decay, adapt, bias_correction=False):
+    w = weight.double()
+    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    for t, g in enumerate(gradients, start=1):
+        g = g.double()
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        if bias_correction:
+            u = (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-6) + decay * w
+        else:
+            u = m / (v.sqrt() + 1e-6) + decay * w
+        w_norm, u_norm = w.norm(), u.norm()
+        ratio = w_norm / u_norm if adapt and w_norm > 0 and u_norm > 0 else 1.0
+        w = w - lr * ratio * u
+    return w
+
+
+def step_all(optimizer, parameters, gradients):
+    for step in gradients:
+        for parameter, gradient in zip(parameters, step, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("bias_correction", [False, True])
+def test_equals_the_formula(bias_correction):
+    torch.manual_seed(0)
+    named = {
+        "block.weight": torch.randn(7, 5),
+        "block.bias": torch.randn(5),
+        "layer_norm.weight": torch.randn(6),
+        "fresh.weight": torch.zeros(3, 2),  # norm 0: the ratio is 1
+    }
+    parameters = {n: torch.nn.Parameter(t.clone()) for n, t in named.items()}
+    groups = decay_groups(parameters.items(), 0.01)
+    optimizer = Lamb(groups, lr=0.02, bias_correction=bias_correction)
+    ordered = list(parameters.values())
+    gradients = [[torch.randn_like(p) for p in ordered] for _ in range(4)]
+    gradients[2][0].zero_()
+    step_all(optimizer, ordered, gradients)
+    for index, (name, start) in enumerate(named.items()):
+        adapted = name in ("block.weight", "fresh.weight")
+        expected = released_lamb(
+            start,
+            [step[index] for step in gradients],
+            lr=0.02,
+            decay=0.01 if adapted else 0.0,
+            adapt=adapted,
+            bias_correction=bias_correction,
+        )
+        torch.testing.assert_close(parameters[name].double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_pieces_of_tensors_on_two_processes_give_the_ratios_of_whole_tensors():
+    torch.manual_seed(1)
+    a, b = torch.randn(6), torch.randn(5)
+    # Two processes hold the vector (a, b, padding) cut in the middle of a and of nothing else.
+    flats = [torch.nn.Parameter(x.clone()) for x in torch.cat([a, b, torch.zeros(1)]).split([4, 8])]
+    whole = torch.cat([torch.randn(11), torch.zeros(1)]).split([4, 8])
+    layout = [
+        [Segment(tensor=0, start=0, numel=4)],
+        [Segment(tensor=0, start=0, numel=2), Segment(tensor=1, start=2, numel=5)],
+    ]
+    optimizers = [Lamb([flat], lr=0.1, weight_decay=0.01) for flat in flats]
+    # The first pass only collects each process's sums, the second gets the total of both.
+    sums: list[torch.Tensor] = []
+    for turn in range(2):
+        for optimizer, flat, pieces, gradient in zip(optimizers, flats, layout, whole, strict=True):
+            kept = flat.detach().clone()
+            optimizer.state.clear()
+            optimizer.param_groups[0]["num_tensors"] = 2
+            total = None if turn == 0 else torch.stack(sums[:2]).sum(0)
+            optimizer.bind(
+                {flat: pieces},
+                lambda vector, total=total: (
+                    sums.append(vector.clone()) if total is None else vector.copy_(total)
+                ),
+            )
+            flat.grad = gradient.clone()
+            optimizer.step()
+            if turn == 0:
+                flat.data = kept
+    trained = torch.cat([flat.detach() for flat in flats])
+    gradient = torch.cat(whole)
+    expected = torch.cat(
+        [
+            released_lamb(t, [g], lr=0.1, decay=0.01, adapt=True)
+            for t, g in ((a, gradient[:6]), (b, gradient[6:11]))
+        ]
+    )
+    torch.testing.assert_close(trained[:11].double(), expected, rtol=1e-6, atol=1e-7)
+    assert trained[11] == 0  # padding stays 0
+
+
+def test_disarmed_it_takes_no_step():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = Lamb([parameter], lr=0.1)
+    optimizer.disarm()
+    parameter.grad = torch.zeros(3)
+    optimizer.step()
+    assert torch.equal(parameter, torch.ones(3))
+
+
+def test_schedule_of_the_release():
+    def rate(step):
+        return learning_rate(step, peak=0.00176, warmup_steps=3125, num_steps=125_000)
+
+    assert rate(0) == 0
+    assert rate(1000) == pytest.approx(0.00176 * 1000 / 3125)
+    assert rate(3124) == pytest.approx(0.001759, abs=1e-6)
+    assert rate(3125) == pytest.approx(0.001716, abs=1e-6)  # decay is counted from step 0
+    assert rate(62_500) == pytest.approx(0.00088)
+    assert rate(125_000) == 0 and rate(200_000) == 0
+    assert learning_rate(0, peak=1.0, warmup_steps=0, num_steps=10) == 1.0
+    half = learning_rate(75, peak=1.0, warmup_steps=0, num_steps=100, power=0.5)
+    assert half == pytest.approx(math.sqrt(0.25))
