@@ -12,6 +12,7 @@ would read differently in the model. How text is normalised is kept beside the m
 import hashlib
 import io
 import json
+import random
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -141,7 +142,8 @@ def train_vocab(
 ) -> Vocab:
     """Train on a stream of sentences, of which a random `sample_size` are held in memory.
 
-    Raises UserError if the text is too little for `vocab_size` pieces; what `sentences` raises.
+    The sample is drawn here, as SentencePiece's own cannot be seeded; the same text then gives the
+    same bytes. Raises UserError if the text is too little for `vocab_size` pieces; what `sentences` raises.
     """
     import sentencepiece
 
@@ -152,12 +154,13 @@ def train_vocab(
     def normalised() -> Iterator[str]:
         normalise = normalisation.build()
         try:
-            yield from map(normalise, sentences)
+            sample = _draw_sample(sentences, sample_size, random.Random(seed))
+            while sample:
+                yield normalise(sample.pop())  # SentencePiece keeps its own copy
         except (UserError, DamagedData, OSError) as error:
             failure.append(error)
             raise
 
-    sentencepiece.set_random_generator_seed(seed)  # for the sample, where there is more text
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -172,7 +175,7 @@ def train_vocab(
             eos_id=-1,
             control_symbols=list(SPECIAL_PIECES[2:]),
             user_defined_symbols=list(USER_SYMBOLS),
-            shuffle_input_sentence=True,
+            shuffle_input_sentence=True,  # as released; of no effect on this sample
             input_sentence_size=sample_size,
             max_sentence_length=1 << 30,  # in bytes; the default silently skips what is longer
             num_threads=NUM_THREADS,
@@ -183,6 +186,17 @@ def train_vocab(
             raise failure[0] from None
         raise UserError(_explain(str(error), vocab_size)) from None
     return Vocab(make_portable(model.getvalue(), "the trained model"), normalisation)
+
+
+def _draw_sample(sentences: Iterable[str], size: int, rng: random.Random) -> list[str]:
+    """`size` of the sentences, each with the same probability; all of them if there are fewer."""
+    sample: list[str] = []
+    for number, sentence in enumerate(sentences):
+        if number < size:
+            sample.append(sentence)
+        elif (slot := rng.randrange(number + 1)) < size:
+            sample[slot] = sentence
+    return sample
 
 
 def _explain(error: str, vocab_size: int) -> str:

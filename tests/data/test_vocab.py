@@ -1,0 +1,184 @@
+"""The ids are those of Hugging Face's AlbertTokenizer, for any text and every way to normalise."""
+
+import random
+import subprocess
+import sys
+import unicodedata
+
+import pytest
+
+from albert_ds.data.readers import read_documents
+from albert_ds.data.vocab import (
+    CONFIG_NAME,
+    SPECIAL_PIECES,
+    USER_SYMBOLS,
+    Normalisation,
+    Vocab,
+    make_portable,
+    read_vocab,
+    train_vocab,
+)
+from albert_ds.errors import DamagedData, UserError
+from tests.data.corpus import ROOT, SHARED
+
+TEXTS = [
+    "The quick (brown) fox: 1,234 times, in 1999, at 0.0003 % ... x-y - a\u2013b \u00a35 \u20ac7",
+    "  double  spaces\tand\ttabs \n lines \r\n and\x0bmore\x0c ",
+    "``quoted'' text, it's 'fine' \"so\" ''",
+    "caf\u00e9 cafe\u0301 na\u00efve \u00c5ngstr\u00f6m \u0130stanbul \u1e9e \ufb01n \u017fo",
+    "\u03a3\u039f\u03a6\u039f\u03a3 \u03c3\u03bf\u03c6\u03cc\u03c2",
+    "\u4e2d\u6587\u5b57 \u65e5\u672c\u8a9e\u3067 \u30ab\u3099 \uff76\uff9e \ud55c\uad6d\uc5b4",
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 \u05e9\u05c1",
+    "control\x00\x01\x1f\x7f\x85chars\u200b\u200d\u00ad\u2028\u3000\ufeff\ufffd\u2581_",
+    "\u1ebf e\u0302\u0301 e\u0323\u0302\u0301\u0308\u0330 a\u0336\u0336\u0336",
+    "aaaa 0000000 111101 ==== .... -- ((())) a.b.c 1,2,3, 10,",
+    "\U0001f600\U0001f468\u200d\U0001f469 \U00010330 \ue000",
+    "[mask] <doc>",
+    "",
+    " ",
+]
+
+
+@pytest.fixture(scope="session")
+def hugging_face(tmp_path_factory):
+    """Loads a vocabulary in AlbertTokenizer, from the files that it writes and nothing else."""
+    transformers = pytest.importorskip("transformers")
+
+    def load(vocab: Vocab):
+        folder = tmp_path_factory.mktemp("vocab")
+        vocab.write(folder)
+        tokenizer = transformers.AlbertTokenizer.from_pretrained(folder)
+        return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    return load
+
+
+def test_layout_is_albert_s(vocab):
+    assert vocab.pieces[:13] == [*SPECIAL_PIECES, *USER_SYMBOLS]
+    assert (
+        vocab.pieces[:13] == '<pad> <unk> [CLS] [SEP] [MASK] ( ) " - . \u2013 \u00a3 \u20ac'.split()
+    )
+    assert len(vocab.pieces) == vocab.size == 240
+
+
+@pytest.mark.parametrize("keep_accents", [False, True])
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_same_ids_as_hugging_face(vocab, hugging_face, lower_case, keep_accents):
+    ours = Vocab(vocab.model, Normalisation(lower_case=lower_case, keep_accents=keep_accents))
+    theirs = hugging_face(ours)
+    texts = TEXTS + list(random_texts())
+    assert [theirs(text) for text in texts] == ours.encode(texts)
+
+
+def random_texts():
+    """Short strings over small alphabets: ties between segmentations, odd Unicode."""
+    draw = random.Random(1)
+    everything = [chr(c) for c in range(0x20000) if not 0xD800 <= c < 0xE000]
+    marks = [c for c in everything if unicodedata.category(c)[0] == "M"]
+    spaces = [c for c in everything if unicodedata.category(c)[0] in "ZC"][:200]
+    for alphabet in ("01", "0,.", "ab ", "a'`\"", everything, marks + ["a", "e"], spaces + ["a"]):
+        for _ in range(120):
+            yield "".join(draw.choices(alphabet, k=draw.randint(1, 12)))
+
+
+def test_same_ids_on_real_text(vocab, hugging_face, wiki_files):
+    texts = [line for document in read_documents(wiki_files[:1]) for line in document.lines][:400]
+    theirs = hugging_face(vocab)
+    assert [theirs(text) for text in texts] == vocab.encode(texts)
+
+
+def test_same_ids_with_a_vocabulary_from_elsewhere(hugging_face):
+    path = SHARED / "spm" / "albert-layout-de.model"
+    if not path.is_file():
+        pytest.skip(f"no real vocabulary: {path} is absent")
+    vocab = read_vocab(path)
+    theirs = hugging_face(vocab)
+    texts = [
+        *TEXTS,
+        "Gr\u00f6\u00dfe (\u00fcber 1,5 m), 3,50 \u20ac \u2013 \u201eja\u201c \u00dcbung-s-frage.",
+    ]
+    assert [theirs(text) for text in texts] == vocab.encode(texts)
+    pieces = [vocab.pieces[i] for ids in vocab.encode(texts) for i in ids]
+    assert not [piece for piece in pieces if piece[-1] == "," and piece[-2:-1].isdigit()]
+
+
+def test_a_bracket_does_not_start_a_word(vocab):
+    """SentencePiece's segmentation, as released: no word mark after a user symbol."""
+    pieces = [vocab.pieces[i] for i in vocab.encode(["ba (ba)-ba."])[0]]
+    assert "".join(pieces) == "\u2581ba\u2581(ba)-ba."
+    assert not {"\u2581(", "(b", "a)"} & set(pieces)
+
+
+def test_text_cannot_spell_special_ids(vocab):
+    assert not set(vocab.encode(["[CLS] a [SEP] [MASK] <pad>"])[0]) & {0, 2, 3, 4}
+
+
+def test_normalisation_is_remembered_beside_the_model(vocab, tmp_path):
+    for lower_case, keep_accents in [(True, False), (False, True)]:
+        flags = Normalisation(lower_case=lower_case, keep_accents=keep_accents)
+        Vocab(vocab.model, flags).write(tmp_path)
+        again = read_vocab(tmp_path / "spiece.model")
+        assert (again.normalisation, again.model) == (flags, vocab.model)
+    assert (tmp_path / CONFIG_NAME).is_file()
+
+
+def test_portable_is_a_fixed_point(vocab):
+    assert make_portable(vocab.model, "") == vocab.model
+
+
+def test_training_is_deterministic(documents):
+    """Also in another process, where hash tables have another order, and for text in any order."""
+    text = [sentence for document in documents for sentence in document]
+    again = [train_vocab(t, Normalisation(), vocab_size=200).model for t in (text, text[::-1])]
+    assert again[0] == again[1]
+    # More text than the sample holds, so that the sample is drawn, too.
+    train = "train_vocab(text, Normalisation(), vocab_size=150, sample_size=500, seed={}).sha256"
+    script = (
+        "from tests.data.corpus import make_documents\n"
+        "from albert_ds.data.vocab import Normalisation, train_vocab\n"
+        "text = [sentence for document in make_documents(120) for sentence in document]\n"
+        f"print({train.format(1)}, {train.format(1)}, {train.format(2)})"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+        for _ in range(2)
+    ]
+    assert runs[0].stdout == runs[1].stdout
+    first, again, other = runs[0].stdout.split()
+    assert first == again != other
+
+
+def test_long_text_is_not_left_out(documents):
+    """A sentence beyond SentencePiece's own limit of 4192 bytes still counts."""
+    vocab = train_vocab(
+        [" ".join(["zizizi wowowo"] * 1000)] + documents[0] * 5, Normalisation(), vocab_size=60
+    )
+    assert {"z", "w"} & {piece[-1:] for piece in vocab.pieces} or "\u2581zizizi" in vocab.pieces
+
+
+def test_too_little_text_names_the_limit():
+    with pytest.raises(UserError, match=r"--vocab-size 5000: this text yields at most \d+ pieces"):
+        train_vocab(["just a few words here"] * 9, Normalisation(), vocab_size=5000)
+    with pytest.raises(UserError, match=r"--vocab-size 20: this text has \d+ characters"):
+        train_vocab(["abcdefghijklmnopqrstuvwxyz"] * 9, Normalisation(), vocab_size=20)
+    with pytest.raises(UserError, match="--vocab-size 13: must be over the 13 fixed pieces"):
+        train_vocab(["a"], Normalisation(), vocab_size=13)
+    with pytest.raises(UserError, match="hold no text"):
+        train_vocab([], Normalisation(), vocab_size=100)
+
+
+def test_what_ends_the_text_ends_the_training():
+    def broken():
+        yield "some text"
+        raise DamagedData("wiki_00: line 7 is not UTF-8")
+
+    with pytest.raises(DamagedData, match="^wiki_00: line 7 is not UTF-8$"):
+        train_vocab(broken(), Normalisation(), vocab_size=100)
+
+
+def test_not_a_vocabulary(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        read_vocab(tmp_path / "spiece.model")
+    (tmp_path / "spiece.model").write_bytes(b"\xff\xff not a model")
+    with pytest.raises(UserError, match="not a SentencePiece model"):
+        read_vocab(tmp_path / "spiece.model")
