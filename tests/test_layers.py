@@ -1,4 +1,4 @@
-"""The house's own rules: imports point down, no name shadows another module, nothing is too long."""
+"""The house's own rules: imports point down, no name shadows a module, nothing is too long."""
 
 import ast
 import sys

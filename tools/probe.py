@@ -72,10 +72,13 @@ def probe(args) -> dict:
     model.load_state_dict(weights, assign=True)
     device = join_world(read_world())
     values = evaluate(model.to(device), batches, build_mesh(1), device, stream.objective)
-    labels = torch.cat([batch.tensors["masked_labels"] for batch in batches])
-    values["most_frequent_piece"] = source.vocab.pieces[int(labels.mode().values)]
-    values["most_frequent_share"] = float((labels == labels.mode().values).double().mean())
-    return values
+    labels = torch.cat([torch.as_tensor(b.tensors["masked_labels"]) for b in batches])
+    frequent = labels.mode().values
+    return {
+        **values,
+        "most_frequent_piece": source.vocab.pieces[int(frequent)],
+        "most_frequent_share": float((labels == frequent).double().mean()),
+    }
 
 
 def as_table(values: dict) -> str:

@@ -226,7 +226,9 @@ def _work_folder(output: Path) -> Generator[Path]:
     is_new = not output.exists()
     work = output / "building"
     try:
-        shutil.rmtree(work, ignore_errors=True)  # of a build that was killed
+        for name in ("building", "*.partial", "train-*.tar", "heldout-*.tar"):
+            for left_over in output.glob(name):  # of a build that was killed
+                shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
         work.mkdir(parents=True)
     except OSError as error:
         raise UserError(f"--output {output}: cannot be made: {error.strerror}") from None

@@ -142,8 +142,9 @@ def train_vocab(
 ) -> Vocab:
     """Train on a stream of sentences, of which a random `sample_size` are held in memory.
 
-    The sample is drawn here, as SentencePiece's own cannot be seeded; the same text then gives the
-    same bytes. Raises UserError if the text is too little for `vocab_size` pieces; what `sentences` raises.
+    The sample is drawn here, as SentencePiece's own cannot be seeded: the same text gives the same
+    bytes. Raises UserError if the text is too little for `vocab_size` pieces, and whatever
+    `sentences` raises.
     """
     import sentencepiece
 

@@ -97,7 +97,7 @@ class Lamb(torch.optim.Optimizer):
         }
 
     @torch.no_grad()
-    def step(self, closure=None) -> None:
+    def step(self, closure=None):  # returns no loss: none of our callers passes a closure
         assert closure is None
         if not self.armed:
             return

@@ -95,7 +95,8 @@ def build_mesh(tensor_parallel: int) -> Mesh:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=tensor_parallel, create_gloo_process_groups=False
         )
-    gloo = dist.get_backend() == "gloo"
+    everyone = dist.group.WORLD
+    assert everyone is not None
     return Mesh(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
@@ -105,5 +106,13 @@ def build_mesh(tensor_parallel: int) -> Mesh:
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
         dp_group=parallel_state.get_data_parallel_group(),
-        control_group=dist.group.WORLD if gloo else dist.new_group(backend="gloo"),
+        control_group=everyone if dist.get_backend() == "gloo" else _gloo_group(),
     )
+
+
+def _gloo_group() -> ProcessGroup:
+    import torch.distributed as dist
+
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    return group

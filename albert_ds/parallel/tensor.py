@@ -15,6 +15,7 @@ from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     copy_to_tensor_model_parallel_region,
+    set_tensor_model_parallel_attributes,
 )
 from torch import Tensor, nn
 
@@ -40,8 +41,8 @@ class Column(ColumnParallelLinear):
             disable_grad_reduce=not reduces_input_grad,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)[0]
+    def forward(self, input_: Tensor) -> Tensor:  # ty: ignore[incompatible-method-override]
+        return super().forward(input_)[0]
 
 
 class Row(RowParallelLinear):
@@ -61,9 +62,9 @@ class Row(RowParallelLinear):
             skip_bias_add=False,
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input_: Tensor) -> Tensor:
         # megatron-core returns a non-contiguous input of a reduction unreduced, without a word.
-        return super().forward(x.contiguous())[0]
+        return super().forward(input_.contiguous())[0]
 
 
 PLAN = {
@@ -101,23 +102,21 @@ def _copy_input(module: nn.Module, inputs: tuple) -> tuple:
     return (copy_to_tensor_model_parallel_region(inputs[0]), *inputs[1:])
 
 
-def _shard(full: nn.Linear, linear: nn.Module, mesh: Mesh) -> nn.Module:
+def _shard(full: nn.Linear, linear: Column | Row, mesh: Mesh) -> nn.Module:
     """Give `linear` this rank's shard of `full`, and mark what is a shard."""
     for name, parameter in linear.named_parameters():
-        whole = getattr(full, name)
-        parameter.data = shard(whole.data, linear.cut.get(name), mesh).clone().to(whole.device)
-        if name in linear.cut:
+        whole, dim = getattr(full, name).data, linear.cut.get(name)
+        parameter.data = shard(whole, dim, mesh).clone()
+        if dim is not None and not hasattr(parameter, "tensor_model_parallel"):
             # DeepSpeed's norm and clipping count a shard on every rank only where this is set.
-            parameter.tensor_model_parallel = True
-            parameter.partition_dim = linear.cut[name]
-            parameter.partition_stride = 1
+            set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=dim, stride=1)
     return linear
 
 
 def shard_dim(parameter: nn.Parameter) -> int | None:
     """The dimension along which `parameter` is cut over tensor-parallel ranks, None if whole."""
     if getattr(parameter, "tensor_model_parallel", False):
-        return parameter.partition_dim
+        return getattr(parameter, "partition_dim", None)
     return None
 
 

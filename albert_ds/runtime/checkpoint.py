@@ -208,7 +208,7 @@ def restore(folder: Path, engine: Engine) -> TrainState:
     for piece in engine.pieces:
         engine.optimizer.state[piece.flat]["step"].fill_(state.updates)
     if state.loss_scale is not None:
-        vars(engine.deepspeed.optimizer.loss_scaler).update(state.loss_scale)
+        _loss_scaler(engine).update(state.loss_scale)
     return state
 
 
@@ -216,8 +216,12 @@ def read_loss_scale(engine: Engine) -> dict | None:
     """fp16's dynamic scaler as plain numbers; None in other precisions."""
     if not engine.deepspeed.fp16_enabled():
         return None
-    scaler = vars(engine.deepspeed.optimizer.loss_scaler)
-    return {key: value for key, value in scaler.items() if isinstance(value, int | float | bool)}
+    numbers = int | float | bool
+    return {k: value for k, value in _loss_scaler(engine).items() if isinstance(value, numbers)}
+
+
+def _loss_scaler(engine: Engine) -> dict:
+    return vars(getattr(engine.deepspeed.optimizer, "loss_scaler"))  # noqa: B009 (untyped there)
 
 
 def describe_saved(output: Path) -> str:

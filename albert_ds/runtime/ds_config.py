@@ -100,6 +100,11 @@ def _check_zero(path: Path, config: dict) -> None:
             raise UserError(
                 f"--deepspeed_config {path}: zero_optimization.{key} is refused: {reason}"
             )
+    if zero.get("compute_grad_norm") is False:
+        raise UserError(
+            f"--deepspeed_config {path}: zero_optimization.compute_grad_norm false is refused: "
+            "without the norm a gradient that is not finite would be applied"
+        )
     half = [name for name in ("bf16", "fp16") if config.get(name, {}).get("enabled")]
     if len(half) == 2:
         raise UserError(f"--deepspeed_config {path}: bf16 and fp16 are both enabled; choose one")

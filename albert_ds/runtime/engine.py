@@ -124,7 +124,9 @@ def take_step(engine: Engine) -> tuple[float, bool]:
     """
     if engine.stage > 0:
         engine.deepspeed.step()
-        return float(engine.deepspeed.get_global_grad_norm()), engine.deepspeed.was_step_applied()
+        norm = engine.deepspeed.get_global_grad_norm()
+        assert norm is not None, "zero_optimization.compute_grad_norm is off"
+        return float(norm), engine.deepspeed.was_step_applied()
     norm = float(_gradient_norm(engine))
     applied = norm < float("inf")  # False for NaN too
     if applied:

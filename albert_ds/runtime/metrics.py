@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,7 +73,7 @@ class Window:
         self.started = time.perf_counter()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Generator[None]:
         """Leave evaluation and saving out of the window's time and traffic."""
         stopped, before = time.perf_counter(), self._traffic.copy()
         yield
@@ -136,7 +136,7 @@ class Metrics:
         )
         self._wandb = None
         if wandb:
-            import wandb as library
+            import wandb as library  # ty: ignore[import-not-found] (optional)
 
             self._wandb = library.init(dir=output, id=output.name, resume="allow")
 

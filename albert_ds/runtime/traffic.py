@@ -2,8 +2,8 @@
 
 DeepSpeed's own logger sees only `deepspeed.comm`; megatron-core and this trainer call
 torch.distributed directly. `record_traffic` must run before either is imported, since both keep
-references to the functions they find. Bytes are those of the full tensor: of an all-reduce its input, of a
-gather its output, of a reduce-scatter its input.
+references to the functions they find. Bytes are those of the full tensor: of an all-reduce its
+input, of a gather its output, of a reduce-scatter its input.
 """
 
 from __future__ import annotations

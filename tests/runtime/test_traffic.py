@@ -46,7 +46,7 @@ def test_bytes_of_a_step():
     shallow0, shallow1, deep0, deep1 = run_ranks(measure, 2, configs, BATCHES)[0]
     parameters = sum(count_params(SMALL).values())
     gradients = 4 * parameters
-    # ZeRO-0: the gradients once, at the accumulation boundary (4 micro-batches), plus small vectors.
+    # ZeRO-0: the gradients once, after 4 micro-batches, and small vectors.
     calls, moved = shallow0
     assert set(calls) == {"all_reduce"}
     assert gradients <= moved["all_reduce"] <= gradients * 1.02
@@ -72,5 +72,3 @@ def test_lamb_adds_one_small_reduction_over_the_adapted_group():
     # word, type, position, projection; q, k, v, output, up, down; pooler, MLM transform, pair head
     adapted = 13
     assert lamb["all_reduce"] - adamw["all_reduce"] == 2 * 8 * adapted  # two float64 sums each
-
-

@@ -1,0 +1,150 @@
+"""Packing keeps every token; windows and pairs are what they claim to be."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_ds.data.records import Sequence
+from albert_ds.data.segments import (
+    NO_LABEL,
+    draw_pair,
+    draw_target,
+    draw_window,
+    pack_sentences,
+    truncate_pair,
+)
+
+seeds = st.integers(0, 2**32)
+sentence_lengths = st.lists(st.integers(1, 30), min_size=1, max_size=12)
+
+
+def sequence(lengths: list[int], document: int = 0, first: int = 0) -> Sequence:
+    """Tokens are numbered, so that where each one came from can be seen."""
+    ends = np.cumsum(lengths).astype(np.uint16)
+    return Sequence(document, ends, np.arange(first, first + ends[-1]).astype(np.uint16))
+
+
+@given(st.lists(st.integers(1, 40), max_size=30), st.integers(1, 20))
+def test_packing_keeps_every_token_in_order(lengths, capacity):
+    sentences = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1]) if lengths else []
+    packed = list(pack_sentences([s.tolist() for s in sentences], capacity))
+    assert [i for ids, _ in packed for i in ids] == list(range(sum(lengths)))
+    assert all(len(ids) <= capacity and ends[-1] == len(ids) for ids, ends in packed)
+    # Every sentence ends where one ends; a further boundary is a cut in a sentence over capacity.
+    ends = [0]
+    for _, sequence_ends in packed:
+        ends += [ends[-1] + end for end in np.diff(sequence_ends, prepend=0).cumsum()]
+    ends = np.cumsum([n for _, e in packed for n in np.diff(e, prepend=0)]).tolist()
+    assert set(np.cumsum(lengths).tolist()) <= set(ends)
+    assert len(ends) == sum(-(-length // capacity) for length in lengths)
+
+
+def test_packing_is_greedy():
+    sentences = [[1] * n for n in (3, 3, 5, 4, 11, 1)]
+    assert [ends for _, ends in pack_sentences(sentences, 10)] == [[3, 6], [5, 9], [10], [1, 2]]
+
+
+@given(sentence_lengths, st.integers(1, 400), seeds)
+def test_window_is_the_fewest_sentences_that_hold_the_target(lengths, target, seed):
+    ends = np.cumsum(lengths).astype(np.uint16)
+    i, j = draw_window(ends, target, np.random.default_rng(seed))
+    held = sum(lengths[i:j])
+    assert held >= min(target, sum(lengths))
+    assert held - lengths[j - 1] < target
+    if sum(lengths) <= target:
+        assert (i, j) == (0, len(lengths))
+
+
+def test_window_starts_uniformly_where_the_target_is_left():
+    rng = np.random.default_rng(0)
+    starts = [draw_window(np.array([3, 5, 9, 12]), 7, rng)[0] for _ in range(3000)]
+    counts = np.bincount(starts, minlength=4) / 3000
+    np.testing.assert_allclose(counts, [1 / 3, 1 / 3, 1 / 3, 0], atol=0.03)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 80), seeds)
+def test_truncation_is_the_release_s(first, second, target, seed):
+    a, b = truncate_pair(
+        np.arange(first), np.arange(100, 100 + second), target, np.random.default_rng(seed)
+    )
+    while first + second > target:  # one token at a time, as released
+        if first > second:
+            first -= 1
+        else:
+            second -= 1
+    assert (len(a), len(b)) == (first, second)
+    assert first >= 1 and second >= 1
+    assert (np.diff(a) == 1).all() and (np.diff(b) == 1).all()  # only ends were cut
+
+
+def test_truncation_cuts_both_ends_alike():
+    rng = np.random.default_rng(0)
+    cut_in_front = [truncate_pair(np.arange(9), np.arange(1), 2, rng)[0][0] for _ in range(4000)]
+    assert np.bincount(cut_in_front, minlength=9).sum() == 4000
+    np.testing.assert_allclose(np.mean(cut_in_front), 4, atol=0.1)
+    np.testing.assert_allclose(np.var(cut_in_front), 2, atol=0.15)  # binomial(8, 1/2)
+
+
+@pytest.mark.parametrize("objective", ["sop", "none"])
+@given(lengths=sentence_lengths, target=st.integers(2, 400), seed=seeds)
+def test_sop_and_none(objective, lengths, target, seed):
+    stored = sequence(lengths)
+    rng = np.random.default_rng(seed)
+    pair = draw_pair(stored, target, objective, _no_partner, rng)
+    assert pair.used == len(pair.first) + len(pair.second)
+    assert pair.used <= min(target, sum(lengths))
+    parts = [pair.first, pair.second]
+    if not len(pair.second):
+        assert pair.label == NO_LABEL
+        starts, ends = [0, *stored.ends[:-1]], stored.ends
+        assert any(
+            s <= pair.first[0] and pair.first[-1] < e for s, e in zip(starts, ends, strict=True)
+        )
+        return
+    assert pair.label in ((0, 1) if objective == "sop" else (NO_LABEL,))
+    if pair.label == 1:
+        parts.reverse()
+    before, after = parts
+    assert before[-1] < after[0]  # in the order of the text, swapped only under label 1
+    if pair.used == sum(lengths):
+        assert after[0] in stored.ends  # the split is where a sentence ends
+
+
+def _no_partner():
+    raise AssertionError("only nsp may ask for another document")
+
+
+def test_sop_swaps_half_and_splits_uniformly():
+    rng = np.random.default_rng(0)
+    pairs = [draw_pair(sequence([2, 3, 4]), 9, "sop", _no_partner, rng) for _ in range(4000)]
+    assert abs(np.mean([pair.label for pair in pairs]) - 0.5) < 0.03
+    splits = [min(len(pair.first), 9) if pair.label == 0 else len(pair.second) for pair in pairs]
+    np.testing.assert_allclose(np.bincount(splits)[[2, 5]] / 4000, 0.5, atol=0.03)
+
+
+def test_nsp_takes_the_second_segment_from_the_partner():
+    rng = np.random.default_rng(0)
+    other = sequence([5, 5, 5, 5], document=1, first=1000)
+    pairs = [draw_pair(sequence([4, 4, 4]), 12, "nsp", lambda: other, rng) for _ in range(2000)]
+    labels = np.array([pair.label for pair in pairs])
+    assert abs(labels.mean() - 0.5) < 0.04
+    for pair in pairs:
+        assert (pair.first < 12).all()
+        assert (pair.second >= 1000).all() if pair.label else (pair.second < 12).all()
+        assert len(pair.first) + len(pair.second) == 12  # no longer and no shorter: no hint
+    starts = {int(pair.second[0]) for pair in pairs if pair.label}
+    assert len(starts) > 3  # the partner's start is drawn, too
+    nobody = [draw_pair(sequence([4, 4, 4]), 12, "nsp", lambda: None, rng) for _ in range(100)]
+    assert {pair.label for pair in nobody} == {0, NO_LABEL}
+
+
+def test_short_draws():
+    rng = np.random.default_rng(0)
+    targets = np.array([draw_target(509, 0.1, rng) for _ in range(20000)])
+    short = targets[targets < 509]
+    assert abs(len(short) / 20000 - 0.1) < 0.01
+    assert short.min() >= 2
+    np.testing.assert_allclose(short.mean(), (2 + 508) / 2, rtol=0.03)
+    assert {draw_target(509, 0.0, rng) for _ in range(100)} == {509}
+    assert {draw_target(4, 1.0, rng) for _ in range(100)} == {2, 3, 4}
