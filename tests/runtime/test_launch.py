@@ -1,0 +1,60 @@
+"""The world that a launcher describes, and never a silent wrong one."""
+
+import pytest
+
+from albert_ds.errors import UserError
+from albert_ds.runtime.launch import read_world
+
+TORCHRUN = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+}
+SRUN = {
+    "SLURM_NTASKS": "16",
+    "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "9",
+    "SLURM_LOCALID": "1",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_no_launcher_is_one_process():
+    world = read_world({})
+    assert (world.rank, world.local_rank, world.size) == (0, 0, 1)
+
+
+def test_torchrun_and_deepspeed():
+    world = read_world(TORCHRUN)
+    assert (world.rank, world.local_rank, world.size) == (3, 1, 4)
+
+
+def test_srun_one_task_a_rank():
+    world = read_world(SRUN)
+    assert (world.rank, world.local_rank, world.size) == (9, 1, 16)
+
+
+def test_a_launcher_inside_a_slurm_job_rules():
+    assert read_world({**SRUN, **TORCHRUN}).size == 4
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+def test_half_a_description_is_refused(name):
+    environ = {key: value for key, value in TORCHRUN.items() if key != name}
+    with pytest.raises(UserError, match=name):
+        read_world(environ)
+
+
+def test_a_batch_script_that_forgot_srun_is_refused():
+    with pytest.raises(UserError, match="start it with srun"):
+        read_world({"SLURM_NTASKS": "16", "SLURM_PROCID": "0"})
+
+
+def test_srun_without_a_rendezvous_is_refused():
+    environ = {key: value for key, value in SRUN.items() if key != "MASTER_ADDR"}
+    with pytest.raises(UserError, match="MASTER_ADDR"):
+        read_world(environ)
