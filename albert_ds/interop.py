@@ -103,6 +103,9 @@ def _read_tensors(path: Path) -> Weights:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError) as error:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, SafetensorError, pickle.UnpicklingError, RuntimeError) as error:
         raise UserError(f"{path}: not a file of tensors: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
+        raise UserError(f"{path}: not a file of tensors: must be a state dict")
+    return content

@@ -267,6 +267,14 @@ class Payload:
         return self.path.touch, ()
 
 
+@pytest.mark.parametrize("content", [{"step": 1}, [torch.zeros(1)]], ids=str)
+def test_a_pickle_of_anything_but_tensors_is_refused(exported, content):
+    (exported / "model.safetensors").unlink()
+    torch.save(content, exported / "pytorch_model.bin")
+    with pytest.raises(UserError, match="not a file of tensors: must be a state dict"):
+        read_weights(exported)
+
+
 def test_a_pickle_is_never_run(exported, tmp_path):
     (exported / "model.safetensors").unlink()
     payload = {"predictions.bias": Payload(tmp_path / "executed")}

@@ -153,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add = parser.add_argument
     add("--output", required=True, type=Path, metavar="FILE", help="text file to write")
-    add("--max-bytes", type=int, default=3_000_000, metavar="N", help="size (default: %(default)s)")
+    add("--max-bytes", type=int, default=2_000_000, metavar="N", help="size (default: %(default)s)")
     try:
         args = parser.parse_args(argv)
         try:

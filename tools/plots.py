@@ -56,12 +56,13 @@ def draw_curves(runs: list[Path], labels: list[str], output: Path) -> None:
             trained = [(r["step"], r[key]) for r in records if r.get(key) is not None]
             held = [(r["step"], r[f"heldout_{key}"]) for r in records if f"heldout_{key}" in r]
             style, marker = STYLES[number % len(STYLES)], MARKERS[number % len(MARKERS)]
-            axis.plot(*zip(*trained, strict=True), style, label=label, linewidth=1.2)
+            (line,) = axis.plot(*zip(*trained, strict=True), style, label=label, linewidth=1.2)
             if held:
                 axis.plot(
                     *zip(*held, strict=True),
                     marker,
                     label=f"{label}, held out",
+                    color=line.get_color(),
                     markerfacecolor="none",
                     markersize=7 + 4 * number,
                 )

@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # importing torch takes seconds, which --help does not have
 
 Weights = dict[str, "Tensor"]
 
-# Modules: ours, theirs. {} is the number of a block here and of a group there; each module has a
-# weight and a bias, save the embeddings (no bias) and the MLM head's own bias.
+# Modules: ours, theirs; ATTENTION and FFN are named within a block of ours and a layer of theirs.
+# Each has a weight and a bias, but for TABLES: a weight.
 TABLES = (
     ("albert.embeddings.word", "albert.embeddings.word_embeddings"),
     ("albert.embeddings.token_type", "albert.embeddings.token_type_embeddings"),

@@ -1,0 +1,120 @@
+"""Position arithmetic against plain enumeration."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_ds.data.order import (
+    BLOCK_SAMPLES,
+    ROUND_SHARDS,
+    SAMPLE_ORDER,
+    SHARD_ORDER,
+    Draws,
+    ShardOrder,
+    SourceOrder,
+    count_quotas,
+)
+from albert_ds.errors import UserError
+
+
+def enumerate_epoch(sizes, seed, source, epoch):
+    """(shard, sample) of one epoch, written as one would say it."""
+    shards = Draws(SHARD_ORDER, seed).at(source, epoch).permutation(len(sizes)).tolist()
+    while shards:
+        at_hand, shards = shards[:ROUND_SHARDS], shards[ROUND_SHARDS:]
+        decks = [
+            (s, Draws(SAMPLE_ORDER, seed).at(source, epoch, s).permutation(sizes[s]).tolist())
+            for s in at_hand
+        ]
+        for turn in itertools.count():
+            if not any(turn < len(deck) for _, deck in decks):
+                break
+            yield from ((shard, deck[turn]) for shard, deck in decks if turn < len(deck))
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=20), st.integers(0, 2**60), st.integers(0, 3)
+)
+def test_locate_against_enumeration(sizes, seed, source):
+    sizes = np.array(sizes)
+    total = int(sizes.sum())
+    naive = [
+        (epoch, *place)
+        for epoch in range(2)
+        for place in enumerate_epoch(sizes, seed, source, epoch)
+    ]
+    order = ShardOrder(sizes, seed, source)
+    places = [order.locate(position) for position in range(2 * total)]
+    assert [place[:3] for place in places] == naive
+    # Nothing is repeated or left out within an epoch, and samples are numbered through.
+    for epoch in range(2):
+        numbers = [place.number for place in places if place.epoch == epoch]
+        assert sorted(numbers) == list(range(total))
+    firsts = np.cumsum(sizes) - sizes
+    assert all(p.number == firsts[p.shard] + p.sample for p in places)
+    # Any position can be asked for first.
+    for position in {0, total - 1, total, 2 * total - 1}:
+        assert ShardOrder(sizes, seed, source).locate(position) == places[position]
+
+
+def test_epochs_seeds_and_sources_differ():
+    sizes = np.array([50] * 3)
+    orders = [
+        [ShardOrder(sizes, seed, source).locate(p)[1:3] for p in range(begin, begin + 150)]
+        for seed, source, begin in [(0, 0, 0), (0, 0, 150), (1, 0, 0), (0, 1, 0)]
+    ]
+    for a, b in itertools.combinations(orders, 2):
+        assert a != b and sorted(a) == sorted(b)
+
+
+def test_a_rank_needs_few_shards_of_a_round():
+    order = ShardOrder(np.array([64] * ROUND_SHARDS), 0, 0)
+    for dp_size in (2, 4, 8):
+        shards = {order.locate(p).shard for p in range(1, 64 * ROUND_SHARDS, dp_size)}
+        assert len(shards) == ROUND_SHARDS // dp_size
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=5), st.integers(0, 2**32))
+def test_mixture_is_exact_in_every_block(weights, seed):
+    quotas = count_quotas(weights)
+    shares = np.array(weights) / sum(weights) * BLOCK_SAMPLES
+    assert sum(quotas) == BLOCK_SAMPLES
+    assert (abs(np.array(quotas) - shares) < 1).all()
+    order = SourceOrder(weights, seed)
+    for block in (0, 3):
+        begin = block * BLOCK_SAMPLES
+        located = [order.locate(begin + i) for i in range(BLOCK_SAMPLES)]
+        for source, quota in enumerate(quotas):
+            local = [position for s, position in located if s == source]
+            assert local == list(range(block * quota, (block + 1) * quota))
+
+
+def test_mixture_is_mixed():
+    order = SourceOrder([3, 1], seed=0)
+    first = [order.locate(p)[0] for p in range(400)]
+    assert 60 < sum(first) < 140
+    assert [SourceOrder([3, 1], seed=1).locate(p)[0] for p in range(400)] != first
+
+
+@pytest.mark.parametrize("weights", [[1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, 1e-7]])
+def test_bad_weights(weights):
+    with pytest.raises(UserError, match="--data-weights"):
+        count_quotas(weights)
+
+
+def test_draws_depend_on_the_place_alone():
+    draws = Draws(2, seed=5)
+    first = draws.at(1, 2, 3).random(5)
+    draws.at(1, 2, 4).integers(9, size=3)
+    assert (draws.at(1, 2, 3).random(5) == first).all()
+    others = [
+        Draws(2, 5).at(1, 2, 4),
+        Draws(2, 5).at(1, 3, 3),
+        Draws(2, 6).at(1, 2, 3),
+        Draws(1, 5).at(1, 2, 3),
+        Draws(2, 5).at(2, 2, 3),
+    ]
+    assert all((other.random(5) != first).all() for other in others)

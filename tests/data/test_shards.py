@@ -1,0 +1,188 @@
+"""Records and shards: what is written is read back, and what is damaged is named."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from albert_ds.data.records import pack_sequence, token_dtype, unpack_sequence
+from albert_ds.data.shards import Shard, open_shards
+from albert_ds.errors import DamagedData, UserError
+from tests.data.corpus import SAMPLES_PER_SHARD
+
+
+@given(
+    st.integers(0, 2**64 - 1),
+    st.lists(st.integers(1, 9), min_size=1, max_size=9),
+    st.sampled_from(["<u2", "<u4"]),
+)
+def test_record_round_trip(document, lengths, kind):
+    dtype, ends = np.dtype(kind), np.cumsum(lengths).tolist()
+    ids = [(i * 7919) % 65536 for i in range(ends[-1])]
+    record = pack_sequence(document, ends, ids, dtype)
+    again = unpack_sequence(record, dtype, 65536)
+    assert (again.document, again.ends.tolist(), again.ids.tolist()) == (document, ends, ids)
+    for at in range(0, len(record), 5):
+        damaged = bytearray(record)
+        damaged[at] ^= 1
+        with pytest.raises(ValueError):
+            unpack_sequence(bytes(damaged), dtype, 65536)
+
+
+def test_token_dtype():
+    assert token_dtype(30_000) == token_dtype(65_536) == "uint16"
+    assert token_dtype(65_537) == "uint32"
+
+
+@pytest.fixture
+def copy(built, tmp_path):
+    """A built folder to be damaged."""
+    return shutil.copytree(built, tmp_path / "data")
+
+
+def read_all(folder, split="train"):
+    source = open_shards(folder, split)
+    return [
+        sequence
+        for number in range(len(source.shards))
+        for sequence in iterate(Shard(source, number))
+    ]
+
+
+def iterate(shard):
+    return [shard[i] for i in range(len(shard))]
+
+
+def test_counts_agree_with_what_is_read(built):
+    index = json.loads((built / "index.json").read_text())
+    for split in ("train", "heldout"):
+        sequences, entry = read_all(built, split), index["splits"][split]
+        assert len(sequences) == entry["samples"] == sum(s["samples"] for s in entry["shards"])
+        assert sum(len(s.ids) for s in sequences) == entry["tokens"]
+        assert len({s.document for s in sequences}) == entry["documents"]
+        sizes = [shard["samples"] for shard in entry["shards"]]
+        assert sizes[:-1] == [SAMPLES_PER_SHARD] * (len(sizes) - 1)
+
+
+def test_any_webdataset_reader_reads_a_shard(built):
+    webdataset = pytest.importorskip("webdataset")
+    source = open_shards(built, "train")
+    path = str(built / source.shards[1].name)
+    pipeline = webdataset.DataPipeline(
+        webdataset.SimpleShardList([path]), webdataset.tarfile_to_samples()
+    )
+    samples = list(pipeline)
+    assert len({sample["__key__"] for sample in samples}) == SAMPLES_PER_SHARD
+    for theirs, ours in zip(samples, iterate(Shard(source, 1)), strict=True):
+        again = unpack_sequence(theirs["seq"], source.token_dtype, source.vocab.size)
+        assert again.ids.tolist() == ours.ids.tolist()
+
+
+def damage(folder, change):
+    """Change the bytes of the third shard."""
+    path = folder / "train-000002.tar"
+    content = bytearray(path.read_bytes())
+    path.write_bytes(change(content))
+    return str(path)
+
+
+def find_member(content, number):
+    return content.index(b"train-000002-%05d.seq" % number)
+
+
+def flip(content, at):
+    content[at] ^= 1
+    return content
+
+
+def without_member(content, number):
+    begin, end = find_member(content, number), find_member(content, number + 1)
+    return content[:begin] + content[end:]
+
+
+@pytest.mark.parametrize(
+    "change, record, complaint",
+    [
+        (lambda c: flip(c, find_member(c, 3) + 512 + 20), 3, "its checksum is wrong"),
+        (lambda c: flip(c, find_member(c, 3)), 3, "its tar header is damaged"),
+        (lambda c: flip(c, find_member(c, 3) + 130), 3, "its tar header is damaged"),
+        (lambda c: c[: find_member(c, 5) + 530], 5, "the shard is cut short within it"),
+        (lambda c: c[: find_member(c, 5) + 30], 5, "the shard is cut short before it"),
+        (lambda c: c[: find_member(c, 5)], 5, "the shard is cut short before it"),
+        (lambda c: without_member(c, 4), 4, "missing; train-000002-00005.seq is in its place"),
+        (lambda c: c[: find_member(c, 7)] + bytes(1024), 7, "missing; the end is in its place"),
+        (lambda c: bytearray(), 0, "the shard is cut short before it"),
+    ],
+)
+def test_damage_is_named(copy, change, record, complaint):
+    path = damage(copy, change)
+    with pytest.raises(DamagedData) as error:
+        read_all(copy)
+    assert str(error.value) == f"{path}: record train-000002-0000{record}.seq: {complaint}"
+
+
+def test_more_records_than_listed(copy):
+    index = json.loads((copy / "index.json").read_text())
+    index["splits"]["train"]["shards"][2]["samples"] -= 1
+    (copy / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DamagedData, match=r"more records than the 7 of index.json"):
+        read_all(copy)
+
+
+def test_ids_beyond_the_vocabulary(copy):
+    """A record that is whole, checksum and all, but not of this vocabulary."""
+
+    def change(content):
+        at = find_member(content, 0) + 512
+        size = int(content[at - 512 + 124 : at - 512 + 135], 8)
+        tokens = (size - 16) // 2 - 1
+        content[at : at + size] = pack_sequence(1, [tokens], [240] * tokens, np.dtype("<u2"))
+        return content
+
+    path = damage(copy, change)
+    with pytest.raises(DamagedData, match=f"{path}: record .*00000.seq: token id 240 is not under"):
+        read_all(copy)
+
+
+def rewrite_name(folder, name):
+    index = json.loads((folder / "index.json").read_text())
+    index["splits"]["train"]["shards"][0]["name"] = name
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("name", ["pipe:cat /etc/passwd", "../train-000000.tar", "http://x/a.tar"])
+def test_only_names_of_shards_are_opened(copy, name):
+    rewrite_name(copy, name)
+    with pytest.raises(UserError, match="is not the name of a shard"):
+        open_shards(copy, "train")
+
+
+def test_missing_parts(copy, tmp_path):
+    with pytest.raises(UserError, match="no index.json here"):
+        open_shards(tmp_path, "train")
+    (copy / "train-000001.tar").unlink()
+    with pytest.raises(UserError, match=r"train-000001.tar: this shard of index.json is missing"):
+        open_shards(copy, "train")
+    open_shards(copy, "heldout")
+
+
+def test_vocabulary_of_another_build(copy):
+    model = (copy / "spiece.model").read_bytes()
+    (copy / "spiece.model").write_bytes(model.replace(b"\xe2\x96\x81ba", b"\xe2\x96\x81be", 1))
+    with pytest.raises(UserError, match="not the vocabulary these shards were built with"):
+        open_shards(copy, "train")
+    (copy / "spiece.model").unlink()
+    with pytest.raises(UserError, match="spiece.model: no such file"):
+        open_shards(copy, "train")
+
+
+def test_index_of_another_format(copy):
+    (copy / "index.json").write_text('{"format": 99}')
+    with pytest.raises(UserError, match="not an index of format 1"):
+        open_shards(copy, "train")
+    (copy / "index.json").write_text('{"format": 1')
+    with pytest.raises(UserError, match="not JSON"):
+        open_shards(copy, "train")

@@ -1,0 +1,32 @@
+"""The update does not depend on how the batch is cut into ranks and micro-batches.
+
+The samples differ in length, in masked tokens and in whether they have a pair label, so a loss that
+was a mean of means would differ.
+"""
+
+import pytest
+
+from tests.batches import random_samples
+from tests.distributed import run_ranks
+from tests.reference import update_error
+from tests.training import SMALL, small_config, train_ranks
+
+BATCHES = [
+    random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(4)
+]
+
+
+def test_any_cut_gives_the_same_update():
+    # pairs whose numbers differ between the micro-batches of a step
+    labelled = [[s["pair_label"] >= 0 for s in samples] for samples in BATCHES]
+    assert any(sum(row[:4]) != sum(row[4:]) for row in labelled)
+    alone = [small_config(world_size=1, micro_batch_size=size) for size in (8, 4, 1)]
+    pairs = [small_config(world_size=2, micro_batch_size=size) for size in (4, 1)]
+    runs = (
+        run_ranks(train_ranks, 1, alone, BATCHES)[0] + run_ranks(train_ranks, 2, pairs, BATCHES)[0]
+    )
+    whole = runs[0]
+    for run in runs[1:]:
+        assert run.losses == pytest.approx(whole.losses, rel=1e-6)
+        assert run.norms == pytest.approx(whole.norms, rel=1e-6)
+        assert update_error(run.weights, whole.weights, whole.initial) <= 1e-5
