@@ -105,7 +105,8 @@ def _read_tensors(path: Path) -> Weights:
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, EOFError, SafetensorError, pickle.UnpicklingError, RuntimeError) as error:
-        raise UserError(f"{path}: not a file of tensors: {str(error).splitlines()[0]}") from None
+        first_line = str(error).partition("\n")[0]
+        raise UserError(f"{path}: not a file of tensors: {first_line}") from None
     if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
         raise UserError(f"{path}: not a file of tensors: must be a state dict")
     return content

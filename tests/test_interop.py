@@ -31,7 +31,7 @@ CONFIG = ModelConfig(
 )
 SENTENCES = [
     'The "value" of an object (its state) may change.',
-    "Café prices: £3.50 – or €4, in 2,024.",
+    "Caf\u00e9 prices: \u00a33.50 \u2013 or \u20ac4, in 2,024.",
     "It is [MASK] of the [MASK].",
     "",
 ]

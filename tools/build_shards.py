@@ -14,14 +14,13 @@ from albert_ds.data.progress import show_progress
 from albert_ds.data.readers import add_input_flags, find_inputs, read_documents
 from albert_ds.data.vocab import read_vocab
 from albert_ds.errors import ENDINGS
+from albert_ds.flags import Parser
 
 PACKED_RATIO = 4  # of text to its packed size, roughly
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def build_parser() -> Parser:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add_input_flags(parser)
     add("--vocab", required=True, type=Path, metavar="FILE", help="spiece.model of build_vocab.py")

@@ -13,12 +13,11 @@ from albert_ds.data.progress import show_progress
 from albert_ds.data.readers import add_input_flags, find_inputs, read_documents, split_sentences
 from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import ENDINGS, UserError
+from albert_ds.flags import Parser
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def build_parser() -> Parser:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add_input_flags(parser)
     add("--output", required=True, type=Path, metavar="DIR", help="folder to write to; is made")

@@ -221,9 +221,10 @@ def open_shards(folder: Path | str, split: str) -> ShardSet:
     """
     folder = Path(folder)
     index = read_index(folder)
-    vocab = read_vocab(folder / MODEL_NAME)
-    if vocab.sha256 != index["vocab_sha256"]:
-        raise UserError(f"{folder / MODEL_NAME}: not the vocabulary these shards were built with")
+    model = folder / MODEL_NAME
+    if model.is_file() and hashlib.sha256(model.read_bytes()).hexdigest() != index["vocab_sha256"]:
+        raise UserError(f"{model}: not the vocabulary these shards were built with")
+    vocab = read_vocab(model)
     shards = tuple(ShardInfo(**entry) for entry in index["splits"][split]["shards"])
     for shard in shards:
         if not _SHARD_NAME.fullmatch(shard.name):

@@ -128,7 +128,11 @@ def read_vocab(path: Path) -> Vocab:
     normalisation = Normalisation(
         lower_case=config.get("do_lower_case", True), keep_accents=config.get("keep_accents", False)
     )
-    return Vocab(make_portable(path.read_bytes(), str(path)), normalisation)
+    model = make_portable(path.read_bytes(), str(path))
+    try:
+        return Vocab(model, normalisation)
+    except RuntimeError as error:
+        raise UserError(f"{path}: SentencePiece cannot read it: {error}") from None
 
 
 def train_vocab(

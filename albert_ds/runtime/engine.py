@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from torch import Tensor, nn
 
+from albert_ds.errors import UserError
 from albert_ds.optim.lamb import Lamb, decay_groups
 from albert_ds.optim.zero import Piece, bind_lamb, init_states, read_layout
 from albert_ds.parallel.mesh import Mesh
@@ -46,6 +48,10 @@ class Engine:
 
 def build_engine(model: nn.Module, mesh: Mesh, ds_config: dict) -> Engine:
     """Wrap `model` (on its device, already cut for tensor parallelism). Collective."""
+    if ds_config.get("fp16", {}).get("enabled") and not get_accelerator().is_fp16_supported():
+        raise UserError(
+            "--deepspeed_config: fp16 is not supported by this device; use bf16 or fp32"
+        )
     shard_dims = {name: shard_dim(p) for name, p in model.named_parameters()}
     shapes = {name: _whole_shape(p, mesh) for name, p in model.named_parameters()}
     block = ds_config["optimizer"]

@@ -120,3 +120,9 @@ def test_sentences_of_each_kind_of_line():
         "He left at once!",
         "Why?",
     ]
+
+
+def test_sentences_are_all_of_the_text(wiki_files):
+    lines = [line for document in read_documents(wiki_files[:1]) for line in document.lines]
+    text = "".join("".join(lines).split())
+    assert "".join("".join(split_sentences(lines, "paragraph")).split()) == text

@@ -176,9 +176,13 @@ def test_what_ends_the_text_ends_the_training():
         train_vocab(broken(), Normalisation(), vocab_size=100)
 
 
-def test_not_a_vocabulary(tmp_path):
+def test_not_a_vocabulary(vocab, tmp_path):
     with pytest.raises(UserError, match="no such file"):
         read_vocab(tmp_path / "spiece.model")
     (tmp_path / "spiece.model").write_bytes(b"\xff\xff not a model")
     with pytest.raises(UserError, match="not a SentencePiece model"):
+        read_vocab(tmp_path / "spiece.model")
+    twice = vocab.model.replace(b"\x01b", b"\x01d", 1)  # a piece that is there already
+    (tmp_path / "spiece.model").write_bytes(twice)
+    with pytest.raises(UserError, match="SentencePiece cannot read it: .* already defined"):
         read_vocab(tmp_path / "spiece.model")

@@ -134,6 +134,28 @@ def test_without_a_pair_head_there_is_no_pooler(make_config, make_batch):
     assert model.albert(*list(make_batch(LENGTHS).values())[:5])["pooled"] is None
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "embeddings.dropout",
+        "encoder.attention.0.self_attention.core",
+        "encoder.attention.0.dropout",
+        "encoder.ffn.0.dropout",
+    ],
+)
+def test_dropout_falls_in_four_places(make_config, make_batch, place):
+    model, inputs = AlbertModel(make_config(dropout=0.3)), list(make_batch(LENGTHS).values())[:5]
+    attribute = "dropout" if place.endswith("core") else "p"
+    assert getattr(model.get_submodule(place), attribute) == 0.3
+    for name, module in model.named_modules():
+        if name != place and isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        elif name != place and name.endswith("core"):
+            module.dropout = 0.0
+    first, second = (model(*inputs)["last_hidden_state"] for _ in range(2))
+    assert not torch.equal(first, second)
+
+
 def test_dropout_is_only_for_training(make_config, make_batch):
     model, batch = AlbertForPretraining(make_config(dropout=0.5)).eval(), make_batch(LENGTHS)
     torch.testing.assert_close(model(**batch), model(**batch), rtol=0, atol=0)

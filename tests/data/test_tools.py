@@ -1,0 +1,100 @@
+"""The two commands: what they leave behind, and how they end on bad input."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.data.corpus import ROOT, make_documents, write_wiki
+
+VOCAB, SHARDS = "tools/build_vocab.py", "tools/build_shards.py"
+
+
+def run(tool, *argv):
+    command = [sys.executable, ROOT / tool, *map(str, argv)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_both_tools_leave_what_they_promise(tmp_path):
+    corpus = write_wiki(tmp_path / "wiki", make_documents(60))
+    done = run(VOCAB, "--input", corpus, "--output", tmp_path / "v", "--vocab-size", 200)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = {path.name for path in (tmp_path / "v").iterdir()}
+    assert names == {"spiece.model", "spiece.vocab", "tokenizer_config.json"}
+    pieces = (tmp_path / "v" / "spiece.vocab").read_text(encoding="utf-8").splitlines()
+    assert [
+        line.split("\t")[0] for line in pieces[:6]
+    ] == "<pad> <unk> [CLS] [SEP] [MASK] (".split()
+    assert len(pieces) == 200
+
+    model, data = tmp_path / "v" / "spiece.model", tmp_path / "d"
+    argv = ["--input", corpus, "--vocab", model, "--output", data, "--sequence-length", 32]
+    done = run(SHARDS, *argv, "--holdout", 0.1, "--samples-per-shard", 50)
+    assert (done.returncode, done.stderr) == (0, "")
+    index = json.loads((data / "index.json").read_text())
+    listed = [s["name"] for entry in index["splits"].values() for s in entry["shards"]]
+    assert {"train-000000.tar", "train-000001.tar", "heldout-000000.tar"} <= set(listed)
+    others = {"index.json", "spiece.model", "tokenizer_config.json"}
+    assert {path.name for path in data.iterdir()} == set(listed) | others
+    assert (data / "spiece.model").read_bytes() == model.read_bytes()
+    assert index["sequence_length"] == 32 and index["vocab_size"] == 200
+    # A folder that holds a data set is never written to.
+    done = run(SHARDS, *argv)
+    assert done.returncode == 2 and "holds a built data set already" in done.stderr
+
+
+def bad_inputs(tmp_path, model):
+    """Arguments, exit code and what the line says, of each tool."""
+    text, empty, cut = tmp_path / "text", tmp_path / "empty", tmp_path / "cut.gz"
+    text.write_text("Some text. And more.\n")
+    empty.write_text("\n\n")
+    cut.write_bytes(gzip.compress(b"Some text.\n" * 9999)[:-9])
+    output = tmp_path / "out"
+    for source, code, words in [
+        (tmp_path / "absent", 2, "absent: matches no file"),
+        (f"{tmp_path}/*.absent", 2, "*.absent: matches no file"),
+        (tmp_path, 2, "matches no file"),
+        (empty, 2, "the files hold no text"),
+        (cut, 3, "cut.gz: cannot be read after line"),
+    ]:
+        yield VOCAB, ["--input", source, "--output", output], code, words
+        yield SHARDS, ["--input", source, "--vocab", model, "--output", output], code, words
+    given = ["--input", text, "--output", output]
+    yield VOCAB, given, 2, "--vocab-size 30000: this text yields at most"
+    yield VOCAB, ["--input", text, "--output", text], 2, "text: is not a folder"
+    yield SHARDS, [*given, "--vocab", tmp_path / "no.model"], 2, "no.model: no such file"
+    yield SHARDS, [*given, "--vocab", text], 2, "text: not a SentencePiece model"
+    yield SHARDS, [*given, "--vocab", model, "--holdout", 2], 2, "--holdout 2.0: must be in"
+    yield SHARDS, ["--input", text, "--output", text, "--vocab", model], 2, "cannot be made"
+
+
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, vocab):
+    (tmp_path / "vocab").mkdir()
+    vocab.write(tmp_path / "vocab")
+    for tool, argv, code, words in bad_inputs(tmp_path, tmp_path / "vocab" / "spiece.model"):
+        done = run(tool, *argv)
+        assert done.returncode == code, (argv, done.stderr)
+        assert done.stderr.count("\n") == 1 and words in done.stderr, (argv, done.stderr)
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("tool", [VOCAB, SHARDS, "tools/data_bench.py"])
+def test_help_explains_every_flag_and_loads_nothing_heavy(tool):
+    script = (
+        "import runpy, sys\n"
+        "sys.argv = [sys.argv[1], '--help']\n"
+        "try:\n"
+        "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit:\n"
+        "    heavy = {'torch', 'transformers', 'webdataset', 'sentencepiece', 'tokenizers'}\n"
+        "    print(heavy & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(ROOT / tool)], capture_output=True, text=True
+    )
+    assert done.stdout.rstrip().endswith("set()"), done.stdout + done.stderr
+    for line in done.stdout.splitlines():
+        if line.startswith("  --"):
+            assert len(line.split()) > 1
