@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from albert_ds.config import RunConfig, read_config, write_run_files
-from albert_ds.errors import ENDINGS, DamagedData, Diverged, Stopped
+from albert_ds.errors import ENDINGS, DamagedData, Stopped
 from albert_ds.flags import peek_output
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.runtime.ending import conclude, name_lost_peer, say, take_possession
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from albert_ds.runtime.engine import Engine
     from albert_ds.runtime.metrics import Window
     from albert_ds.runtime.traffic import Traffic
-
-# A gradient that is not finite skips its step; fp16 needs up to 17 of these to find its scale.
-MAX_SKIPPED_IN_A_ROW = 20
-DRIFT_CHECK_EVERY = 100  # steps between checks that replicas are bit-equal across TP peers
 
 
 @dataclass(kw_only=True, slots=True)
@@ -138,6 +134,7 @@ def train_step(run: Run, batch: Batch) -> float:
 
 def train(run: Run) -> None:
     """Train to the last step; raises the ending that comes before."""
+    from albert_ds.runtime.health import check_health
     from albert_ds.runtime.metrics import Metrics
     from albert_ds.runtime.preemption import StopRequest
 
@@ -154,7 +151,12 @@ def train(run: Run) -> None:
             reason = request.reason or "another rank was asked to stop"
             raise Stopped(f"stopped after step {run.step} of {config.steps}: {reason}")
         gradient_norm = train_step(run, batch)
-        check_health(run)
+        check_health(
+            run.engine,
+            step=run.step,
+            skipped_in_a_row=run.skipped_in_a_row,
+            output=config.run,
+        )
         if run.is_due(config.log_every):
             metrics.write(run.step, describe_window(run, gradient_norm))
         if run.is_due(config.eval_every):
@@ -269,21 +271,6 @@ def save(run: Run) -> None:
     )
     with run.window.paused():
         save_checkpoint(run.config.run, run.engine, state, keep_last=run.config.keep_last)
-
-
-def check_health(run: Run) -> None:
-    """End a run that diverges; see now and then that replicas have not drifted apart."""
-    from albert_ds.parallel.tensor import find_drift
-    from albert_ds.runtime.checkpoint import describe_saved
-
-    if run.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-        raise Diverged(
-            f"the gradient was not finite {run.skipped_in_a_row} steps in a row, up to step "
-            f"{run.step}; {describe_saved(run.config.run)}"
-        )
-    if run.step % DRIFT_CHECK_EVERY == 0:
-        drifted = find_drift(run.engine.deepspeed.module, run.mesh)
-        assert not drifted, f"replicas differ across tensor-parallel peers: {drifted}"
 
 
 def main(argv: list[str]) -> int:

@@ -141,33 +141,9 @@ def bench_config(args, name: str, data_parallel: int) -> RunConfig:
     )
 
 
-def synthetic_batches(config: RunConfig, dp_rank: int):
-    """Full rows of random ids, 15 % of them to predict: no token is padding."""
-    import numpy as np
-
-    from albert_ds.data.samples import Sample, collate
-
-    rng = np.random.default_rng(dp_rank)
-    length, vocab_size = config.stream.sequence_length, config.model.vocab_size
-    masked = max(1, round(config.stream.masked_fraction * length))
-    while True:
-        samples = [
-            Sample(
-                ids=rng.integers(5, vocab_size, length),
-                first=length // 2,
-                positions=np.sort(rng.choice(length, masked, replace=False)),
-                labels=rng.integers(5, vocab_size, masked),
-                pair_label=int(rng.integers(2)),
-                used=length,
-                available=length,
-            )
-            for _ in range(config.micro_batch_size)
-        ]
-        yield collate(samples, [0] * len(samples), config.stream.objective)
-
-
 def measure(args, mesh, device, traffic) -> dict:
     """Build every model, then time them in turn."""
+    from albert_ds.data.synthetic import synthetic_batches
     from albert_ds.runtime.metrics import Window, peak_flops
     from albert_ds.runtime.versions import read_versions
     from albert_ds.train import Run, build, open_stream
@@ -176,7 +152,14 @@ def measure(args, mesh, device, traffic) -> dict:
     for name in args.models:
         config = bench_config(args, name, mesh.dp_size)
         batches = (
-            open_stream(config, mesh, 0) if args.data else synthetic_batches(config, mesh.dp_rank)
+            open_stream(config, mesh, 0)
+            if args.data
+            else synthetic_batches(
+                config.stream,
+                vocab_size=config.model.vocab_size,
+                micro_batch_size=config.micro_batch_size,
+                seed=mesh.dp_rank,
+            )
         )
         engine = build(config, mesh, device)
         runs.append(
