@@ -48,18 +48,18 @@ def _add_run(group) -> None:
     add("--model", required=True, choices=SIZES, help="size, the paper's Table 1")
     add("--data", required=True, nargs="+", metavar="DATA", help="folders made by build_shards.py")
     add("--output", required=True, metavar="RUN", help="folder of this run")
-    add("--steps", required=True, type=_positive, metavar="N", help="optimizer steps in all")
+    add("--steps", required=True, type=positive, metavar="N", help="optimizer steps in all")
     add(
         "--batch-size",
         required=True,
-        type=_positive,
+        type=positive,
         metavar="B",
         help="samples of one optimizer step, all ranks together",
     )
     add(
         "--micro-batch-size",
         required=True,
-        type=_positive,
+        type=positive,
         metavar="b",
         help="samples of one pass on one rank",
     )
@@ -69,7 +69,7 @@ def _add_run(group) -> None:
 def _add_model(group) -> None:
     add = group.add_argument
     for name, meaning in SIZE_FLAGS.items():
-        add(as_flag(name), type=_positive, metavar="N", default=argparse.SUPPRESS, help=meaning)
+        add(as_flag(name), type=positive, metavar="N", default=argparse.SUPPRESS, help=meaning)
     add(
         "--sharing",
         metavar="HOW",
@@ -95,7 +95,7 @@ def _add_task(group) -> None:
     )
     add(
         "--sequence-length",
-        type=_positive,
+        type=positive,
         metavar="T",
         help="longest sequence in tokens (default: as built)",
     )
@@ -121,7 +121,7 @@ def _add_task(group) -> None:
     )
     add(
         "--seed",
-        type=_natural,
+        type=natural,
         metavar="N",
         help="of weights, data order, masks and dropout (default: %(default)s)",
     )
@@ -137,7 +137,7 @@ def _add_optimization(group) -> None:
     )
     add(
         "--warmup-steps",
-        type=_natural,
+        type=natural,
         metavar="N",
         help="linear warm-up (default: 2.5 %% of --steps)",
     )
@@ -152,7 +152,7 @@ def _add_layout(group) -> None:
     add = group.add_argument
     add(
         "--tensor-parallel",
-        type=_positive,
+        type=positive,
         metavar="T",
         help="ranks the shared block is cut over (default: %(default)s)",
     )
@@ -163,7 +163,7 @@ def _add_layout(group) -> None:
     )
     add(
         "--num-workers",
-        type=_natural,
+        type=natural,
         metavar="N",
         help="loader processes a rank; 0: in the trainer itself (default: %(default)s)",
     )
@@ -171,18 +171,18 @@ def _add_layout(group) -> None:
 
 def _add_rhythm(group) -> None:
     add = group.add_argument
-    add("--log-every", type=_positive, metavar="N", help="(default: %(default)s)")
-    add("--eval-every", type=_positive, metavar="N", help="(default: %(default)s)")
+    add("--log-every", type=positive, metavar="N", help="(default: %(default)s)")
+    add("--eval-every", type=positive, metavar="N", help="(default: %(default)s)")
     add(
         "--eval-samples",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="held-out samples at most (default: %(default)s)",
     )
-    add("--save-every", type=_positive, metavar="N", help="(default: %(default)s)")
+    add("--save-every", type=positive, metavar="N", help="(default: %(default)s)")
     add(
         "--keep-last",
-        type=_positive,
+        type=positive,
         metavar="K",
         help="checkpoints kept (default: %(default)s)",
     )
@@ -199,13 +199,13 @@ def as_flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
-def _natural(text: str) -> int:
+def natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
     return int(text)

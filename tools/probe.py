@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from albert_ds.errors import ENDINGS, UserError
-from albert_ds.flags import Parser
+from albert_ds.flags import Parser, natural, positive
 from albert_ds.runtime.ending import say
 
 
@@ -25,9 +25,9 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="RUN_OR_HF", help="run or HF folder")
     add("--data", type=Path, required=True, help="built folder with held-out shards")
-    add("--samples", type=int, default=4096, help="held-out samples at most")
-    add("--micro-batch-size", type=int, default=8, help="samples a pass")
-    add("--seed", type=int, default=0, help="of masks and swaps")
+    add("--samples", type=positive, default=4096, help="held-out samples at most")
+    add("--micro-batch-size", type=positive, default=8, help="samples a pass")
+    add("--seed", type=natural, default=0, help="of masks and swaps")
     add("--output", type=Path, help="JSON with the same numbers")
     return parser
 

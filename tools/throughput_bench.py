@@ -22,7 +22,7 @@ from pathlib import Path
 from albert_ds.config import RunConfig
 from albert_ds.data.samples import StreamConfig
 from albert_ds.errors import ENDINGS
-from albert_ds.flags import Parser
+from albert_ds.flags import Parser, natural, positive
 from albert_ds.model.arithmetic import count_flops, count_params
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
@@ -43,19 +43,21 @@ def build_parser() -> Parser:
     )
     add = parser.add_argument
     add("--models", nargs="+", choices=SIZES, required=True, help="the first is the yardstick")
-    add("--ranks", type=int, default=2, help="processes to start, unless a launcher started us")
-    add("--tensor-parallel", type=int, default=1, help="ranks a block is cut over")
-    add("--micro-batch-size", type=int, default=4, help="samples a pass")
-    add("--accumulation", type=int, default=1, help="passes an optimizer step")
-    add("--sequence-length", type=int, default=512, help="tokens of a synthetic row, all real")
+    add(
+        "--ranks", type=positive, default=2, help="processes to start, unless a launcher started us"
+    )
+    add("--tensor-parallel", type=positive, default=1, help="ranks a block is cut over")
+    add("--micro-batch-size", type=positive, default=4, help="samples a pass")
+    add("--accumulation", type=positive, default=1, help="passes an optimizer step")
+    add("--sequence-length", type=positive, default=512, help="tokens of a synthetic row, all real")
     add("--data", nargs="+", help="built folders: real sequences instead of synthetic rows")
     add("--dropout", type=float, help="probability (default: the size's)")
-    add("--vocab-size", type=int, default=30_000, help="pieces, without --data")
+    add("--vocab-size", type=positive, default=30_000, help="pieces, without --data")
     add("--deepspeed_config", default="ds_configs/zero1_fp32.json", help="DeepSpeed's JSON")
     add("--activation-checkpointing", choices=("none", "attention", "block"), default="none")
-    add("--warmup", type=int, default=1, help="steps not counted, each model")
-    add("--steps", type=int, default=1, help="steps a round, each model")
-    add("--rounds", type=int, default=5, help="turns of each model")
+    add("--warmup", type=natural, default=1, help="steps not counted, each model")
+    add("--steps", type=positive, default=1, help="steps a round, each model")
+    add("--rounds", type=positive, default=5, help="turns of each model")
     add("--output", type=Path, help="JSON with every raw number")
     add("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser
@@ -174,7 +176,8 @@ def measure(args, mesh, device, traffic) -> dict:
         )
     rows: dict[str, list[dict]] = {name: [] for name in args.models}
     for run in runs:
-        time_steps(run, args.warmup, traffic)
+        if args.warmup:
+            time_steps(run, args.warmup, traffic)
     for _ in range(args.rounds):
         for run in runs:
             rows[run.config.size].append(time_steps(run, args.steps, traffic))

@@ -63,8 +63,7 @@ class Row(RowParallelLinear):
         )
 
     def forward(self, input_: Tensor) -> Tensor:
-        # megatron-core returns a non-contiguous input of a reduction unreduced, without a word.
-        return super().forward(input_.contiguous())[0]
+        return super().forward(input_)[0]
 
 
 PLAN = {
@@ -99,7 +98,11 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh) -> None:
 
 
 def _copy_input(module: nn.Module, inputs: tuple) -> tuple:
-    return (copy_to_tensor_model_parallel_region(inputs[0]), *inputs[1:])
+    copied = copy_to_tensor_model_parallel_region(inputs[0])
+    if copied.requires_grad:
+        # megatron-core gives a gradient that is not contiguous back unreduced, without a word.
+        copied.register_hook(Tensor.contiguous)
+    return (copied, *inputs[1:])
 
 
 def _shard(full: nn.Linear, linear: Column | Row, mesh: Mesh) -> nn.Module:
