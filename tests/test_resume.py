@@ -56,9 +56,10 @@ def test_kill_9_and_resume_equals_the_uninterrupted_run(data, tmp_path):
 
 
 def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_next_run_goes_on(data, tmp_path):
-    # The next run has another layout: other ranks, tensor parallelism, ZeRO stage, micro-batch.
+    # The next run has another layout: ZeRO-1 for 3, tensor parallelism for data parallelism.
     run = tmp_path / "run"
-    ranks = start_ranks(train_command(data, run, steps=400), 2)
+    first = dict(steps=400, deepspeed_config="ds_configs/zero3_bf16.json", eval_every=2)
+    ranks = start_ranks(train_command(data, run, **first), 2)
     wait_for_step(run, 3)
     ranks[1].send_signal(signal.SIGUSR1)
     assert finish(ranks) == [75, 75]
@@ -72,11 +73,22 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_next_run_goes_on(dat
         steps=step + 2,
         tensor_parallel=2,
         micro_batch_size=4,
-        deepspeed_config="ds_configs/zero0_fp32.json",
+        deepspeed_config="ds_configs/zero1_bf16.json",
     )
     assert finish(start_ranks(again, 2)) == [0, 0]
     steps = [record["step"] for record in records(run) if "samples" in record]
     assert steps == list(range(1, step + 3))
+
+
+def test_a_lost_peer_ends_the_others_with_5_and_the_lock_dies_with_its_owner(data, tmp_path):
+    run = tmp_path / "run"
+    ranks = start_ranks(train_command(data, run, steps=100_000), 2)
+    wait_for_step(run, 5)
+    ranks[1].kill()
+    assert finish(ranks) == [5, -signal.SIGKILL]
+    ending = json.loads((run / "exit.json").read_text())
+    assert ending["code"] == 5 and "peer is missing" in ending["reason"]
+    assert finish(start_ranks(train_command(data, run, steps=6), 1)) == [0]
 
 
 def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path):
