@@ -1,5 +1,7 @@
 """Pictures of runs, from their metrics.jsonl alone: losses and accuracies against steps.
 
+Prints how far each run is from the first one, at the steps that both have logged.
+
 python tools/plots.py --runs RUN [RUN ...] --output curves.png
 """
 
@@ -74,12 +76,28 @@ def draw_curves(runs: list[Path], labels: list[str], output: Path) -> None:
     figure.savefig(output, dpi=120)
 
 
+def largest_differences(first: Path, other: Path) -> dict[str, float]:
+    """The largest absolute difference of each panel's quantity at steps that both runs logged."""
+    found = {}
+    for key, _ in PANELS:
+        lines = [
+            {r["step"]: r[key] for r in read_metrics(run) if r.get(key) is not None}
+            for run in (first, other)
+        ]
+        common = lines[0].keys() & lines[1].keys()
+        found[key] = max((abs(lines[0][s] - lines[1][s]) for s in common), default=float("nan"))
+    return found
+
+
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     labels = args.labels or [run.name for run in args.runs]
     if len(labels) != len(args.runs):
         raise UserError(f"--labels: {len(labels)} for {len(args.runs)} runs; allowed: one each")
     draw_curves(args.runs, labels, args.output)
+    for run, label in zip(args.runs[1:], labels[1:], strict=True):
+        for key, difference in largest_differences(args.runs[0], run).items():
+            print(f"{label} against {labels[0]}: {key} differs by {difference:.2g} at most")
     print(args.output)
 
 
