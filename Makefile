@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: install demo test check format clean
+.PHONY: install demo test check format exactness mutants clean
 
 install: $(READY)
 
@@ -28,6 +28,12 @@ format: $(READY)
 
 demo: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash tools/demo.sh
+
+exactness: $(READY)
+	$(BIN)/python -m tests.exactness --output docs/exactness.md
+
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants --output docs/exactness.md
 
 clean:
 	rm -rf .venv demo

@@ -15,7 +15,7 @@ from albert_ds.errors import UserError
 from albert_ds.flags import DEFAULT_LEARNING_RATE, SIZE_FLAGS, as_flag, build_parser
 from albert_ds.model.config import SIZES, ModelConfig
 from albert_ds.optim.schedule import learning_rate
-from albert_ds.runtime.ds_config import read_ds_config, resolve_ds_config
+from albert_ds.runtime.ds_config import check_fused_lamb, read_ds_config, resolve_ds_config
 
 WARMUP_FRACTION = 0.025  # the release's 3,125 of 125,000
 # What another run of the same RUN may change; everything else must be as it was.
@@ -202,8 +202,11 @@ def _resolve_deepspeed(args, world_size: int, model: ModelConfig) -> dict:
             f"--batch-size {args.batch_size} is no multiple of --micro-batch-size "
             f"{args.micro_batch_size} x {ranks} data-parallel ranks; allowed: multiples of {unit}"
         )
+    path = Path(args.deepspeed_config)
+    ds_config = read_ds_config(path)
+    check_fused_lamb(path, ds_config, tensor_parallel=args.tensor_parallel)
     return resolve_ds_config(
-        read_ds_config(Path(args.deepspeed_config)),
+        ds_config,
         batch_size=args.batch_size,
         micro_batch_size=args.micro_batch_size,
         accumulation=accumulation,

@@ -144,7 +144,8 @@ def _add_optimization(group) -> None:
     add(
         "--init-from",
         metavar="CHECKPOINT_OR_HF",
-        help="start from the weights of a run or of a Hugging Face folder",
+        help="start from the weights of a run or of a Hugging Face folder; layers take the blocks "
+        "of the same relative depth, so depth may differ and sharing be less",
     )
 
 

@@ -53,21 +53,50 @@ def read_weights(folder: Path) -> tuple[ModelConfig, Weights]:
 
 
 def read_initial_weights(folder: Path, config: ModelConfig) -> Weights:
-    """The weights that a new run of `config` starts from; UserError if they are of another shape.
+    """The weights that a new run of `config` starts from; UserError if they cannot be mapped.
 
-    A pooler and sentence head that the run does not have are left behind.
+    Depth and sharing may differ: a layer takes the blocks of the layer at the same relative depth,
+    which for equal depths is the same layer. A pooler and sentence head that the run does not have
+    are left behind.
     """
     found, state = read_weights(folder)
-    free = ("dropout", "initializer_range", "sharing", "pair_head")  # no shapes, or compared below
+    # They have no shapes, or are compared below.
+    free = ("dropout", "initializer_range", "sharing", "num_layers", "pair_head")
     for name in [field.name for field in fields(config) if field.name not in free]:
         ours, theirs = getattr(config, name), getattr(found, name)
         if ours != theirs:
             raise UserError(f"--init-from {folder}: its {name} is {theirs}, this run's is {ours}")
-    if share(found.sharing, found.num_layers) != share(config.sharing, config.num_layers):
-        raise UserError(f"--init-from {folder}: --sharing must be {found.sharing}, as there")
     if config.pair_head and not found.pair_head:
         raise UserError(f"--init-from {folder}: has no sentence head: --objective must be none")
-    return {our_name: state[our_name] for our_name, _ in name_pairs(config)}
+    origin = _find_origins(found, config, folder)
+    # Copies, since several new blocks may start from one old block and then go their own ways.
+    return {ours: state[_rename_block(ours, origin)].clone() for ours, _ in name_pairs(config)}
+
+
+def _find_origins(old: ModelConfig, new: ModelConfig, folder: Path) -> dict[tuple[str, int], int]:
+    """For every (kind, index) of a new block the index of the old block that it starts from."""
+    origin: dict[tuple[str, int], int] = {}
+    old_plan = share(old.sharing, old.num_layers)
+    for layer, blocks in enumerate(share(new.sharing, new.num_layers)):
+        sources = old_plan[layer * old.num_layers // new.num_layers]
+        for kind, block, source in zip(("attention", "ffn"), blocks, sources, strict=True):
+            if origin.setdefault((kind, block), source) != source:
+                raise UserError(
+                    f"--init-from {folder}: has --sharing {old.sharing}, --num-layers "
+                    f"{old.num_layers}; with --sharing {new.sharing}, --num-layers "
+                    f"{new.num_layers} its {kind} blocks {origin[kind, block]} and {source} would "
+                    "have to become one; allowed: a --sharing that keeps them apart"
+                )
+    return origin
+
+
+def _rename_block(name: str, origin: dict[tuple[str, int], int]) -> str:
+    """The old name of a new tensor: `encoder.ffn.3.` may have been `encoder.ffn.0.`"""
+    encoder, found, rest = name.partition(".encoder.")
+    if not found:
+        return name
+    kind, index, leaf = rest.split(".", 2)
+    return f"{encoder}{found}{kind}.{origin[kind, int(index)]}.{leaf}"
 
 
 def read_json(path: Path) -> dict:

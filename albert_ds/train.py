@@ -161,7 +161,8 @@ def train(run: Run) -> None:
             metrics.write(run.step, describe_window(run, gradient_norm))
         if run.is_due(config.eval_every):
             metrics.write(run.step, evaluate(run))
-        if run.is_due(config.save_every):
+        # While steps are skipped nothing new is kept, so the newest checkpoint is a good one.
+        if run.is_due(config.save_every) and not run.skipped_in_a_row or run.step == config.steps:
             save(run)
             saved_step = run.step
     metrics.close()

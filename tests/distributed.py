@@ -1,4 +1,4 @@
-"""Run a function on several gloo ranks of this machine, each a fresh process."""
+"""Run a function on several ranks of this machine, each a process of its own."""
 
 import multiprocessing as mp
 import os
@@ -6,6 +6,11 @@ import pickle
 import socket
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+
+# Importing torch, DeepSpeed and megatron-core takes a rank 8 s: ranks are forked from one process
+# that has done it. A process that has looked for CUDA devices must not be forked.
+METHOD = "spawn" if Path("/dev/nvidiactl").exists() else "forkserver"
 
 
 def free_port() -> int:
@@ -20,7 +25,9 @@ def run_ranks(function: Callable, world_size: int, *args) -> list:
     Every process sees the environment a launcher would give it. Raises AssertionError with the
     first traceback where any rank fails.
     """
-    context = mp.get_context("spawn")
+    context = mp.get_context(METHOD)
+    if METHOD == "forkserver":
+        context.set_forkserver_preload(["tests.preload"])
     results = context.SimpleQueue()
     port = free_port()
     ranks = [

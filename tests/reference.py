@@ -4,6 +4,7 @@ What every layout of the product is held against.
 """
 
 import re
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -54,15 +55,18 @@ def reference_name(name: str) -> str:
 
 
 def build_reference(config, weights: dict[str, torch.Tensor]) -> AlbertForPreTraining:
-    """Hugging Face's model in float64 with the product's weights (all, none or groups:N)."""
-    groups = 1 + max(int(m[1]) for n in weights if (m := re.search(r"encoder\.ffn\.(\d+)", n)))
+    """Hugging Face's model in float64 with the product's weights, whatever its sharing."""
+    counts = {
+        kind: 1 + max(int(m[1]) for n in weights if (m := re.search(rf"{kind}\.(\d+)", n)))
+        for kind in ("attention", "ffn")
+    }
     model = AlbertForPreTraining(
         AlbertConfig(
             vocab_size=config.vocab_size,
             embedding_size=config.embedding_size,
             hidden_size=config.hidden_size,
             num_hidden_layers=config.num_layers,
-            num_hidden_groups=groups,
+            num_hidden_groups=max(counts.values()),
             num_attention_heads=config.num_heads,
             intermediate_size=config.ffn_size,
             hidden_act="gelu_new",
@@ -73,20 +77,47 @@ def build_reference(config, weights: dict[str, torch.Tensor]) -> AlbertForPreTra
             attn_implementation="eager",
         )
     )
+    for kind, modules in TIED_MODULES.items():
+        if counts[kind] == 1:
+            _tie(model, modules)
     renamed = {reference_name(name): tensor for name, tensor in weights.items()}
-    missing, unexpected = model.load_state_dict(renamed, strict=False)
+    _, unexpected = model.load_state_dict(renamed, strict=False)
     assert not unexpected, unexpected
-    assert all("decoder" in name for name in missing), missing
+    left = {name for name, _ in model.named_parameters()} - set(renamed)
+    assert all("pooler" in name or "classifier" in name for name in left), left
     return model.double().train()
 
 
-def reference_losses(model, samples: list[dict]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean MLM and mean sentence-order loss over all samples."""
+# Hugging Face cannot share one kind of block alone: its modules in all layers become one.
+TIED_MODULES = {"attention": ("attention",), "ffn": ("ffn", "ffn_output", "full_layer_layer_norm")}
+
+
+def _tie(model: AlbertForPreTraining, modules: tuple[str, ...]) -> None:
+    first, *others = (group.albert_layers[0] for group in model.albert.encoder.albert_layer_groups)
+    for other in others:
+        for name in modules:
+            setattr(other, name, getattr(first, name))
+
+
+def reference_loss(model, samples: list[dict], *, has_pairs: bool) -> torch.Tensor:
+    """Mean MLM loss over all samples, plus the mean loss of the labelled pairs."""
     batch = pad(samples)
     labels, order = batch.pop("labels"), batch.pop("sentence_order_label")
     out = model(**batch)
-    mlm = F.cross_entropy(out.prediction_logits.flatten(0, 1), labels.flatten())
-    return mlm, F.cross_entropy(out.sop_logits, order, ignore_index=IGNORED)
+    loss = F.cross_entropy(out.prediction_logits.flatten(0, 1), labels.flatten())
+    if has_pairs:
+        loss = loss + F.cross_entropy(out.sop_logits, order, ignore_index=IGNORED)
+    return loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """What the reference gave; tensors by product name, in float64."""
+
+    weights: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor]  # of the last step, clipped
+    losses: list[float]
+    norms: list[float]  # before clipping
 
 
 def reference_training(
@@ -97,22 +128,23 @@ def reference_training(
     rates: list[float],
     clip: float | None = 1.0,
     weight_decay: float = 0.01,
-) -> tuple[dict[str, torch.Tensor], list[float], list[float]]:
-    """Train over `batches`; returns weights by product name, losses and gradient norms."""
+) -> Reference:
+    """Train over `batches`; without a pair head among `weights` there is no pair loss."""
     model = build_reference(config, weights)
-    parameters = dict(model.named_parameters())
+    reached = {reference_name(name) for name in weights}
+    parameters = {n: p for n, p in model.named_parameters() if n in reached}
     first = {n: torch.zeros_like(p) for n, p in parameters.items()}
     second = {n: torch.zeros_like(p) for n, p in parameters.items()}
-    losses, norms = [], []
+    losses, norms, gradients = [], [], {}
     for samples, rate in zip(batches, rates, strict=True):
-        loss = sum(reference_losses(model, samples))
+        loss = reference_loss(model, samples, has_pairs="pair_head.weight" in weights)
         model.zero_grad()
         loss.backward()
         norm = torch.stack([p.grad.norm() for p in parameters.values()]).norm()
         scale = 1.0 if clip is None else min(1.0, clip / (float(norm) + 1e-6))
         with torch.no_grad():
             for name, p in parameters.items():
-                g = p.grad * scale
+                g = gradients[name] = p.grad * scale
                 first[name] = 0.9 * first[name] + 0.1 * g
                 second[name] = 0.999 * second[name] + 0.001 * g * g
                 update = first[name] / (second[name].sqrt() + 1e-6)
@@ -124,8 +156,12 @@ def reference_training(
                 p -= rate * ratio * update
         losses.append(float(loss.detach()))
         norms.append(float(norm))
-    trained = {name: parameters[reference_name(name)].detach() for name in weights}
-    return trained, losses, norms
+    return Reference(
+        weights={name: parameters[reference_name(name)].detach() for name in weights},
+        gradients={name: gradients[reference_name(name)] for name in weights},
+        losses=losses,
+        norms=norms,
+    )
 
 
 def update_error(

@@ -77,6 +77,15 @@ def test_wrong_flags(data, tmp_path, flags, words):
         ({"zero_optimization": {"stage": 0}, "fp16": {"enabled": True}}, ["fp16", "loss scale"]),
         ({"zero_optimization": {"stage": 0}, "bf16": {"enabled": True}}, ["bf16", "stage 1"]),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, ["choose one"]),
+        (
+            {"zero_optimization": {"stage": 3, "memory_efficient_linear": True}},
+            ["memory_efficient_linear", "1 % off"],
+        ),
+        (
+            {"bf16": {"enabled": True, "check_grad_overflow": False}},
+            ["check_grad_overflow", "not finite"],
+        ),
+        ({"optimizer": {"type": "FusedLamb"}}, ["FusedLamb", "stage 1", "43 to 52 %"]),
         ({"optimizer": {"type": "OneBitLamb"}}, ["OneBitLamb", "Lamb, AdamW"]),
         ({"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}}, ["max_coeff", "betas"]),
         ({"scheduler": {"type": "WarmupLR"}}, ["scheduler", "--warmup-steps"]),

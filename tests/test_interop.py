@@ -324,7 +324,7 @@ def test_a_new_run_starts_from_weights_of_its_own_shape(make_run):
     assert headless.keys() == expected.keys() - heads
     for changes, words in (
         ({"num_heads": 4}, "its num_heads is 2, this run's is 4"),
-        ({"sharing": "none"}, "--sharing must be all, as there"),
+        ({"embedding_size": 4}, "this run's is 4"),
     ):
         with pytest.raises(UserError, match=words):
             read_initial_weights(run, replace(CONFIG, **changes))

@@ -87,12 +87,11 @@ def join(tensor_parallel: int):
     """What `main` does before it builds: returns (device, mesh, traffic)."""
     from albert_ds.parallel.mesh import build_mesh
     from albert_ds.runtime.launch import join_world, read_world
-    from albert_ds.runtime.traffic import record_traffic
+    from tests.preload import TRAFFIC
 
     torch.set_num_threads(1)
-    traffic = record_traffic()
     device = join_world(read_world())
-    return device, build_mesh(tensor_parallel), traffic
+    return device, build_mesh(tensor_parallel), TRAFFIC
 
 
 def open_small_run(config: RunConfig, batches: list[list[dict]], device, mesh, traffic):

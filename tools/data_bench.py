@@ -40,18 +40,20 @@ def main() -> None:
     paths = find_inputs(args.input)
     os.sched_setaffinity(0, {args.core})
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}\n")
-        print("| text MB | documents | sequences | seconds | MB/s | peak memory MB |")
-        print("| ---: | ---: | ---: | ---: | ---: | ---: |")
+        print(f"{read_cpu_name()}, one core, Python {platform.python_version()}\n")
+        print_row("text MB", "documents", "sequences", "MB/s", "MB per CPU s", "peak memory MB")
+        print_row(*["---:"] * 6)
         for megabytes in sorted(args.megabytes):
-            built = folder / f"{megabytes}"
-            print(measure_build(paths, args.vocab, megabytes, built), flush=True)
-        print("\n| loader | samples/s min | median | max |\n| --- | ---: | ---: | ---: |")
+            built = Path(scratch, str(megabytes))
+            print_row(*measure_build(paths, args.vocab, megabytes, built))
+        print()
+        print_row("samples/s", "min", "median", "max", "median per CPU s")
+        print_row("---", *["---:"] * 4)
         for name, settings in KINDS.items():
-            rates = sorted(measure_loader(built, settings, args.samples, args.repeats))
-            row = (rates[0], statistics.median(rates), rates[-1])
-            print(f"| {name} | " + " | ".join(f"{rate:,.0f}" for rate in row) + " |", flush=True)
+            rates = list(measure_loader(built, settings, args.samples, args.repeats))
+            wall, cpu = zip(*rates, strict=True)
+            columns = min(wall), statistics.median(wall), max(wall), statistics.median(cpu)
+            print_row(name, *(f"{rate:,.0f}" for rate in columns))
 
 
 KINDS = {
@@ -62,7 +64,7 @@ KINDS = {
 }
 
 
-def measure_build(paths: list[Path], vocab: Path, megabytes: int, output: Path) -> str:
+def measure_build(paths: list[Path], vocab: Path, megabytes: int, output: Path) -> list[str]:
     """A row of the first table; the shards are in `output` afterwards."""
     text = output.with_suffix(".txt")
     documents = write_text(paths, megabytes, text)
@@ -79,10 +81,15 @@ def measure_build(paths: list[Path], vocab: Path, megabytes: int, output: Path) 
     sequences = read_index(output)["counts"]["sequences"]
     size = text.stat().st_size / 1e6
     text.unlink()
-    return (
-        f"| {size:.0f} | {documents:,} | {sequences:,} | {seconds:.1f} | {size / seconds:.1f} "
-        f"| {usage.ru_maxrss / 1e3:.0f} |"
-    )
+    speeds = [size / seconds, size / (usage.ru_utime + usage.ru_stime)]
+    peak = usage.ru_maxrss * 1024 / 1e6  # Linux counts it in KiB
+    return [
+        f"{size:.0f}",
+        f"{documents:,}",
+        f"{sequences:,}",
+        *(f"{speed:.1f}" for speed in speeds),
+        f"{peak:.0f}",
+    ]
 
 
 def write_text(paths: list[Path], megabytes: int, target: Path) -> int:
@@ -98,8 +105,10 @@ def write_text(paths: list[Path], megabytes: int, target: Path) -> int:
     )
 
 
-def measure_loader(folder: Path, settings: dict, samples: int, repeats: int) -> Iterator[float]:
-    """Samples a second of each of `repeats` readings, the first of all being thrown away."""
+def measure_loader(
+    folder: Path, settings: dict, samples: int, repeats: int
+) -> Iterator[tuple[float, float]]:
+    """Samples a second, and a second of CPU time, of `repeats` readings after one to warm up."""
     import torch
 
     from albert_ds.data.samples import StreamConfig
@@ -118,11 +127,22 @@ def measure_loader(folder: Path, settings: dict, samples: int, repeats: int) -> 
         dp_size=1,
     )
     for repeat in range(repeats + 1):
-        began, read = time.perf_counter(), 0
+        wall, cpu, read = time.perf_counter(), time.process_time(), 0
         while read < samples:
             read += next(batches).samples
         if repeat:
-            yield read / (time.perf_counter() - began)
+            yield read / (time.perf_counter() - wall), read / (time.process_time() - cpu)
+
+
+def read_cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(": ")[2]
+    return platform.machine()
+
+
+def print_row(*cells: str) -> None:
+    print("| " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

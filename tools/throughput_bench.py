@@ -43,9 +43,7 @@ def build_parser() -> Parser:
     )
     add = parser.add_argument
     add("--models", nargs="+", choices=SIZES, required=True, help="the first is the yardstick")
-    add(
-        "--ranks", type=positive, default=2, help="processes to start where no launcher has"
-    )
+    add("--ranks", type=positive, default=2, help="processes to start where no launcher has")
     add("--tensor-parallel", type=positive, default=1, help="ranks a block is cut over")
     add("--micro-batch-size", type=positive, default=4, help="samples a pass")
     add("--accumulation", type=positive, default=1, help="passes an optimizer step")

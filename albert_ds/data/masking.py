@@ -35,33 +35,32 @@ def draw_positions(
     for edge in edges:
         starts[edge : edge + 2] = True  # an edge counts as a word, and what follows starts one
     begins = starts.nonzero()[0]
-    walls = begins.searchsorted(edges).tolist()  # the edges as word numbers
     bounds = [*begins.tolist(), len(starts)]
-    covered = bytearray(len(bounds))  # of words
-    for wall in walls:
-        covered[wall] = 1
     rooms = [max_ngram] * len(begins)  # words from each one to its segment's end
-    for wall in walls[1:]:
+    for wall in begins.searchsorted(edges).tolist():
         for n in range(1, min(max_ngram, wall + 1)):
             rooms[wall - n] = min(rooms[wall - n], n)
     sums = list(accumulate(1 / n for n in range(1, max_ngram + 1)))
-    masked = np.zeros(len(starts), bool)
+    masked = bytearray(len(starts))
+    for edge in edges:
+        masked[edge] = 1  # so that it is never drawn
     visits = rng.permutation(len(begins)).tolist()
     for word, draw in zip(visits, rng.random(len(visits)).tolist(), strict=True):
-        if covered[word]:
+        begin = bounds[word]
+        if masked[begin]:
             continue
         ngram = bisect(sums, draw * sums[rooms[word] - 1]) + 1  # p(n), renormalised to the room
-        begin, end = bounds[word], bounds[word + ngram]
-        while end - begin > budget:
+        while bounds[word + ngram] - begin > budget:
             ngram -= 1
-            end = bounds[word + ngram]
-        if ngram and covered.find(1, word, word + ngram) < 0:
-            covered[word : word + ngram] = b"\1" * ngram
-            masked[begin:end] = True
+        end = bounds[word + ngram]
+        if ngram and masked.find(1, begin, end) < 0:
+            masked[begin:end] = b"\1" * (end - begin)
             budget -= end - begin
             if not budget:
                 break
-    return masked.nonzero()[0]
+    for edge in edges:
+        masked[edge] = 0
+    return np.frombuffer(masked, np.uint8).nonzero()[0]
 
 
 def draw_replacements(

@@ -52,7 +52,8 @@ def find_inputs(patterns: Iterable[str]) -> list[Path]:
     """The files that match the glob patterns (`**` descends), sorted, each once."""
     found: set[str] = set()
     for pattern in patterns:
-        matches = [name for name in glob.glob(pattern, recursive=True) if Path(name).is_file()]
+        names = [pattern, *glob.glob(pattern, recursive=True)]  # a name may look like a pattern
+        matches = [name for name in names if Path(name).is_file()]
         if not matches:
             hint = (
                 f"; for the files in this folder: '{pattern}/**'" if Path(pattern).is_dir() else ""
@@ -107,7 +108,7 @@ def _unpack(path: Path, raw: io.BufferedReader) -> Iterable[bytes]:
     if path.suffix == ".gz":
         return gzip.GzipFile(fileobj=raw)
     if path.suffix == ".zst":
-        return io.BufferedReader(_ZstdFrames(raw))
+        return io.BufferedReader(_ZstdFrames(raw), 1 << 20)
     return raw
 
 

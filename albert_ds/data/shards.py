@@ -221,11 +221,18 @@ def open_shards(folder: Path | str, split: str) -> ShardSet:
     """
     folder = Path(folder)
     index = read_index(folder)
+    try:
+        shards = tuple(ShardInfo(**entry) for entry in index["splits"][split]["shards"])
+        sequence_length, vocab_sha256 = index["sequence_length"], index["vocab_sha256"]
+        dtype = np.dtype(index["token_dtype"]).newbyteorder("<")
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder / INDEX_NAME}: not as build_shards.py writes it: {error}"
+        ) from None
     model = folder / MODEL_NAME
-    if model.is_file() and hashlib.sha256(model.read_bytes()).hexdigest() != index["vocab_sha256"]:
+    if model.is_file() and hashlib.sha256(model.read_bytes()).hexdigest() != vocab_sha256:
         raise UserError(f"{model}: not the vocabulary these shards were built with")
     vocab = read_vocab(model)
-    shards = tuple(ShardInfo(**entry) for entry in index["splits"][split]["shards"])
     for shard in shards:
         if not _SHARD_NAME.fullmatch(shard.name):
             raise UserError(f"{folder / INDEX_NAME}: {shard.name!r} is not the name of a shard")
@@ -238,6 +245,6 @@ def open_shards(folder: Path | str, split: str) -> ShardSet:
         split=split,
         shards=shards,
         vocab=vocab,
-        sequence_length=index["sequence_length"],
-        token_dtype=np.dtype(index["token_dtype"]).newbyteorder("<"),
+        sequence_length=sequence_length,
+        token_dtype=dtype,
     )

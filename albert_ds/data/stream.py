@@ -118,7 +118,7 @@ class MicroBatchReader:
 
         def draw_other() -> Sequence | None:
             others = np.flatnonzero(shard.documents != sequence.document)
-            return shard[int(rng.choice(others))] if len(others) else None
+            return shard[int(others[rng.integers(len(others))])] if len(others) else None
 
         return draw_sample(sequence, self._config, self._word_starts, draw_other, rng)
 

@@ -86,6 +86,9 @@ class Vocab:
         self.pieces: list[str] = [piece.piece for piece in proto.pieces]
         self.size = len(self.pieces)
 
+    def __reduce__(self):
+        return Vocab, (self.model, self.normalisation)  # for worker processes
+
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text. Text that spells a special piece ("[MASK]") stays ordinary text."""
         return self._processor.encode([self.normalise(text) for text in texts], num_threads=1)

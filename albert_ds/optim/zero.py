@@ -111,10 +111,16 @@ def init_states(optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> None:
     """
     for flat in {piece.flat for piece in pieces}:
         optimizer.state[flat] = {
-            "step": torch.tensor(0.0),
             "exp_avg": torch.zeros_like(flat),
             "exp_avg_sq": torch.zeros_like(flat),
         }
+        set_step_count(optimizer, flat, 0)
+
+
+def set_step_count(optimizer: torch.optim.Optimizer, flat: Tensor, updates: int) -> None:
+    """How many updates the moments of `flat` have seen; DeepSpeed's LAMB counts in a plain int."""
+    plain = hasattr(optimizer, "fused_lamb_cuda")
+    optimizer.state[flat]["step"] = updates if plain else torch.tensor(float(updates))
 
 
 def bind_lamb(

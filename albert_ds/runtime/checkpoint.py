@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from albert_ds.errors import MachineFailed
-from albert_ds.optim.zero import Piece
+from albert_ds.optim.zero import Piece, set_step_count
 from albert_ds.parallel.tensor import shard
 from albert_ds.runtime.agreement import raise_first
 from albert_ds.runtime.engine import Engine
@@ -206,7 +206,7 @@ def restore(folder: Path, engine: Engine) -> TrainState:
                 target = _fp32(engine, piece, file)[piece.start : piece.start + piece.numel]
                 target.copy_(mine[piece.offset : piece.offset + piece.numel])
     for piece in engine.pieces:
-        engine.optimizer.state[piece.flat]["step"].fill_(state.updates)
+        set_step_count(engine.optimizer, piece.flat, state.updates)
     if state.loss_scale is not None:
         _loss_scaler(engine).update(state.loss_scale)
     return state

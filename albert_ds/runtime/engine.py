@@ -60,11 +60,7 @@ def build_engine(model: nn.Module, mesh: Mesh, ds_config: dict) -> Engine:
     name_of = {id(p): name for name, p in model.named_parameters()}
     tensor_names = [[name_of[id(p)] for p in group["params"]] for group in groups]
     assert sum(map(len, tensor_names)) == len(name_of), "a parameter is in no group"
-    if block["type"] == "Lamb":
-        optimizer = Lamb(groups, **params)
-        optimizer.disarm()
-    else:
-        optimizer = torch.optim.AdamW(groups, **params)
+    optimizer = _build_optimizer(block["type"], groups, params)
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=optimizer,
@@ -90,6 +86,18 @@ def build_engine(model: nn.Module, mesh: Mesh, ds_config: dict) -> Engine:
             reduce=dist.all_reduce,
         )
     return built
+
+
+def _build_optimizer(kind: str, groups: list[dict], params: dict) -> torch.optim.Optimizer:
+    if kind == "Lamb":
+        optimizer = Lamb(groups, **params)
+        optimizer.disarm()
+        return optimizer
+    if kind == "FusedLamb":
+        from deepspeed.ops.lamb import FusedLamb  # compiles a CUDA extension
+
+        return FusedLamb(groups, **params)
+    return torch.optim.AdamW(groups, **params)
 
 
 def _whole_shape(parameter: nn.Parameter, mesh: Mesh) -> torch.Size:

@@ -70,6 +70,8 @@ def test_find_inputs(tmp_path):
     everything = [tmp_path / name for name in ("AA/wiki_00", "AA/wiki_01", "AB/wiki_00")]
     assert find_inputs([f"{tmp_path}/A?/*"]) == everything
     assert find_inputs([f"{tmp_path}/**", f"{tmp_path}/AA/wiki_00"]) == everything
+    (tmp_path / "odd[1].txt").touch()
+    assert find_inputs([f"{tmp_path}/odd[1].txt"]) == [tmp_path / "odd[1].txt"]
     with pytest.raises(UserError, match=r"--input .*/AC/\*: matches no file$"):
         find_inputs([f"{tmp_path}/A?/*", f"{tmp_path}/AC/*"])
     with pytest.raises(

@@ -185,6 +185,9 @@ def test_index_of_another_format(copy):
     (copy / "index.json").write_text('{"format": 99}')
     with pytest.raises(UserError, match="not an index of format 1"):
         open_shards(copy, "train")
+    (copy / "index.json").write_text('{"format": 1, "splits": {"heldout": {}}}')
+    with pytest.raises(UserError, match="not as build_shards.py writes it: 'train'"):
+        open_shards(copy, "train")
     (copy / "index.json").write_text('{"format": 1')
     with pytest.raises(UserError, match="not JSON"):
         open_shards(copy, "train")

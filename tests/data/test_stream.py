@@ -1,6 +1,7 @@
 """The stream: one integer is the position, and nothing else changes a sample."""
 
 import itertools
+import pickle
 import shutil
 from dataclasses import fields
 
@@ -11,7 +12,7 @@ import torch
 from albert_ds.data.samples import StreamConfig
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import Shard, open_shards
-from albert_ds.data.stream import heldout_batches, training_batches
+from albert_ds.data.stream import MicroBatchReader, heldout_batches, training_batches
 from albert_ds.data.vocab import CLS, MASK, SEP, Normalisation, train_vocab
 from albert_ds.data.words import build_word_starts
 from albert_ds.errors import DamagedData, UserError
@@ -156,6 +157,13 @@ def test_ranks_workers_and_micro_batches_change_nothing(train, objective, ranks,
             assert ids == list(range(step * BATCH + rank, (step + 1) * BATCH, ranks))
         found |= samples_of(mine)
     assert found == expected
+
+
+def test_a_reader_can_be_sent_to_another_process(train):
+    """Where workers are not forked they are given a copy of it."""
+    reader = MicroBatchReader([train], None, CONFIG)
+    again = pickle.loads(pickle.dumps(reader))
+    assert samples_of([again.read(range(8))]) == samples_of([reader.read(range(8))])
 
 
 def test_epochs_hold_every_sequence_and_draw_anew(train):

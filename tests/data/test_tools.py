@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import runpy
 import subprocess
 import sys
 
@@ -70,13 +71,16 @@ def bad_inputs(tmp_path, model):
     yield SHARDS, ["--input", text, "--output", text, "--vocab", model], 2, "cannot be made"
 
 
-def test_bad_input_is_one_line_and_writes_nothing(tmp_path, vocab):
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, vocab, monkeypatch, capfd):
     (tmp_path / "vocab").mkdir()
     vocab.write(tmp_path / "vocab")
     for tool, argv, code, words in bad_inputs(tmp_path, tmp_path / "vocab" / "spiece.model"):
-        done = run(tool, *argv)
-        assert done.returncode == code, (argv, done.stderr)
-        assert done.stderr.count("\n") == 1 and words in done.stderr, (argv, done.stderr)
+        monkeypatch.setattr(sys, "argv", [tool, *map(str, argv)])
+        with pytest.raises(SystemExit) as ending:
+            runpy.run_path(str(ROOT / tool), run_name="__main__")
+        error = capfd.readouterr().err
+        assert ending.value.code == code, (argv, error)
+        assert error.count("\n") == 1 and words in error, (argv, error)
         assert not (tmp_path / "out").exists()
 
 

@@ -1,0 +1,13 @@
+"""A document whose figures are written by the commands that measured them."""
+
+from pathlib import Path
+
+
+def replace_section(path: Path, name: str, lines: list[str]) -> None:
+    """Put `lines` between `<!-- name -->` and `<!-- end of name -->`, which must be there."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    head, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, found_end, tail = rest.partition(end)
+    assert found and found_end, f"{path} has no section {name}"
+    body = "\n".join(lines)
+    path.write_text(f"{head}{begin}\n{body}\n{end}{tail}", encoding="utf-8")

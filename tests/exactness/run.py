@@ -1,0 +1,159 @@
+"""Train every mode with the product, its reference in float64 beside it, and compare."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from albert_ds.config import RunConfig
+from tests.batches import random_samples
+from tests.distributed import run_ranks
+from tests.exactness.modes import Mode
+from tests.reference import Reference, reference_training
+from tests.training import SMALL, join, open_small_run, small_config
+
+NUM_STEPS = 5
+BATCH_SIZE = 6
+MODEL = replace(SMALL, num_layers=4, vocab_size=61)
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What five steps of the product gave; logical tensors."""
+
+    initial: Tensors
+    weights: Tensors
+    gradients: Tensors  # of the last step, clipped
+    losses: list[float]
+    norms: list[float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Between a mode and what it is held against; relative but for the key bias."""
+
+    loss: float  # worst step's
+    norm: float  # worst step's
+    gradient: float  # ||dg|| / ||g||, the worst tensor's
+    parameter: float  # ||dp|| / ||p - p_init||, the worst tensor's
+    overall: float  # the same over all tensors together
+    key_bias: float  # largest |dp|
+
+
+def batches_of(objective: str) -> list[list[dict]]:
+    """The global batches: next-sentence labels are others than sentence-order ones."""
+    first = 0 if objective != "nsp" else 100
+    return [
+        random_samples(BATCH_SIZE, vocab_size=MODEL.vocab_size, max_length=24, seed=first + step)
+        for step in range(NUM_STEPS)
+    ]
+
+
+def config_of(mode: Mode) -> RunConfig:
+    config = small_config(
+        world_size=mode.world_size,
+        tensor_parallel=mode.tensor_parallel,
+        batch_size=BATCH_SIZE,
+        micro_batch_size=BATCH_SIZE // (mode.data_parallel * mode.accumulation),
+        ds_file=f"zero1_{mode.precision}.json",
+        ds_changes={
+            "zero_optimization": {"stage": mode.stage},
+            "gradient_clipping": mode.clipping or 0.0,
+        },
+        model=replace(MODEL, sharing=mode.sharing, pair_head=mode.objective != "none"),
+        activation_checkpointing=mode.checkpointing,
+    )
+    return replace(config, stream=replace(config.stream, objective=mode.objective))
+
+
+def train_modes(rank: int, modes: list[Mode]) -> list[Outcome]:
+    """Train each mode, one after the other in the same processes."""
+    from albert_ds.runtime.checkpoint import gather
+    from albert_ds.train import next_batch, train_step
+
+    joined = join(modes[0].tensor_parallel)
+    outcomes = []
+    for mode in modes:
+        config, batches = config_of(mode), batches_of(mode.objective)
+        run = open_small_run(config, batches, *joined)
+        initial, before, losses, norms = gather(run.engine, "weights.safetensors"), {}, [], []
+        for step in range(NUM_STEPS):
+            if step == NUM_STEPS - 1:
+                before = gather(run.engine, "exp_avg.safetensors")
+            norms.append(train_step(run, next_batch(run)))
+            values = run.window.close(run.mesh, config.model, config.stream.objective)
+            losses.append(values["loss"])
+        after = gather(run.engine, "exp_avg.safetensors")
+        outcomes.append(
+            Outcome(
+                initial=initial,
+                weights=gather(run.engine, "weights.safetensors"),
+                # m = 0.9 m + 0.1 g, and so back
+                gradients={
+                    n: (m.double() - 0.9 * before[n].double()) / 0.1 for n, m in after.items()
+                },
+                losses=losses,
+                norms=norms,
+            )
+        )
+    return outcomes if rank == 0 else []
+
+
+def train_all(modes: list[Mode]) -> dict[Mode, Outcome]:
+    """Every mode on its grid; one start of the processes a grid."""
+    outcomes = {}
+    for grid in sorted({mode.grid for mode in modes}):
+        group = [mode for mode in modes if mode.grid == grid]
+        trained = run_ranks(train_modes, group[0].world_size, group)[0]
+        outcomes |= zip(group, trained, strict=True)
+    return {mode: outcomes[mode] for mode in modes}
+
+
+class References:
+    """The float64 process, run once for each task, clipping and set of starting weights."""
+
+    def __init__(self):
+        self._known: dict[tuple, Reference] = {}
+
+    def of(self, mode: Mode, outcome: Outcome) -> Reference:
+        key = (mode.sharing, mode.objective, mode.clipping, mode.precision)
+        if key not in self._known:
+            config = config_of(mode)
+            self._known[key] = reference_training(
+                config.model,
+                outcome.initial,
+                batches_of(mode.objective),
+                rates=[config.rate_at(step) for step in range(NUM_STEPS)],
+                clip=mode.clipping,
+            )
+        return self._known[key]
+
+
+def compare(found: Outcome, goal: Reference | Outcome) -> Difference:
+    """How far `found` is from `goal`, which started from the same weights."""
+    gradient = parameter = key_bias = 0.0
+    missed, moved = [], []
+    for name, target in goal.weights.items():
+        target = target.double()
+        off = found.weights[name].double() - target
+        if name.endswith("key.bias"):  # its true gradient is 0: whatever moves it is noise
+            key_bias = max(key_bias, float(off.abs().max()))
+            continue
+        way = target - found.initial[name].double()
+        wanted = goal.gradients[name]
+        gradient = max(gradient, float((found.gradients[name] - wanted).norm() / wanted.norm()))
+        parameter = max(parameter, float(off.norm() / way.norm()))
+        missed.append(off.norm())
+        moved.append(way.norm())
+    return Difference(
+        loss=_worst(found.losses, goal.losses),
+        norm=_worst(found.norms, goal.norms),
+        gradient=gradient,
+        parameter=parameter,
+        overall=float(torch.stack(missed).norm() / torch.stack(moved).norm()),
+        key_bias=key_bias,
+    )
+
+
+def _worst(found: list[float], goal: list[float]) -> float:
+    return max(abs(f - g) / abs(g) for f, g in zip(found, goal, strict=True))

@@ -1,0 +1,118 @@
+"""DeepSpeed's own LAMB: where it may run, what it computes, and that the trainer can hold it.
+
+Its kernel needs CUDA. Here a float64 transcription of it stands in, so what is tested is the way
+through the engine and the checkpoint; on a GPU it has not been run.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from albert_ds.errors import UserError
+from albert_ds.runtime.ds_config import check_fused_lamb
+from tests.batches import random_samples
+from tests.distributed import run_ranks
+from tests.optim.fused_lamb import DEEPSPEED, RATE, Rules, compare_terms, fused_update
+from tests.optim.test_lamb import released_lamb
+from tests.training import SMALL, join, open_small_run, small_config
+
+PARAMS = {"lr": RATE, "betas": [0.9, 0.999], "weight_decay": 0.01, "bias_correction": False}
+BATCHES = [
+    random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(4)
+]
+
+
+@pytest.mark.parametrize(
+    ("stage", "tensor_parallel", "words"),
+    [(1, 1, "43 to 52 % off"), (3, 1, "ZeRO stage 3"), (0, 2, "3 % off"), (0, 1, "9 of 9")],
+)
+def test_it_is_refused_where_it_is_wrong_or_cannot_run(monkeypatch, stage, tensor_parallel, words):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = {"optimizer": {"type": "FusedLamb"}, "zero_optimization": {"stage": stage}}
+    with pytest.raises(UserError, match=words) as caught:
+        check_fused_lamb(Path("ds.json"), config, tensor_parallel=tensor_parallel)
+    assert "FusedLamb" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_with_every_term_of_the_release_it_is_the_release():
+    torch.manual_seed(0)
+    start = torch.randn(5, 4).double()
+    w, m, v = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+    steps = [torch.randn_like(start) for _ in range(4)]
+    for step, g in enumerate(steps, start=1):
+        fused_update(w, m, v, g, step=step, rules=Rules(), adapts=True, decay=0.01)
+    expected = released_lamb(start, steps, lr=RATE, decay=0.01, adapt=True)
+    torch.testing.assert_close(w, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_its_defaults_are_another_optimizer():
+    changed = compare_terms()
+    for what, (matrices, vectors) in changed.items():
+        assert matrices > 0.1 or vectors > 0.1 or "decay" in what or "shards" in what, what
+    shards = next(matrices for what, (matrices, _) in changed.items() if "shards" in what)
+    assert 0.02 < shards < 0.04  # what the refusal says
+
+
+class Kernel:
+    """In place of the compiled extension; `load` is what DeepSpeed's builder offers."""
+
+    def load(self):
+        return self
+
+    def lamb(self, p, out, m, v, g, lr, b1, b2, most, least, eps, scale, step, mode, debias, decay):
+        assert (
+            type(step) is int and scale == 1 and mode == 1 and lr >= 0 and (b1, b2) == (0.9, 0.999)
+        )
+        rules = replace(
+            DEEPSPEED, eps=eps, min_coeff=least, max_coeff=most, bias_correction=bool(debias)
+        )
+        before = p.clone()
+        fused_update(p, m, v, g, step=step, rules=rules, adapts=True, decay=decay)
+        p.copy_(before + (p - before) * (lr / RATE))
+        return torch.tensor(1.0)
+
+
+def train_and_resume(rank: int, folder: Path):
+    """Four steps; and two, a checkpoint, and two in an engine built from it."""
+    from deepspeed.ops.lamb import fused_lamb
+
+    from albert_ds.runtime.checkpoint import (
+        TrainState,
+        gather,
+        read_tensors,
+        restore,
+        save_checkpoint,
+    )
+    from albert_ds.train import build, next_batch, train_step
+
+    fused_lamb.FusedLambBuilder = Kernel
+    joined = join(1)
+    world_size = joined[1].world_size
+    config = small_config(
+        world_size=world_size,
+        ds_file="zero0_fp32.json",
+        ds_changes={"optimizer": {"type": "FusedLamb", "params": PARAMS}},
+        micro_batch_size=4,
+    )
+    whole = open_small_run(config, BATCHES, *joined)
+    for step in range(len(BATCHES)):
+        train_step(whole, next_batch(whole))
+        if step == 1:
+            state = TrainState(step=2, samples=16, updates=2, loss_scale=None)
+            saved = save_checkpoint(folder, whole.engine, state, keep_last=1)
+    again = open_small_run(config, BATCHES[2:], *joined)
+    weights = read_tensors(saved / "weights.safetensors")
+    again.engine = build(config, joined[1], joined[0], weights)
+    restore(saved, again.engine)
+    again.step = 2
+    for _ in BATCHES[2:]:
+        train_step(again, next_batch(again))
+    return [gather(run.engine, "weights.safetensors") for run in (whole, again)]
+
+
+def test_it_goes_through_the_engine_and_a_checkpoint(tmp_path):
+    whole, again = run_ranks(train_and_resume, 2, tmp_path)[0]
+    assert all(torch.equal(again[name], weight) for name, weight in whole.items())
+    assert all(torch.isfinite(weight).all() for weight in whole.values())

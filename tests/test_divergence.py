@@ -1,0 +1,146 @@
+"""A gradient that is not finite changes nothing, on any rank; many in a row end the run."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from tests.batches import random_samples
+from tests.conftest import finish, start_ranks, train_command
+from tests.distributed import run_ranks
+from tests.training import SMALL, join, open_small_run, small_config
+
+KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
+MODES = [("zero1_fp32.json", stage) for stage in (0, 1, 2, 3)]
+MODES += [("zero1_bf16.json", stage) for stage in (1, 2, 3)]
+BATCHES = [
+    random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(4)
+]
+POISON = {1: float("nan"), 2: float("inf")}  # step -> what one rank's loss is multiplied by
+
+
+def poison_steps(rank: int, configs):
+    """Steps good, NaN, infinite, good: what each reported on this rank and left behind."""
+    from albert_ds.runtime.checkpoint import gather
+    from albert_ds.train import next_batch, train_step
+
+    joined, reports = join(1), []
+    for config in configs:
+        run = open_small_run(config, BATCHES, *joined)
+        head, report = run.engine.deepspeed.module.mlm_head, []
+        for step in range(len(BATCHES)):
+            handle = None
+            if step in POISON and rank == 1:  # only this rank's gradient, in every micro-batch
+                handle = head.register_forward_hook(
+                    lambda module, inputs, out, factor=POISON[step]: (out[0] * factor, out[1])
+                )
+            norm = train_step(run, next_batch(run))
+            if handle:
+                handle.remove()
+            held = {kind: gather(run.engine, kind) for kind in KINDS}
+            report.append((norm, run.updates, run.skipped_in_a_row, held))
+        run.window.reset()
+        reports.append(report)
+    return reports
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all():
+    configs = [
+        small_config(world_size=2, ds_file=file, ds_changes={"zero_optimization": {"stage": stage}})
+        for file, stage in MODES
+    ]
+    by_rank = run_ranks(poison_steps, 2, configs)
+    for mode, here, there in zip(MODES, *by_rank, strict=True):
+        assert [report[1:3] for report in here] == [report[1:3] for report in there], mode
+        assert [report[1] for report in here] == [1, 1, 1, 2], mode  # updates applied
+        assert [report[2] for report in here] == [0, 1, 2, 0], mode  # skipped in a row
+        held = [report[3] for report in here]
+        for kind in KINDS:
+            for name, good in held[0][kind].items():
+                assert torch.isfinite(good).all()
+                assert torch.equal(held[1][kind][name], good), (mode, kind, name)
+                assert torch.equal(held[2][kind][name], good), (mode, kind, name)
+        moved = [
+            not torch.equal(held[3]["weights.safetensors"][name], good)
+            for name, good in held[0]["weights.safetensors"].items()
+        ]
+        assert all(moved), mode
+        assert torch.isfinite(torch.tensor(here[3][0]))
+
+
+@pytest.fixture
+def spoilt_weights(data, tmp_path):
+    """A checkpoint of `train_command`'s model with one NaN in it."""
+    from safetensors.torch import save_file
+
+    from albert_ds.config import read_config
+    from albert_ds.model.albert import AlbertForPretraining
+
+    argv = train_command(data, tmp_path / "unused")[2:]
+    model = replace(read_config(argv, world_size=2).model)
+    state = AlbertForPretraining(model).state_dict()
+    state["albert.encoder.ffn.0.feed_forward.up.bias"][0] = float("nan")
+    folder = tmp_path / "spoilt" / "checkpoints" / "step-00000001"
+    folder.mkdir(parents=True)
+    save_file(state, folder / "weights.safetensors")
+    (tmp_path / "spoilt" / "config.json").write_text(json.dumps({"model": asdict(model)}))
+    return folder
+
+
+def test_a_run_that_diverges_ends_with_4_and_names_what_is_good(data, tmp_path, spoilt_weights):
+    run = tmp_path / "run"
+    command = train_command(
+        data,
+        run,
+        **dict(init_from=spoilt_weights, steps=50, save_every=4, eval_every=50, micro_batch_size=4),
+    )
+    assert finish(start_ranks(command, 2)) == [4, 4]
+    ending = json.loads((run / "exit.json").read_text())
+    assert ending["code"] == 4 and ending["step"] == 20
+    assert "20 steps in a row" in ending["reason"]
+    # Nothing was saved while steps were skipped: a checkpoint is one that training went on from.
+    assert ending["reason"].endswith("last good checkpoint: none")
+    assert not list((run / "checkpoints").glob("step-*"))
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["skipped_steps"] for record in records] == [1] * 19  # the 20th ended it
+
+
+def evaluate_leak(rank: int, data):
+    """Held-out accuracies and what was printed, for a model that always knows the order."""
+    import contextlib
+    import io
+
+    from albert_ds.data.samples import StreamConfig
+    from albert_ds.data.shards import open_shards
+    from albert_ds.evals.heldout import evaluate_heldout
+    from albert_ds.model.albert import AlbertForPretraining
+
+    class Knowing(AlbertForPretraining):
+        def forward(self, *, pair_labels, **batch):
+            right = (pair_labels >= 0).sum() * self.knows
+            return {**super().forward(pair_labels=pair_labels, **batch), "pair_correct": right}
+
+    device, mesh, _ = join(1)
+    size = open_shards(data, "heldout").vocab.size
+    model = Knowing(replace(SMALL, vocab_size=size, max_position_embeddings=64))
+    said = []
+    for model.knows in (1, 0):
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
+            evaluate_heldout(
+                model,
+                data,
+                StreamConfig(sequence_length=64),
+                limit=6,
+                micro_batch_size=3,
+                mesh=mesh,
+                device=device,
+            )
+        said.append(printed.getvalue())
+    return said
+
+
+def test_an_accuracy_that_only_a_leak_gives_is_warned_of(data):
+    (leaking, honest) = run_ranks(evaluate_leak, 1, data)[0]
+    assert "held-out SOP accuracy 1.000" in leaking and "leak" in leaking
+    assert honest == ""
