@@ -192,8 +192,10 @@ def run_tests(tree: Path, tests: list[str]) -> tuple[bool, str]:
 def describe(mutant: Mutant, passed: bool, output: str) -> str:
     """One row of the table: the trap, the test, how it ended."""
     said = [line[1:].strip() for line in output.splitlines() if re.match(r"E +\S", line)]
-    first = next((line for line in said if "Error" in line or "assert" in line), "")
-    verdict = "PASSED: it holds nothing" if passed else f"failed: `{first[:110]}`"
+    # The last error is that of the rank, inside what the parent raised.
+    errors = [at for at, line in enumerate(said) if re.match(r"\w*Error\b", line)]
+    first = " ".join(said[errors[-1] : errors[-1] + 2]) if errors else " ".join(said[:1])
+    verdict = "PASSED: it holds nothing" if passed else f"failed: `{first[:140].replace('|', '/')}`"
     test = mutant.test.partition("::")
     return f"| {mutant.trap} | `{test[0]}` `{test[2]}` | {verdict} |".replace("\n", " ")
 

@@ -4,6 +4,8 @@ The slice holds every pair of values of two factors, so each way of cutting meet
 sharing, clipping, accumulating and checkpointing. The whole table is `make exactness`.
 """
 
+import statistics
+
 import pytest
 
 from tests.exactness.modes import Mode, all_pairs, crossed_modes, pairwise_modes, yardstick
@@ -39,10 +41,11 @@ def test_fp32_equals_float64_in_every_mode(outcomes):
 
 def test_no_mode_adds_to_the_error_of_bf16(outcomes):
     rows = {row.mode: row.off for row in measure_rows(outcomes) if row.mode.precision == "bf16"}
-    for mode, off in rows.items():
-        own = rows[yardstick(mode)]
-        assert off.overall < 1.5 * own.overall, (mode, off, own)
-        assert off.loss < 1e-3, (mode, off)
+    ratios = {mode: off.overall / rows[yardstick(mode)].overall for mode, off in rows.items()}
+    others = [ratio for mode, ratio in ratios.items() if mode != yardstick(mode)]
+    assert max(others) < 1.5, ratios  # other sums are rounded: more by chance, or less
+    assert statistics.median(others) < 1.1, ratios
+    assert max(off.loss for off in rows.values()) < 1e-3
 
 
 def test_layouts_of_one_bf16_arithmetic_agree_far_better_than_bf16_with_float64(outcomes):

@@ -64,8 +64,8 @@ class BuildConfig:
             raise UserError(f"--holdout {self.holdout}: must be in 0 .. 1, 1 excluded")
         if self.samples_per_shard < 1:
             raise UserError(f"--samples-per-shard {self.samples_per_shard}: must be at least 1")
-        if self.seed < 0:
-            raise UserError(f"--seed {self.seed}: must not be negative")
+        if not 0 <= self.seed < 1 << 63:
+            raise UserError(f"--seed {self.seed}: must be in 0 .. 2**63 - 1")
         assert self.lines in LINE_KINDS
 
 

@@ -212,4 +212,10 @@ def _split_json(
         text = record.get(text_field) if isinstance(record, dict) else None
         if not isinstance(text, str):
             raise DamagedData(f'{path}: line {number} has no text under "{text_field}"')
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise DamagedData(
+                f"{path}: line {number} is not Unicode: half of a surrogate pair"
+            ) from None
         yield [part for part in map(str.strip, text.split("\n")) if part]

@@ -53,8 +53,8 @@ class StreamConfig:
             raise UserError(f"--max-ngram {self.max_ngram}: must be at least 1")
         if self.max_predictions is not None and self.max_predictions < 1:
             raise UserError(f"--max-predictions {self.max_predictions}: must be at least 1")
-        if self.seed < 0:
-            raise UserError(f"--seed {self.seed}: must not be negative")
+        if not 0 <= self.seed < 1 << 63:
+            raise UserError(f"--seed {self.seed}: must be in 0 .. 2**63 - 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -89,6 +89,7 @@ def test_find_inputs(tmp_path):
         ("a", b'<doc id="1">\n</doc>\nstray\n', "a: line 3 lies outside <doc> ... </doc>: stray"),
         ("a", b'{"text": "b"}\n{"text": \n', "a: line 2 is not JSON"),
         ("a", b'{"text": "b"}\n{"body": "c"}\n', 'a: line 2 has no text under "text"'),
+        ("a", b'{"text": "\\ud83d"}\n', "a: line 1 is not Unicode: half of a surrogate pair"),
         ("a.gz", gzip.compress(WIKI.encode())[:-20], "a.gz: cannot be read after line"),
         ("a.gz", b"not packed at all", "a.gz: cannot be read after line 0"),
         ("a.zst", PACKERS[".zst"](WIKI.encode() * 99)[:-5], "a.zst: cannot be read after line"),

@@ -1,5 +1,6 @@
 """The measured rows -> Markdown."""
 
+import statistics
 from dataclasses import dataclass
 
 from tests.exactness.modes import FACTORS, Mode, yardstick
@@ -78,7 +79,6 @@ def half_precision_table(outcomes: dict[Mode, Outcome], rows: list[Row]) -> list
     off = {row.mode: row.off for row in rows}
     half = [m for m in outcomes if m.precision == "bf16" and yardstick(m) in outcomes]
     own = {yardstick(m): off[yardstick(m)] for m in half}
-    ratios = sorted(off[m].overall / own[yardstick(m)].overall for m in half)
     groups = _same_cut(half)
     early = [d for group in groups for d in _spread(outcomes, [m for m in group if m.stage < 3])]
     late = [d for group in groups for d in _spread(outcomes, [m for m in group if m.stage != 2])]
@@ -101,13 +101,26 @@ def half_precision_table(outcomes: dict[Mode, Outcome], rows: list[Row]) -> list
         ]
         cells = [what, len(found), *(f"{value:.1e}" for value in figures)]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    middle = ratios[len(ratios) // 2]
     return [
         *lines,
         "",
-        f"Error of a bf16 mode over that of bf16 in one process (all tensors together, same task): "
-        f"minimum {ratios[0]:.2f}, median {middle:.2f}, maximum {ratios[-1]:.2f}.",
+        *_ratio_table({m: off[m].overall / own[yardstick(m)].overall for m in half}),
     ]
+
+
+def _ratio_table(ratios: dict[Mode, float]) -> list[str]:
+    """Error of a bf16 mode over that of bf16 in one process, by grid."""
+    lines = [
+        "| TP x DP | modes | error over that of one process: minimum | median | maximum |",
+        "| --- | --: | --: | --: | --: |",
+    ]
+    for grid in FACTORS["grid"]:
+        found = [r for m, r in ratios.items() if m.grid == grid and m != yardstick(m)]
+        if found:
+            figures = (min(found), statistics.median(found), max(found))
+            cells = [f"{grid[0]} x {grid[1]}", len(found), *(f"{value:.2f}" for value in figures)]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
 
 
 def _same_cut(modes: list[Mode]) -> list[list[Mode]]:
