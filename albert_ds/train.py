@@ -162,7 +162,7 @@ def train(run: Run) -> None:
         if run.is_due(config.eval_every):
             metrics.write(run.step, evaluate(run))
         # While steps are skipped nothing new is kept, so the newest checkpoint is a good one.
-        if run.is_due(config.save_every) and not run.skipped_in_a_row or run.step == config.steps:
+        if run.step == config.steps or (run.is_due(config.save_every) and not run.skipped_in_a_row):
             save(run)
             saved_step = run.step
     metrics.close()

@@ -186,7 +186,7 @@ def test_a_run_in_use_is_refused_and_its_ending_left_alone(data, tmp_path):
     lock = RunLock(run)
     assert finish(start_ranks(train_command(data, run), 1)) == [2]
     assert sorted(path.name for path in run.iterdir()) == [".lock"]
-    del lock
+    lock.release()
 
 
 def test_damaged_data_ends_every_rank_with_3_and_names_shard_and_record(data, tmp_path):

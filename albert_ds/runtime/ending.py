@@ -35,6 +35,9 @@ class RunLock:
         self._file.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._file.flush()
 
+    def release(self) -> None:
+        self._file.close()
+
 
 def take_possession(output: Path, mesh, write_files: Callable[[], None]) -> RunLock | None:
     """Rank 0 locks RUN, clears the last ending and writes its files; returns the lock. Collective.
@@ -78,7 +81,7 @@ def conclude(
 def _is_free(output: Path) -> bool:
     """Whether no other process owns RUN: its ending is not ours to write."""
     try:
-        RunLock(output)
+        RunLock(output).release()
     except (UserError, OSError):
         return False
     return True
