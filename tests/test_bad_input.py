@@ -76,6 +76,8 @@ def test_wrong_flags(data, tmp_path, flags, words):
         ),
         ({"zero_optimization": {"stage": 0}, "fp16": {"enabled": True}}, ["fp16", "loss scale"]),
         ({"zero_optimization": {"stage": 0}, "bf16": {"enabled": True}}, ["bf16", "stage 1"]),
+        ({"zero_optimization": {"stage": 1, "overlap_com": True}}, ["overlap_com", "overlap_comm"]),
+        ({"bf16": {"enable": True}}, ["bf16.enable", "enabled"]),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, ["choose one"]),
         (
             {"zero_optimization": {"stage": 3, "memory_efficient_linear": True}},

@@ -36,11 +36,12 @@ def draw_positions(
         starts[edge : edge + 2] = True  # an edge counts as a word, and what follows starts one
     begins = starts.nonzero()[0]
     bounds = [*begins.tolist(), len(starts)]
-    rooms = [max_ngram] * len(begins)  # words from each one to its segment's end
+    sums = list(accumulate(1 / n for n in range(1, max_ngram + 1)))
+    # Of each word: the sum for the n that its segment has room for.
+    totals = sums[-1:] * len(begins)
     for wall in begins.searchsorted(edges).tolist():
         for n in range(1, min(max_ngram, wall + 1)):
-            rooms[wall - n] = min(rooms[wall - n], n)
-    sums = list(accumulate(1 / n for n in range(1, max_ngram + 1)))
+            totals[wall - n] = min(totals[wall - n], sums[n - 1])
     masked = bytearray(len(starts))
     for edge in edges:
         masked[edge] = 1  # so that it is never drawn
@@ -49,7 +50,7 @@ def draw_positions(
         begin = bounds[word]
         if masked[begin]:
             continue
-        ngram = bisect(sums, draw * sums[rooms[word] - 1]) + 1  # p(n), renormalised to the room
+        ngram = bisect(sums, draw * totals[word]) + 1  # p(n), renormalised to the room
         while bounds[word + ngram] - begin > budget:
             ngram -= 1
         end = bounds[word + ngram]

@@ -26,6 +26,21 @@ KNOWN_KEYS = {
     "wall_clock_breakdown",
     "steps_per_print",
 }
+NESTED_KEYS = {
+    "zero_optimization": {
+        *("stage", "reduce_bucket_size", "allgather_bucket_size", "allgather_partitions"),
+        *("overlap_comm", "contiguous_gradients", "reduce_scatter", "sub_group_size"),
+        *("use_multi_rank_bucket_allreduce", "compute_grad_norm", "stage3_prefetch_bucket_size"),
+        *("stage3_max_live_parameters", "stage3_max_reuse_distance"),
+        *("stage3_param_persistence_threshold", "memory_efficient_linear"),
+    },
+    "bf16": {"enabled", "check_grad_overflow", "immediate_grad_update"},
+    "fp16": {
+        *("enabled", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis"),
+        *("consecutive_hysteresis", "min_loss_scale"),
+    },
+    "data_types": {"grad_accum_dtype"},
+}
 OPTIMIZERS = {
     "Lamb": {"lr", "betas", "eps", "weight_decay", "bias_correction"},
     "AdamW": {"lr", "betas", "eps", "weight_decay"},
@@ -74,6 +89,14 @@ def read_ds_config(path: Path) -> dict:
             f"allowed: {', '.join(sorted(KNOWN_KEYS))}"
         )
     _check_optimizer(path, config.get("optimizer"))
+    _refuse_broken(path, config.get("zero_optimization", {}))
+    for block, allowed in NESTED_KEYS.items():
+        unknown = sorted(set(config.get(block, {})) - allowed)
+        if unknown:
+            raise UserError(
+                f'--deepspeed_config {path}: unknown key "{block}.{unknown[0]}"; '
+                f"allowed: {', '.join(sorted(allowed))}"
+            )
     _check_zero(path, config)
     return config
 
@@ -93,6 +116,14 @@ def _check_optimizer(path: Path, block) -> None:
         )
 
 
+def _refuse_broken(path: Path, zero: dict) -> None:
+    for key, reason in BROKEN_ZERO_SETTINGS.items():
+        if zero.get(key):
+            raise UserError(
+                f"--deepspeed_config {path}: zero_optimization.{key} is refused: {reason}"
+            )
+
+
 def _check_zero(path: Path, config: dict) -> None:
     zero = config.get("zero_optimization", {})
     stage = zero.get("stage", 0)
@@ -100,11 +131,6 @@ def _check_zero(path: Path, config: dict) -> None:
         raise UserError(
             f"--deepspeed_config {path}: zero_optimization.stage {stage!r}; allowed: 0, 1, 2, 3"
         )
-    for key, reason in BROKEN_ZERO_SETTINGS.items():
-        if zero.get(key):
-            raise UserError(
-                f"--deepspeed_config {path}: zero_optimization.{key} is refused: {reason}"
-            )
     if zero.get("compute_grad_norm") is False:
         raise UserError(
             f"--deepspeed_config {path}: zero_optimization.compute_grad_norm false is refused: "

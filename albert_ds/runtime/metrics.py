@@ -4,6 +4,7 @@ Sums stay on the device and are gathered once a logging interval; a step itself 
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -144,6 +145,8 @@ class Metrics:
         """Write one record; None becomes null in the file and is left out elsewhere."""
         if not self._writes or not values:
             return
+        # JSON has no NaN: a loss or norm that is not finite is null, and `skipped_steps` counts it.
+        values = {k: v if v is None or math.isfinite(v) else None for k, v in values.items()}
         self._file.write(json.dumps({"step": step, **values}) + "\n")
         self._file.flush()
         numbers = {key: value for key, value in values.items() if value is not None}
