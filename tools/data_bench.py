@@ -19,6 +19,12 @@ from albert_ds.data.readers import find_inputs, read_documents
 from albert_ds.errors import ENDINGS, UserError
 
 TOOLS = Path(__file__).parent
+KINDS = {
+    "sop, 15 % masked": {},
+    "sop, at most 20 masked": {"max_predictions": 20},
+    "nsp, 15 % masked": {"objective": "nsp"},
+    "none, 15 % masked": {"objective": "none"},
+}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,14 +60,6 @@ def main() -> None:
             wall, cpu = zip(*rates, strict=True)
             columns = min(wall), statistics.median(wall), max(wall), statistics.median(cpu)
             print_row(name, *(f"{rate:,.0f}" for rate in columns))
-
-
-KINDS = {
-    "sop, 15 % masked": {},
-    "sop, at most 20 masked": {"max_predictions": 20},
-    "nsp, 15 % masked": {"objective": "nsp"},
-    "none, 15 % masked": {"objective": "none"},
-}
 
 
 def measure_build(paths: list[Path], vocab: Path, megabytes: int, output: Path) -> list[str]:

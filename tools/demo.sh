@@ -14,14 +14,15 @@ echo "== 2. vocabulary: SentencePiece in ALBERT's layout"
 python tools/build_vocab.py --input demo/text.txt --output demo/vocab --vocab-size 4000
 echo "== 3. shards: every sequence once, as token ids"
 python tools/build_shards.py --input demo/text.txt --vocab demo/vocab/spiece.model \
-    --output demo/data --sequence-length 64 --holdout 0.05
+    --output demo/data --sequence-length 128 --holdout 0.05
 # AdamW, since so small a batch is not what LAMB is for: its ratio scales a matrix's update by the
-# matrix's own norm, so the rate at which 0.02-sized weights would learn in 800 steps is far too high
+# matrix's own norm, so the rate at which 0.02-sized weights would learn in 700 steps is far too high
 # for the biases, which it leaves unscaled.
 echo "== 4. pretraining: albert-tiny, 2 ranks, ZeRO-1, AdamW"
 deepspeed --num_gpus 2 albert_ds/train.py --model albert-tiny --data demo/data --output demo/run \
-    --steps 800 --batch-size 32 --micro-batch-size 16 --learning-rate 0.002 --dropout 0 \
-    --deepspeed_config ds_configs/zero1_fp32_adamw.json --log-every 50 --eval-every 400 \
+    --steps 700 --batch-size 32 --micro-batch-size 16 --learning-rate 0.002 --warmup-steps 100 \
+    --sequence-length 64 --dropout 0 \
+    --deepspeed_config ds_configs/zero1_fp32_adamw.json --log-every 50 --eval-every 350 \
     2> demo/train.log ||
     { tail -n 20 demo/train.log; exit 1; }
 echo "== 5. held-out accuracy"

@@ -6,8 +6,8 @@
     index.json              written last: without it there is no data set
 
 The same sequences in the same order give the same bytes. Any WebDataset reader can read a shard;
-ours walks the headers itself (3 microseconds a member against WebDataset's 50), since
-it needs records in another order than they lie in, and often only some of them.
+here the headers are walked directly (8 microseconds a member against WebDataset's 50 and more),
+since records are needed in another order than they lie in, and often only some of them.
 """
 
 import functools

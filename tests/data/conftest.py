@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from albert_ds.data.shards import ShardSet, open_shards
 from albert_ds.data.vocab import Normalisation, Vocab, train_vocab
 from tests.data.corpus import SHARED, build, make_documents, write_wiki
 
@@ -38,6 +39,11 @@ def built(vocab, corpus, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "built"
     build(folder, vocab, [corpus])
     return folder
+
+
+@pytest.fixture(scope="session")
+def train(built) -> ShardSet:
+    return open_shards(built, "train")
 
 
 @pytest.fixture(scope="session")
