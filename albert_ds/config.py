@@ -97,6 +97,10 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         raise UserError(f"--max-hours {args.max_hours}: must be above 0")
     if args.init_from is not None and not Path(args.init_from).is_dir():
         raise UserError(f"--init-from {args.init_from}: no such folder")
+    if args.init_from is not None:
+        from albert_ds.interop import read_initial_weights
+
+        read_initial_weights(Path(args.init_from), model)  # refused here, before a file is written
     if args.wandb:
         _require_wandb()
     if Path(args.output).exists() and not Path(args.output).is_dir():

@@ -131,6 +131,8 @@ def test_missing_files(data, tmp_path):
     run = tmp_path / "run"
     assert "no such file" in refuse(argv_of(train_command(data, run, deepspeed_config="no.json")))
     assert "index.json" in refuse(argv_of(train_command(tmp_path, run)))
+    other = refuse(argv_of(train_command(data, run, init_from=tmp_path)))
+    assert str(tmp_path) in other and "neither a run" in other
     copy = shutil.copytree(data, tmp_path / "copy")
     next(copy.glob("train-*.tar")).unlink()
     assert "train-" in refuse(argv_of(train_command(copy, run)))
