@@ -174,7 +174,7 @@ def test_resuming_with_other_values_names_both(data, tmp_path):
 def test_the_program_ends_with_2_one_line_and_nothing_written(data, tmp_path):
     run = tmp_path / "run"
     ranks = start_ranks(train_command(data, run, batch_size=9), 2)
-    outputs = [process.communicate(timeout=60) for process in ranks]
+    outputs = [process.communicate(timeout=180) for process in ranks]
     assert [process.returncode for process in ranks] == [2, 2]
     lines = outputs[0][1].strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("albert-ds: --batch-size 9")
@@ -201,7 +201,7 @@ def test_damaged_data_ends_every_rank_with_3_and_names_shard_and_record(data, tm
     shard.write_bytes(content)
     run = tmp_path / "run"
     ranks = start_ranks(train_command(copy, run, steps=1000, eval_every=2000), 2)
-    outputs = [process.communicate(timeout=120) for process in ranks]
+    outputs = [process.communicate(timeout=300) for process in ranks]
     assert [process.returncode for process in ranks] == [3, 3]
     ending = json.loads((run / "exit.json").read_text())
     assert ending["code"] == 3
