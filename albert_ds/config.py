@@ -133,7 +133,7 @@ _TAKEN_AS_TYPED = (
 def _open_sources(folders: list[str]):
     from albert_ds.data.shards import open_shards
 
-    sources = [open_shards(Path(folder), "train") for folder in folders]
+    sources = [open_shards(folder, "train") for folder in folders]
     for folder, source in zip(folders, sources, strict=True):
         if source.vocab.sha256 != sources[0].vocab.sha256:
             raise UserError(

@@ -220,7 +220,7 @@ def open_stream(config: RunConfig, mesh: Mesh, samples: int) -> Iterator[MicroBa
     from albert_ds.data.stream import training_batches
 
     return training_batches(
-        [open_shards(Path(folder), "train") for folder in config.data],
+        [open_shards(folder, "train") for folder in config.data],
         config.data_weights,
         config.stream,
         start=samples,
@@ -251,7 +251,7 @@ def evaluate(run: Run) -> dict:
     with run.window.paused():
         return evaluate_heldout(
             run.engine.deepspeed.module,
-            Path(config.data[0]),
+            config.data[0],
             config.stream,
             limit=config.eval_samples,
             micro_batch_size=config.micro_batch_size,

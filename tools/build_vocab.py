@@ -6,11 +6,14 @@ DIR/tokenizer_config.json (how text is normalised). Hugging Face's AlbertTokeniz
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from albert_ds.data.inputs import cut_units, read_documents
 from albert_ds.data.progress import show_progress
-from albert_ds.data.readers import add_input_flags, find_inputs, read_documents, split_sentences
+from albert_ds.data.readers import add_input_flags, split_sentences
+from albert_ds.data.storage import find_files
 from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import ENDINGS, UserError
 from albert_ds.flags import Parser
@@ -42,15 +45,21 @@ def build_parser() -> Parser:
 
 def main() -> None:
     args = build_parser().parse_args()
-    paths = find_inputs(args.input)
+    paths = find_files(args.input)
     if args.output.exists() and not args.output.is_dir():
         raise UserError(f"--output {args.output}: is not a folder")
-    documents = read_documents(paths, args.text_field)
-    total_bytes = sum(path.stat().st_size for path in paths)
+    slices = [piece for unit in cut_units(paths) for piece in unit]
+    damaged: Counter[str] = Counter()
 
     def sentences() -> Iterator[str]:
-        for lines, _ in show_progress(documents, total_bytes, "reading"):
-            yield from split_sentences(lines, args.lines, args.language)
+        with show_progress(sum(piece.size for piece in slices), "reading") as advance:
+            readings = read_documents(slices, args.text_field)
+            for number, (document, _, bytes_read) in enumerate(readings, 1):
+                advance(number, bytes_read)
+                if document.damage:
+                    damaged[document.damage] += 1
+                else:
+                    yield from split_sentences(document.lines, args.lines, args.language)
 
     vocab = train_vocab(
         sentences(),
@@ -63,7 +72,8 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     vocab.write(args.output)
     vocab.write_pieces(args.output)
-    print(f"{args.output}: {vocab.size:,} pieces")
+    dropped = "".join(f", {number:,} {kind} dropped" for kind, number in damaged.items())
+    print(f"{args.output}: {vocab.size:,} pieces{dropped}")
 
 
 if __name__ == "__main__":

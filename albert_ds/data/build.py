@@ -1,61 +1,52 @@
-"""Text to shards, in two passes over the data and with little of it in memory.
+"""Text to shards, in two passes over the disk, by any number of processes that may be killed.
 
-    1  documents -> sentences -> ids -> sequences -> a bucket on disk, chosen by the sequence's key
-    2  each bucket in turn, sorted by key -> shards
+    1  units of text -> sequences -> sorted runs                    (encode.py, runs.py)
+    2  all runs, a range of keys at a time -> some shards
 
-The key of a sequence is a hash of (seed, document, its number there), so sorting by it is a shuffle
-of the whole corpus, whose result depends neither on the order in which documents were read nor on
-the number of buckets. Memory: one bucket (a few shards), one document, one vocabulary.
-A document is known by a hash of its text, which also decides whether it is held out, so
-copies of a document are never on both sides.
+A shard is a range of keys, so every process can write any shard by itself, and the bytes depend
+neither on their number nor on the order in which documents were read. Memory: one run or one range,
+one document, one vocabulary. Finished pieces of either pass are kept when a build is killed.
 """
 
 import errno
+import fcntl
+import os
 import shutil
-import struct
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
+from albert_ds.data.encode import COUNTS, encode_documents
+from albert_ds.data.inputs import Slice, cut_units, read_documents
+from albert_ds.data.ledger import Ledger, fingerprint
+from albert_ds.data.merge import DUPLICATES, cut_ranges, write_range
+from albert_ds.data.progress import show_progress
+from albert_ds.data.ranks import Ranks
+from albert_ds.data.readers import DAMAGE, LINE_KINDS
+from albert_ds.data.records import token_dtype
+from albert_ds.data.runs import KEYS, RunWriter
+from albert_ds.data.shards import FORMAT, INDEX_NAME, SPLITS, index_split, write_index
+from albert_ds.data.vocab import Vocab
+from albert_ds.errors import ENDINGS, DamagedData, MachineFailed, UserError
 
-from albert_ds.data.readers import LINE_KINDS, Document, split_sentences
-from albert_ds.data.records import pack_sequence, token_dtype
-from albert_ds.data.segments import pack_sentences
-from albert_ds.data.shards import FORMAT, INDEX_NAME, SPLITS, ShardWriter, index_split, write_index
-from albert_ds.data.vocab import UNK, Vocab
-from albert_ds.errors import MachineFailed, UserError
-
-BUCKET_BYTES = 8 << 20  # input text that shares a bucket; about two shards
-MAX_BUCKETS = 4096
-FLUSH_BYTES = 16 << 10  # of a bucket that wait in memory
-_SPILL = struct.Struct("<QQII?")  # key, draw, record bytes, tokens, whether it opens a document
-_HASH_RANGE = 1 << 64
-COUNTS = (
-    "documents",
-    "empty_documents",  # dropped: no text
-    "sentences",
-    "empty_sentences",  # dropped: no piece of the vocabulary, as for a lone zero-width space
-    "cut_sentences",  # longer than a sequence, cut into pieces
-    "sequences",
-    "one_sentence_sequences",  # have no pair: their sop or nsp label is ignored
-    "tokens",
-    "unknown_tokens",
-)
+WORK_NAME = "building"
+# Settings that may change without the text being encoded anew.
+NOT_IN_ENCODING = ("holdout", "samples_per_shard", "dedup", "max_damaged")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildConfig:
     sequence_length: int = 512  # tokens, [CLS] and two [SEP] among them
     holdout: float = 0.01  # share of the documents that are held out
-    samples_per_shard: int = 2048
+    samples_per_shard: int = 2048  # on average
     seed: int = 0
     lines: str = "paragraph"  # what a line of a document is: LINE_KINDS
     language: str = "en"  # whose rules end a sentence
+    text_field: str = "text"  # of JSON lines
+    dedup: bool = False  # drop documents whose text is that of another
+    max_damaged: float = 0.01  # share of the documents that may be damaged
 
     def __post_init__(self):
         if not 8 <= self.sequence_length <= 1 << 15:
@@ -66,179 +57,239 @@ class BuildConfig:
             raise UserError(f"--samples-per-shard {self.samples_per_shard}: must be at least 1")
         if not 0 <= self.seed < 1 << 63:
             raise UserError(f"--seed {self.seed}: must be in 0 .. 2**63 - 1")
+        if not 0 <= self.max_damaged <= 1:
+            raise UserError(f"--max-damaged {self.max_damaged}: must be in 0 .. 1")
         assert self.lines in LINE_KINDS
 
 
-def build_shards(
-    documents: Iterable[Document],
-    vocab: Vocab,
-    output: Path,
-    config: BuildConfig,
-    *,
-    input_bytes: int,
-) -> dict:
-    """Write the shards of `documents`, the vocabulary and index.json; returns the index.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Built:
+    index: dict
+    damage: dict[str, str]  # by kind, where the first damaged document is
+    kept: int  # pieces of work that an earlier, killed build had finished
+    redone: int  # pieces of its work that were damaged
 
-    `input_bytes`, a guess at the size of all the text, sets the number of buckets.
-    Raises UserError for text that cannot be split as asked, what `documents` raises, and
-    MachineFailed where the disk is full; then no index.json is written.
+
+def build_shards(
+    locations: list[str], vocab: Vocab, output: Path, config: BuildConfig, ranks: Ranks
+) -> Built:
+    """Write the shards of the text at `locations`, the vocabulary and index.json. Collective.
+
+    Raises UserError for text that cannot be split as asked, DamagedData for files that cannot be
+    read through or too many damaged documents, MachineFailed where the disk is full; then no
+    index.json is written.
     """
-    counts: Counter[str] = Counter()
-    with _work_folder(output) as work:
-        buckets = Buckets(work, min(MAX_BUCKETS, 1 + input_bytes // BUCKET_BYTES))
-        draws = _fill_buckets(buckets, documents, vocab, config, counts)
-        threshold = _find_threshold(config.holdout, draws, counts["documents"])
-        writers = {split: ShardWriter(output, split, config.samples_per_shard) for split in SPLITS}
-        split_documents: Counter[str] = Counter()
-        for spilled in buckets.read_sorted():
-            split = "heldout" if spilled.draw < threshold else "train"
-            writers[split].add(spilled.record, spilled.tokens)
-            split_documents[split] += spilled.opens_document
-        for writer in writers.values():
-            writer.close()
-    vocab.write(output)
-    index = {
+    with _work_folder(output, ranks) as work:
+        units = ranks.from_first(lambda: cut_units(locations))
+        encoding = _encode_units(units, vocab, work, config, ranks)
+        total = Counter(dict.fromkeys(COUNTS, 0))
+        damage: dict[str, str] = {}
+        for note in encoding.notes:
+            total.update(note["counts"])
+            damage = note["damage"] | damage
+        draws = [note["draws"] for note in encoding.notes]
+        threshold = ranks.from_first(lambda: _settle(total, damage, draws, config))
+        writing = _write_ranges(encoding.notes, total, threshold, output, work, config, ranks)
+        index = _make_index(writing.notes, total, vocab, config)
+        ranks.from_first(lambda: _publish(output, index, vocab))
+    return Built(
+        index=index,
+        damage=damage,
+        kept=encoding.kept + writing.kept,
+        redone=encoding.redone + writing.redone,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pass:
+    """What a pass over all pieces of work has left: a note of each, in their order."""
+
+    notes: list[dict]
+    kept: int
+    redone: int
+
+
+def _encode_units(
+    units: list[list[Slice]], vocab: Vocab, work: Path, config: BuildConfig, ranks: Ranks
+) -> Pass:
+    """The first pass. Collective."""
+    settings = {**asdict(config), **dict.fromkeys(NOT_IN_ENCODING)}
+    how = [FORMAT, vocab.sha256, asdict(vocab.normalisation), settings]
+    ledger = Ledger(work, "unit", [fingerprint(how, unit) for unit in units])
+    notes, redone = ledger.find_finished(ranks)
+    kept = len(notes)
+    # The largest first, so that all are busy to the end.
+    sizes = [sum(piece.size for piece in unit) for unit in units]
+    todo = sorted(set(range(len(units))) - notes.keys(), key=lambda number: -sizes[number])
+    mine = todo[ranks.rank :: ranks.size]
+    documents = read = 0
+    of = f" (process 1 of {ranks.size})" if ranks.size > 1 else ""
+    with show_progress(sum(sizes[n] for n in mine), f"encoding{of}") as advance:
+
+        def encode(number: int) -> tuple[dict, Mapping[Path, str]]:
+            nonlocal documents, read
+            runs = RunWriter(work / f"unit-{number:06d}")
+            seen = 0
+
+            def show(of_unit: int, bytes_read: int) -> None:
+                nonlocal seen
+                seen = of_unit
+                if ranks.rank == 0:
+                    advance(documents + of_unit, read + bytes_read)
+
+            readings = read_documents(units[number], config.text_field)
+            note = encode_documents(
+                readings,
+                vocab,
+                runs,
+                sequence_length=config.sequence_length,
+                seed=config.seed,
+                lines=config.lines,
+                language=config.language,
+                advance=show,
+            )
+            documents, read = documents + seen, read + sizes[number]
+            return note, runs.files
+
+        notes |= ledger.do(ranks, todo, encode)
+    return Pass(notes=[notes[n] for n in range(len(units))], kept=kept, redone=redone)
+
+
+def _settle(
+    counts: Counter[str], damage: dict[str, str], draws: list[list[int]], config: BuildConfig
+) -> int:
+    """See that the text is fit to go on with, and choose what is held out.
+
+    Documents that draw less than what is returned: the share asked for, and at least one.
+    """
+    damaged = sum(counts[f"damaged_{kind}"] for kind in DAMAGE)
+    documents = counts["documents"]
+    if damaged > config.max_damaged * (damaged + documents + counts["empty_documents"]):
+        first = "; ".join(f"{kind} first at {place}" for kind, place in damage.items())
+        raise DamagedData(
+            f"{damaged:,} damaged documents, beside {documents:,} sound ones, are over "
+            f"--max-damaged {config.max_damaged}: {first}"
+        )
+    if not counts["tokens"]:
+        raise UserError("--input: the files hold no text")
+    lowest, highest = min(draw[0] for draw in draws), max(draw[1] for draw in draws)
+    threshold = int(config.holdout * KEYS)
+    if config.holdout and lowest < highest:
+        threshold = max(threshold, lowest + 1)
+    if highest < threshold:
+        raise UserError(
+            f"--holdout {config.holdout}: would hold out all of the {documents} documents"
+        )
+    return threshold
+
+
+def _write_ranges(
+    encoded: list[dict],
+    counts: Mapping[str, int],
+    threshold: int,
+    output: Path,
+    work: Path,
+    config: BuildConfig,
+    ranks: Ranks,
+) -> Pass:
+    """The second pass. Collective."""
+    runs = {work / name: sha for note in encoded for name, sha in note["files"].items()}
+    ranges = cut_ranges(counts, config.holdout, config.samples_per_shard)
+    how = [sorted(runs.values()), threshold, config.dedup]
+    ledger = Ledger(work, "range", [fingerprint(how, asdict(part)) for part in ranges])
+    notes, redone = ledger.find_finished(ranks)
+    kept = len(notes)
+
+    def write(number: int) -> tuple[dict, Mapping[Path, str]]:
+        part = ranges[number]
+        shards, found = write_range(part, list(runs), output, threshold, dedup=config.dedup)
+        note = {"split": part.split, "shards": [asdict(shard) for shard in shards], "counts": found}
+        return note, {output / shard.name: shard.sha256 for shard in shards}
+
+    notes |= ledger.do(ranks, sorted(set(range(len(ranges))) - notes.keys()), write)
+    return Pass(notes=[notes[n] for n in range(len(ranges))], kept=kept, redone=redone)
+
+
+def _make_index(
+    written: list[dict], counts: Counter[str], vocab: Vocab, config: BuildConfig
+) -> dict:
+    splits = {}
+    duplicates = Counter(dict.fromkeys(DUPLICATES, 0))
+    for split in SPLITS:
+        mine = [note for note in written if note["split"] == split]
+        documents = sum(note["counts"]["documents"] for note in mine)
+        splits[split] = index_split([shard for note in mine for shard in note["shards"]], documents)
+        for note in mine:
+            duplicates.update({name: note["counts"][name] for name in DUPLICATES})
+    tokens, samples = (
+        sum(splits[split][what] for split in SPLITS) for what in ("tokens", "samples")
+    )
+    return {
         "format": FORMAT,
         "vocab_sha256": vocab.sha256,
         "vocab_size": vocab.size,
         **asdict(vocab.normalisation),
         **asdict(config),
         "token_dtype": token_dtype(vocab.size),
-        "splits": {
-            split: index_split(writer.shards, split_documents[split])
-            for split, writer in writers.items()
-        },
-        "counts": dict(counts),
-        "fill": counts["tokens"] / (counts["sequences"] * (config.sequence_length - 3)),
+        "splits": splits,
+        "counts": {**counts, **duplicates},
+        "fill": tokens / (samples * (config.sequence_length - 3)),
     }
+
+
+def _publish(output: Path, index: dict, vocab: Vocab) -> None:
+    """Write what makes a data set of the shards; those of an earlier, other build go."""
+    listed = {shard["name"] for entry in index["splits"].values() for shard in entry["shards"]}
+    for split in SPLITS:
+        for path in output.glob(f"{split}-*.tar*"):
+            if path.name not in listed:
+                path.unlink()
+    vocab.write(output)
     write_index(output, index)
-    return index
-
-
-def _fill_buckets(
-    buckets: "Buckets",
-    documents: Iterable[Document],
-    vocab: Vocab,
-    config: BuildConfig,
-    counts: Counter[str],
-) -> tuple[int, int]:
-    """The first pass. Returns the lowest and the highest held-out draw of all documents."""
-    counts.update(dict.fromkeys(COUNTS, 0))
-    capacity = config.sequence_length - 3
-    dtype = np.dtype(token_dtype(vocab.size)).newbyteorder("<")
-    salt = config.seed.to_bytes(16, "little")
-    lowest, highest = _HASH_RANGE, -1
-    for lines, _ in documents:
-        sentences = vocab.encode(split_sentences(lines, config.lines, config.language))
-        kept = [sentence for sentence in sentences if sentence]
-        counts["empty_sentences"] += len(sentences) - len(kept)
-        if not kept:
-            counts["empty_documents"] += 1
-            continue
-        name = blake2b("\n".join(lines).encode(), digest_size=8).digest()
-        draw = _hash(salt, name)
-        lowest, highest = min(lowest, draw), max(highest, draw)
-        counts["documents"] += 1
-        counts["sentences"] += len(kept)
-        counts["cut_sentences"] += sum(len(sentence) > capacity for sentence in kept)
-        counts["unknown_tokens"] += sum(sentence.count(UNK) for sentence in kept)
-        for number, (ids, ends) in enumerate(pack_sentences(kept, capacity)):
-            counts["sequences"] += 1
-            counts["one_sentence_sequences"] += len(ends) == 1
-            counts["tokens"] += len(ids)
-            record = pack_sequence(int.from_bytes(name, "little"), ends, ids, dtype)
-            key = _hash(salt, name, number.to_bytes(8, "little"))
-            buckets.add(key, Spilled(record, len(ids), draw, number == 0))
-    buckets.flush()
-    if not counts["tokens"]:
-        raise UserError("--input: the files hold no text")
-    return lowest, highest
-
-
-def _find_threshold(holdout: float, draws: tuple[int, int], documents: int) -> int:
-    """Documents that draw less than this are held out: the share asked for, and at least one."""
-    lowest, highest = draws
-    threshold = int(holdout * _HASH_RANGE)
-    if holdout and lowest < highest:
-        threshold = max(threshold, lowest + 1)
-    if highest < threshold:
-        raise UserError(f"--holdout {holdout}: would hold out all of the {documents} documents")
-    return threshold
-
-
-def _hash(*parts: bytes) -> int:
-    return int.from_bytes(blake2b(b"".join(parts), digest_size=8).digest(), "big")
-
-
-class Spilled(NamedTuple):
-    """A sequence on its way to a shard."""
-
-    record: bytes
-    tokens: int
-    draw: int  # of its document, for the held-out split
-    opens_document: bool  # the first sequence of its document
-
-
-class Buckets:
-    """A sort on disk: equal ranges of keys share a file, which is sorted when it is read back."""
-
-    def __init__(self, folder: Path, number: int):
-        self._waiting = [bytearray() for _ in range(number)]
-        self._paths = [folder / f"bucket-{i:04d}" for i in range(number)]
-
-    def add(self, key: int, spilled: Spilled) -> None:
-        i = key * len(self._paths) // _HASH_RANGE
-        record, tokens, draw, opens = spilled
-        self._waiting[i] += _SPILL.pack(key, draw, len(record), tokens, opens) + record
-        if len(self._waiting[i]) > FLUSH_BYTES:
-            self._flush(i)
-
-    def flush(self) -> None:
-        for i in range(len(self._paths)):
-            self._flush(i)
-
-    def read_sorted(self) -> Iterator[Spilled]:
-        """Everything that was added, by ascending key, whatever the number of buckets."""
-        for path in self._paths:
-            content = memoryview(path.read_bytes())
-            path.unlink()
-            entries, at = [], 0
-            while at < len(content):
-                key, draw, size, tokens, opens = _SPILL.unpack_from(content, at)
-                at += _SPILL.size + size
-                entries.append((key, at - size, at, tokens, draw, opens))
-            entries.sort()
-            for _, begin, end, tokens, draw, opens in entries:
-                yield Spilled(bytes(content[begin:end]), tokens, draw, opens)
-
-    def _flush(self, i: int) -> None:
-        # Opened anew each time: there may be more buckets than files that a process may hold open.
-        with self._paths[i].open("ab") as file:
-            file.write(self._waiting[i])
-        self._waiting[i] = bytearray()
 
 
 @contextmanager
-def _work_folder(output: Path) -> Generator[Path]:
-    """A folder in `output` that is gone afterwards, and `output` with it if it stayed empty."""
-    if (output / INDEX_NAME).exists():
-        raise UserError(f"--output {output}: holds a built data set already; name another folder")
+def _work_folder(output: Path, ranks: Ranks) -> Generator[Path]:
+    """The folder in `output` where the work lies; it stays where a build can be taken up again."""
+    work = output / WORK_NAME
     is_new = not output.exists()
-    work = output / "building"
-    try:
-        for name in ("building", "*.partial", "train-*.tar", "heldout-*.tar"):
-            for left_over in output.glob(name):  # of a build that was killed
-                shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
-        work.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"--output {output}: cannot be made: {error.strerror}") from None
+    locks: list[int] = []
+    ranks.from_first(lambda: locks.append(_claim(output, work)))
     try:
         yield work
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise MachineFailed(f"{output}: {error.strerror}; no {INDEX_NAME} was written") from None
+        raise MachineFailed(
+            f"{output}: {error.strerror}; what is finished is kept, the same command goes on"
+        ) from None
+    except ENDINGS:
+        if ranks.rank == 0 and not any(work.glob("*.run")):  # nothing to take up again
+            shutil.rmtree(work)
+            if is_new and not any(output.iterdir()):
+                output.rmdir()
+        raise
+    else:
+        if ranks.rank == 0:
+            shutil.rmtree(work)
     finally:
-        shutil.rmtree(work)
-        if is_new and not any(output.iterdir()):
-            output.rmdir()
+        for lock in locks:
+            os.close(lock)
+
+
+def _claim(output: Path, work: Path) -> int:
+    """Make the folders and lock them; the kernel frees the lock when its owner dies."""
+    if (output / INDEX_NAME).exists():
+        shutil.rmtree(work, ignore_errors=True)  # of a build that was killed at its very end
+        raise UserError(f"--output {output}: holds a built data set already; name another folder")
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        lock = os.open(work / ".lock", os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise UserError(f"--output {output}: cannot be made: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise UserError(f"--output {output}: another build is writing to it") from None
+    return lock

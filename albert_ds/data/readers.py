@@ -1,29 +1,51 @@
-"""Documents from files, read as a stream: WikiExtractor text, plain text or JSON lines.
+"""Documents from streams of bytes: WikiExtractor text, plain text or JSON lines.
 
-    paths -> lines of bytes (.gz and .zst unpacked) -> documents -> sentences
+    stream -> lines -> documents -> sentences
 
-What a file holds is seen from its first line that is not blank: `<doc ...>` elements of
+What a stream holds is seen from its first line that is not blank: `<doc ...>` elements of
 WikiExtractor; JSON lines (`{...}` with a "text"); else plain text, a blank line between documents.
+A document that cannot be read as it should be is passed on as damaged, for the caller to count.
 """
 
 import argparse
-import glob
-import gzip
-import io
 import json
-import zlib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import NamedTuple
-
-from albert_ds.errors import DamagedData, UserError
+from typing import IO, NamedTuple
 
 LINE_KINDS = ("paragraph", "sentence", "wrapped")
+MAX_LINE_BYTES = 16 << 20  # a longer line is damage, and never in memory
+MAX_DOCUMENT_BYTES = 16 << 20  # text without a blank line is cut there
+
+# Why a document is set aside.
+WRONG_ENCODING = "wrong_encoding"  # not UTF-8, or half of a surrogate pair
+NUL_BYTES = "nul_bytes"
+OVERLONG_LINE = "overlong_line"
+NOT_JSON = "not_json"
+NO_TEXT_FIELD = "no_text_field"
+UNCLOSED_DOC = "unclosed_doc"  # a <doc> before the last one was closed, or at the end
+OUTSIDE_DOC = "outside_doc"  # text between </doc> and <doc>
+DAMAGE = (
+    WRONG_ENCODING,
+    NUL_BYTES,
+    OVERLONG_LINE,
+    NOT_JSON,
+    NO_TEXT_FIELD,
+    UNCLOSED_DOC,
+    OUTSIDE_DOC,
+)
 
 
 class Document(NamedTuple):
-    lines: list[str]  # stripped, none of them empty
-    bytes_read: int  # of all the files so far, as they are stored; for showing progress
+    lines: list[str]  # stripped, none of them empty; an empty document has none
+    line: int  # number of its first line in its stream
+    damage: str = ""  # why it is to be set aside, one of DAMAGE
+    cut: bool = False  # its text goes on in the next one
+
+
+class Line(NamedTuple):
+    number: int
+    text: str  # stripped
+    damage: str = ""
 
 
 def add_input_flags(parser: argparse.ArgumentParser) -> None:
@@ -34,8 +56,9 @@ def add_input_flags(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="GLOB",
-        help="text files, packed ones by their .gz or .zst: WikiExtractor <doc> elements, JSON "
-        "lines, or plain text with a blank line between documents; ** descends into folders",
+        help="paths or URLs of fsspec (http://, s3://, ...): WikiExtractor <doc> elements, JSON "
+        "lines, or plain text with a blank line between documents; packed by their .gz, .bz2, "
+        ".xz, .zst or .tar; ** descends into folders",
     )
     add(
         "--lines",
@@ -48,37 +71,60 @@ def add_input_flags(parser: argparse.ArgumentParser) -> None:
     add("--text-field", default="text", help="the field of JSON lines that holds the text (text)")
 
 
-def find_inputs(patterns: Iterable[str]) -> list[Path]:
-    """The files that match the glob patterns (`**` descends), sorted, each once."""
-    found: set[str] = set()
-    for pattern in patterns:
-        names = [pattern, *glob.glob(pattern, recursive=True)]  # a name may look like a pattern
-        matches = [name for name in names if Path(name).is_file()]
-        if not matches:
-            hint = (
-                f"; for the files in this folder: '{pattern}/**'" if Path(pattern).is_dir() else ""
-            )
-            raise UserError(f"--input {pattern}: matches no file{hint}")
-        found.update(matches)
-    return [Path(name) for name in sorted(found)]
+def split_documents(
+    lines: Iterator[Line], text_field: str = "text", kind: str = ""
+) -> Iterator[Document]:
+    """Every document of a stream, in order, empty and damaged ones included.
 
-
-def read_documents(paths: Iterable[Path], text_field: str = "text") -> Iterator[Document]:
-    """Every document of the files, in order, empty ones included (`lines` is then empty).
-
-    Raises UserError for a file that cannot be opened, DamagedData naming file and line for one
-    that cannot be read through.
+    `kind` of find_kind, where the stream does not begin where its file does.
     """
-    done = 0
-    for path in paths:
-        try:
-            raw = path.open("rb")
-        except OSError as error:
-            raise UserError(f"{path}: cannot be opened: {error.strerror}") from None
-        with raw:
-            for lines in _split_documents(path, _read_lines(path, raw), text_field):
-                yield Document(lines, done + raw.tell())
-            done += raw.tell()
+    for first in lines:
+        if not first.text and not first.damage:
+            continue
+        rest = _chain(first, lines)
+        kind = kind or find_kind(first.text)
+        if kind == "wiki":
+            yield from _split_wiki(rest)
+        elif kind == "json":
+            yield from _split_json(rest, text_field)
+        else:
+            yield from _split_text(rest)
+
+
+def find_kind(first_line: str) -> str:
+    """ "wiki", "json" or "text", by the first line that is not blank."""
+    if begins_document(first_line, "wiki", after_blank=False):
+        return "wiki"
+    return "json" if first_line.startswith("{") else "text"
+
+
+def begins_document(line: str, kind: str, *, after_blank: bool) -> bool:
+    """Whether a stripped line opens a document."""
+    if kind == "wiki":
+        return line.startswith("<doc ")
+    return bool(line) and (kind == "json" or after_blank)
+
+
+def read_lines(file: IO[bytes], *, is_start: bool = True) -> Iterator[Line]:
+    """The lines of a stream; `is_start` where a byte order mark may stand before the first."""
+    number = 0
+    while raw := file.readline(MAX_LINE_BYTES):
+        number += 1
+        if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
+            while raw and not raw.endswith(b"\n"):
+                raw = file.readline(1 << 16)
+            yield Line(number, "", OVERLONG_LINE)
+        elif b"\0" in raw:
+            yield Line(number, "", NUL_BYTES)
+        else:
+            yield _decode(raw, number, "utf-8-sig" if is_start and number == 1 else "utf-8")
+
+
+def _decode(raw: bytes, number: int, encoding: str) -> Line:
+    try:
+        return Line(number, raw.decode(encoding).strip())
+    except UnicodeDecodeError:
+        return Line(number, "", WRONG_ENCODING)
 
 
 def split_sentences(lines: list[str], kind: str, language: str = "en") -> list[str]:
@@ -92,130 +138,77 @@ def split_sentences(lines: list[str], kind: str, language: str = "en") -> list[s
     return [sentence for sentence in sentences if sentence]
 
 
-def _read_lines(path: Path, raw: io.BufferedReader) -> Iterator[tuple[int, str]]:
-    """(line number, stripped line) of a file, unpacked as its name says."""
-    number = 0
-    try:
-        for number, line in enumerate(_unpack(path, raw), 1):
-            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-    except UnicodeDecodeError:
-        raise DamagedData(f"{path}: line {number} is not UTF-8") from None
-    except (EOFError, OSError, zlib.error) as error:
-        raise DamagedData(f"{path}: cannot be read after line {number}: {error}") from None
-
-
-def _unpack(path: Path, raw: io.BufferedReader) -> Iterable[bytes]:
-    if path.suffix == ".gz":
-        return gzip.GzipFile(fileobj=raw)
-    if path.suffix == ".zst":
-        return io.BufferedReader(_ZstdFrames(raw), 1 << 20)
-    return raw
-
-
-class _ZstdFrames(io.RawIOBase):
-    """Zstandard frames as a readable file that, unlike the library's own, notices a cut."""
-
-    def __init__(self, raw: io.BufferedReader):
-        import zstandard
-
-        self._raw = raw
-        self._unpacker = zstandard.ZstdDecompressor()
-        self._error = zstandard.ZstdError
-        self._frame = self._unpacker.decompressobj()
-        self._started = False  # whether the current frame has had any input
-        self._ready = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        while not self._ready:
-            packed = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame, self._started = self._unpacker.decompressobj(), False
-            packed = packed or self._raw.read(1 << 17)
-            if not packed:
-                if self._started:
-                    raise EOFError("the last frame is cut short")
-                return 0
-            self._started = True
-            try:
-                self._ready = self._frame.decompress(packed)
-            except self._error as error:
-                raise OSError(str(error)) from None
-        size = min(len(buffer), len(self._ready))
-        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
-        return size
-
-
-def _split_documents(
-    path: Path, lines: Iterator[tuple[int, str]], text_field: str
-) -> Iterator[list[str]]:
-    for number, line in lines:
-        if not line:
-            continue
-        rest = _chain((number, line), lines)
-        if line.startswith("<doc "):
-            yield from _split_wiki(path, rest)
-        elif line.startswith("{"):
-            yield from _split_json(path, rest, text_field)
-        else:
-            yield from _split_text(rest)
-
-
-def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+def _chain(first: Line, rest: Iterator[Line]) -> Iterator[Line]:
     yield first
     yield from rest
 
 
-def _split_wiki(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[list[str]]:
+def _split_wiki(lines: Iterable[Line]) -> Iterator[Document]:
     document: list[str] = []
-    opened = 0  # the line of the <doc> that is not closed yet
-    for number, line in lines:
-        if line.startswith("<doc "):
-            if opened:
-                break
-            document, opened = [], number
-        elif line == "</doc>" and opened:
-            yield document
+    opened = stray = 0  # the lines where a <doc> that is not closed, or text outside one, began
+    damage = ""
+    for number, text, damaged in lines:
+        opens, closes = begins_document(text, "wiki", after_blank=False), text == "</doc>"
+        if opened and closes:
+            yield Document(document, opened, damage)
             opened = 0
-        elif line and not opened:
-            raise DamagedData(f"{path}: line {number} lies outside <doc> ... </doc>: {line[:60]}")
-        elif line:
-            document.append(line)
-    if opened:
-        raise DamagedData(f"{path}: the <doc> of line {opened} is never closed")
+        elif opens:
+            if opened or stray:
+                yield Document([], opened or stray, UNCLOSED_DOC if opened else OUTSIDE_DOC)
+            document, opened, stray, damage = [], number, 0, ""
+        elif opened:
+            damage = damage or damaged
+            if text:
+                document.append(text)
+        elif (text or damaged) and not stray:
+            stray = number
+    if opened or stray:
+        yield Document([], opened or stray, UNCLOSED_DOC if opened else OUTSIDE_DOC)
 
 
-def _split_text(lines: Iterator[tuple[int, str]]) -> Iterator[list[str]]:
+def _split_text(lines: Iterable[Line]) -> Iterator[Document]:
     document: list[str] = []
-    for _, line in lines:
-        if line:
-            document.append(line)
-        elif document:
-            yield document
-            document = []
-    if document:
-        yield document
+    begun = size = 0
+    damage = ""
+    for number, text, damaged in lines:
+        if text or damaged:
+            if size + len(text) > MAX_DOCUMENT_BYTES:
+                yield Document(document, begun, damage, cut=True)
+                document, begun, size = [], 0, 0
+            begun = begun or number
+            damage = damage or damaged
+            size += len(text)
+            document.append(text)
+        elif begun:
+            yield Document(document, begun, damage)
+            document, begun, size, damage = [], 0, 0, ""
+    if begun:
+        yield Document(document, begun, damage)
 
 
-def _split_json(
-    path: Path, lines: Iterator[tuple[int, str]], text_field: str
-) -> Iterator[list[str]]:
-    for number, line in lines:
-        if not line:
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise DamagedData(f"{path}: line {number} is not JSON: {error}") from None
-        text = record.get(text_field) if isinstance(record, dict) else None
-        if not isinstance(text, str):
-            raise DamagedData(f'{path}: line {number} has no text under "{text_field}"')
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise DamagedData(
-                f"{path}: line {number} is not Unicode: half of a surrogate pair"
-            ) from None
-        yield [part for part in map(str.strip, text.split("\n")) if part]
+def _split_json(lines: Iterable[Line], text_field: str) -> Iterator[Document]:
+    for number, line, damaged in lines:
+        if damaged:
+            yield Document([], number, damaged)
+        elif line:
+            text, damage = _read_record(line, text_field)
+            parts = [part for part in map(str.strip, text.split("\n")) if part]
+            yield Document(parts, number, damage)
+
+
+def _read_record(line: str, text_field: str) -> tuple[str, str]:
+    """(text, damage) of a line of JSON."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return "", NOT_JSON
+    text = record.get(text_field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        return "", NO_TEXT_FIELD
+    if "\0" in text:
+        return "", NUL_BYTES
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "", WRONG_ENCODING
+    return text, ""

@@ -14,15 +14,16 @@ import functools
 import hashlib
 import io
 import json
-import os
 import re
 import tarfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from albert_ds.data.ledger import write_file
 from albert_ds.data.records import Sequence, read_document, unpack_sequence
+from albert_ds.data.storage import is_url, join, read_bytes
 from albert_ds.data.vocab import MODEL_NAME, Vocab, read_vocab
 from albert_ds.errors import DamagedData, UserError
 
@@ -48,7 +49,7 @@ class ShardInfo:
 class ShardSet:
     """One split of a built folder, checked against its index.json."""
 
-    folder: Path
+    folder: str  # a path or a URL
     split: str
     shards: tuple[ShardInfo, ...]
     vocab: Vocab
@@ -66,50 +67,22 @@ class ShardSet:
         return np.array([shard.samples for shard in self.shards], np.int64)
 
 
-class ShardWriter:
-    """Writes records to shards of `samples_per_shard` each; the last one may hold fewer."""
-
-    def __init__(self, folder: Path, split: str, samples_per_shard: int):
-        self.folder = folder
-        self.split = split
-        self.samples_per_shard = samples_per_shard
-        self.shards: list[ShardInfo] = []
-        self._tar: tarfile.TarFile | None = None
-        self._samples = self._tokens = 0
-
-    def add(self, record: bytes, tokens: int) -> None:
-        stem = f"{self.split}-{len(self.shards):06d}"
-        if self._tar is None:
-            self._tar = tarfile.open(self._partial, "w", format=tarfile.USTAR_FORMAT)
-        member = tarfile.TarInfo(f"{stem}-{self._samples:05d}.seq")  # owner 0, time 0, mode 644
-        member.size = len(record)
-        self._tar.addfile(member, io.BytesIO(record))
-        self._samples += 1
-        self._tokens += tokens
-        if self._samples == self.samples_per_shard:
-            self.close()
-
-    def close(self) -> None:
-        """Finish the shard at hand, if there is one."""
-        if self._tar is None:
-            return
-        self._tar.close()
-        name = f"{self.split}-{len(self.shards):06d}.tar"
-        content = self._partial.read_bytes()
-        info = ShardInfo(
-            name=name,
-            samples=self._samples,
-            tokens=self._tokens,
-            bytes=len(content),
-            sha256=hashlib.sha256(content).hexdigest(),
-        )
-        os.replace(self._partial, self.folder / name)
-        self.shards.append(info)
-        self._tar, self._samples, self._tokens = None, 0, 0
-
-    @property
-    def _partial(self) -> Path:
-        return self.folder / f"{self.split}.tar.partial"
+def write_shard(folder: Path, name: str, records: list[bytes], tokens: int) -> ShardInfo:
+    """Write `records`, of so many tokens, to the shard `name`; there and complete, or not there."""
+    stem, tar = name[: -len(".tar")], io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w", format=tarfile.USTAR_FORMAT) as writer:
+        for number, record in enumerate(records):
+            member = tarfile.TarInfo(f"{stem}-{number:05d}.seq")  # owner 0, time 0, mode 644
+            member.size = len(record)
+            writer.addfile(member, io.BytesIO(record))
+    content = tar.getvalue()
+    return ShardInfo(
+        name=name,
+        samples=len(records),
+        tokens=tokens,
+        bytes=len(content),
+        sha256=write_file(folder / name, content),
+    )
 
 
 class Shard:
@@ -117,11 +90,11 @@ class Shard:
 
     def __init__(self, source: ShardSet, number: int):
         self._info = source.shards[number]
-        self._path = source.folder / self._info.name
+        self._path = join(source.folder, self._info.name)
         self._dtype = source.token_dtype
         self._vocab_size = source.vocab.size
         try:
-            self._content = self._path.read_bytes()
+            self._content = read_bytes(self._path)
         except FileNotFoundError:
             raise UserError(f"{self._path}: this shard of {INDEX_NAME} is missing") from None
         self._places = self._find_records()
@@ -184,28 +157,28 @@ def _read_header(header: bytes) -> tuple[str | None, int]:
 
 def write_index(folder: Path, index: dict) -> None:
     """Write index.json in one step: it is there and complete, or not there."""
-    partial = folder / f"{INDEX_NAME}.partial"
-    partial.write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, folder / INDEX_NAME)
+    write_file(folder / INDEX_NAME, (json.dumps(index, indent=1) + "\n").encode())
 
 
-def index_split(shards: list[ShardInfo], documents: int) -> dict:
-    """The entry of one split in index.json."""
+def index_split(shards: list[dict], documents: int) -> dict:
+    """The entry of one split in index.json; `shards` as dicts of ShardInfo."""
     return {
-        "shards": [asdict(shard) for shard in shards],
-        "samples": sum(shard.samples for shard in shards),
-        "tokens": sum(shard.tokens for shard in shards),
+        "shards": shards,
+        "samples": sum(shard["samples"] for shard in shards),
+        "tokens": sum(shard["tokens"] for shard in shards),
         "documents": documents,
     }
 
 
-def read_index(folder: Path) -> dict:
+def read_index(folder: Path | str) -> dict:
     """index.json of a built folder, checked to be one of ours."""
-    path = folder / INDEX_NAME
-    if not path.is_file():
-        raise UserError(f"{folder}: no {INDEX_NAME} here; build the shards with build_shards.py")
+    path = join(str(folder), INDEX_NAME)
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index = json.loads(read_bytes(path))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"{folder}: no {INDEX_NAME} here; build the shards with build_shards.py"
+        ) from None
     except ValueError as error:
         raise UserError(f"{path}: not JSON: {error}") from None
     if not isinstance(index, dict) or index.get("format") != FORMAT:
@@ -214,30 +187,26 @@ def read_index(folder: Path) -> dict:
 
 
 def open_shards(folder: Path | str, split: str) -> ShardSet:
-    """Open the "train" or "heldout" split of a built folder.
+    """Open the "train" or "heldout" split of a built folder, at a path or a URL.
 
     Raises UserError where the folder, a shard or the vocabulary is missing or is not the one that
     index.json names. The shards' content is read, and checked, when it is needed.
     """
-    folder = Path(folder)
-    index = read_index(folder)
+    folder = str(folder)
+    index, path = read_index(folder), join(folder, INDEX_NAME)
     try:
         shards = tuple(ShardInfo(**entry) for entry in index["splits"][split]["shards"])
         sequence_length, vocab_sha256 = index["sequence_length"], index["vocab_sha256"]
         dtype = np.dtype(index["token_dtype"]).newbyteorder("<")
     except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{folder / INDEX_NAME}: not as build_shards.py writes it: {error}"
-        ) from None
-    model = folder / MODEL_NAME
-    if model.is_file() and hashlib.sha256(model.read_bytes()).hexdigest() != vocab_sha256:
-        raise UserError(f"{model}: not the vocabulary these shards were built with")
-    vocab = read_vocab(model)
+        raise UserError(f"{path}: not as build_shards.py writes it: {error}") from None
+    vocab = read_vocab(join(folder, MODEL_NAME), sha256=vocab_sha256)
     for shard in shards:
         if not _SHARD_NAME.fullmatch(shard.name):
-            raise UserError(f"{folder / INDEX_NAME}: {shard.name!r} is not the name of a shard")
-        if not (folder / shard.name).is_file():
-            raise UserError(f"{folder / shard.name}: this shard of {INDEX_NAME} is missing")
+            raise UserError(f"{path}: {shard.name!r} is not the name of a shard")
+        # Behind a URL this shows when the shard is needed: asking for each would take long.
+        if not is_url(folder) and not Path(folder, shard.name).is_file():
+            raise UserError(f"{join(folder, shard.name)}: this shard of {INDEX_NAME} is missing")
     if not shards:
         raise UserError(f"{folder}: its {split} split is empty")
     return ShardSet(

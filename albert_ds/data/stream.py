@@ -3,6 +3,8 @@
     positions of this rank -> ranges of a micro-batch -> (every W-th to each of W workers) ->
     sequence from its shard -> pair of segments -> masked -> concatenated
 
+The stages are a WebDataset pipeline, over records that are found by position instead of read in the
+order they lie in: so the stream can go on anywhere, which WebDataset's own cannot.
 The position in the stream is one integer, the number of samples before it. What a sample looks
 like is drawn from (seed, source, epoch, its number there) and depends on nothing else, so neither
 the number of ranks or workers nor a stop in between changes a sample.
@@ -10,7 +12,7 @@ the number of ranks or workers nor a stop in between changes a sample.
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from albert_ds.data.records import Sequence
 from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate, draw_sample
 from albert_ds.data.shards import Shard, ShardSet
 from albert_ds.data.words import build_word_starts
-from albert_ds.errors import UserError
+from albert_ds.errors import ENDINGS, UserError
 
 
 def training_batches(
@@ -49,11 +51,15 @@ def training_batches(
         )
     reader = MicroBatchReader(sources, weights, config)
     plan = functools.partial(plan_training, start, batch_size, micro_batch_size, dp_rank, dp_size)
-    if not num_workers:
-        return map(reader.read, plan())
-    from albert_ds.data.workers import make_in_workers
+    from webdataset.compat import WebLoader
+    from webdataset.pipeline import DataPipeline
+    from webdataset.shardlists import split_by_worker
 
-    return make_in_workers(plan, reader.read, num_workers)
+    pipeline = DataPipeline(plan, split_by_worker, reader.read_each)
+    if not num_workers:
+        return iter(pipeline)
+    pipeline.append(_carry_endings)
+    return _raise_endings(WebLoader(pipeline, batch_size=None, num_workers=num_workers))
 
 
 def heldout_batches(
@@ -88,6 +94,21 @@ def plan_training(
             yield mine[i : i + micro_batch_size]
 
 
+def _carry_endings(batches: Iterator[MicroBatch]) -> Iterator[MicroBatch | Exception]:
+    """In a worker: hand what ends the run over; a loader would add a traceback to its line."""
+    try:
+        yield from batches
+    except ENDINGS as ending:
+        yield ending
+
+
+def _raise_endings(batches: Iterable[MicroBatch | Exception]) -> Iterator[MicroBatch]:
+    for batch in batches:
+        if isinstance(batch, Exception):
+            raise batch
+        yield batch
+
+
 class MicroBatchReader:
     """Makes the micro-batch of any positions of the stream."""
 
@@ -109,6 +130,9 @@ class MicroBatchReader:
         """The samples at `positions` of the stream, all drawn anew."""
         samples = [self._draw(position) for position in positions]
         return collate(samples, list(positions), self._config.objective)
+
+    def read_each(self, ranges: Iterable[range]) -> Iterator[MicroBatch]:
+        return map(self.read, ranges)
 
     def _draw(self, position: int) -> Sample:
         number, local = self._mixture.locate(position)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from albert_ds.data.storage import join, read_bytes
 from albert_ds.errors import DamagedData, UserError
 
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -114,28 +115,35 @@ class Vocab:
         (folder / PIECES_NAME).write_text("".join(lines), encoding="utf-8")
 
 
-def read_vocab(path: Path) -> Vocab:
-    """Read a `spiece.model` with the `tokenizer_config.json` beside it.
+def read_vocab(location: Path | str, *, sha256: str | None = None) -> Vocab:
+    """Read a `spiece.model`, at a path or a URL, with the `tokenizer_config.json` beside it.
 
     A model that lies alone is normalised as `AlbertTokenizer` does unasked: lower case, no accents.
+    Raises UserError where it is no model of ALBERT's, or not the one of `sha256`.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; a vocabulary is a {MODEL_NAME} of build_vocab.py")
-    config = {}
-    beside = path.with_name(CONFIG_NAME)
-    if beside.is_file():
-        try:
-            config = json.loads(beside.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{beside}: not JSON: {error}") from None
+    location = str(location)
+    try:
+        model = read_bytes(location)
+    except OSError:
+        raise UserError(
+            f"{location}: no such file; a vocabulary is a {MODEL_NAME} of build_vocab.py"
+        ) from None
+    if sha256 not in (None, hashlib.sha256(model).hexdigest()):
+        raise UserError(f"{location}: not the vocabulary these shards were built with")
+    beside = join(location.rpartition("/")[0] or ".", CONFIG_NAME)
+    try:
+        config = json.loads(read_bytes(beside))
+    except FileNotFoundError:
+        config = {}
+    except ValueError as error:
+        raise UserError(f"{beside}: not JSON: {error}") from None
     normalisation = Normalisation(
         lower_case=config.get("do_lower_case", True), keep_accents=config.get("keep_accents", False)
     )
-    model = make_portable(path.read_bytes(), str(path))
     try:
-        return Vocab(model, normalisation)
+        return Vocab(make_portable(model, location), normalisation)
     except RuntimeError as error:
-        raise UserError(f"{path}: SentencePiece cannot read it: {error}") from None
+        raise UserError(f"{location}: SentencePiece cannot read it: {error}") from None
 
 
 def train_vocab(

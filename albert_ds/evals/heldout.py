@@ -20,7 +20,7 @@ LEAK_ACCURACY = 0.97  # SOP accuracy that only a leak of the order reaches; the 
 
 def evaluate_heldout(
     module: torch.nn.Module,
-    data: Path,
+    data: Path | str,
     stream: StreamConfig,
     *,
     limit: int,

@@ -2,9 +2,12 @@
 
 import random
 from pathlib import Path
+from unittest.mock import patch
 
+from albert_ds.data import inputs
 from albert_ds.data.build import BuildConfig, build_shards
-from albert_ds.data.readers import find_inputs, read_documents
+from albert_ds.data.ranks import Ranks
+from albert_ds.data.readers import Document
 from albert_ds.data.vocab import Vocab
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +39,13 @@ def write_wiki(path: Path, documents: list[list[str]]) -> Path:
     return path
 
 
+def read_all(paths: list[Path], unit_bytes: int | None = None) -> list[Document]:
+    """Every document of the files, as units of work give them."""
+    with patch.object(inputs, "UNIT_BYTES", unit_bytes or inputs.UNIT_BYTES):
+        units = inputs.cut_units([str(path) for path in paths])
+    return [reading.document for unit in units for reading in inputs.read_documents(unit)]
+
+
 def build(folder: Path, vocab: Vocab, inputs: list[Path], **config) -> dict:
     """Build shards as the tool does, of short sequences and few of them to a shard."""
     settings = {
@@ -44,5 +54,5 @@ def build(folder: Path, vocab: Vocab, inputs: list[Path], **config) -> dict:
         "holdout": 0.1,
         **config,
     }
-    documents = read_documents(find_inputs(map(str, inputs)))
-    return build_shards(documents, vocab, folder, BuildConfig(**settings), input_bytes=0)
+    locations = sorted(str(path) for path in inputs)
+    return build_shards(locations, vocab, folder, BuildConfig(**settings), Ranks()).index

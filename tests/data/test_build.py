@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from albert_ds.data.build import Buckets, BuildConfig, Spilled, build_shards
-from albert_ds.data.readers import Document, read_documents, split_sentences
+from albert_ds.data.build import BuildConfig
+from albert_ds.data.readers import split_sentences
 from albert_ds.data.shards import Shard, open_shards
 from albert_ds.errors import DamagedData, UserError
-from tests.data.corpus import SEQUENCE_LENGTH, build, make_documents, write_wiki
+from tests.data.corpus import SEQUENCE_LENGTH, build, make_documents, read_all, write_wiki
 
 
 def read_documents_of(folder):
@@ -25,7 +25,8 @@ def read_documents_of(folder):
 
 
 def content_of(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    paths = sorted(folder.iterdir())
+    return {path.name: path.read_bytes() if path.is_file() else None for path in paths}
 
 
 def test_no_token_is_lost(built, vocab, corpus):
@@ -33,7 +34,7 @@ def test_no_token_is_lost(built, vocab, corpus):
     longest = SEQUENCE_LENGTH - 3
     expected = sorted(
         tuple(ids[i : i + longest])
-        for document in read_documents([corpus])
+        for document in read_all([corpus])
         for ids in vocab.encode(split_sentences(document.lines, "paragraph"))
         for i in range(0, len(ids), longest)
     )
@@ -81,23 +82,19 @@ def test_index_counts_everything(vocab, tmp_path):
     assert index == json.loads((tmp_path / "out" / "index.json").read_text())
 
 
-def test_same_bytes_however_it_is_read(vocab, documents, tmp_path):
-    """Another order of files and documents, and more buckets: the shuffle is a sort by hash."""
+def test_same_bytes_however_it_is_read(vocab, documents, tmp_path, monkeypatch):
+    """Another order of files and documents, units, runs and ranges of another size: the shuffle is
+    a sort by hash."""
     one = write_wiki(tmp_path / "a", documents)
     build(tmp_path / "one", vocab, [one])
     first = write_wiki(tmp_path / "b", documents[:30][::-1])
     rest = write_wiki(tmp_path / "c", documents[30:])
-    packed = tmp_path / "b.gz"
+    packed = tmp_path / "d.gz"
     packed.write_bytes(gzip.compress(first.read_bytes()))
-    settings = {"sequence_length": SEQUENCE_LENGTH, "samples_per_shard": 8, "holdout": 0.1}
-    (tmp_path / "two").mkdir()
-    build_shards(
-        read_documents([rest, packed]),
-        vocab,
-        tmp_path / "two",
-        BuildConfig(**settings),
-        input_bytes=100 << 20,
-    )
+    monkeypatch.setattr("albert_ds.data.runs.RUN_BYTES", 2000)
+    monkeypatch.setattr("albert_ds.data.merge.RANGE_BYTES", 3000)
+    monkeypatch.setattr("albert_ds.data.inputs.UNIT_BYTES", 5000)
+    build(tmp_path / "two", vocab, [rest, packed])
     assert content_of(tmp_path / "one") == content_of(tmp_path / "two")
     build(tmp_path / "three", vocab, [one], seed=1)
     assert content_of(tmp_path / "one") != content_of(tmp_path / "three")
@@ -135,46 +132,66 @@ def test_at_least_one_document_is_held_out_and_one_is_not(vocab, tmp_path):
         open_shards(tmp_path / "none", "heldout")
     with pytest.raises(UserError, match="--holdout 0.9999999: would hold out all of the 4"):
         build(tmp_path / "all", vocab, [path], holdout=0.9999999)
-    assert not (tmp_path / "all").exists()
+    assert content_of(tmp_path / "all").keys() == {"building"}  # the text is not encoded again
+    assert build(tmp_path / "all", vocab, [path])["counts"]["documents"] == 4
 
 
-def test_buckets_sort(tmp_path):
-    draws = [(key * 0x9E3779B97F4A7C15) % (1 << 64) for key in range(500)]
-    for number in (1, 7, 64):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        buckets = Buckets(folder, number)
-        for key in draws:
-            buckets.add(key, Spilled(key.to_bytes(8, "big") * 50, 3, key, key % 2 == 0))
-        buckets.flush()
-        found = list(buckets.read_sorted())
-        assert [spilled.draw for spilled in found] == sorted(draws)
-        assert all(s.record == s.draw.to_bytes(8, "big") * 50 and s.tokens == 3 for s in found)
-        assert not list(folder.iterdir())
+def test_dedup_keeps_one_of_each_and_counts_close(vocab, documents, tmp_path):
+    once = write_wiki(tmp_path / "once", documents[:20])
+    twice = write_wiki(tmp_path / "twice", documents[:20] + documents[5:15])
+    plain = build(tmp_path / "plain", vocab, [once])
+    kept = build(tmp_path / "kept", vocab, [twice])
+    dropped = build(tmp_path / "dropped", vocab, [twice], dedup=True)
+    for index in (kept, dropped):
+        assert index["counts"]["documents"] == 30
+        assert index["counts"]["duplicate_documents"] == 10
+    for what, counted in (
+        ("samples", "sequences"),
+        ("tokens", "tokens"),
+        ("documents", "documents"),
+    ):
+        held = {
+            name: sum(entry[what] for entry in index["splits"].values())
+            for name, index in (("plain", plain), ("kept", kept), ("dropped", dropped))
+        }
+        duplicates = dropped["counts"][f"duplicate_{counted}"]
+        assert held["kept"] == kept["counts"][counted]
+        assert held["dropped"] == held["plain"] == dropped["counts"][counted] - duplicates
+
+    def sequences(folder):
+        return {
+            (split, document): sorted(tuple(s.ids.tolist()) for s in found)
+            for (split, document), found in read_documents_of(folder).items()
+        }
+
+    assert sequences(tmp_path / "dropped") == sequences(tmp_path / "plain")
 
 
-def test_nothing_is_left_of_a_failed_build(vocab, tmp_path):
-    def broken():
-        yield Document(["Some text. And more."], 0)
-        raise DamagedData("wiki_00: line 7 is not UTF-8")
+def test_damaged_documents_are_counted_up_to_a_share(vocab, documents, tmp_path):
+    sound = write_wiki(tmp_path / "sound", documents[:19])
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(sound.read_bytes() + b'<doc id="x">\n\xff\n</doc>\n')
+    with pytest.raises(DamagedData) as error:
+        build(tmp_path / "few", vocab, [damaged], max_damaged=0.04)
+    line = sound.read_bytes().count(b"\n") + 1
+    assert str(error.value) == (
+        "1 damaged documents, beside 19 sound ones, are over --max-damaged 0.04: "
+        f"wrong_encoding first at {damaged}: line {line}"
+    )
+    # What was read is kept: with another limit only the shards are left to be written.
+    index = build(tmp_path / "few", vocab, [damaged], max_damaged=0.05)
+    assert index["counts"]["damaged_wrong_encoding"] == 1 and index["counts"]["documents"] == 19
+    build(tmp_path / "sound_only", vocab, [sound])
+    shards = {name for name in content_of(tmp_path / "few") if name.endswith(".tar")}
+    for name in shards:
+        assert content_of(tmp_path / "few")[name] == content_of(tmp_path / "sound_only")[name]
 
-    config = BuildConfig()
-    with pytest.raises(DamagedData):
-        build_shards(broken(), vocab, tmp_path / "out", config, input_bytes=0)
+
+def test_nothing_is_left_where_there_is_no_text(vocab, tmp_path):
+    (tmp_path / "empty").write_text("\n\n")
     with pytest.raises(UserError, match="hold no text"):
-        build_shards([Document([], 0)], vocab, tmp_path / "out", config, input_bytes=0)
+        build(tmp_path / "out", vocab, [tmp_path / "empty"])
     assert not (tmp_path / "out").exists()
-
-
-def test_left_overs_of_a_killed_build_are_removed(vocab, corpus, tmp_path):
-    build(tmp_path / "clean", vocab, [corpus])
-    out = tmp_path / "out"
-    (out / "building").mkdir(parents=True)
-    (out / "building" / "bucket-0000").write_bytes(b"left over")
-    (out / "train-000999.tar").write_bytes(b"left over")
-    (out / "train.tar.partial").write_bytes(b"left over")
-    build(out, vocab, [corpus])
-    assert content_of(out) == content_of(tmp_path / "clean")
 
 
 def test_a_built_folder_is_not_overwritten(built, vocab, corpus):
@@ -185,7 +202,14 @@ def test_a_built_folder_is_not_overwritten(built, vocab, corpus):
 
 
 @pytest.mark.parametrize(
-    "setting", [{"sequence_length": 4}, {"holdout": 1.0}, {"samples_per_shard": 0}, {"seed": -1}]
+    "setting",
+    [
+        {"max_damaged": 2},
+        {"sequence_length": 4},
+        {"holdout": 1.0},
+        {"samples_per_shard": 0},
+        {"seed": -1},
+    ],
 )
 def test_bad_settings(setting):
     with pytest.raises(UserError, match="--" + next(iter(setting)).replace("_", "-")):

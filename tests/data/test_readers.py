@@ -1,13 +1,13 @@
-"""Every format and packing gives the same documents; what is missing or damaged is named."""
+"""Every format gives the same documents; what is damaged is set aside with its reason and place."""
 
-import gzip
+import io
 import json
 
 import pytest
-import zstandard
 
-from albert_ds.data.readers import find_inputs, read_documents, split_sentences
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.data import readers
+from albert_ds.data.readers import Document, read_lines, split_documents, split_sentences
+from tests.data.corpus import read_all
 
 DOCUMENTS = [["Title", "First paragraph. It goes on.", "Caf\u00e9 \u4e2d"], ["One line only."]]
 
@@ -19,94 +19,106 @@ TEXT = "\n\n" + "\n\n\n".join("\n".join(lines) for lines in DOCUMENTS) + "\n"
 JSON = "".join(
     json.dumps({"id": i, "text": "\n\n".join(lines)}) + "\n" for i, lines in enumerate(DOCUMENTS)
 )
-PACKERS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
 
 
-def read(path):
-    return [document.lines for document in read_documents([path])]
+def split(content: bytes) -> list[Document]:
+    return list(split_documents(read_lines(io.BytesIO(content))))
 
 
-@pytest.mark.parametrize("suffix", PACKERS)
 @pytest.mark.parametrize("content", [WIKI, TEXT, JSON], ids=["wiki", "text", "json"])
-def test_formats_and_packings(tmp_path, content, suffix):
-    path = tmp_path / f"corpus{suffix}"
-    path.write_bytes(PACKERS[suffix](content.encode()))
-    assert read(path) == DOCUMENTS
+def test_formats(content):
+    assert [document.lines for document in split(content.encode())] == DOCUMENTS
+    marked = b"\xef\xbb\xbf" + content.replace("\n", "\r\n").encode()
+    assert [document.lines for document in split(marked)] == DOCUMENTS
 
 
-def test_several_frames_windows_ends_and_mark(tmp_path):
-    for suffix in (".gz", ".zst"):
-        path = tmp_path / f"corpus{suffix}"
-        path.write_bytes(b"".join(PACKERS[suffix](doc.encode()) for doc in (TEXT, "\n\nMore.\n")))
-        assert read(path) == [*DOCUMENTS, ["More."]]
-    path = tmp_path / "windows.txt"
-    path.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
-    assert read(path) == DOCUMENTS
-
-
-def test_empty_documents_are_reported(tmp_path):
-    path = tmp_path / "wiki"
-    path.write_text('<doc id="1">\n\n</doc>\n' + WIKI)
-    assert read(path) == [[], *DOCUMENTS]
-    path.write_text('{"text": " "}\n' + JSON)
-    assert read(path) == [[], *DOCUMENTS]
-    path.write_text("\n \n")
-    assert read(path) == []
-
-
-def test_progress_reaches_the_size_of_the_files(tmp_path):
-    paths = [tmp_path / "a.gz", tmp_path / "b"]
-    for path in paths:
-        path.write_bytes(PACKERS[path.suffix](WIKI.encode()))
-    positions = [document.bytes_read for document in read_documents(paths)]
-    assert positions == sorted(positions)
-    assert positions[-1] == sum(path.stat().st_size for path in paths)
-
-
-def test_find_inputs(tmp_path):
-    for name in ("AA/wiki_01", "AA/wiki_00", "AB/wiki_00"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    everything = [tmp_path / name for name in ("AA/wiki_00", "AA/wiki_01", "AB/wiki_00")]
-    assert find_inputs([f"{tmp_path}/A?/*"]) == everything
-    assert find_inputs([f"{tmp_path}/**", f"{tmp_path}/AA/wiki_00"]) == everything
-    (tmp_path / "odd[1].txt").touch()
-    assert find_inputs([f"{tmp_path}/odd[1].txt"]) == [tmp_path / "odd[1].txt"]
-    with pytest.raises(UserError, match=r"--input .*/AC/\*: matches no file$"):
-        find_inputs([f"{tmp_path}/A?/*", f"{tmp_path}/AC/*"])
-    with pytest.raises(
-        UserError, match=r"matches no file; for the files in this folder: '.*/\*\*'"
-    ):
-        find_inputs([str(tmp_path)])
+def test_empty_documents_are_reported():
+    assert [d.lines for d in split(b'<doc id="1">\n\n</doc>\n' + WIKI.encode())] == [[], *DOCUMENTS]
+    assert [d.lines for d in split(b'{"text": " "}\n' + JSON.encode())] == [[], *DOCUMENTS]
+    assert split(b"\n \n") == []
 
 
 @pytest.mark.parametrize(
-    "name, content, complaint",
+    "content, damage, line",
     [
-        ("a", b"fine\n\xff\xfe\n", "a: line 2 is not UTF-8"),
-        ("a", b'<doc id="1">\ntext\n', "a: the <doc> of line 1 is never closed"),
-        ("a", b'<doc id="1">\n<doc id="2">\n</doc>\n', "a: the <doc> of line 1 is never closed"),
-        ("a", b'<doc id="1">\n</doc>\nstray\n', "a: line 3 lies outside <doc> ... </doc>: stray"),
-        ("a", b'{"text": "b"}\n{"text": \n', "a: line 2 is not JSON"),
-        ("a", b'{"text": "b"}\n{"body": "c"}\n', 'a: line 2 has no text under "text"'),
-        ("a", b'{"text": "\\ud83d"}\n', "a: line 1 is not Unicode: half of a surrogate pair"),
-        ("a.gz", gzip.compress(WIKI.encode())[:-20], "a.gz: cannot be read after line"),
-        ("a.gz", b"not packed at all", "a.gz: cannot be read after line 0"),
-        ("a.zst", PACKERS[".zst"](WIKI.encode() * 99)[:-5], "a.zst: cannot be read after line"),
-        ("a.zst", b"not packed at all", "a.zst: cannot be read after line 0"),
+        (b"fine\n\xff\xfe\n", "wrong_encoding", 1),
+        (b"fi\0ne\nfine\n", "nul_bytes", 1),
+        (b"fine\n" + b"x" * 999 + b"\nfine\n", "overlong_line", 1),
+        (b'<doc id="1">\n\xff\n</doc>\n', "wrong_encoding", 1),
+        (b'<doc id="1">\ntext\n', "unclosed_doc", 1),
+        (b'{"text": \n', "not_json", 1),
+        (b'{"body": "c"}\n', "no_text_field", 1),
+        (b'{"text": "\\ud83d"}\n', "wrong_encoding", 1),
+        (b'{"text": "\\u0000"}\n', "nul_bytes", 1),
+        (b'{"text": "' + b"x" * 999 + b'"}\n', "overlong_line", 1),
     ],
 )
-def test_damaged_files_are_named(tmp_path, name, content, complaint):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DamagedData) as error:
-        read(tmp_path / name)
-    assert str(error.value).startswith(f"{tmp_path}/{complaint}")
-    assert "\n" not in str(error.value)
+def test_a_damaged_document_is_set_aside_and_those_around_it_are_not(
+    content, damage, line, monkeypatch
+):
+    """Between two sound documents of its format, on its own line."""
+    monkeypatch.setattr(readers, "MAX_LINE_BYTES", 256)
+    sound = {b"<": WIKI, b"{": JSON}.get(content[:1], TEXT).encode()
+    after = b"\n" + sound
+    found = split(sound + b"\n" + content + after)
+    before = (sound + b"\n").count(b"\n")
+    (broken,) = [d for d in found if d.damage]
+    assert (broken.damage, broken.line) == (damage, before + line)
+    assert [d.lines for d in found if not d.damage] == DOCUMENTS * 2
 
 
-def test_missing_file(tmp_path):
-    with pytest.raises(UserError, match="absent: cannot be opened: No such file"):
-        read(tmp_path / "absent")
+def test_text_outside_of_a_doc_and_a_doc_in_a_doc():
+    found = split(WIKI.encode() + b"stray\nmore\n" + WIKI.encode())
+    assert [(d.damage, d.line) for d in found if d.damage] == [
+        ("outside_doc", WIKI.count("\n") + 1)
+    ]
+    assert [d.lines for d in found if not d.damage] == DOCUMENTS * 2
+    found = split(b'<doc id="1">\nlost\n<doc id="2">\nkept\n</doc>\n')
+    assert [(d.damage, d.line, d.lines) for d in found] == [
+        ("unclosed_doc", 1, []),
+        ("", 3, ["kept"]),
+    ]
+
+
+def test_a_record_that_is_no_object_is_damage():
+    found = split(JSON.encode() + b"[1]\n")
+    assert found[-1].damage == "no_text_field"
+
+
+def test_long_text_is_cut_and_says_so(monkeypatch):
+    monkeypatch.setattr(readers, "MAX_DOCUMENT_BYTES", 20)
+    found = split(b"one two\nthree four\nfive six\nseven\n\nnext\n")
+    assert [(d.lines, d.cut) for d in found] == [
+        (["one two", "three four"], True),
+        (["five six", "seven"], False),
+        (["next"], False),
+    ]
+
+
+def test_an_overlong_line_is_never_in_memory():
+    class Endless(io.RawIOBase):
+        """100 MB without a newline; each read must be small."""
+
+        left = 100 << 20
+
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            size = min(len(buffer), self.left)
+            assert size <= 1 << 20
+            buffer[:size] = b"x" * size
+            self.left -= size
+            return size
+
+    import tracemalloc
+
+    tracemalloc.start()
+    found = list(read_lines(io.BufferedReader(Endless(), 1 << 16)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [line.damage for line in found] == ["overlong_line"]
+    assert peak < 3 * readers.MAX_LINE_BYTES
 
 
 def test_sentences_of_each_kind_of_line():
@@ -126,6 +138,6 @@ def test_sentences_of_each_kind_of_line():
 
 
 def test_sentences_are_all_of_the_text(wiki_files):
-    lines = [line for document in read_documents(wiki_files[:1]) for line in document.lines]
+    lines = [line for document in read_all(wiki_files[:1]) for line in document.lines]
     text = "".join("".join(lines).split())
     assert "".join("".join(split_sentences(lines, "paragraph")).split()) == text

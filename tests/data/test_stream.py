@@ -42,7 +42,7 @@ def test_stream_from_k_is_the_stream_without_its_first_k(train):
 
 
 @pytest.mark.parametrize("objective", ["sop", "nsp"])
-@pytest.mark.parametrize("ranks, workers, micro", [(1, 2, 4), (2, 0, 1), (2, 2, 2), (4, 0, 2)])
+@pytest.mark.parametrize("ranks, workers, micro", [(1, 2, 4), (2, 1, 1), (4, 0, 2), (4, 3, 2)])
 def test_ranks_workers_and_micro_batches_change_nothing(train, objective, ranks, workers, micro):
     config = StreamConfig(objective=objective, sequence_length=SEQUENCE_LENGTH, seed=3)
     steps = 12

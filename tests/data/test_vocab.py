@@ -8,7 +8,6 @@ import unicodedata
 import pytest
 from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-from albert_ds.data.readers import read_documents
 from albert_ds.data.vocab import (
     CONFIG_NAME,
     SPECIAL_PIECES,
@@ -20,7 +19,7 @@ from albert_ds.data.vocab import (
     train_vocab,
 )
 from albert_ds.errors import DamagedData, UserError
-from tests.data.corpus import ROOT, SHARED
+from tests.data.corpus import ROOT, SHARED, read_all
 
 TEXTS = [
     "The quick (brown) fox: 1,234 times, in 1999, at 0.0003 % ... x-y - a\u2013b \u00a35 \u20ac7",
@@ -83,7 +82,7 @@ def random_texts():
 
 
 def test_same_ids_on_real_text(vocab, hugging_face, wiki_files):
-    texts = [line for document in read_documents(wiki_files[:1]) for line in document.lines][:400]
+    texts = [line for document in read_all(wiki_files[:1]) for line in document.lines][:400]
     theirs = hugging_face(vocab)
     assert [theirs(text) for text in texts] == vocab.encode(texts)
 

@@ -1,0 +1,131 @@
+"""Text and shards behind a URL are read like those on disk; a server that fails is asked again."""
+
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import fsspec
+import pytest
+
+from albert_ds.data import storage
+from albert_ds.data.inputs import cut_units, read_documents
+from albert_ds.data.shards import open_shards
+from albert_ds.data.storage import find_files, read_bytes
+from albert_ds.errors import DamagedData, UserError
+from tests.data.drawing import samples_of, stream, take
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a folder; `failures` requests of every file are answered as `fail` says."""
+
+    failures = 0
+    kind = "error"
+
+    def __init__(self, folder):
+        super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        self.asked: dict[str, int] = {}
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request, client_address):
+        """A client that has hung up is no news."""
+
+
+class Handler(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        asked = self.server.asked[self.path] = self.server.asked.get(self.path, 0) + 1
+        if asked > self.server.failures:
+            super().do_GET()
+        elif self.server.kind == "error":
+            self.send_error(503)
+        elif self.server.kind == "silence":
+            threading.Event().wait(2)  # longer than the client's patience
+            self.close_connection = True
+        else:  # a body that is cut short
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"too little")
+            self.close_connection = True
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(built, monkeypatch):
+    for name, seconds in (("FIRST_PAUSE", 0.01), ("LONGEST_PAUSE", 0.02), ("PATIENCE", 0.5)):
+        monkeypatch.setattr(storage, name, seconds)
+    with Server(built) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["error", "silence", "cut"])
+def test_a_server_that_fails_twice_is_asked_a_third_time(server, built, kind):
+    server.failures, server.kind = 2, kind
+    assert read_bytes(f"{server.url}/index.json") == (built / "index.json").read_bytes()
+    assert server.asked["/index.json"] >= 3  # a busy machine may be silent once more
+
+
+def test_a_server_that_goes_on_failing_ends_with_damaged_data(server):
+    server.failures = 99
+    with pytest.raises(DamagedData, match=r"http.*/index.json: cannot be read after 6 tries: "):
+        read_bytes(f"{server.url}/index.json")
+    assert server.asked["/index.json"] == storage.TRIES == 6
+
+
+def test_a_missing_object_is_not_asked_for_twice(server):
+    with pytest.raises(FileNotFoundError):
+        read_bytes(f"{server.url}/absent")
+    assert server.asked["/absent"] == 1
+    with pytest.raises(UserError, match="absent: no index.json here"):
+        open_shards(f"{server.url}/absent", "train")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_behind_a_url_give_the_same_stream(server, train, workers):
+    server.failures = 1
+    remote = open_shards(server.url, "train")
+    assert remote.fingerprint == train.fingerprint
+    expected = samples_of(take(stream([train]), 120))
+    assert samples_of(take(stream([remote], workers=workers), 120)) == expected
+
+
+def test_a_shard_that_is_missing_behind_a_url_is_named(server, built, tmp_path):
+    import json
+    import shutil
+
+    folder = shutil.copytree(built, tmp_path / "data")
+    name = json.loads((folder / "index.json").read_text())["splits"]["train"]["shards"][0]["name"]
+    (folder / name).unlink()
+    server.RequestHandlerClass = partial(Handler, directory=str(folder))
+    with pytest.raises(UserError, match=f"{name}: this shard of index.json is missing"):
+        list(take(stream([open_shards(server.url, "train")]), 800))
+
+
+def test_text_of_any_file_system_that_fsspec_knows():
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/corpus/a.txt", b"One.\n\nTwo.\n")
+    memory.pipe("/corpus/deep/b.txt", b"Three.\n")
+    files = find_files(["memory://corpus/**"])
+    assert files == ["memory:///corpus/a.txt", "memory:///corpus/deep/b.txt"]
+    (unit,) = cut_units(files)
+    documents = [reading.document.lines for reading in read_documents(unit)]
+    assert documents == [["One."], ["Two."], ["Three."]]
+    with pytest.raises(UserError, match="memory://corpus/.*absent: matches no file"):
+        find_files(["memory://corpus/*absent"])
+
+
+@pytest.mark.parametrize("folder", ["pipe:touch harm", "pipe://touch harm", "nonsense://x"])
+def test_no_location_is_a_command(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError):
+        open_shards(folder, "train")
+    with pytest.raises(UserError):
+        find_files([folder])
+    assert not list(tmp_path.iterdir())
