@@ -5,6 +5,8 @@ mpi4py carries small results between them; text and sequences only ever pass ove
 
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from typing import Any, TypeVar
 from albert_ds.errors import ENDINGS, UserError
 
 T = TypeVar("T")
+POLL_SECONDS = 0.5
 
 
 class Ranks:
@@ -90,4 +93,12 @@ def _find_comm():
             f"{started} processes were started, but MPI sees {MPI.COMM_WORLD.Get_size()}: each "
             "would do all the work; start them with the mpirun of the MPI that mpi4py uses"
         )
+    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
     return MPI.COMM_WORLD
+
+
+def _follow(launcher: int) -> None:
+    """End with the launcher: an mpirun that is killed outright leaves its processes running."""
+    while os.getppid() == launcher:
+        time.sleep(POLL_SECONDS)
+    os._exit(1)

@@ -134,7 +134,9 @@ def split_sentences(lines: list[str], kind: str, language: str = "en") -> list[s
     from sentencex import segment  # ty: ignore[import-not-found]
 
     paragraphs = [" ".join(lines)] if kind == "wrapped" else lines
-    sentences = (s.strip() for p in paragraphs for s in segment(language, p))
+    # Blanks that are not ASCII (a no-break space after an initial) make sentencex 1.0.32 panic.
+    spaced = (" ".join(paragraph.split()) for paragraph in paragraphs)
+    sentences = (s.strip() for paragraph in spaced for s in segment(language, paragraph))
     return [sentence for sentence in sentences if sentence]
 
 

@@ -6,6 +6,7 @@ not asked for twice. Nothing here ever runs a command, whatever a location looks
 
 import asyncio
 import glob
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -64,7 +65,8 @@ def open_file(location: str) -> IO[bytes]:
     if not is_url(location):
         return open(location, "rb")
     system, path = _find_system(location)
-    return system.open(path, "rb")
+    # What some file systems give can only read whole lines.
+    return io.BufferedReader(system.open(path, "rb"), 1 << 20)
 
 
 def look_up(location: str) -> Stored:

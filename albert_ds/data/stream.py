@@ -59,7 +59,15 @@ def training_batches(
     if not num_workers:
         return iter(pipeline)
     pipeline.append(_carry_endings)
-    return _raise_endings(WebLoader(pipeline, batch_size=None, num_workers=num_workers))
+    from albert_ds.data.workers import end_with_the_trainer
+
+    loader = WebLoader(
+        pipeline,
+        batch_size=None,
+        num_workers=num_workers,
+        worker_init_fn=end_with_the_trainer,
+    )
+    return _raise_endings(loader)
 
 
 def heldout_batches(
@@ -122,7 +130,7 @@ class MicroBatchReader:
         self._sources = [
             _SourceReader(source, number, config.seed) for number, source in enumerate(sources)
         ]
-        self._word_starts = build_word_starts(sources[0].vocab.pieces, config.word_boundaries)
+        self.word_starts = build_word_starts(sources[0].vocab.pieces, config.word_boundaries)
         self._draws = Draws(SAMPLE_DRAWS, config.seed)
         self._config = config
 
@@ -144,7 +152,7 @@ class MicroBatchReader:
             others = np.flatnonzero(shard.documents != sequence.document)
             return shard[int(others[rng.integers(len(others))])] if len(others) else None
 
-        return draw_sample(sequence, self._config, self._word_starts, draw_other, rng)
+        return draw_sample(sequence, self._config, self.word_starts, draw_other, rng)
 
 
 class _SourceReader:

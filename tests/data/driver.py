@@ -2,12 +2,14 @@
 
 KILL_AT=3         this process sends itself SIGKILL when its third piece is made, not yet noted
 KILL_AFTER=3      ... when it is noted
+PAUSE=300         it sleeps so many seconds after each note
 """
 
 import itertools
 import os
 import runpy
 import signal
+import time
 from pathlib import Path
 
 from albert_ds.data import inputs, merge, runs
@@ -25,6 +27,7 @@ def write_or_die(self, *args):
     note = write(self, *args)
     if os.environ.get("KILL_AFTER") == at:
         os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(float(os.environ.get("PAUSE", 0)))
     return note
 
 

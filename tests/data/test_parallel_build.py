@@ -1,9 +1,12 @@
 """Any number of MPI processes, killed anywhere, leave the bytes of one that was left in peace."""
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -81,6 +84,31 @@ def test_killed_and_taken_up_again(arguments, undisturbed, tmp_path):
     assert content_of(output) == undisturbed
 
 
+def test_nothing_outlives_its_launcher(arguments, tmp_path):
+    """mpirun killed outright: its processes end too, so that the folder is free."""
+    command = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "-n", 2, sys.executable, DRIVER]
+    launcher = subprocess.Popen(
+        [*map(str, [*command, *arguments]), "--output", str(tmp_path / "data")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PAUSE": "300"},
+    )
+    work = tmp_path / "data" / "building"
+    while not list(work.glob("unit-*.json")):
+        assert launcher.poll() is None
+        time.sleep(0.1)
+    launcher.kill()
+    launcher.wait()
+    for _ in range(600):
+        with (work / ".lock").open("w") as lock, contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("a process goes on without its launcher")
+
+
 def test_other_text_or_settings_take_nothing_over(arguments, undisturbed, tmp_path, vocab):
     """A killed build of something else leaves no trace in what is built over it."""
     output = tmp_path / "data"
@@ -112,8 +140,6 @@ def test_wrong_input_is_said_once_and_ends_all(arguments, tmp_path):
 
 
 def test_two_builds_do_not_share_a_folder(arguments, tmp_path):
-    import fcntl
-
     work = tmp_path / "data" / "building"
     work.mkdir(parents=True)
     with (work / ".lock").open("w") as lock:

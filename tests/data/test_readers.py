@@ -137,6 +137,16 @@ def test_sentences_of_each_kind_of_line():
     ]
 
 
+def test_blanks_of_any_kind_are_blanks():
+    for blank in "\u00a0\u2009\u202f\u3000\u2028\t":
+        assert split_sentences(
+            [f"It was W{blank}.D. Harrigan.{blank}He said so."], "paragraph"
+        ) == [
+            "It was W .D. Harrigan.",
+            "He said so.",
+        ]
+
+
 def test_sentences_are_all_of_the_text(wiki_files):
     lines = [line for document in read_all(wiki_files[:1]) for line in document.lines]
     text = "".join("".join(lines).split())
