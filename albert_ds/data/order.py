@@ -10,6 +10,8 @@ sees the same stream, and a process that needs every n-th position needs few sha
 """
 
 import math
+from bisect import bisect
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -72,7 +74,7 @@ class ShardOrder:
         epoch, index = divmod(position, self._total)
         if epoch != self._epoch:
             self._begin_epoch(epoch)
-        number = int(np.searchsorted(self._round_ends, index, side="right"))
+        number = bisect(self._round_ends, index)
         if number != self._round:
             self._begin_round(number)
         first = self._round_ends[number] - len(self._samples)
@@ -85,7 +87,8 @@ class ShardOrder:
         self._rounds = [
             shards[i : i + ROUND_SHARDS].tolist() for i in range(0, len(shards), ROUND_SHARDS)
         ]
-        self._round_ends = np.cumsum([self._sizes[shards].sum() for shards in self._rounds])
+        sizes = (int(self._sizes[shards].sum()) for shards in self._rounds)
+        self._round_ends = list(accumulate(sizes))
 
     def _begin_round(self, number: int) -> None:
         """Table [samples of the round, 2] of (shard, sample): a sample of each shard in turn."""
