@@ -18,12 +18,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from albert_ds.bench import bench_config, open_bench_run
 from albert_ds.config import RunConfig
-from albert_ds.data.samples import StreamConfig
 from albert_ds.errors import UserError
 from albert_ds.flags import Parser
 from albert_ds.model.config import SIZES
-from albert_ds.runtime.ds_config import read_ds_config, resolve_ds_config
 from albert_ds.runtime.ending import say
 
 MODES = ("none", "attention", "block")
@@ -50,7 +49,20 @@ def build_parser() -> Parser:
 def main(argv: list[str]) -> int:
     try:
         args = build_parser().parse_args(argv)
-        configs = {mode: bench_config(args, mode) for mode in MODES}
+        model = SIZES[args.model]
+        if args.num_layers:
+            model = replace(model, num_layers=args.num_layers)
+        configs = {
+            mode: bench_config(
+                args.model,
+                model,
+                deepspeed_config=args.deepspeed_config,
+                micro_batch_size=args.micro_batch_size,
+                sequence_length=args.sequence_length,
+                activation_checkpointing=mode,
+            )
+            for mode in MODES
+        }
     except UserError as error:
         say(str(error))
         return error.code
@@ -59,36 +71,6 @@ def main(argv: list[str]) -> int:
     if args.output:
         args.output.write_text(json.dumps(report, indent=1) + "\n")
     return 0
-
-
-def bench_config(args, mode: str) -> RunConfig:
-    """A run of one process; what it would write is never used."""
-    model = SIZES[args.model]
-    if args.num_layers:
-        model = replace(model, num_layers=args.num_layers)
-    return RunConfig(
-        size=args.model,
-        model=model,
-        stream=StreamConfig(sequence_length=args.sequence_length),
-        data=[],
-        data_weights=[],
-        data_sha256=[],
-        output="",
-        steps=10**9,
-        batch_size=args.micro_batch_size,
-        micro_batch_size=args.micro_batch_size,
-        warmup_steps=0,
-        activation_checkpointing=mode,
-        deepspeed_config=args.deepspeed_config,
-        deepspeed=resolve_ds_config(
-            read_ds_config(Path(args.deepspeed_config)),
-            batch_size=args.micro_batch_size,
-            micro_batch_size=args.micro_batch_size,
-            accumulation=1,
-            learning_rate=None,
-            default_learning_rate=1e-4,
-        ),
-    )
 
 
 def measure(configs: dict[str, RunConfig], rounds: int) -> dict[str, dict]:
@@ -116,30 +98,14 @@ def measure(configs: dict[str, RunConfig], rounds: int) -> dict[str, dict]:
 
 def serve_steps(config: RunConfig, pipe) -> None:
     """One mode in this process: a step whenever asked, at the end what it took."""
-    from albert_ds.data.synthetic import synthetic_batches
     from albert_ds.parallel.mesh import build_mesh
     from albert_ds.runtime.launch import join_world, read_world
-    from albert_ds.runtime.metrics import Window
     from albert_ds.runtime.traffic import record_traffic
-    from albert_ds.train import Run, build, next_batch, train_step
+    from albert_ds.train import next_batch, train_step
 
     traffic = record_traffic()
     device = join_world(read_world({}))
-    mesh = build_mesh(1)
-    batches = synthetic_batches(
-        config.stream,
-        vocab_size=config.model.vocab_size,
-        micro_batch_size=config.micro_batch_size,
-        seed=0,
-    )
-    run = Run(
-        config=config,
-        mesh=mesh,
-        device=device,
-        engine=build(config, mesh, device),
-        batches=batches,
-        window=Window(device, traffic),
-    )
+    run = open_bench_run(config, build_mesh(1), device, traffic)
     before = read_memory(device)
     while pipe.recv() == "step":
         batch, started = next_batch(run), time.perf_counter()

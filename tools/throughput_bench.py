@@ -10,28 +10,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from albert_ds.config import RunConfig
-from albert_ds.data.samples import StreamConfig
+from albert_ds.bench import bench_config, open_bench_run, start_ranks
 from albert_ds.errors import ENDINGS
 from albert_ds.flags import Parser, natural, positive
 from albert_ds.model.arithmetic import count_flops, count_params
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
-from albert_ds.runtime.ds_config import read_ds_config, resolve_ds_config
 from albert_ds.runtime.ending import say
 from albert_ds.runtime.launch import join_world, read_world
 from albert_ds.runtime.traffic import record_traffic
-
-ROOT = Path(__file__).parents[1]
 
 
 def build_parser() -> Parser:
@@ -85,93 +78,29 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def start_ranks(argv: list[str], ranks: int) -> int:
-    """Run this program once a rank on this machine; the first exit code that is not 0."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    threads = str(max(1, (os.cpu_count() or 1) // ranks))
-    started = [
-        subprocess.Popen(
-            [sys.executable, __file__, *argv],
-            env={"OMP_NUM_THREADS": threads, **os.environ, **common}
-            | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(ranks)
-    ]
-    codes = [process.wait() for process in started]
-    return next((code for code in codes if code), 0)
-
-
-def bench_config(args, name: str, data_parallel: int) -> RunConfig:
-    """A run of one model with the bench's batch; what it would write is never used."""
-    ds_config = resolve_ds_config(
-        read_ds_config(Path(args.deepspeed_config)),
-        batch_size=args.micro_batch_size * args.accumulation * data_parallel,
-        micro_batch_size=args.micro_batch_size,
-        accumulation=args.accumulation,
-        learning_rate=None,
-        default_learning_rate=1e-4,
-    )
-    size, vocab_size, weights = SIZES[name], args.vocab_size, []
-    if args.dropout is not None:
-        size = replace(size, dropout=args.dropout)
-    if args.data:
-        from albert_ds.data.shards import open_shards
-
-        sources = [open_shards(folder, "train") for folder in args.data]
-        vocab_size, weights = sources[0].vocab.size, [float(s.sizes.sum()) for s in sources]
-    return RunConfig(
-        size=name,
-        model=replace(size, vocab_size=vocab_size),
-        stream=StreamConfig(sequence_length=args.sequence_length),
-        data=args.data or [],
-        data_weights=weights,
-        data_sha256=[],
-        output="",
-        steps=10**9,
-        batch_size=args.micro_batch_size * args.accumulation * data_parallel,
-        micro_batch_size=args.micro_batch_size,
-        warmup_steps=0,
-        tensor_parallel=args.tensor_parallel,
-        activation_checkpointing=args.activation_checkpointing,
-        deepspeed_config=args.deepspeed_config,
-        deepspeed=ds_config,
-    )
-
-
 def measure(args, mesh, device, traffic) -> dict:
     """Build every model, then time them in turn."""
-    from albert_ds.data.synthetic import synthetic_batches
-    from albert_ds.runtime.metrics import Window, peak_flops
+    from albert_ds.runtime.metrics import peak_flops
     from albert_ds.runtime.versions import read_versions
-    from albert_ds.train import Run, build, open_stream
 
     runs = []
     for name in args.models:
-        config = bench_config(args, name, mesh.dp_size)
-        batches = (
-            open_stream(config, mesh, 0)
-            if args.data
-            else synthetic_batches(
-                config.stream,
-                vocab_size=config.model.vocab_size,
-                micro_batch_size=config.micro_batch_size,
-                seed=mesh.dp_rank,
-            )
+        size = replace(SIZES[name], vocab_size=args.vocab_size)
+        if args.dropout is not None:
+            size = replace(size, dropout=args.dropout)
+        config = bench_config(
+            name,
+            size,
+            deepspeed_config=args.deepspeed_config,
+            micro_batch_size=args.micro_batch_size,
+            sequence_length=args.sequence_length,
+            data_parallel=mesh.dp_size,
+            tensor_parallel=args.tensor_parallel,
+            accumulation=args.accumulation,
+            activation_checkpointing=args.activation_checkpointing,
+            data=args.data,
         )
-        engine = build(config, mesh, device)
-        runs.append(
-            Run(
-                config=config,
-                mesh=mesh,
-                device=device,
-                engine=engine,
-                batches=batches,
-                window=Window(device, traffic),
-            )
-        )
+        runs.append(open_bench_run(config, mesh, device, traffic))
     rows: dict[str, list[dict]] = {name: [] for name in args.models}
     for run in runs:
         if args.warmup:

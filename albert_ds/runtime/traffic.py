@@ -9,8 +9,10 @@ input, of a gather its output, of a reduce-scatter its input.
 from __future__ import annotations
 
 import functools
+import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 # Function -> position of the argument that is the full tensor (or list of tensors).
 COLLECTIVES = {
@@ -22,14 +24,29 @@ COLLECTIVES = {
     "reduce_scatter": 1,
     "reduce_scatter_tensor": 1,
 }
+# ... -> position of its group.
+GROUPS = dict.fromkeys(COLLECTIVES, 2) | dict.fromkeys(
+    ("reduce", "reduce_scatter", "reduce_scatter_tensor"), 3
+)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+class Event(NamedTuple):
+    """One collective."""
+
+    collective: str
+    group: Any  # None: all ranks
+    bytes: int
+    # That the host was in the call: with gloo, all it took; with NCCL, only to issue it.
+    seconds: float
+
+
+@dataclass(kw_only=True, slots=True)
 class Traffic:
     """Calls and bytes by collective."""
 
     calls: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
+    events: list[Event] | None = None  # one by one, where a list is given
 
     @property
     def total_bytes(self) -> int:
@@ -58,10 +75,17 @@ def record_traffic() -> Traffic:
 def _counting(function, name: str, position: int, traffic: Traffic):
     @functools.wraps(function)
     def counted(*args, **kwargs):
-        full = args[position] if len(args) > position else next(iter(kwargs.values()))
+        full = args[position] if len(args) > position else list(kwargs.values())[position - len(args)]
+        size = _num_bytes(full)
         traffic.calls[name] += 1
-        traffic.bytes[name] += _num_bytes(full)
-        return function(*args, **kwargs)
+        traffic.bytes[name] += size
+        if traffic.events is None:
+            return function(*args, **kwargs)
+        group = args[GROUPS[name]] if len(args) > GROUPS[name] else kwargs.get("group")
+        begun = time.perf_counter()
+        result = function(*args, **kwargs)
+        traffic.events.append(Event(name, group, size, time.perf_counter() - begun))
+        return result
 
     return counted
 

@@ -1,0 +1,123 @@
+"""Runs that are only measured: the trainer's own `build` and steps, and no RUN folder.
+
+Shared by the tools that compare speed, memory and traffic, so that none of them measures a copy.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from albert_ds.config import RunConfig
+from albert_ds.data.samples import MicroBatch, StreamConfig
+from albert_ds.model.config import ModelConfig
+from albert_ds.runtime.ds_config import read_ds_config, resolve_ds_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from albert_ds.parallel.mesh import Mesh
+    from albert_ds.runtime.traffic import Traffic
+    from albert_ds.train import Run
+
+
+def start_ranks(argv: list[str], ranks: int) -> int:
+    """Run this program once a rank on this machine; the first exit code that is not 0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    threads = str(max(1, (os.cpu_count() or 1) // ranks))
+    started = [
+        subprocess.Popen(
+            [sys.executable, sys.argv[0], *argv],
+            env={"OMP_NUM_THREADS": threads, **os.environ, **common}
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(ranks)
+    ]
+    codes = [process.wait() for process in started]
+    return next((code for code in codes if code), 0)
+
+
+def bench_config(
+    name: str,
+    model: ModelConfig,
+    *,
+    deepspeed_config: str,
+    micro_batch_size: int,
+    sequence_length: int,
+    data_parallel: int = 1,
+    tensor_parallel: int = 1,
+    accumulation: int = 1,
+    activation_checkpointing: str = "none",
+    data: list[str] | None = None,
+) -> RunConfig:
+    """The configuration of a run whose steps never end; `data`, else rows of random ids."""
+    batch_size = micro_batch_size * accumulation * data_parallel
+    weights: list[float] = []
+    if data:
+        from albert_ds.data.shards import open_shards
+
+        sources = [open_shards(folder, "train") for folder in data]
+        model = replace(model, vocab_size=sources[0].vocab.size)
+        weights = [float(source.sizes.sum()) for source in sources]
+    return RunConfig(
+        size=name,
+        model=model,
+        stream=StreamConfig(sequence_length=sequence_length),
+        data=data or [],
+        data_weights=weights,
+        data_sha256=[],
+        output="",
+        steps=10**9,
+        batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
+        warmup_steps=0,
+        tensor_parallel=tensor_parallel,
+        activation_checkpointing=activation_checkpointing,
+        deepspeed_config=deepspeed_config,
+        deepspeed=resolve_ds_config(
+            read_ds_config(Path(deepspeed_config)),
+            batch_size=batch_size,
+            micro_batch_size=micro_batch_size,
+            accumulation=accumulation,
+            learning_rate=None,
+            default_learning_rate=1e-4,
+        ),
+    )
+
+
+def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic: Traffic) -> Run:
+    """The engine and its batches, ready to step. Collective."""
+    from albert_ds.runtime.metrics import Window
+    from albert_ds.train import Run, build
+
+    return Run(
+        config=config,
+        mesh=mesh,
+        device=device,
+        engine=build(config, mesh, device),
+        batches=_open_batches(config, mesh),
+        window=Window(device, traffic),
+    )
+
+
+def _open_batches(config: RunConfig, mesh: Mesh) -> Iterator[MicroBatch]:
+    from albert_ds.data.synthetic import synthetic_batches
+    from albert_ds.train import open_stream
+
+    if config.data:
+        return open_stream(config, mesh, 0)
+    return synthetic_batches(
+        config.stream,
+        vocab_size=config.model.vocab_size,
+        micro_batch_size=config.micro_batch_size,
+        seed=mesh.dp_rank,
+    )
