@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: install demo test check format exactness mutants clean
+.PHONY: install demo test slow check format exactness mutants clean
 
 install: $(READY)
 
@@ -15,6 +15,10 @@ $(READY): pyproject.toml constraints.txt
 
 test: $(READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# What waits for minutes: a true time limit on the cluster of tests/slurm.
+slow: $(READY)
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -27,6 +27,8 @@ MAY_CHANGE = {
     "eval_every",
     "save_every",
     "keep_last",
+    "keep_every",
+    "timeout_minutes",
     "micro_batch_size",
     "tensor_parallel",
     "activation_checkpointing",
@@ -67,7 +69,9 @@ class RunConfig:
     eval_samples: int = 4096
     save_every: int = 1000
     keep_last: int = 3
+    keep_every: int | None = None  # steps whose multiples are kept for good
     max_hours: float | None = None
+    timeout_minutes: float = 10  # that a rank may be missing or hold the others up
     wandb: bool = False
 
     @property
@@ -93,14 +97,19 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     weights = _resolve_weights(args, sources)
     stream = _resolve_stream(args, model, sources)
     deepspeed = _resolve_deepspeed(args, world_size, model)
-    if args.max_hours is not None and not args.max_hours > 0:
-        raise UserError(f"--max-hours {args.max_hours}: must be above 0")
+    for name in ("max_hours", "timeout_minutes"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"{as_flag(name)} {value}: must be above 0")
     if args.init_from is not None and not Path(args.init_from).is_dir():
         raise UserError(f"--init-from {args.init_from}: no such folder")
     if args.init_from is not None:
         from albert_ds.interop import read_initial_weights
 
-        read_initial_weights(Path(args.init_from), model)  # refused here, before a file is written
+        # Refused here, before a file is written.
+        for name, tensor in read_initial_weights(Path(args.init_from), model).items():
+            if not tensor.isfinite().all():
+                raise UserError(f"--init-from {args.init_from}: {name} is not finite (NaN or Inf)")
     if args.wandb:
         _require_wandb()
     if Path(args.output).exists() and not Path(args.output).is_dir():

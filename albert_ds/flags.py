@@ -185,13 +185,26 @@ def _add_rhythm(group) -> None:
         "--keep-last",
         type=positive,
         metavar="K",
-        help="checkpoints kept (default: %(default)s)",
+        help="newest checkpoints kept (default: %(default)s)",
+    )
+    add(
+        "--keep-every",
+        type=positive,
+        metavar="N",
+        help="keep those of every N-th step for good as well (default: none)",
     )
     add(
         "--max-hours",
         type=float,
         metavar="H",
         help="stop with a complete checkpoint after this long (default: no limit)",
+    )
+    add(
+        "--timeout-minutes",
+        type=float,
+        metavar="M",
+        help="end when a rank is missing or holds the others up for this long "
+        "(default: %(default)s)",
     )
     add("--wandb", action="store_true", help="log to Weights & Biases as well")
 

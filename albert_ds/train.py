@@ -18,9 +18,11 @@ from albert_ds.config import RunConfig, read_config, write_run_files
 from albert_ds.errors import ENDINGS, DamagedData, Stopped
 from albert_ds.flags import peek_output
 from albert_ds.parallel.mesh import build_mesh
-from albert_ds.runtime.ending import conclude, name_lost_peer, say, take_possession
+from albert_ds.runtime.ending import conclude, name_failure, say, take_possession
 from albert_ds.runtime.launch import join_world, read_world
-from albert_ds.runtime.traffic import record_traffic
+from albert_ds.runtime.preemption import StopRequest
+from albert_ds.runtime.roll_call import RollCall
+from albert_ds.runtime.traffic import Traffic, record_traffic
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from albert_ds.runtime.checkpoint import TrainState
     from albert_ds.runtime.engine import Engine
     from albert_ds.runtime.metrics import Window
-    from albert_ds.runtime.traffic import Traffic
+    from albert_ds.runtime.saver import Saver
 
 
 @dataclass(kw_only=True, slots=True)
@@ -132,30 +134,26 @@ def train_step(run: Run, batch: Batch) -> float:
     return gradient_norm
 
 
-def train(run: Run) -> None:
+def train(run: Run, request: StopRequest) -> None:
     """Train to the last step; raises the ending that comes before."""
     from albert_ds.runtime.health import check_health
     from albert_ds.runtime.metrics import Metrics
-    from albert_ds.runtime.preemption import StopRequest
+    from albert_ds.runtime.saver import Saver
 
     config = run.config
-    request = StopRequest(config.run, config.max_hours)
+    saver = Saver(run.engine, config, resumed_at=run.step)
     metrics = Metrics(config.run, run.mesh, run.step, num_steps=config.steps, wandb=config.wandb)
-    saved_step = run.step if run.step else None
 
     while run.step < config.steps:
         batch = next_batch(run, stop=request.reason is not None)
         if batch.stop:
-            if saved_step != run.step:
-                save(run)
+            save(run, saver)
+            saver.wait()
             reason = request.reason or "another rank was asked to stop"
             raise Stopped(f"stopped after step {run.step} of {config.steps}: {reason}")
         gradient_norm = train_step(run, batch)
         check_health(
-            run.engine,
-            step=run.step,
-            skipped_in_a_row=run.skipped_in_a_row,
-            output=config.run,
+            run.engine, step=run.step, skipped_in_a_row=run.skipped_in_a_row, output=config.run
         )
         if run.is_due(config.log_every):
             metrics.write(run.step, describe_window(run, gradient_norm))
@@ -163,8 +161,8 @@ def train(run: Run) -> None:
             metrics.write(run.step, evaluate(run))
         # While steps are skipped nothing new is kept, so the newest checkpoint is a good one.
         if run.step == config.steps or (run.is_due(config.save_every) and not run.skipped_in_a_row):
-            save(run)
-            saved_step = run.step
+            save(run, saver)
+    saver.wait()
     metrics.close()
 
 
@@ -260,9 +258,9 @@ def evaluate(run: Run) -> dict:
         )
 
 
-def save(run: Run) -> None:
-    """Write a complete checkpoint of where the run is. Collective."""
-    from albert_ds.runtime.checkpoint import TrainState, read_loss_scale, save_checkpoint
+def save(run: Run, saver: Saver) -> None:
+    """Begin to write a complete checkpoint of where the run is. Collective."""
+    from albert_ds.runtime.checkpoint import TrainState, read_loss_scale
 
     state = TrainState(
         step=run.step,
@@ -271,27 +269,30 @@ def save(run: Run) -> None:
         loss_scale=read_loss_scale(run.engine),
     )
     with run.window.paused():
-        save_checkpoint(run.config.run, run.engine, state, keep_last=run.config.keep_last)
+        saver.save(state)
 
 
 def main(argv: list[str]) -> int:
-    world = mesh = run = lock = None
+    world = mesh = roll = run = lock = None
     try:
         world = read_world()
         config = read_config(argv, world_size=world.size)
+        request = StopRequest(config.run, config.max_hours)
         traffic = record_traffic()
-        device = join_world(world)
-        mesh = build_mesh(config.tensor_parallel)
+        device = join_world(world, timeout_minutes=config.timeout_minutes)
+        roll = RollCall(world, config.run, minutes=config.timeout_minutes)
+        mesh = build_mesh(config.tensor_parallel, timeout_minutes=config.timeout_minutes + 1)
         lock = take_possession(config.run, mesh, lambda: write_run_files(config))
         run = prepare(config, mesh, device, traffic)
-        train(run)
+        run.batches = roll.follow(run.batches)
+        train(run, request)
         code, reason = 0, "all steps done"
     except ENDINGS as ending:
         code, reason = ending.code, str(ending)
-    except RuntimeError as error:
-        code, reason = name_lost_peer(error)
+    except (RuntimeError, OSError) as error:
+        code, reason = name_failure(error, roll)
     step = run.step if run else None
-    conclude(world, mesh, lock, peek_output(argv), code=code, reason=reason, step=step)
+    conclude(world, mesh, lock, peek_output(argv), code=code, reason=reason, step=step, roll=roll)
     return code
 
 

@@ -119,7 +119,7 @@ def test_a_number_in_both_places_that_differs(data, tmp_path):
     assert read_config(argv_of(command), world_size=2).learning_rate == 0.001
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", "\x00"])
+@pytest.mark.parametrize("content", ["{", "[1]", "\x00", "", "null", '{"a": 1}{', "\xff"])
 def test_a_deepspeed_config_that_is_no_object(data, tmp_path, content):
     path = tmp_path / "ds.json"
     path.write_text(content)

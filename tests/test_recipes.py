@@ -1,21 +1,34 @@
-"""Every Slurm recipe is sound bash, and its training command is one that the trainer accepts."""
+"""Every Slurm recipe is sound bash, its header is right, and the trainer accepts its command."""
 
 import os
 import re
 import subprocess
-from dataclasses import replace
 
 import pytest
 
 from albert_ds.config import read_config
+from albert_ds.model.arithmetic import count_flops, count_params
+from albert_ds.model.config import SIZES
 from albert_ds.runtime.ds_config import read_ds_config
 from tests.conftest import ROOT
 
 RECIPES = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
+PAPER = {
+    "base": "albert-base",
+    "large": "albert-large",
+    "xlarge": "albert-xlarge",
+    "xxlarge": "albert-xxlarge",
+    "bert_large": "bert-large",
+}
+MFU_RATE = 400e12  # FLOP/s of a GPU that the headers assume
 
 
 def sbatch_option(recipe, name: str) -> str:
     return re.search(rf"^#SBATCH --{name}=(\S+)", recipe.read_text(), re.M)[1]
+
+
+def count_ranks(recipe) -> int:
+    return int(sbatch_option(recipe, "nodes")) * int(sbatch_option(recipe, "ntasks-per-node"))
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "slurm").glob("*.sh")), ids=lambda p: p.name)
@@ -23,44 +36,95 @@ def test_bash_accepts_it(script):
     subprocess.run(["bash", "-n", script], check=True)
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.name)
-def test_recipe_is_short_and_its_command_resolves(recipe, data, tmp_path):
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)
+def test_recipe_is_short_and_its_header_says_it_all(recipe):
     text = recipe.read_text()
     assert text.count("\n") <= 30
     for word in ("Command:", "Hardware:", "Time:", "Expected:"):
-        assert word in text, f"the header does not state {word}"
-    # Run the recipe itself with an srun that only says what it was asked to run.
-    (tmp_path / "bin").mkdir()
-    for name, body in (
-        ("srun", 'while [ "$1" != -u ]; do shift; done; shift 2; printf "%s\\n" "$@" > "$ASKED"'),
-        ("scontrol", 'echo "node1"'),
-    ):
-        tool = tmp_path / "bin" / name
-        tool.write_text(f"#!/bin/bash\n{body}\n")
+        assert f"# {word}" in text, f"the header does not state {word}"
+    nodes, tasks = sbatch_option(recipe, "nodes"), sbatch_option(recipe, "ntasks-per-node")
+    assert re.search(rf"# Hardware: {nodes} nodes? x {tasks} ", text)
+    if "--requeue" in text:  # what was printed before must stay, and there must be time to save
+        assert "--open-mode=append" in text and "--signal=B:USR1@" in text
+
+
+def ask_recipe(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
+    """Program -> flags that the recipe runs, by an srun that only writes them down."""
+    (folder / "bin").mkdir()
+    body = 'while [ "$1" != -u ]; do shift; done; shift; echo "$*" >> "$ASKED"\n'
+    body += '[ ! -d "$OUTPUT" ] || echo \'{"code": 0}\' > "$OUTPUT/exit.json"'
+    for name, script in (("srun", body), ("scontrol", "echo node1")):
+        tool = folder / "bin" / name
+        tool.write_text(f"#!/bin/bash\n{script}\n")
         tool.chmod(0o755)
-    (tmp_path / "exit.json").write_text('{"code": 0}')
-    asked = tmp_path / "asked"
-    done = subprocess.run(
-        ["bash", recipe],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-            "ASKED": str(asked),
-            "DATA": str(data),
-            "OUTPUT": str(tmp_path),
-            "SLURM_JOB_ID": "1",
-            "SLURM_JOB_NODELIST": "node1",
-        },
-    )
+    environ = {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "ASKED": str(folder / "asked"),
+        "DATA": str(data),
+        "OUTPUT": str(folder / "run"),
+        "REPORT": str(folder / "report"),
+        "SITE_ENV": "none",
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NODELIST": "node1",
+    }
+    command = ["bash", recipe, *argv]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
-    argv = asked.read_text().splitlines()
-    ranks = int(sbatch_option(recipe, "nodes")) * int(sbatch_option(recipe, "ntasks-per-node"))
-    config = read_config(argv, world_size=ranks)
-    assert config.batch_size == 4096 and config.learning_rate == 0.00176
-    assert replace(config.model, vocab_size=30_000).hidden_size in (768, 1024, 2048, 4096)
+    lines = (folder / "asked").read_text().splitlines()
+    return {line.split()[0]: line.split()[1:] for line in lines}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_recipe(name, data, tmp_path):
+    recipe = ROOT / "slurm" / f"{name}.sh"
+    # The test's shards hold shorter sequences than the recipe asks for.
+    programs = ask_recipe(recipe, data, tmp_path, "--sequence-length", "64")
+    asked = programs["albert_ds/train.py"]
+    assert asked.index("512") == asked.index("--sequence-length") + 1
+    config = read_config(asked, world_size=count_ranks(recipe))
+    assert config.size == PAPER[name] and config.stream.objective == "sop"
+    assert (config.batch_size, config.learning_rate) == (4096, 0.00176)
+    assert (config.steps, config.warmup_steps) == (
+        400_000 if name == "bert_large" else 125_000,
+        3125,
+    )
+    assert config.model.dropout == (0 if name == "xxlarge" else 0.1)
+    assert config.deepspeed["optimizer"]["type"] == "Lamb"
+    assert config.deepspeed["zero_optimization"]["stage"] == 1
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_hours_and_bytes_in_the_header_are_those_of_the_arithmetic(name):
+    recipe, size = ROOT / "slurm" / f"{name}.sh", SIZES[PAPER[name]]
+    text = recipe.read_text()
+    flops = count_flops(size, tokens=512, squared_lengths=512**2, masked=round(0.15 * 512))
+    stated = re.search(r"# Time: +([\d.]+) TFLOP .* x 4096 x ([\d,]+) steps = ([\d.]+) h", text)
+    assert stated, text
+    assert float(stated[1]) == round(flops / 1e12, 3)
+    steps = int(stated[2].replace(",", ""))
+    hours = flops * 4096 * steps / count_ranks(recipe) / MFU_RATE / 3600
+    assert float(stated[3]) == round(hours, 1)
+    parameters = sum(count_params(size).values())
+    assert f"{4 * parameters / 1e6:.0f} MB of fp32 gradients" in text
+    assert f"{2 * parameters / 1e6:.0f} MB of bf16 weights" in text
+
+
+def test_smoke_recipe(data, tmp_path):
+    recipe = ROOT / "slurm" / "smoke.sh"
+    asked = ask_recipe(recipe, data, tmp_path)["albert_ds/train.py"]
+    config = read_config(asked, world_size=count_ranks(recipe))
+    assert config.size == "albert-tiny" and count_ranks(recipe) == 4
+
+
+def test_bench_recipe(tmp_path):
+    from tools import comm_volume, throughput_bench
+
+    programs = ask_recipe(ROOT / "slurm" / "bench.sh", "unused", tmp_path)
+    assert list(programs) == ["tools/throughput_bench.py", "tools/comm_volume.py"]
+    for tool, asked in zip((throughput_bench, comm_volume), programs.values(), strict=True):
+        args = tool.build_parser().parse_args(asked)
+        assert args.output.parent == tmp_path / "report" and args.models[0] == "bert-large"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "ds_configs").glob("*.json")), ids=lambda p: p.stem)

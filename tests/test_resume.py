@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from albert_ds.runtime.checkpoint import find_newest
 from tests.conftest import ROOT, finish, start_ranks, train_command
 
 
@@ -87,7 +88,8 @@ def test_a_lost_peer_ends_the_others_with_5_and_the_lock_dies_with_its_owner(dat
     ranks[1].kill()
     assert finish(ranks) == [5, -signal.SIGKILL]
     ending = json.loads((run / "exit.json").read_text())
-    assert ending["code"] == 5 and "peer is missing" in ending["reason"]
+    assert ending["code"] == 5 and ending["reason"].startswith("rank 1 on ")
+    assert "is missing" in ending["reason"]
     assert finish(start_ranks(train_command(data, run, steps=6), 1)) == [0]
 
 
@@ -110,3 +112,29 @@ def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path):
     assert not alive
     ending = json.loads((run / "exit.json").read_text())
     assert ending["code"] == 75 and "launcher is gone" in ending["reason"]
+
+
+def test_a_stop_file_and_the_time_budget_end_with_75_and_a_complete_checkpoint(data, tmp_path):
+    run, flags = tmp_path / "run", dict(save_every=1000, eval_every=1000)
+    ranks = start_ranks(train_command(data, run, steps=100_000, **flags), 1)
+    wait_for_step(run, 3)
+    (run / "STOP").touch()
+    assert finish(ranks) == [75]
+    ending = json.loads((run / "exit.json").read_text())
+    assert "STOP exists" in ending["reason"] and ending["step"] >= 3
+    saved = run / "checkpoints" / f"step-{ending['step']:08d}"
+    assert find_newest(run) == (saved, [])
+    before = files_of(saved)
+    # The budget is over before the first step: nothing is lost and nothing is written again.
+    (run / "STOP").unlink()
+    hurried = train_command(data, run, steps=100_000, max_hours=1e-6, **flags)
+    assert finish(start_ranks(hurried, 1)) == [75]
+    again = json.loads((run / "exit.json").read_text())
+    assert "--max-hours" in again["reason"] and again["step"] == ending["step"]
+    assert files_of(saved) == before
+    # With all steps done in time the same flag ends with 0.
+    last = train_command(data, run, steps=ending["step"] + 2, max_hours=1, **flags)
+    assert finish(start_ranks(last, 1)) == [0]
+    assert [record["step"] for record in records(run) if "samples" in record] == list(
+        range(1, ending["step"] + 3)
+    )

@@ -86,14 +86,19 @@ def check_tensor_parallel(
             )
 
 
-def build_mesh(tensor_parallel: int) -> Mesh:
-    """Build the grid; torch.distributed must be initialised. Collective over all ranks."""
+def build_mesh(tensor_parallel: int, *, timeout_minutes: float = 10) -> Mesh:
+    """Build the grid; torch.distributed must be initialised. Collective over all ranks.
+
+    A collective of its groups that a peer never joins fails after `timeout_minutes`.
+    """
     import torch.distributed as dist
     from megatron.core import parallel_state
 
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=tensor_parallel, create_gloo_process_groups=False
+            tensor_model_parallel_size=tensor_parallel,
+            create_gloo_process_groups=False,
+            distributed_timeout_minutes=timeout_minutes,  # ty: ignore (a float does; default 30)
         )
     everyone = dist.group.WORLD
     assert everyone is not None

@@ -50,20 +50,44 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def save_checkpoint(output: Path, engine: Engine, state: TrainState, *, keep_last: int) -> Path:
-    """Write a complete checkpoint and drop the oldest. Collective; raises MachineFailed on all."""
-    root = output / "checkpoints"
-    final = root / folder_name(state.step)
-    tensors = {name: gather(engine, name) for name in FILES}
+def save_checkpoint(
+    output: Path,
+    engine: Engine,
+    state: TrainState,
+    *,
+    keep_last: int,
+    keep_every: int | None = None,
+) -> Path:
+    """Write a complete checkpoint and drop old ones. Collective; raises MachineFailed on all.
+
+    The newest `keep_last` stay, and for good those whose step is a multiple of `keep_every`.
+    """
+    tensors = gather_all(engine)
     error = None
     if engine.mesh.rank == 0:
-        try:
-            _write(root, final, tensors, state)
-            _prune(root, keep_last)
-        except OSError as caught:
-            error = _storage_failed(root, tensors, caught)
+        error = write_checkpoint(output, tensors, state, keep_last=keep_last, keep_every=keep_every)
     raise_first(engine.mesh, error)
-    return final
+    return output / "checkpoints" / folder_name(state.step)
+
+
+def gather_all(engine: Engine) -> dict[str, dict[str, Tensor]]:
+    """All of a checkpoint's tensors by file, on rank 0 and on the host. Collective."""
+    return {name: gather(engine, name) for name in FILES}
+
+
+def write_checkpoint(
+    output: Path, tensors: dict, state: TrainState, *, keep_last: int, keep_every: int | None
+) -> MachineFailed | None:
+    """Put a checkpoint on the disk, complete or not at all; returns what went wrong."""
+    root = output / "checkpoints"
+    try:
+        for left_over in root.glob(".step-*.tmp"):  # of a run that was killed while it saved
+            shutil.rmtree(left_over)
+        _write(root, root / folder_name(state.step), tensors, state)
+        _prune(root, keep_last, keep_every)
+    except (OSError, SafetensorError) as caught:
+        return _storage_failed(root, tensors, caught)
+    return None
 
 
 def gather(engine: Engine, file: str) -> dict[str, Tensor]:
@@ -98,7 +122,6 @@ def _fp32(engine: Engine, piece: Piece, file: str) -> Tensor:
 
 def _write(root: Path, final: Path, tensors: dict, state: TrainState) -> None:
     temporary = root / f".{final.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     checksums = {}
     for file, content in tensors.items():
@@ -141,19 +164,21 @@ def _seal(record: dict) -> int:
     return zlib.crc32(json.dumps(record, sort_keys=True).encode())
 
 
-def _prune(root: Path, keep_last: int) -> None:
+def _prune(root: Path, keep_last: int, keep_every: int | None) -> None:
     for old in sorted(root.glob("step-*"))[:-keep_last]:
-        shutil.rmtree(old)
+        if keep_every is None or int(old.name.removeprefix("step-")) % keep_every:
+            shutil.rmtree(old)
 
 
-def _storage_failed(root: Path, tensors: dict, caught: OSError) -> MachineFailed:
+def _storage_failed(root: Path, tensors: dict, caught: Exception) -> MachineFailed:
     needed = sum(t.numel() * 4 for content in tensors.values() for t in content.values())
-    shutil.rmtree(next(root.glob(".step-*.tmp"), root / "none"), ignore_errors=True)
-    free = shutil.disk_usage(root).free if root.exists() else 0
+    for temporary in root.glob(".step-*.tmp"):
+        shutil.rmtree(temporary, ignore_errors=True)
+    free = shutil.disk_usage(root if root.exists() else root.parent).free
     kept = [path.name for path in sorted(root.glob("step-*"))]
     return MachineFailed(
-        f"could not save under {root} ({caught.strerror}): {needed:,} bytes needed, {free:,} free; "
-        f"saved and untouched: {', '.join(kept) or 'nothing'}"
+        f"could not save under {root} ({getattr(caught, 'strerror', None) or caught}): {needed:,} "
+        f"bytes needed, {free:,} free; saved and untouched: {', '.join(kept) or 'nothing'}"
     )
 
 

@@ -4,6 +4,7 @@ Launchers garble exit codes (`srun -K` reports 143 for a 5), so scripts read the
 written before any rank leaves; where it is absent, the run crashed.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -16,6 +17,15 @@ from albert_ds.errors import MachineFailed, UserError
 
 # What torch raises when a peer has gone says so in words only.
 PEER_LOST = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out", "NCCL")
+# What the user can mend, and what only time or the machine's keeper can.
+WRONG_PATH = (
+    *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+    *(errno.ENAMETOOLONG, errno.EEXIST),
+)
+STORAGE_GONE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE),
+    errno.ETIMEDOUT,
+)
 GRACE_SECONDS = 2.0  # for rank 0 to write exit.json before a launcher kills it for our exit code
 
 
@@ -56,20 +66,33 @@ def take_possession(output: Path, mesh, write_files: Callable[[], None]) -> RunL
         except UserError as caught:
             error = caught
         except OSError as caught:
-            error = UserError(f"--output {output}: {caught.strerror}; it must be writable")
+            error = name_os_error(caught)
     raise_first(mesh, error)
     return lock
 
 
 def conclude(
-    world, mesh, lock: RunLock | None, output: Path | None, *, code: int, reason: str, step
+    world,
+    mesh,
+    lock: RunLock | None,
+    output: Path | None,
+    *,
+    code: int,
+    reason: str,
+    step,
+    roll=None,
 ) -> None:
     """Tell the user and the scripts how the run ended, then leave together."""
     from albert_ds.runtime.launch import leave_world
 
+    if roll is not None:
+        roll.close()
     rank, local_rank = (world.rank, world.local_rank) if world else (0, 0)
-    if rank == 0 and output is not None and output.is_dir() and (lock or _is_free(output)):
-        write_exit(output, code=code, reason=reason, step=step)
+    if rank == 0 and output is not None and os.path.isdir(output) and (lock or _is_free(output)):
+        try:
+            write_exit(output, code=code, reason=reason, step=step)
+        except OSError as error:  # the very disk that ended the run, say; a script sees a crash
+            say(f"{output / 'exit.json'}: {error.strerror}")
     if code != 0 and local_rank == 0:
         say(reason)
     if mesh is None and rank > 0:
@@ -99,12 +122,40 @@ def say(message: str) -> None:
     print(f"albert-ds: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
-def name_lost_peer(error: RuntimeError) -> tuple[int, str]:
+def name_failure(error: RuntimeError | OSError, roll=None) -> tuple[int, str]:
+    """Exit code and line for what the machine does to a run; raises any other error again."""
+    if isinstance(error, OSError):
+        named = name_os_error(error)
+        return named.code, str(named)
+    return name_lost_peer(error, roll)
+
+
+def name_os_error(error: OSError) -> UserError | MachineFailed:
+    """The ending for a file that cannot be read or written; raises any other error again."""
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno in WRONG_PATH:
+        return UserError(f"{where}{error.strerror}")
+    if error.errno in STORAGE_GONE:
+        return MachineFailed(f"{where}{error.strerror}; saved checkpoints are untouched")
+    raise error
+
+
+def name_lost_peer(error: RuntimeError, roll=None) -> tuple[int, str]:
     """Exit code and line for a collective that failed because a peer has gone.
 
     Raises the error again where it is anything else: that is a crash of ours.
     """
     if not any(text in str(error) for text in PEER_LOST):
         raise error
+    who = (roll and roll.name_missing()) or "a peer"
     what = str(error).splitlines()[0][:160]
-    return MachineFailed.code, f"a peer is missing ({what}); saved checkpoints are untouched"
+    return MachineFailed.code, f"{who} is missing ({what}); saved checkpoints are untouched"
+
+
+def end_hung_run(world, output: Path, reason: str) -> None:
+    """End this rank from a thread while its main thread waits for ever; never returns."""
+    if world.rank == 0:
+        write_exit(output, code=MachineFailed.code, reason=reason, step=None)
+    if world.local_rank == 0:
+        say(reason)
+    os._exit(MachineFailed.code)

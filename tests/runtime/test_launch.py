@@ -38,8 +38,41 @@ def test_srun_one_task_a_rank():
     assert (world.rank, world.local_rank, world.size) == (9, 1, 16)
 
 
-def test_a_launcher_inside_a_slurm_job_rules():
-    assert read_world({**SRUN, **TORCHRUN}).size == 4
+def test_a_launcher_started_by_each_task_of_slurm_rules():
+    two_tasks = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
+    assert read_world({**SRUN, **TORCHRUN, **two_tasks}).size == 4
+
+
+@pytest.mark.parametrize("tasks", ["16", "3", "5"])
+def test_a_world_that_slurm_did_not_start_is_refused(tasks):
+    environ = {**SRUN, **TORCHRUN, "SLURM_STEP_NUM_TASKS": tasks}
+    with pytest.raises(UserError, match=f"WORLD_SIZE=4 but Slurm started {tasks} tasks"):
+        read_world(environ)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANK", "-1"),
+        ("RANK", "4"),
+        ("RANK", "first"),
+        ("LOCAL_RANK", ""),
+        ("WORLD_SIZE", "0"),
+        ("WORLD_SIZE", "4.0"),
+        ("MASTER_PORT", "http"),
+        ("MASTER_PORT", "70000"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(name, value):
+    with pytest.raises(UserError, match=name):
+        read_world({**TORCHRUN, name: value})
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_mpirun_would_be_worlds_of_one_and_is_refused(name):
+    with pytest.raises(UserError, match="mpirun"):
+        read_world({name: "4"})
+    assert read_world({name: "1"}).size == 1
 
 
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])

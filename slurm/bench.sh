@@ -1,0 +1,23 @@
+#!/bin/bash
+# What a step costs here: samples/s and MFU, models side by side, and every byte that moves.
+# Command:  sbatch slurm/bench.sh       (site facts: slurm/site.env; more flags may follow)
+# Hardware: 2 nodes x 8 GPUs with 80 GB
+# Time:     under an hour: 5 rounds of one step of each model (not computed)
+# Expected: $REPORT/throughput.json, $REPORT/comm_volume.json; tables in albert-bench-JOB.out
+#SBATCH --job-name=albert-bench
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --time=01:00:00
+#SBATCH --output=%x-%j.out
+. "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
+REPORT=${REPORT:-runs/bench-$SLURM_JOB_ID}
+mkdir -p "$REPORT" || exit 2
+MODELS="bert-large albert-large albert-xlarge albert-xxlarge"
+
+launch "$PYTHON" -u tools/throughput_bench.py --models $MODELS --micro-batch-size 8 \
+    --deepspeed_config ds_configs/zero1_bf16.json --output "$REPORT/throughput.json" "$@"
+first=$code
+launch "$PYTHON" -u tools/comm_volume.py --models $MODELS --output "$REPORT/comm_volume.json"
+exit $((first > code ? first : code))

@@ -1,0 +1,88 @@
+"""A rank that never comes, freezes or holds the others up is named, in seconds where so asked."""
+
+import json
+import signal
+
+import psutil
+import pytest
+
+from albert_ds.runtime.roll_call import find_absent, list_ranks
+from tests.conftest import start_ranks, train_command
+from tests.distributed import run_ranks
+from tests.test_resume import wait_for_step
+
+# Ranks of a busy machine reach their meeting some seconds apart.
+QUICK = dict(steps=100_000, timeout_minutes=0.3, eval_every=10**6, save_every=10**6)
+
+
+def roll(*entries: str) -> list[bytes]:
+    return [entry.encode() for entry in entries]
+
+
+def test_who_gave_no_sign_and_who_is_behind():
+    before, after = roll("4 7", "4 7", "4 7"), roll("8 7", "8 7", "4 7")
+    assert find_absent([before, before, before, after]) == ([2], [])
+    after = roll("8 7", "8 6", "8 7")
+    assert find_absent([before, before, before, after]) == ([], [1])
+    assert find_absent([before, before, after]) == ([], [])  # too soon to tell
+
+
+def test_who_left_as_it_should_is_not_missing():
+    before, after = roll("4 7", "left", "4 7"), roll("8 7", "left", "4 7")
+    assert find_absent([before, before, before, after]) == ([2], [])
+
+
+def test_many_ranks_make_a_short_line():
+    assert list_ranks([3]) == "rank 3"
+    assert list_ranks(list(range(12))) == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... (12 in all)"
+
+
+def read_timeouts(rank: int) -> list[float]:
+    import torch
+    import torch.distributed as dist
+
+    from albert_ds.parallel.mesh import build_mesh
+    from albert_ds.runtime.launch import join_world, read_world
+
+    join_world(read_world(), timeout_minutes=2)
+    mesh = build_mesh(1, timeout_minutes=3)
+    groups = (dist.group.WORLD, mesh.control_group, mesh.dp_group, mesh.tp_group)
+    cpu = torch.device("cpu")
+    return [group._get_backend(cpu).options._timeout.total_seconds() for group in groups]
+
+
+def test_no_group_waits_longer_than_it_is_told():
+    # megatron-core's own default is 30 minutes, for its groups' making as well.
+    assert run_ranks(read_timeouts, 2) == [[180.0] * 4] * 2
+
+
+def test_a_rank_that_never_comes_is_named(data, tmp_path):
+    ranks = start_ranks(train_command(data, tmp_path / "run", batch_size=6, **QUICK), 3)
+    ranks[2].kill()
+    outputs = [process.communicate(timeout=300) for process in ranks]
+    assert [process.returncode for process in ranks] == [5, 5, -signal.SIGKILL]
+    assert "albert-ds: rank 2 of 3 did not come" in outputs[0][1]
+    assert "0.3 min (--timeout-minutes)" in outputs[0][1]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("frozen", "what"), [(1, "rank"), (0, "rank"), (1, "its loader")])
+def test_a_frozen_rank_ends_the_run_and_is_named(data, tmp_path, frozen, what):
+    run = tmp_path / "run"
+    ranks = start_ranks(train_command(data, run, num_workers=1, **QUICK), 2)
+    wait_for_step(run, 2)
+    process = psutil.Process(ranks[frozen].pid)
+    victim = process.children()[0] if what == "its loader" else process
+    victim.suspend()
+    other = ranks[1 - frozen]
+    said = other.communicate(timeout=300)[1]
+    assert other.returncode == 5
+    if what == "its loader":
+        assert process.wait(timeout=300) == 5  # it sees by itself that it is behind
+    victim.kill()
+    ranks[frozen].communicate(timeout=300)
+    if frozen == 1:
+        ending = json.loads((run / "exit.json").read_text())
+        assert ending["code"] == 5 and ending["reason"].startswith("rank 1 on ")
+        assert "missing for 0.3 min" in ending["reason"]
+        assert f"albert-ds: {ending['reason']}" in said

@@ -1,0 +1,184 @@
+"""What clusters do to a run, done for real: it comes back by itself, with the same numbers."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import finish, start_ranks, train_command
+from tests.test_resume import files_of, records
+
+# A very small model; the rest is the recipe's.
+SMALL = ("--num-layers", "2", "--hidden-size", "32", "--embedding-size", "16")
+STEPS = 160
+LONG = (*SMALL, "--steps", str(STEPS), "--eval-every", "1000", "--num-workers", "1")
+TWO_RANKS = ("--ntasks-per-node=1", "--exclusive")
+
+
+def reference_command(data: Path, output: Path, **flags) -> list[str]:
+    """What slurm/smoke.sh asks of the trainer, typed by hand."""
+    given = dict(batch_size=32, micro_batch_size=4, steps=20, eval_every=10, eval_samples=64)
+    return train_command(data, output, **{**given, "save_every": 5, **flags})
+
+
+def test_completes_and_equals_the_same_run_outside_slurm(cluster, submit, data, tmp_path):
+    flags = (*SMALL, "--steps", "10")
+    job = submit("smoke", *flags, DATA=str(data))
+    outside = tmp_path / "outside"
+    assert finish(start_ranks(reference_command(data, outside, steps=10), 4)) == [0] * 4
+    assert cluster.wait_until_ended(job.number)["JobState"] == "COMPLETED"
+    assert records(job.output) == records(outside)
+    last = Path("checkpoints") / "step-00000010"
+    assert files_of(job.output / last) == files_of(outside / last)
+    assert json.loads((job.output / "exit.json").read_text())["code"] == 0
+
+
+class Life:
+    """A job that is disturbed again and again, followed through its log and metrics."""
+
+    def __init__(self, cluster, job):
+        self.cluster, self.job = cluster, job
+        self.restarts = 0
+
+    def step(self) -> int:
+        path = self.job.output / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return json.loads(lines[-1])["step"] if lines and lines[-1].endswith("}") else 0
+
+    def resumed_at(self) -> list[int]:
+        return [int(n) for n in re.findall(r"resuming from \S+: step (\d+) of", self.job.says())]
+
+    def train(self, steps: int = 3) -> None:
+        """Wait for that many more steps."""
+        goal = self.step() + steps
+        self.cluster.wait(lambda: self.step() >= goal, f"step {goal}")
+        assert goal < STEPS - 10, "too few steps for all that is to happen"
+
+    def nodes(self) -> list[str]:
+        names = self.cluster.job(self.job.number)["NodeList"]
+        return self.cluster.run("scontrol", "show", "hostnames", names).split()
+
+    def comes_back(self, what: str) -> None:
+        """Wait until the job has been requeued and trains again."""
+        before, started = self.step(), time.monotonic()
+        self.restarts += 1
+        self.cluster.wait(lambda: len(self.resumed_at()) == self.restarts, f"the job after {what}")
+        resumed = self.resumed_at()[-1]
+        self.cluster.wait(lambda: self.step() > resumed, f"a step after {what}")
+        waited = time.monotonic() - started
+        print(f"{what}: at step {before}, resumed at {resumed}, training again in {waited:.0f} s")
+        assert int(self.cluster.job(self.job.number)["Restarts"]) == self.restarts
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    flags = dict(steps=STEPS, eval_every=1000, num_workers=1)
+    assert finish(start_ranks(reference_command(data, run, **flags), 2)) == [0, 0]
+    return run
+
+
+def test_one_run_survives_everything(cluster, submit, data, undisturbed):
+    job = submit("smoke", *LONG, sbatch=TWO_RANKS, DATA=str(data))
+    life = Life(cluster, job)
+    number = str(job.number)
+
+    life.train()
+    cluster.run("scancel", "--batch", "--signal=USR1", number)  # what the time limit sends
+    life.comes_back("USR1")
+    stopped = re.findall(r"stopped after step (\d+) of \d+: signal SIGUSR1", job.says())
+    assert len(stopped) == 2  # one line a node
+    assert {int(step) for step in stopped} == set(life.resumed_at())  # no step is done again
+    assert "the run with 75" in job.says()
+
+    life.train()
+    cluster.processes(life.nodes()[1])[0].kill()
+    life.comes_back("a rank killed")
+    assert "the run with 5" in job.says()
+
+    life.train()
+    urgent = ("--partition=urgent", "--nodes=8", "--exclusive", "--output=/dev/null")
+    cluster.run("sbatch", *urgent, "--wrap=sleep 1")
+    life.comes_back("preemption")
+
+    life.train()
+    dead = life.nodes()[1]
+    cluster.kill_node(dead)
+    life.comes_back("a node without power")
+    assert dead not in life.nodes()
+    cluster.start_node(dead)
+
+    life.train()
+    cut = life.nodes()[1]
+    cluster.set_cable(cut, "down")
+    life.comes_back("a pulled cable")
+    assert cut not in life.nodes()
+    cluster.set_cable(cut, "up")
+
+    ended = cluster.wait_until_ended(job.number, timeout=600)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "5")
+    last = Path("checkpoints") / f"step-{STEPS:08d}"
+    assert files_of(job.output / last) == files_of(undisturbed / last)
+    assert records(job.output) == records(undisturbed)
+
+
+def test_scancel_leaves_a_checkpoint_and_a_job_that_stays_away(cluster, submit, data):
+    job = submit("smoke", *LONG, sbatch=TWO_RANKS, DATA=str(data))
+    Life(cluster, job).train()
+    cluster.run("scancel", str(job.number))
+    cluster.wait(lambda: len(cluster.idle_nodes()) == cluster.size, "the job to leave its nodes")
+    ended = cluster.wait_until_ended(job.number)
+    assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0")
+    ending = json.loads((job.output / "exit.json").read_text())
+    assert ending["code"] == 75 and "SIGTERM" in ending["reason"]
+    newest = (job.output / "checkpoints" / "latest").read_text().strip()
+    assert newest == f"step-{ending['step']:08d}"
+
+
+def test_the_users_mistake_is_not_requeued(cluster, submit, data):
+    job = submit("smoke", "--batch-size", "9", DATA=str(data))
+    ended = cluster.wait_until_ended(job.number)
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "0", "2:0")
+    assert job.says().count("albert-ds: --batch-size 9") == 2  # one line a node
+    assert sorted(path.name for path in job.output.iterdir()) == [".lock", "exit.json"]
+
+
+def test_a_run_in_use_is_not_requeued_and_keeps_its_ending(cluster, submit, data, tmp_path):
+    from albert_ds.runtime.ending import RunLock
+
+    (tmp_path / "run").mkdir()
+    lock = RunLock(tmp_path / "run")
+    job = submit("smoke", *SMALL, sbatch=TWO_RANKS, DATA=str(data))
+    ended = cluster.wait_until_ended(job.number)
+    lock.release()
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "0", "2:0")
+    assert not (job.output / "exit.json").exists()
+
+
+def test_a_stale_ending_fools_nobody_and_restarts_are_bounded(cluster, submit, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "exit.json").write_text('{"code": 0, "reason": "old", "step": 20}')
+    job = submit("smoke", PYTHON="/bin/false", MAX_RESTARTS="1")
+    ended = cluster.wait_until_ended(job.number)
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "1", "1:0")
+    assert job.says().count("the run with a crash") == 2
+    assert "MAX_RESTARTS=1" in job.says()
+
+
+@pytest.mark.slow
+def test_the_true_time_limit_and_a_stop_file(cluster, submit, data):
+    flags = (*LONG, "--steps", "1000000")
+    job = submit("smoke", *flags, sbatch=(*TWO_RANKS, "--time=2"), DATA=str(data))
+    life = Life(cluster, job)
+    cluster.wait(lambda: life.resumed_at(), "the job after its time limit", timeout=500)
+    stopped = re.findall(r"stopped after step (\d+) of \d+: signal SIGUSR1", job.says())
+    assert {int(step) for step in stopped} == set(life.resumed_at())
+    assert int(cluster.job(job.number)["Restarts"]) == 1
+    started = int(stopped[0])
+    cluster.wait(lambda: life.step() > started, "a step after the time limit")
+    (job.output / "STOP").touch()
+    ended = cluster.wait_until_ended(job.number)
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "1", "75:0")
+    assert "stopped by" in job.says()

@@ -1,0 +1,140 @@
+"""Every recipe, as it is shipped, on a cluster of the size that it states.
+
+The programs are stood in for by a script that says who it is and where, so that 64 ranks on 8 nodes
+of 8 pretended GPUs run here; srun, the environment and the batch script are real.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.conftest import ROOT
+from tests.test_recipes import RECIPES, sbatch_option
+
+STAND_IN = """#!/bin/bash
+echo "task $SLURM_PROCID $SLURM_LOCALID $SLURM_NTASKS $SLURMD_NODENAME \\
+    ${CUDA_VISIBLE_DEVICES:-none} $MASTER_ADDR $NCCL_SOCKET_IFNAME $GLOO_SOCKET_IFNAME"
+[ "$SLURM_PROCID" = 0 ] && echo '{"code": 0}' > "$OUTPUT/exit.json"
+exit 0
+"""
+ASKED = {"TASK": "glue/mrpc", "TASK_DATA": "mrpc", "CHECKPOINT": "run"}
+ASKED |= {"TEXT": "text/*", "VOCAB": "spiece.model", "MPI": "none"}
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    path = tmp_path / "python"
+    path.write_text(STAND_IN)
+    path.chmod(0o755)
+    return {"PYTHON": str(path), "REPORT": str(tmp_path / "report"), **ASKED}
+
+
+def tasks_of(job) -> list[dict]:
+    names = ("rank", "local_rank", "size", "node", "devices", "head", "nccl", "gloo")
+    found = re.findall(r"^task (.*)$", job.says(), re.M)
+    return [dict(zip(names, line.split(), strict=True)) for line in found]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)
+def test_recipe_runs_at_its_stated_size(cluster, submit, stand_in, recipe):
+    nodes = int(sbatch_option(recipe, "nodes"))
+    per_node = int(sbatch_option(recipe, "ntasks-per-node"))
+    cluster.run("sbatch", "--test-only", f"slurm/{recipe.name}", cwd=ROOT)
+    job = submit(recipe.stem, **stand_in)
+    assert cluster.wait_until_ended(job.number)["JobState"] == "COMPLETED", job.says()
+    tasks = sorted(tasks_of(job), key=lambda task: int(task["rank"]))
+    if recipe.stem == "bench":  # two programs, one after the other
+        assert tasks[::2] == tasks[1::2]
+        tasks = tasks[::2]
+    assert [int(task["rank"]) for task in tasks] == list(range(nodes * per_node))
+    for rank, task in enumerate(tasks):
+        # Neighbours, which tensor parallelism takes as peers, share a node.
+        assert (task["node"], int(task["local_rank"])) == (
+            tasks[rank - rank % per_node]["node"],
+            rank % per_node,
+        )
+        assert int(task["size"]) == nodes * per_node
+        assert task["head"] == tasks[0]["node"]
+        assert task["nccl"] == task["gloo"] == "eth0"
+    if "--gpus-per-node" in recipe.read_text():
+        gpus = int(sbatch_option(recipe, "gpus-per-node"))
+        assert {task["devices"] for task in tasks} == {",".join(map(str, range(gpus)))}
+
+
+def test_shards_over_mpi_are_those_of_one_process(cluster, submit, data, text_file, tmp_path):
+    vocab = data.parent / "vocab" / "spiece.model"
+    job = submit(
+        *("shards", "--sequence-length", "64", "--holdout", "0.05"),
+        sbatch=("--ntasks-per-node=2",),
+        TEXT=str(text_file),
+        VOCAB=str(vocab),
+        DATA=str(tmp_path / "shards"),
+        OMPI_ALLOW_RUN_AS_ROOT="1",  # a test's cluster has no other user
+        OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+    )
+    assert cluster.wait_until_ended(job.number)["JobState"] == "COMPLETED", job.says()
+    built = {path.name: path.read_bytes() for path in (tmp_path / "shards").glob("*.*")}
+    assert {name for name in built if name.endswith(".tar")}
+    for name, content in built.items():
+        assert content == (data / name).read_bytes(), name
+
+
+def test_gpus_may_be_given_per_task(cluster, submit, stand_in):
+    flags = ("--gpus-per-node=0", "--gpus-per-task=1", "--ntasks-per-node=4")
+    job = submit("large", sbatch=flags, **stand_in)
+    assert cluster.wait_until_ended(job.number)["JobState"] == "COMPLETED", job.says()
+    seen = sorted((task["node"], task["devices"]) for task in tasks_of(job))
+    assert len(seen) == 8 and len(set(seen)) == 8, "two tasks of a node see the same device"
+
+
+def test_a_container_is_asked_for_where_the_site_names_one(cluster, submit, stand_in, tmp_path):
+    # pyxis is not installed here: an srun in front of the real one writes down what it was asked.
+    real = cluster.run("sh", "-c", "command -v srun")
+    asked = tmp_path / "asked"
+    tool = tmp_path / "srun"
+    tool.write_text(
+        f'#!/bin/bash\nprintf "%s\\n" "$@" > {asked}\n'
+        'for word in "$@"; do [[ $word = --container-* ]] || kept+=("$word"); done\n'
+        f'exec {real} "${{kept[@]}}"\n'
+    )
+    tool.chmod(0o755)
+    environ = {
+        **stand_in,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}:/usr/sbin",
+        "CONTAINER_IMAGE": "/images/albert.sqsh",
+        "CONTAINER_MOUNTS": "/data",
+    }
+    job = submit("smoke", **environ)
+    assert cluster.wait_until_ended(job.number)["JobState"] == "COMPLETED", job.says()
+    words = asked.read_text().splitlines()
+    assert "--container-image=/images/albert.sqsh" in words
+    assert f"--container-mounts={ROOT},/data" in words
+    assert f"--container-workdir={ROOT}" in words
+
+
+def test_a_cluster_of_another_size_is_refused_when_it_is_asked(cluster):
+    with pytest.raises(AssertionError, match="node configuration is not available"):
+        cluster.run("sbatch", "--test-only", "--gpus-per-node=9", "slurm/xxlarge.sh", cwd=str(ROOT))
+
+
+def test_nothing_is_left_when_its_owner_is_killed(cluster, tmp_path):
+    script = (
+        "import time\nfrom tests.slurm.cluster import Cluster\n"
+        "cluster = Cluster(2).__enter__()\nprint(cluster._inside, flush=True)\ntime.sleep(600)\n"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    inside = psutil.Process(int(owner.stdout.readline()))
+    family = [*psutil.Process(owner.pid).children(recursive=True), inside]
+    assert len(family) > 6
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive

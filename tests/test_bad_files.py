@@ -1,0 +1,272 @@
+"""Files that are not what they say: each is refused by name, and nothing in them is ever run.
+
+A shard raises DamagedData (exit 3) naming shard and record, a vocabulary, index or foreign folder
+UserError (exit 2), a damaged checkpoint of ours is passed over for the one before.
+"""
+
+import io
+import json
+import pickle
+import shutil
+import tarfile
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from albert_ds.config import read_config
+from albert_ds.data.shards import Shard, open_shards
+from albert_ds.errors import DamagedData, UserError
+from albert_ds.interop import read_initial_weights, read_weights
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.runtime.checkpoint import TrainState, find_newest, write_checkpoint
+from tests.conftest import train_command
+from tests.training import SMALL
+
+MANY = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+BLOCK = 512
+
+
+class Bomb:
+    """A pickle that says on the disk that it was run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.fixture
+def copy(data, tmp_path) -> Path:
+    return Path(shutil.copytree(data, tmp_path / "copy"))
+
+
+def read_all(folder: Path) -> None:
+    """Every record of the first shard, as training reads it."""
+    shard = Shard(open_shards(folder, "train"), 0)
+    for number in range(len(shard)):
+        shard[number]
+
+
+def first_shard(folder: Path) -> Path:
+    return min(folder.glob("train-*.tar"))
+
+
+def refused_shard(folder: Path) -> str:
+    with pytest.raises(DamagedData) as caught:
+        read_all(folder)
+    assert str(first_shard(folder)) in str(caught.value) and "record" in str(caught.value)
+    return str(caught.value)
+
+
+@MANY
+@given(st.floats(0, 1, exclude_max=True))
+def test_a_shard_cut_at_any_byte(copy, where):
+    path = first_shard(copy)
+    whole = path.read_bytes()
+    used = len(whole.rstrip(b"\0"))  # a tar ends with empty blocks, which may be missing
+    path.write_bytes(whole[: int(where * used)])
+    try:
+        refused_shard(copy)
+    finally:
+        path.write_bytes(whole)
+
+
+@MANY
+@given(st.floats(0, 1, exclude_max=True), st.integers(0, 7))
+def test_a_shard_with_any_bit_flipped_is_refused_or_reads_the_same(copy, where, bit):
+    path = first_shard(copy)
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    at = int(where * len(whole.rstrip(b"\0")))
+    damaged[at] ^= 1 << bit
+    path.write_bytes(damaged)
+    try:
+        read_all(copy)
+    except DamagedData as error:
+        assert str(path) in str(error)
+    else:
+        # Only padding between records is nobody's: it is in no header and in no record.
+        assert whole[at] == 0 and not is_content(whole, at)
+    finally:
+        path.write_bytes(whole)
+
+
+def is_content(whole: bytes, at: int) -> bool:
+    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+        return any(
+            member.offset <= at < member.offset_data + member.size for member in tar.getmembers()
+        )
+
+
+def rewrite_first_member(path: Path, **changes) -> None:
+    """The same tar, its first member with other fields; `content` replaces its bytes."""
+    with tarfile.open(path) as tar:
+        members = [(m, tar.extractfile(m).read()) for m in tar.getmembers()]  # ty: ignore
+    content = changes.pop("content", members[0][1])
+    changes.setdefault("size", len(content))
+    for name, value in changes.items():
+        setattr(members[0][0], name, value)
+    with open(path, "wb") as file:
+        for number, (member, data) in enumerate(members):
+            data = content if number == 0 else data
+            file.write(member.tobuf(tarfile.GNU_FORMAT))
+            file.write(data + bytes(-len(data) % BLOCK))
+        file.write(bytes(2 * BLOCK))
+
+
+@pytest.mark.parametrize(
+    "name", ["../../evil.seq", "/etc/passwd", "..", "train-000000-00000.seq/../x", "a" * 90, ""]
+)
+def test_a_member_named_for_another_place(copy, name, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    rewrite_first_member(first_shard(copy), name=name)
+    refused_shard(copy)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE]
+)
+def test_a_member_that_is_no_file(copy, kind):
+    rewrite_first_member(first_shard(copy), type=kind, linkname="/etc/passwd", content=b"", size=0)
+    refused_shard(copy)
+
+
+@pytest.mark.parametrize("size", [8**11 - 1, 2**62, 2**40, 10**9, 0])
+def test_a_member_that_declares_another_size(copy, size):
+    rewrite_first_member(first_shard(copy), size=size)
+    refused_shard(copy)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_in_a_shard_is_never_run(copy, tmp_path, protocol):
+    content = pickle.dumps(Bomb(tmp_path / "ran"), protocol=protocol)
+    rewrite_first_member(first_shard(copy), content=content)
+    refused_shard(copy)
+    assert not (tmp_path / "ran").exists()
+
+
+def spoil_vocab(folder: Path, how: str) -> None:
+    path = folder / "spiece.model"
+    whole = path.read_bytes()
+    match how:
+        case "missing":
+            path.unlink()
+        case "empty":
+            path.write_bytes(b"")
+        case "cut":
+            path.write_bytes(whole[: len(whole) // 2])
+        case "longer":
+            path.write_bytes(whole + b"\n\x08\n\x03abc\x15\x00\x00\x00\x00")
+        case "flipped":
+            path.write_bytes(whole[:99] + bytes([whole[99] ^ 1]) + whole[100:])
+        case "a pickle":
+            path.write_bytes(pickle.dumps(Bomb(folder / "ran")))
+        case "a folder":
+            path.unlink()
+            path.mkdir()
+
+
+@pytest.mark.parametrize(
+    "how", ["missing", "empty", "cut", "longer", "flipped", "a pickle", "a folder"]
+)
+def test_a_wrong_vocabulary(copy, tmp_path, how):
+    spoil_vocab(copy, how)
+    with pytest.raises(UserError, match="spiece.model"):
+        read_config(train_command(copy, tmp_path / "run")[2:], world_size=2)
+    assert not (copy / "ran").exists() and not (tmp_path / "run").exists()
+
+
+@MANY
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=50).map(str.encode)))
+def test_an_index_of_any_bytes(copy, content):
+    (copy / "index.json").write_bytes(content)
+    with pytest.raises(UserError, match="index.json"):
+        open_shards(copy, "train")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A run with two checkpoints of ours."""
+    run = tmp_path_factory.mktemp("saved") / "run"
+    for step in (1, 2):
+        weights = AlbertForPretraining(SMALL, seed=step).state_dict()
+        moments = {name: torch.full_like(tensor, step) for name, tensor in weights.items()}
+        tensors = {"weights.safetensors": weights, "exp_avg.safetensors": moments}
+        state = TrainState(step=step, samples=8 * step, updates=step, loss_scale=None)
+        full = {**tensors, "exp_avg_sq.safetensors": moments}
+        assert write_checkpoint(run, full, state, keep_last=3, keep_every=None) is None
+    (run / "config.json").write_text(json.dumps({"model": asdict(SMALL)}))
+    return run
+
+
+@MANY
+@given(
+    st.sampled_from(["weights.safetensors", "exp_avg_sq.safetensors", "state.json"]),
+    st.floats(0, 1, exclude_max=True),
+    st.one_of(st.integers(0, 7), st.just("cut")),
+)
+def test_a_checkpoint_with_any_bit_flipped_or_cut_anywhere(saved, file, where, what):
+    before, newest = sorted((saved / "checkpoints").glob("step-*"))
+    path = newest / file
+    whole = path.read_bytes()
+    at = int(where * len(whole.rstrip()))
+    damaged = bytearray(whole[:at] if what == "cut" else whole)
+    if what != "cut":
+        damaged[at] ^= 1 << what
+    path.write_bytes(damaged)
+    try:
+        same = file == "state.json" and is_same_json(damaged, whole)
+        folder, lines = find_newest(saved)
+        if not same:
+            assert folder == before and len(lines) == 1 and str(newest) in lines[0]
+        if file == "weights.safetensors":
+            with pytest.raises((DamagedData, UserError), match="weights.safetensors"):
+                read_weights(saved)
+    finally:
+        path.write_bytes(whole)
+
+
+def is_same_json(one: bytes, other: bytes) -> bool:
+    """White space may become other white space."""
+    try:
+        return json.loads(one) == json.loads(other)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "exp_avg.safetensors", "state.json"])
+@pytest.mark.parametrize("protocol", [0, 2, 5])
+def test_a_pickle_for_a_checkpoint_is_never_run(saved, tmp_path, file, protocol):
+    run = Path(shutil.copytree(saved, tmp_path / "run"))
+    before, newest = sorted((run / "checkpoints").glob("step-*"))
+    (newest / file).write_bytes(pickle.dumps(Bomb(tmp_path / "ran"), protocol=protocol))
+    assert find_newest(run)[0] == before
+    with pytest.raises((DamagedData, UserError)):
+        read_weights(newest) if file != "exp_avg.safetensors" else read_weights(run / "nothing")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["mlm_head.bias", "albert.encoder.ffn.0.feed_forward.up.weight"])
+def test_weights_that_are_not_numbers_start_no_run(data, tmp_path, name, value):
+    command = train_command(data, tmp_path / "run")
+    config = read_config(command[2:], world_size=2)
+    weights = AlbertForPretraining(config.model, seed=0).state_dict()
+    weights[name].view(-1)[-1] = value
+    source = tmp_path / "source" / "checkpoints" / "step-00000001"
+    source.mkdir(parents=True)
+    save_file(weights, source / "weights.safetensors")
+    (source.parent / "latest").write_text(f"{source.name}\n")
+    (tmp_path / "source" / "config.json").write_text(json.dumps({"model": asdict(config.model)}))
+    assert read_initial_weights(tmp_path / "source", config.model)
+    with pytest.raises(UserError, match=f"--init-from .*{name}.*not finite"):
+        read_config([*command[2:], "--init-from", str(tmp_path / "source")], world_size=2)
