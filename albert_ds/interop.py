@@ -1,5 +1,7 @@
 """Every folder that holds weights, read alike: a run, one of its checkpoints, or Hugging Face's.
 
+A run is one of pretraining, or of fine-tuning: then its best evaluation is what is read.
+
 Files are read as tensors alone; nothing in them is executed.
 """
 
@@ -10,10 +12,19 @@ from pathlib import Path
 
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.model.config import ModelConfig, share
-from albert_ds.model.hugging_face import Weights, build_shapes, check_shapes, from_hf, name_pairs
+from albert_ds.model.head_config import HeadConfig
+from albert_ds.model.hugging_face import (
+    ENCODER,
+    Weights,
+    build_shapes,
+    check_shapes,
+    from_hf,
+    name_pairs,
+)
 from albert_ds.model.hugging_face import to_hf as to_hf
 
 OURS = "weights.safetensors"
+BEST = Path("checkpoints") / "best"  # of a fine-tuning run, by its dev set
 THEIRS = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -22,6 +33,8 @@ def locate(folder: Path) -> tuple[Path, Path]:
 
     The root holds config.json and spiece.model. Raises UserError where there are no weights.
     """
+    if (folder / BEST / OURS).is_file():
+        return folder, folder / BEST / OURS
     latest = folder / "checkpoints" / "latest"
     if latest.is_file():
         return folder, folder / "checkpoints" / Path(latest.read_text().strip()).name / OURS
@@ -30,7 +43,11 @@ def locate(folder: Path) -> tuple[Path, Path]:
     for name in THEIRS:
         if (folder / name).is_file():
             return folder, folder / name
-    raise UserError(f"{folder}: neither a run (checkpoints/latest) nor a folder with {THEIRS[0]}")
+    seeds = ", ".join(path.name for path in sorted(folder.glob("seed-*")))
+    hint = f"; name one of {seeds} in it" if seeds else ""
+    raise UserError(
+        f"{folder}: neither a run (checkpoints/latest) nor a folder with {THEIRS[0]}{hint}"
+    )
 
 
 def read_weights(folder: Path) -> tuple[ModelConfig, Weights]:
@@ -39,17 +56,38 @@ def read_weights(folder: Path) -> tuple[ModelConfig, Weights]:
     Raises UserError naming the file, and DamagedData where a checkpoint fails its own checksum.
     """
     root, path = locate(folder)
-    config = read_json(root / "config.json")
     if path.name != OURS:
-        return from_hf(config, _read_tensors(path), str(folder))
+        return from_hf(read_json(root / "config.json"), _read_tensors(path), str(folder))
+    config, head, state = read_ours(folder)
+    if head is not None:
+        raise UserError(f"{folder}: fine-tuned ({head.kind}): it has no pretraining heads")
+    return config, state
+
+
+def read_encoder(folder: Path) -> tuple[ModelConfig, Weights]:
+    """The config and fp32 encoder (with its pooler, if it has one) of anything `locate` finds."""
+    root, path = locate(folder)
+    if path.name != OURS:
+        config = read_json(root / "config.json")
+        return from_hf(config, _read_tensors(path), str(folder), encoder_only=True)
+    config, _, state = read_ours(folder)
+    return config, {name: x for name, x in state.items() if name.startswith(ENCODER)}
+
+
+def read_ours(folder: Path) -> tuple[ModelConfig, HeadConfig | None, Weights]:
+    """The config, the head of a fine-tuned model, and the weights of a run or checkpoint."""
+    root, path = locate(folder)
+    config = read_json(root / "config.json")
     _check_sum(path)
     state = _read_tensors(path)
     try:
-        model = ModelConfig(**config["model"])
+        model, head = ModelConfig(**config["model"]), None
+        if "head" in config:
+            head = HeadConfig(**config["head"] | {"labels": tuple(config["head"]["labels"])})
     except (KeyError, TypeError) as error:
         raise UserError(f"{root / 'config.json'}: no model we know: {error}") from None
-    check_shapes(state, build_shapes(model), str(path))
-    return model, state
+    check_shapes(state, build_shapes(model, head), str(path))
+    return model, head, state
 
 
 def read_initial_weights(folder: Path, config: ModelConfig) -> Weights:

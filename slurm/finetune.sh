@@ -18,4 +18,4 @@
 OUTPUT=${OUTPUT:-runs/${TASK//\//-}}
 
 finetune --task "$TASK" --data "$TASK_DATA" --checkpoint "$CHECKPOINT" \
-    --deepspeed_config ds_configs/zero1_bf16.json "$@"
+    --deepspeed_config ds_configs/zero1_bf16_adamw.json "$@"

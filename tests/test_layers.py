@@ -23,7 +23,9 @@ LEVELS = {
     "flags": 4,
     "config": 5,
     "train": 6,
-    "finetune": 6,
+    "bench": 7,
+    "tuning": 7,
+    "finetune": 8,
 }
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
 

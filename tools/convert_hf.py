@@ -4,7 +4,9 @@
     python tools/convert_hf.py import --input DIR --output CKPT
 
 DIR loads offline with AutoModel, AutoModelForPreTraining, AutoModelForMaskedLM and AutoTokenizer;
-logits and ids are those of this project. CKPT works wherever a checkpoint is asked for.
+logits and ids are those of this project. A fine-tuned model loads as what it is: for sequence
+classification, multiple choice or question answering (SQuAD 1.1). CKPT works wherever a checkpoint
+is asked for.
 """
 
 import json
@@ -16,18 +18,20 @@ from pathlib import Path
 from albert_ds.data.vocab import read_vocab
 from albert_ds.errors import ENDINGS, UserError
 from albert_ds.flags import Parser
-from albert_ds.interop import OURS, THEIRS, locate, read_json, read_weights, to_hf
+from albert_ds.interop import OURS, THEIRS, locate, read_json, read_ours, read_weights, to_hf
 from albert_ds.model.arithmetic import count_params
 from albert_ds.model.config import ModelConfig
+from albert_ds.model.head_config import HeadConfig
+from albert_ds.model.hugging_face_tasks import task_to_hf
 
 CARD = """---
 library_name: transformers
-pipeline_tag: fill-mask
+pipeline_tag: {pipeline}
 tags: [albert]
 ---
-# ALBERT, pretrained with albert-ds
+# ALBERT, {made} with albert-ds
 
-An ALBERT encoder (Lan et al., 2020), exported from `{source}`.
+An ALBERT encoder (Lan et al., 2020){head}, exported from `{source}`.
 
 | | |
 | --- | --- |
@@ -52,14 +56,28 @@ NOTES = {
     "no_pair_head": "It was pretrained without a sentence task: there are no weights for the"
     " pooler and the sentence head, and what Hugging Face starts there is random.",
 }
+# Kind of head -> (what loads it, what it is for).
+AUTO = {
+    "classification": ("AutoModelForSequenceClassification", "text-classification"),
+    "regression": ("AutoModelForSequenceClassification", "text-classification"),
+    "choice": ("AutoModelForMultipleChoice", "multiple-choice"),
+    "span": ("AutoModelForQuestionAnswering", "question-answering"),
+}
 
 
 def export_hf(checkpoint: Path, output: Path) -> None:
     """Write a run or checkpoint as a Hugging Face folder."""
     from safetensors.torch import save_file
 
-    config, state = read_weights(checkpoint)
     root, weights = locate(checkpoint)
+    if weights.name == OURS:
+        config, head, state = read_ours(checkpoint)
+    else:
+        (config, state), head = read_weights(checkpoint), None
+    if head is None:
+        hf_config, hf_state = to_hf(config, state)
+    else:
+        hf_config, hf_state = task_to_hf(config, head, state, f"--checkpoint {checkpoint}")
     vocab = read_vocab(root / "spiece.model")
     _require_size(vocab.size, config, root)
     _make_folder(output)
@@ -69,12 +87,17 @@ def export_hf(checkpoint: Path, output: Path) -> None:
     tokenizer["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     tokenizer["model_max_length"] = config.max_position_embeddings
     _write_json(output / "tokenizer_config.json", tokenizer)
-    hf_config, hf_state = to_hf(config, state)
     _write_json(output / "config.json", hf_config)
     # Shared blocks are one tensor under several names, which the format does not take.
     copies = {name: tensor.clone() for name, tensor in hf_state.items()}
     save_file(copies, output / THEIRS[0], metadata={"format": "pt"})
-    card = write_card(config, f"{root.name}/{weights.parent.name}")
+    source = f"{root.name}/{weights.parent.name}"
+    if head is None:
+        card = write_card(config, source)
+    else:
+        task = read_json(root / "config.json").get("task", head.kind)
+        num_params = sum(tensor.numel() for tensor in state.values())
+        card = write_task_card(config, head, source, task, num_params)
     (output / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -95,24 +118,44 @@ def import_hf(folder: Path, output: Path) -> None:
 
 
 def write_card(config: ModelConfig, source: str) -> str:
-    """The model card: what the model is, and what its export had to write differently."""
+    """The card of a pretrained model: what it is, and what its export had to write differently."""
+    facts = {
+        "auto": "AutoModelForPreTraining" if config.pair_head else "AutoModelForMaskedLM",
+        "pipeline": "fill-mask",
+        "made": "pretrained",
+        "head": "",
+        "params": sum(count_params(config).values()),
+        "source": source,
+    }
+    notes = [] if config.pair_head else [NOTES["no_pair_head"]]
+    return _fill_card(config, facts, notes)
+
+
+def write_task_card(
+    config: ModelConfig, head: HeadConfig, source: str, task: str, num_params: int
+) -> str:
+    """The card of a model fine-tuned on `task`."""
+    auto, pipeline = AUTO[head.kind]
+    facts = {
+        "auto": auto,
+        "pipeline": pipeline,
+        "made": f"fine-tuned on {task}",
+        "head": f" with a head for {task}",
+        "params": num_params,
+        "source": source,
+    }
+    return _fill_card(config, facts, [])
+
+
+def _fill_card(config: ModelConfig, facts: dict, notes: list[str]) -> str:
     parts = count_params(config)
-    params = sum(parts.values())
-    notes = []
     if config.sharing in ("attention", "ffn"):
         notes.append(NOTES["partial"])
     if config.embedding_size == config.hidden_size:
         notes.append(NOTES["identity"])
-    if not config.pair_head:
-        notes.append(NOTES["no_pair_head"])
-    facts = {
-        **asdict(config),
-        "auto": "AutoModelForPreTraining" if config.pair_head else "AutoModelForMaskedLM",
-        "encoder": params - parts["mlm_head"] - parts["pair_head"],
-        "params": params,
-        "source": source,
-    }
-    return "\n".join([CARD.format(**facts), *(f"{note}\n" for note in notes)])
+    encoder = sum(parts.values()) - parts["mlm_head"] - parts["pair_head"]
+    card = CARD.format(**asdict(config), encoder=encoder, **facts)
+    return "\n".join([card, *(f"{note}\n" for note in notes)])
 
 
 def _require_size(found: int, config: ModelConfig, root: Path) -> None:

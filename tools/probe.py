@@ -1,9 +1,12 @@
-"""Accuracy of a checkpoint on held-out shards: masked words, and the order of segments.
+"""Accuracy of a checkpoint on held-out shards: masked words, order of segments, next segments.
 
-Beside them stands what needs no model: always guessing the token that is masked most often, and a
-coin. Every share has its 95 % confidence interval (Wilson).
+Whatever it was pretrained for: where a model never had the two-way head of a sentence task, that
+head alone is trained, on pairs of the training shards (Table 5). Beside the shares stands what
+needs no model, the token that is masked most often and a coin; each has its 95 % confidence
+interval (Wilson). --similarity measures how far every layer moves its input (Figure 1).
 
 python tools/probe.py --checkpoint RUN_OR_HF --data DATA
+python tools/probe.py --checkpoint ALBERT --against BERT --data DATA --similarity --picture FILE.png
 """
 
 import argparse
@@ -14,6 +17,8 @@ from pathlib import Path
 from albert_ds.errors import ENDINGS, UserError
 from albert_ds.flags import Parser, natural, positive
 from albert_ds.runtime.ending import say
+
+TASKS = {"sop": "SOP", "nsp": "NSP"}
 
 
 def build_parser() -> Parser:
@@ -26,70 +31,115 @@ def build_parser() -> Parser:
     add("--checkpoint", type=Path, required=True, metavar="RUN_OR_HF", help="run or HF folder")
     add("--data", type=Path, required=True, help="built folder with held-out shards")
     add("--samples", type=positive, default=4096, help="held-out samples at most")
+    add("--head-samples", type=positive, default=8192, help="training samples for a missing head")
     add("--micro-batch-size", type=positive, default=8, help="samples a pass")
+    add(
+        "--sequence-length",
+        type=positive,
+        help="longest sequence (default: as built, or pretrained)",
+    )
     add("--seed", type=natural, default=0, help="of masks and swaps")
     add("--output", type=Path, help="JSON with the same numbers")
+    add("--similarity", action="store_true", help="L2 distance and angle of each layer instead")
+    add("--against", type=Path, nargs="+", default=[], help="checkpoints to draw beside it")
+    add("--picture", type=Path, metavar="PNG", help="of --similarity")
     return parser
 
 
-def probe(args) -> dict:
-    """Held-out accuracies with their baselines, as plain numbers."""
+def open_model(checkpoint: Path, vocab_size: int, data: Path, device):
+    """A checkpoint's model on `device`; UserError where its vocabulary is not that of the data."""
     import torch
 
-    from albert_ds.data.samples import StreamConfig
-    from albert_ds.data.shards import open_shards
-    from albert_ds.data.stream import heldout_batches
-    from albert_ds.evals.heldout import evaluate
     from albert_ds.interop import read_weights
     from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.parallel.mesh import build_mesh
-    from albert_ds.runtime.launch import join_world, read_world
 
-    config, weights = read_weights(args.checkpoint)
-    source = open_shards(args.data, "heldout")
-    if source.vocab.size != config.vocab_size:
+    config, weights = read_weights(checkpoint)
+    if vocab_size != config.vocab_size:
         raise UserError(
-            f"--data {args.data}: its vocabulary has {source.vocab.size} pieces, that of "
-            f"{args.checkpoint} {config.vocab_size}; they must be the same"
+            f"--data {data}: its vocabulary has {vocab_size} pieces, that of {checkpoint} "
+            f"{config.vocab_size}; they must be the same"
         )
-    stream = StreamConfig(
-        objective="sop" if config.pair_head else "none",
-        sequence_length=min(source.sequence_length, config.max_position_embeddings),
-        seed=args.seed,
-    )
-    batches = list(
+    with torch.device("meta"):
+        model = AlbertForPretraining(config)
+    model.load_state_dict(weights, assign=True)
+    return model.to(device)
+
+
+def find_objective(checkpoint: Path, has_head: bool) -> str:
+    """What a checkpoint's two-way head was trained for; of a Hugging Face folder: ALBERT's SOP."""
+    from albert_ds.interop import locate, read_json
+
+    config = read_json(locate(checkpoint)[0] / "config.json")
+    objective = config.get("stream", {}).get("objective", "sop")
+    return objective if has_head else "none"
+
+
+def draw_batches(args, source, objective: str, samples: int, longest: int) -> list:
+    """The first samples of a split as `objective` draws them, the same at every call."""
+    from albert_ds.data.samples import StreamConfig
+    from albert_ds.data.stream import heldout_batches
+
+    length = min(source.sequence_length, longest, args.sequence_length or longest)
+    return list(
         heldout_batches(
             source,
-            stream,
-            limit=args.samples,
+            StreamConfig(objective=objective, sequence_length=length, seed=args.seed),
+            limit=samples,
             micro_batch_size=args.micro_batch_size,
             dp_rank=0,
             dp_size=1,
         )
     )
-    with torch.device("meta"):
-        model = AlbertForPretraining(config)
-    model.load_state_dict(weights, assign=True)
-    device = join_world(read_world())
-    values = evaluate(model.to(device), batches, build_mesh(1), device, stream.objective)
-    labels = torch.cat([torch.as_tensor(b.tensors["masked_labels"]) for b in batches])
-    frequent = labels.mode().values
+
+
+def probe(args, device) -> dict:
+    """Held-out accuracies with their baselines, as plain numbers."""
+    import torch
+
+    from albert_ds.data.shards import open_shards
+    from albert_ds.evals.heldout import evaluate
+    from albert_ds.evals.sentence_pairs import encode_pairs, train_head
+    from albert_ds.parallel.mesh import build_mesh
+
+    source = open_shards(args.data, "heldout")
+    model = open_model(args.checkpoint, source.vocab.size, args.data, device)
+    longest = model.config.max_position_embeddings
+    own = find_objective(args.checkpoint, model.config.pair_head)
+    batches = draw_batches(args, source, own, args.samples, longest)
+    values = evaluate(model, batches, build_mesh(1), device, own)
+    for task in TASKS.keys() - {own}:
+        held, labels = encode_pairs(
+            model, draw_batches(args, source, task, args.samples, longest), device
+        )
+        shards = open_shards(args.data, "train")
+        train = draw_batches(args, shards, task, args.head_samples, longest)
+        right = train_head(*encode_pairs(model, train, device), held) == labels
+        values[f"heldout_{task}_accuracy"] = float(right.mean())
+        values[f"heldout_{task}_pairs"] = len(labels)
+    masked = torch.cat([torch.as_tensor(b.tensors["masked_labels"]) for b in batches])
+    frequent = masked.mode().values
     return {
         **values,
+        "objective": own,
         "most_frequent_piece": source.vocab.pieces[int(frequent)],
-        "most_frequent_share": float((labels == frequent).double().mean()),
+        "most_frequent_share": float((masked == frequent).double().mean()),
     }
 
 
 def as_table(values: dict) -> str:
-    masked, pairs = values["heldout_masked"], values["heldout_pairs"]
-    piece = values["most_frequent_piece"]
+    masked, piece = values["heldout_masked"], values["most_frequent_piece"]
     rows = [
         ("MLM accuracy", values["heldout_mlm_accuracy"], masked),
         (f"always guessing {piece!r}", values["most_frequent_share"], masked),
     ]
-    if values.get("heldout_sop_accuracy") is not None:
-        rows += [("SOP accuracy", values["heldout_sop_accuracy"], pairs), ("a coin", 0.5, None)]
+    for task, name in TASKS.items():
+        count = values.get(f"heldout_{task}_pairs", values["heldout_pairs"])
+        label = f"{name} accuracy"
+        if task != values["objective"]:
+            label += ", only its head trained"
+        if count:
+            rows.append((label, values[f"heldout_{task}_accuracy"], count))
+    rows.append(("a coin", 0.5, None))
     lines = ["| held out | share | 95 % interval | of |", "| --- | --- | --- | --- |"]
     for name, share, count in rows:
         low, high = interval(share, count) if count else (share, share)
@@ -105,13 +155,62 @@ def interval(share: float, count: int) -> tuple[float, float]:
     return found.low, found.high
 
 
-if __name__ == "__main__":
+def compare_layers(args, device) -> dict:
+    """Figure 1's numbers of every checkpoint, by its name, on the same held-out samples."""
+    from albert_ds.data.shards import open_shards
+    from albert_ds.evals.similarity import measure_similarity
+
+    source, found = open_shards(args.data, "heldout"), {}
+    for checkpoint in [args.checkpoint, *args.against]:
+        model = open_model(checkpoint, source.vocab.size, args.data, device)
+        longest = model.config.max_position_embeddings
+        batches = draw_batches(args, source, "none", args.samples, longest)
+        measured = measure_similarity(model, batches, device)
+        found[str(checkpoint)] = {"sharing": model.config.sharing, **measured}
+    if args.picture:
+        draw_layers(found, args.picture)
+    return found
+
+
+def draw_layers(found: dict, picture: Path) -> None:
+    """Figure 1: distance and angle against the layer, a line a checkpoint."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
+    panels = (("l2", "L2 distance of input and output"), ("degrees", "angle (degrees)"))
+    for axis, (key, title) in zip(axes, panels, strict=True):
+        for number, (name, values) in enumerate(found.items()):
+            layers = range(1, len(values[key]) + 1)
+            label = f"{Path(name).name} (sharing {values['sharing']})"
+            axis.plot(layers, values[key], "os^Dv"[number % 5] + "-", label=label)
+        axis.set_xlabel("layer")
+        axis.set_ylabel(title)
+        axis.grid(alpha=0.3)
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(picture, dpi=120)
+
+
+def main(argv: list[str] | None = None) -> int:
     try:
-        args = build_parser().parse_args()
-        values = probe(args)
-        print(as_table(values))
+        args = build_parser().parse_args(argv)
+        if (args.picture or args.against) and not args.similarity:
+            raise UserError("--picture and --against: belong to --similarity")
+        from albert_ds.runtime.launch import join_world, read_world
+
+        device = join_world(read_world())
+        values = compare_layers(args, device) if args.similarity else probe(args, device)
+        print(json.dumps(values, indent=1) if args.similarity else as_table(values))
         if args.output:
             args.output.write_text(json.dumps(values, indent=1) + "\n")
     except ENDINGS as ending:
         say(str(ending))
-        sys.exit(ending.code)
+        return ending.code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -94,6 +94,11 @@ class Vocab:
         """The ids of each text. Text that spells a special piece ("[MASK]") stays ordinary text."""
         return self._processor.encode([self.normalise(text) for text in texts], num_threads=1)
 
+    def encode_with_offsets(self, normalised: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a text that is normalised already, and of each the characters it stands for."""
+        found = self._processor.encode(normalised, return_type="offset_mapping")
+        return list(found["ids"]), found["offsets"]
+
     def decode(self, ids: list[int]) -> str:
         """The text of `ids`, normalised as `encode` had left it."""
         return self._processor.decode(ids)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig, share
+from albert_ds.model.head_config import HeadConfig
 
 if TYPE_CHECKING:  # importing torch takes seconds, which --help does not have
     from torch import Tensor
@@ -65,6 +66,7 @@ FIELDS = {
     "initializer_range": ("initializer_range", int | float),
     "layer_norm_eps": ("layer_norm_eps", int | float),
 }
+ENCODER = "albert."
 IDENTITY = "albert.encoder.embedding_hidden_mapping_in"
 TIED = {
     "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
@@ -102,10 +104,15 @@ def to_hf(config: ModelConfig, state: Weights) -> tuple[dict, Weights]:
 
     Loads as AlbertForPreTraining, or as AlbertForMaskedLM where there is no sentence head.
     """
-    import torch
+    architecture = "AlbertForPreTraining" if config.pair_head else "AlbertForMaskedLM"
+    hf_state = {theirs: state[ours] for ours, theirs in name_pairs(config)}
+    return build_hf_config(config, architecture), hf_state | build_identity(config)
 
-    hf_config = {
-        "architectures": ["AlbertForPreTraining" if config.pair_head else "AlbertForMaskedLM"],
+
+def build_hf_config(config: ModelConfig, architecture: str) -> dict:
+    """Hugging Face's config.json of a model, which is to be loaded as `architecture`."""
+    return {
+        "architectures": [architecture],
         "model_type": "albert",
         **{theirs: getattr(config, ours) for ours, (theirs, _) in FIELDS.items()},
         "attention_probs_dropout_prob": config.dropout,
@@ -119,39 +126,53 @@ def to_hf(config: ModelConfig, state: Weights) -> tuple[dict, Weights]:
         "tie_word_embeddings": True,
         "dtype": "float32",
     }
-    hf_state = {theirs: state[ours] for ours, theirs in name_pairs(config)}
-    if config.embedding_size == config.hidden_size:
-        hf_state[f"{IDENTITY}.weight"] = torch.eye(config.hidden_size)
-        hf_state[f"{IDENTITY}.bias"] = torch.zeros(config.hidden_size)
-    return hf_config, hf_state
 
 
-def from_hf(hf_config: dict, hf_state: Weights, where: str) -> tuple[ModelConfig, Weights]:
+def build_identity(config: ModelConfig) -> Weights:
+    """The map that Hugging Face has even where E = H; nothing elsewhere."""
+    import torch
+
+    if config.embedding_size != config.hidden_size:
+        return {}
+    eye, zeros = torch.eye(config.hidden_size), torch.zeros(config.hidden_size)
+    return {f"{IDENTITY}.weight": eye, f"{IDENTITY}.bias": zeros}
+
+
+def from_hf(
+    hf_config: dict, hf_state: Weights, where: str, *, encoder_only: bool = False
+) -> tuple[ModelConfig, Weights]:
     """A Hugging Face config.json and state dict, of AlbertForPreTraining or -MaskedLM, as ours.
 
-    Tensors become fp32. Raises UserError, with `where`, for what our model cannot compute.
+    `encoder_only` takes the encoder of any ALBERT there and leaves the heads behind. Tensors become
+    fp32. Raises UserError, with `where`, for what our model cannot compute.
     """
     import torch
 
     buffers = {f"albert.embeddings.{name}" for name in ("position_ids", "token_type_ids")}
-    state = {name: x.float() for name, x in hf_state.items() if name not in buffers}
+    prefix = ENCODER if encoder_only else ""
+    state = {
+        name: x.float()
+        for name, x in hf_state.items()
+        if name not in buffers and name.startswith(prefix)
+    }
     config = _read_hf_config(hf_config, pair_head="albert.pooler.weight" in state, where=where)
     for name, source in TIED.items():
         copy = state.pop(name, None)
         if copy is not None and not torch.equal(copy, state.get(source, copy)):
             raise UserError(f"{where}: {name} differs from {source}, to which it must be tied")
     if config.embedding_size == config.hidden_size:
-        eye, zeros = torch.eye(config.hidden_size), torch.zeros(config.hidden_size)
-        found = [state.pop(f"{IDENTITY}.{leaf}", torch.empty(0)) for leaf in ("weight", "bias")]
-        if not (torch.equal(found[0], eye) and torch.equal(found[1], zeros)):
-            raise UserError(f"{where}: {IDENTITY} must be an identity where E = H")
-    if config.pair_head and not any(name.startswith("sop_classifier.") for name in state):
+        for name, identity in build_identity(config).items():
+            if not torch.equal(state.pop(name, torch.empty(0)), identity):
+                raise UserError(f"{where}: {IDENTITY} must be an identity where E = H")
+    lacks_pair_head = not any(name.startswith("sop_classifier.") for name in state)
+    if config.pair_head and lacks_pair_head and not encoder_only:
         logging.getLogger(__name__).warning(
             "%s: no sentence head (sop_classifier): it starts as zeros", where
         )
         state["sop_classifier.classifier.weight"] = torch.zeros(2, config.hidden_size)
         state["sop_classifier.classifier.bias"] = torch.zeros(2)
-    pairs, shapes = dict(name_pairs(config)), build_shapes(config)
+    pairs = {ours: theirs for ours, theirs in name_pairs(config) if ours.startswith(prefix)}
+    shapes = build_shapes(config)
     check_shapes(state, {theirs: shapes[ours] for ours, theirs in pairs.items()}, where)
     return _recognise_sharing(config, {ours: state[theirs] for ours, theirs in pairs.items()})
 
@@ -200,17 +221,22 @@ def _recognise_sharing(config: ModelConfig, state: Weights) -> tuple[ModelConfig
         log = logging.getLogger(__name__)
         log.warning("%s equal in all layers: read as --sharing %s", " and ".join(shared), sharing)
         config = replace(config, sharing=sharing)
-    return config, {our_name: state[our_name] for our_name, _ in name_pairs(config)}
+    kept = [our_name for our_name, _ in name_pairs(config) if our_name in state]
+    return config, {our_name: state[our_name] for our_name in kept}
 
 
-def build_shapes(config: ModelConfig) -> dict[str, tuple]:
-    """The shape of every tensor of a model, by name, without building any."""
+def build_shapes(config: ModelConfig, head: HeadConfig | None = None) -> dict[str, tuple]:
+    """The shape of every tensor of a model, by name, without building any.
+
+    Of the pretrained model, or with `head` of one fine-tuned for a task.
+    """
     import torch
 
     from albert_ds.model.albert import AlbertForPretraining
+    from albert_ds.model.task_heads import AlbertForTask
 
     with torch.device("meta"):
-        model = AlbertForPretraining(config)
+        model = AlbertForPretraining(config) if head is None else AlbertForTask(config, head)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 

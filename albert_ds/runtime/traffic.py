@@ -75,7 +75,7 @@ def record_traffic() -> Traffic:
 def _counting(function, name: str, position: int, traffic: Traffic):
     @functools.wraps(function)
     def counted(*args, **kwargs):
-        full = args[position] if len(args) > position else list(kwargs.values())[position - len(args)]
+        full = [*args, *kwargs.values()][position]
         size = _num_bytes(full)
         traffic.calls[name] += 1
         traffic.bytes[name] += size

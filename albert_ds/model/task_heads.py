@@ -1,0 +1,211 @@
+"""What fine-tuning asks (section 4.9): a class or a score, an option, a span of the context.
+
+The sequence, score and option heads and SQuAD 1.1's are BERT's: one linear map, of the pooled
+[CLS] or of every token. SQuAD 2.0's is the release's: the end is scored given the start, and
+whether there is an answer at all by a classifier of its own, all trained together. Losses are SUMS
+in fp32 over the examples of a micro-batch, as in pretraining.
+Shapes: B sequences, N tokens, T the longest sequence, H hidden, C classes, K = NUM_TOP.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from albert_ds.model.albert import AlbertModel, init_weights
+from albert_ds.model.config import ModelConfig
+from albert_ds.model.head_config import CHOICES, NUM_TOP, HeadConfig
+
+HIDDEN = -1e30  # score of a position where no span may begin or end; finite, so never NaN
+
+
+class PooledHead(nn.Module):
+    """Dropout and a linear map of the pooled [CLS]: classes, a score, or one score an option."""
+
+    def __init__(self, config: ModelConfig, head: HeadConfig):
+        super().__init__()
+        self.kind = head.kind
+        self.dropout = nn.Dropout(head.dropout)
+        self.score = nn.Linear(config.hidden_size, head.num_labels)
+
+    def forward(self, encoded: dict, ends, max_seqlen: int, labels: Tensor | None = None) -> dict:
+        """`logits` fp32 [B, C], or [B / 4, 4] of options; `loss_sum` where there are labels."""
+        logits = self.score(self.dropout(encoded["pooled"])).float()
+        if self.kind == "choice":
+            logits = logits.view(-1, CHOICES)
+        if labels is None:
+            return {"logits": logits}
+        if self.kind == "regression":
+            loss = F.mse_loss(logits.squeeze(1), labels.float(), reduction="sum")
+        else:
+            loss = F.cross_entropy(logits, labels, reduction="sum")
+        return {"logits": logits, "loss_sum": loss}
+
+
+class SpanHead(nn.Module):
+    """SQuAD 1.1: start and end are scored apart, by one linear map of every token."""
+
+    def __init__(self, config: ModelConfig, head: HeadConfig):
+        super().__init__()
+        self.score = nn.Linear(config.hidden_size, 2)
+
+    def forward(
+        self,
+        encoded: dict,
+        ends: Tensor,
+        max_seqlen: int,
+        allowed: Tensor | None = None,
+        span_starts: Tensor | None = None,
+        span_ends: Tensor | None = None,
+        impossible: Tensor | None = None,
+    ) -> dict:
+        """`start`, `end` fp32 [N]; `loss_sum`, the mean of both cross entropies, given a span [B].
+
+        Every token of a sequence competes, as in BERT; an impossible span is that of [CLS].
+        """
+        start, end = self.score(encoded["last_hidden_state"]).float().unbind(1)
+        if span_starts is None or span_ends is None:
+            return {"start": start, "end": end}
+        losses = [
+            F.cross_entropy(pad(scores, ends, max_seqlen), target, reduction="sum")
+            for scores, target in ((start, span_starts), (end, span_ends))
+        ]
+        return {"start": start, "end": end, "loss_sum": sum(losses) / 2}
+
+
+class ConditionalSpanHead(nn.Module):
+    """SQuAD 2.0: starts, ends given a start, and whether there is an answer (as released).
+
+    In training the start is the true one; else the K best starts each have their K best ends.
+    """
+
+    def __init__(self, config: ModelConfig, head: HeadConfig):
+        super().__init__()
+        width = config.hidden_size
+        self.start = nn.Linear(width, 1)
+        self.end_hidden = nn.Linear(2 * width, width)
+        self.layer_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.end_score = nn.Linear(width, 1)
+        self.answer_hidden = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(head.dropout)
+        self.answer_score = nn.Linear(width, 1, bias=False)
+
+    def forward(
+        self,
+        encoded: dict,
+        ends: Tensor,
+        max_seqlen: int,
+        allowed: Tensor,
+        span_starts: Tensor | None = None,
+        span_ends: Tensor | None = None,
+        impossible: Tensor | None = None,
+    ) -> dict:
+        """With spans [B] `loss_sum`; without `start_score`, `start_index` [B, K], `end_score`,
+        `end_index` [B, K, K] (log probabilities, positions from [CLS]) and `impossible` [B], a
+        logit. `allowed` bool [N] is where a span may begin and end.
+        """
+        states = encoded["last_hidden_state"]  # [N, H]
+        begins = ends[:-1].long()
+        open_ = pad(allowed, ends, max_seqlen, fill=False)  # [B, T]
+
+        def close(scores: Tensor) -> Tensor:
+            return pad(scores, ends, max_seqlen).masked_fill(~open_, HIDDEN)
+
+        starts = close(self.start(states).float().squeeze(1))  # [B, T]
+        unanswerable = self._judge(states, starts, begins, ends)  # [B]
+        if span_starts is not None and span_ends is not None and impossible is not None:
+            end_scores = close(self._score_ends(states, begins + span_starts, ends))
+            loss = F.cross_entropy(starts, span_starts, reduction="sum")
+            loss = loss + F.cross_entropy(end_scores, span_ends, reduction="sum")
+            answer = F.binary_cross_entropy_with_logits(
+                unanswerable, impossible.float(), reduction="sum"
+            )
+            return {"impossible": unanswerable, "loss_sum": (loss + answer) / 2}
+        start_score, start_index = starts.log_softmax(1).topk(NUM_TOP)  # [B, K]
+        tops = []
+        for k in range(NUM_TOP):
+            # A sequence of fewer than K tokens has no k-th start; what is scored there is nothing.
+            start = (begins + start_index[:, k]).clamp(max=len(states) - 1)
+            end_scores = close(self._score_ends(states, start, ends))
+            tops.append(end_scores.log_softmax(1).topk(NUM_TOP))
+        end_score, end_index = (torch.stack(x, dim=1) for x in zip(*tops, strict=True))
+        return {
+            "start_score": start_score,
+            "start_index": start_index,
+            "end_score": end_score,
+            "end_index": end_index,
+            "impossible": unanswerable,
+        }
+
+    def _score_ends(self, states: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+        """Scores [N] of every token as the end, given the start [B] of its sequence (in N)."""
+        given = states.index_select(0, starts).index_select(0, sequence_of(ends, len(states)))
+        hidden = torch.tanh(self.end_hidden(torch.cat([states, given], dim=1)))
+        return self.end_score(self.layer_norm(hidden)).float().squeeze(1)
+
+    def _judge(self, states: Tensor, starts: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
+        """The logit [B] that there is no answer, from [CLS] and the expected start."""
+        shares = starts.softmax(1)  # [B, T]
+        sequence = sequence_of(ends, len(states))
+        share = shares.flatten().index_select(0, slot_of(ends, sequence, shares.shape[1]))  # [N]
+        weighted = states * share.unsqueeze(1).to(states.dtype)
+        expected = torch.zeros_like(states[: len(begins)]).index_add(0, sequence, weighted)
+        both = torch.cat([expected, states.index_select(0, begins)], dim=1)
+        hidden = self.dropout(torch.tanh(self.answer_hidden(both)))
+        return self.answer_score(hidden).float().squeeze(1)
+
+
+HEADS = {"span": SpanHead, "conditional_span": ConditionalSpanHead}
+
+
+class AlbertForTask(nn.Module):
+    """The encoder, with a pooler where the head reads it, and the head of a task.
+
+    The same seed gives the same weights on every machine.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        head: HeadConfig,
+        *,
+        seed: int = 0,
+        activation_checkpointing: str = "none",
+    ):
+        super().__init__()
+        assert config.pair_head == head.reads_pooled
+        self.config = config
+        self.albert = AlbertModel(config, activation_checkpointing=activation_checkpointing)
+        self.head = HEADS.get(head.kind, PooledHead)(config, head)
+        init_weights(self, config.initializer_range, seed)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        position_ids: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        **targets: Tensor,
+    ) -> dict[str, Tensor]:
+        """What the head gives for sequences end to end: ids int64 [N], ends int32 [B + 1]."""
+        encoded = self.albert(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
+        return self.head(encoded, cu_seqlens, max_seqlen, **targets)
+
+
+def sequence_of(ends: Tensor, tokens: int) -> Tensor:
+    """Which sequence each of N tokens belongs to, int64 [N]; waits for no device."""
+    token = torch.arange(tokens, device=ends.device, dtype=ends.dtype)
+    return torch.searchsorted(ends, token, right=True) - 1
+
+
+def slot_of(ends: Tensor, sequence: Tensor, max_seqlen: int) -> Tensor:
+    """The place of each token in a flattened [B, T], int64 [N]."""
+    token = torch.arange(len(sequence), device=ends.device)
+    return sequence * max_seqlen + token - ends.long().index_select(0, sequence)
+
+
+def pad(x: Tensor, ends: Tensor, max_seqlen: int, fill: float | bool = HIDDEN) -> Tensor:
+    """[N] -> [B, T]; T is at least NUM_TOP, so that there is always a best K."""
+    width = max(max_seqlen, NUM_TOP)
+    slots = slot_of(ends, sequence_of(ends, len(x)), width)
+    return x.new_full(((len(ends) - 1) * width,), fill).index_copy(0, slots, x).view(-1, width)

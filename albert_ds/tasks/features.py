@@ -1,0 +1,163 @@
+"""Tokenised texts, and the sequences made of them: [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
+
+A text that many sequences read (a passage of RACE, a context of SQuAD) is stored once, and a
+sequence is six integers: text A from token .. to token, text B from token .. to token. A
+micro-batch is put together when it is needed, as in pretraining: sequences end to end, not padded.
+Shapes: B sequences and N tokens of a micro-batch, F sequences of a split.
+"""
+
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from albert_ds.data.vocab import CLS, SEP
+from albert_ds.tasks.recipes import Lengths
+
+NO_TEXT = -1  # in the place of text B where a sequence has one text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Features:
+    """One split of a task, ready to be batched.
+
+    `arrays` always has `ids` int32 (all texts end to end), `ends` int64 [texts], `rows` int32
+    [F, 6] and `example` int32 [F], the number of the example that a sequence belongs to. What else
+    there is depends on the task: `labels`, spans, character offsets.
+    """
+
+    arrays: dict[str, np.ndarray]
+    counts: dict[str, int]  # examples, and all that was cut, skipped or found unusual
+    choices: int = 1  # sequences that are scored together (RACE: 4)
+    key: str = ""  # tells these features from any others
+
+    @property
+    def units(self) -> int:
+        """Things to be drawn: sequences, or groups of `choices` of them."""
+        return len(self.arrays["rows"]) // self.choices
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of every sequence, int64 [F]."""
+        rows = self.arrays["rows"].astype(np.int64)
+        pairs = rows[:, 3] != NO_TEXT
+        return 2 + rows[:, 2] - rows[:, 1] + pairs * (1 + rows[:, 5] - rows[:, 4])
+
+    @property
+    def unit_lengths(self) -> np.ndarray:
+        """Tokens of every unit, int64 [units]."""
+        return self.lengths.reshape(-1, self.choices).sum(1)
+
+    def text(self, number: int) -> slice:
+        """Where a text lies in `ids`."""
+        ends = self.arrays["ends"]
+        return slice(int(ends[number - 1]) if number else 0, int(ends[number]))
+
+    def sequence(self, row: int) -> tuple[np.ndarray, int]:
+        """The ids int32 of one sequence, and how many of them belong to segment A."""
+        a, a_begin, a_end, b, b_begin, b_end = self.arrays["rows"][row].tolist()
+        ids = self.arrays["ids"]
+        parts = [[CLS], ids[self.text(a)][a_begin:a_end], [SEP]]
+        if b != NO_TEXT:
+            parts += [ids[self.text(b)][b_begin:b_end], [SEP]]
+        return np.concatenate(parts).astype(np.int32), a_end - a_begin + 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Split:
+    """One split of a task with all that scoring it takes."""
+
+    data: Path  # the task's folder
+    name: str  # train, dev, test, dev_matched, ...
+    lengths: Lengths
+    features: Features
+
+
+class FeatureBuilder:
+    """Collects texts and sequences in flat arrays, so that a large task needs little memory."""
+
+    def __init__(self, *extra: str):
+        self._ids, self._ends = array("i"), array("q")
+        self._rows, self._example = array("i"), array("i")
+        self._extra = {name: array("i") for name in extra}
+        self.counts: dict[str, int] = {}
+
+    def count(self, what: str, number: int = 1) -> None:
+        self.counts[what] = self.counts.get(what, 0) + number
+
+    def add_text(self, ids: list[int]) -> int:
+        """Store a tokenised text; returns its number."""
+        self._ids.extend(ids)
+        self._ends.append(len(self._ids))
+        return len(self._ends) - 1
+
+    def add_row(self, example: int, a: tuple[int, int, int], b=(NO_TEXT, 0, 0), **extra) -> None:
+        """A sequence of text A and perhaps B, each (number, first token, token after the last)."""
+        self._rows.extend((*a, *b))
+        self._example.append(example)
+        for name, value in extra.items():
+            self._extra[name].append(value)
+
+    def build(self, *, choices: int = 1, **arrays: np.ndarray) -> Features:
+        extra = {name: np.array(values, np.int32) for name, values in self._extra.items()}
+        return Features(
+            arrays={
+                "ids": np.array(self._ids, np.int32),
+                "ends": np.array(self._ends, np.int64),
+                "rows": np.array(self._rows, np.int32).reshape(-1, 6),
+                "example": np.array(self._example, np.int32),
+                **extra,
+                **arrays,
+            },
+            counts=self.counts,
+            choices=choices,
+        )
+
+
+def cut_pair(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of two texts fit into `room`: the longer one loses its end first (BERT)."""
+    excess = first + second - room
+    if excess <= 0:
+        return first, second
+    lead = first - second
+    turns = max(0, excess - abs(lead))
+    # When both are equally long it is the second's turn, as in BERT's loop.
+    from_first = turns // 2 + (min(excess, lead) if lead > 0 else 0)
+    return first - from_first, second - (excess - from_first)
+
+
+def collate(features: Features, units, *, with_targets: bool) -> dict:
+    """The model's keywords for some units: tensors as in pretraining, and the targets of the task.
+
+    input_ids, token_type_ids, position_ids int64 [N]; cu_seqlens int32 [B + 1]; max_seqlen int.
+    Targets: `labels` [units], or `span_starts`, `span_ends`, `impossible` [B]. Span tasks also get
+    `allowed` bool [N]: the tokens where an answer may lie, and [CLS], which stands for no answer.
+    """
+    import torch
+
+    arrays, units = features.arrays, np.asarray(units)
+    rows = (units[:, None] * features.choices + np.arange(features.choices)).reshape(-1)
+    sequences = [features.sequence(int(row)) for row in rows]
+    lengths = np.array([len(ids) for ids, _ in sequences])
+    ends = np.cumsum(lengths)
+    positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+    segments = positions >= np.repeat([first for _, first in sequences], lengths)
+    found = {
+        "input_ids": np.concatenate([ids for ids, _ in sequences]).astype(np.int64),
+        "token_type_ids": segments.astype(np.int64),
+        "position_ids": positions,
+        "cu_seqlens": np.concatenate([[0], ends]).astype(np.int32),
+    }
+    if "token_begin" in arrays:
+        last = np.zeros(len(positions), bool)
+        last[ends - 1] = True
+        found["allowed"] = (segments & ~last) | (positions == 0)
+    if with_targets:
+        if "labels" in arrays:
+            found["labels"] = arrays["labels"][units]
+        for name in ("span_starts", "span_ends", "impossible"):
+            if name in arrays:
+                found[name] = arrays[name][rows].astype(np.int64)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in found.items()}
+    return tensors | {"max_seqlen": int(lengths.max())}

@@ -1,0 +1,218 @@
+"""GLUE: nine tasks over sentences or pairs of them, read from the files as published.
+
+Every task is a row of one table. Headers differ between splits (CoLA has one in its test file
+alone), so columns are found by name. Predictions are written as the leaderboard takes them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from albert_ds.data.vocab import Vocab
+from albert_ds.errors import DamagedData
+from albert_ds.tasks.features import NO_TEXT, FeatureBuilder, Features, Split, cut_pair
+from albert_ds.tasks.metrics import score_glue
+from albert_ds.tasks.recipes import Lengths
+from albert_ds.tasks.tsv import Table
+
+BLOCK = 1000  # examples that are tokenised together
+ENTAILMENT = ("entailment", "not_entailment")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlueTask:
+    """One of the nine: where its texts and labels stand, how it is scored and handed in."""
+
+    texts: tuple[str, ...]  # columns of A and, for pairs, B
+    labels: tuple[str, ...]  # in the order of their numbers; none for a score from 0 to 5
+    label_column: str
+    metrics: tuple[str, ...]  # the first decides which evaluation is best
+    folder: str  # how GLUE spells it, in its archive and for its leaderboard
+    published: dict[str, int]  # examples of each split
+    headless: tuple[str, ...] = ()  # all columns, where train and dev have no header
+    tolerance: float = 0.0  # malformed rows that the published training file is known to have
+
+    @property
+    def has_test_labels(self) -> bool:
+        return False
+
+    @property
+    def dev_splits(self) -> tuple[str, ...]:
+        return tuple(name for name in self.published if name.startswith("dev"))
+
+    @property
+    def test_splits(self) -> tuple[str, ...]:
+        return tuple(name for name in self.published if name.startswith("test"))
+
+    def files(self, data: Path, split: str) -> list[Path]:
+        return [data / f"{split}.tsv"]
+
+    def _table(self, data: Path, split: str) -> Table:
+        is_test = split.startswith("test")
+        has_header = is_test or not self.headless
+        columns = [*self.texts, *([] if is_test else [self.label_column])]
+        return Table(
+            path=self.files(data, split)[0],
+            columns=columns if has_header else list(self.headless),
+            has_header=has_header,
+            tolerance=self.tolerance if split == "train" else 0.0,
+        )
+
+    def _rows(self, table: Table, split: str) -> Iterator[tuple[int, list[str], float]]:
+        for line, row in table:
+            label = 0.0 if split.startswith("test") else self._label(row, table.path, line)
+            yield line, [row[name] for name in self.texts], label
+
+    def _label(self, row: dict[str, str], path: Path, line: int) -> float:
+        word = row[self.label_column]
+        if self.labels:
+            if word not in self.labels:
+                raise DamagedData(
+                    f"{path}, line {line}: label {word!r}; must be one of {', '.join(self.labels)}"
+                )
+            return float(self.labels.index(word))
+        try:
+            score = float(word)
+        except ValueError:
+            score = float("nan")
+        if not 0 <= score <= 5:
+            raise DamagedData(f"{path}, line {line}: score {word!r}; must be from 0 to 5")
+        return score
+
+    def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
+        """Tokenise a split, a block of examples at a time; the label of a test file is 0.
+
+        Raises UserError or DamagedData with the file and the line.
+        """
+        table, builder, labels, example = self._table(data, split), FeatureBuilder(), [], 0
+        rows = self._rows(table, split)
+        while block := list(islice(rows, BLOCK)):
+            encoded = iter(vocab.encode([text for _, texts, _ in block for text in texts]))
+            for _, texts, label in block:
+                self._add(builder, example, [next(encoded) for _ in texts], lengths.sequence)
+                labels.append(label)
+                example += 1
+        builder.count("examples", example)
+        if table.malformed:
+            builder.count("skipped: wrong number of fields", len(table.malformed))
+        kind = np.int64 if self.labels else np.float32
+        return builder.build(labels=np.array(labels, kind))
+
+    def _add(self, builder: FeatureBuilder, example: int, texts: list, limit: int) -> None:
+        second = texts[1] if len(texts) == 2 else []
+        room = limit - (3 if len(texts) == 2 else 2)
+        kept_a, kept_b = cut_pair(len(texts[0]), len(second), room)
+        if kept_a + kept_b < len(texts[0]) + len(second):
+            builder.count("cut to the longest sequence")
+        a = builder.add_text(texts[0][:kept_a])
+        b = builder.add_text(second[:kept_b]) if len(texts) == 2 else NO_TEXT
+        builder.add_row(example, (a, 0, kept_a), (b, 0, kept_b))
+
+    def score(self, split: Split, outputs: dict) -> dict[str, float]:
+        """The official metrics over logits [F, labels]."""
+        suffix = "_mm" if split.name.endswith("_mismatched") else ""
+        found = score_glue(self.metrics, outputs["logits"], split.features.arrays["labels"])
+        return {f"{name}{suffix}": value for name, value in found.items()}
+
+    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> list[Path]:
+        """The leaderboard's file: a header, then index and prediction of every example."""
+        logits = outputs["logits"]
+        if self.labels:
+            words = [self.labels[number] for number in logits.argmax(1)]
+        else:
+            words = [f"{score:.3f}" for score in logits[:, 0].clip(0, 5)]
+        kind, _, which = split.name.partition("_")
+        name = self.folder + {"": "", "matched": "-m", "mismatched": "-mm"}[which]
+        path = folder / (f"{name}.tsv" if kind == "test" else f"{name}.{kind}.tsv")
+        lines = [f"{index}\t{word}\n" for index, word in enumerate(words)]
+        path.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")
+        return [path]
+
+
+SENTENCES = ("sentence1", "sentence2")
+BINARY = ("0", "1")
+GLUE: dict[str, GlueTask] = {
+    "cola": GlueTask(
+        texts=("sentence",),
+        labels=BINARY,
+        label_column="label",
+        metrics=("matthews",),
+        folder="CoLA",
+        headless=("source", "label", "original_mark", "sentence"),
+        published={"train": 8551, "dev": 1043, "test": 1063},
+    ),
+    "sst2": GlueTask(
+        texts=("sentence",),
+        labels=BINARY,
+        label_column="label",
+        metrics=("accuracy",),
+        folder="SST-2",
+        published={"train": 67349, "dev": 872, "test": 1821},
+    ),
+    "mrpc": GlueTask(
+        texts=("#1 String", "#2 String"),
+        labels=BINARY,
+        label_column="Quality",
+        metrics=("accuracy", "f1"),
+        folder="MRPC",
+        published={"train": 3668, "dev": 408, "test": 1725},
+    ),
+    "stsb": GlueTask(
+        texts=SENTENCES,
+        labels=(),
+        label_column="score",
+        metrics=("pearson", "spearman"),
+        folder="STS-B",
+        published={"train": 5749, "dev": 1500, "test": 1379},
+    ),
+    "qqp": GlueTask(
+        texts=("question1", "question2"),
+        labels=BINARY,
+        label_column="is_duplicate",
+        metrics=("accuracy", "f1"),
+        folder="QQP",
+        published={"train": 363849, "dev": 40430, "test": 390965},
+        tolerance=0.001,
+    ),
+    "mnli": GlueTask(
+        texts=SENTENCES,
+        labels=("contradiction", "entailment", "neutral"),
+        label_column="gold_label",
+        metrics=("accuracy",),
+        folder="MNLI",
+        published={
+            "train": 392702,
+            "dev_matched": 9815,
+            "dev_mismatched": 9832,
+            "test_matched": 9796,
+            "test_mismatched": 9847,
+        },
+    ),
+    "qnli": GlueTask(
+        texts=("question", "sentence"),
+        labels=ENTAILMENT,
+        label_column="label",
+        metrics=("accuracy",),
+        folder="QNLI",
+        published={"train": 104743, "dev": 5463, "test": 5463},
+    ),
+    "rte": GlueTask(
+        texts=SENTENCES,
+        labels=ENTAILMENT,
+        label_column="label",
+        metrics=("accuracy",),
+        folder="RTE",
+        published={"train": 2490, "dev": 277, "test": 3000},
+    ),
+    "wnli": GlueTask(
+        texts=SENTENCES,
+        labels=BINARY,
+        label_column="label",
+        metrics=("accuracy",),
+        folder="WNLI",
+        published={"train": 635, "dev": 71, "test": 146},
+    ),
+}

@@ -1,0 +1,132 @@
+"""RACE: four options to each question on a passage; middle and high school apart and together.
+
+As released: segment A is the passage, B question and option; an option takes the place of every "_"
+of its question, or stands behind it. B keeps its last 128 tokens, the passage its first.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from albert_ds.data.vocab import Vocab
+from albert_ds.errors import DamagedData, UserError
+from albert_ds.tasks.features import FeatureBuilder, Features, Split
+from albert_ds.tasks.recipes import Lengths
+
+LEVELS = ("middle", "high")
+OPTIONS = "ABCD"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """One question on the passage of its file."""
+
+    endings: list[str]  # of the four options: question and option in one text
+    label: int
+
+
+class RaceTask:
+    """Reads RACE as its archive holds it: {train,dev,test}/{middle,high}/*.txt, each JSON."""
+
+    labels = tuple(OPTIONS)
+    metrics = ("accuracy",)
+    dev_splits = ("dev",)
+    test_splits = ("test",)
+    has_test_labels = True
+    published = {"train": 87866, "dev": 4887, "test": 4934}
+
+    def files(self, data: Path, split: str) -> list[Path]:
+        """All passages of a split. A level that is not there is left out, and so counted."""
+        found = [p for level in LEVELS for p in sorted((data / split / level).glob("*.txt"))]
+        if not found:
+            folders = " or ".join(f"{data / split / level}" for level in LEVELS)
+            raise UserError(f"--data: no *.txt in {folders}")
+        return found
+
+    def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
+        """Tokenise a split, a passage at a time."""
+        builder, labels, levels = FeatureBuilder(), [], []
+        for path in self.files(data, split):
+            passage, questions = read_passage(path)
+            texts = [passage, *(ending for q in questions for ending in q.endings)]
+            encoded = vocab.encode(texts)
+            whole = builder.add_text(encoded[0])
+            endings = iter(encoded[1:])
+            for question in questions:
+                for _ in OPTIONS:
+                    self._add(builder, len(labels), (whole, encoded[0]), next(endings), lengths)
+                labels.append(question.label)
+                levels.append(LEVELS.index(path.parent.name))
+        builder.count("examples", len(labels))
+        for number, level in enumerate(LEVELS):
+            builder.count(f"of them {level}", levels.count(number))
+        return builder.build(
+            choices=len(OPTIONS), labels=np.array(labels, np.int64), levels=np.array(levels)
+        )
+
+    def _add(self, builder, example: int, passage: tuple, ending: list[int], lengths) -> None:
+        number, ids = passage
+        kept = ending[-lengths.question :]
+        room = lengths.sequence - 3 - len(kept)
+        if len(kept) < len(ending):
+            builder.count("options cut at the front")
+        if len(ids) > room:
+            builder.count("passages cut at the end")
+        text = builder.add_text(kept)
+        builder.add_row(example, (number, 0, min(len(ids), room)), (text, 0, len(kept)))
+
+    def score(self, split: Split, outputs: dict) -> dict[str, float]:
+        """Accuracy over logits [questions, 4]: of all, and of each level there is."""
+        right = outputs["logits"].argmax(1) == split.features.arrays["labels"]
+        found = {"accuracy": float(right.mean())}
+        for number, level in enumerate(LEVELS):
+            mine = split.features.arrays["levels"] == number
+            if mine.any():
+                found[f"accuracy_{level}"] = float(right[mine].mean())
+        return found
+
+    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> list[Path]:
+        """The letter predicted for each question, as "high/1001.txt-0": "C"."""
+        letters = iter(outputs["logits"].argmax(1))
+        answers = {
+            f"{path.parent.name}/{path.name}-{number}": OPTIONS[next(letters)]
+            for path in self.files(split.data, split.name)
+            for number in range(len(read_passage(path)[1]))
+        }
+        path = folder / f"predictions.{split.name}.json"
+        path.write_text(json.dumps(answers, indent=1) + "\n", encoding="utf-8")
+        return [path]
+
+
+def read_passage(path: Path) -> tuple[str, list[Question]]:
+    """The passage and its questions; DamagedData names the file and the question."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        passage = content["article"]
+        columns = [content[name] for name in ("questions", "options", "answers")]
+    except OSError as error:
+        raise UserError(f"--data: {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedData(f"{path}: no passage of RACE: {error!r}") from None
+    if len({len(column) for column in columns}) != 1:
+        sizes = ", ".join(str(len(column)) for column in columns)
+        raise DamagedData(f"{path}: questions, options and answers are {sizes}; must be equal")
+    return passage, list(_read_questions(path, *columns))
+
+
+def _read_questions(path: Path, questions, options, answers) -> Iterator[Question]:
+    for number, (question, choices, answer) in enumerate(
+        zip(questions, options, answers, strict=True)
+    ):
+        if len(choices) != len(OPTIONS):
+            raise DamagedData(f"{path}, question {number}: {len(choices)} options, must be 4")
+        if len(answer) != 1 or answer not in OPTIONS:
+            raise DamagedData(f"{path}, question {number}: answer {answer!r}; must be A, B, C or D")
+        endings = [
+            question.replace("_", option) if "_" in question else f"{question} {option}"
+            for option in choices
+        ]
+        yield Question(endings=endings, label=OPTIONS.index(answer))

@@ -1,0 +1,66 @@
+"""How each task is fine-tuned unless told otherwise: the release's published settings.
+
+Learning rate, batch, steps and warm-up are those of its run_glue.sh and its README; ALBERT's own
+dropout, and all of WNLI, those of the paper's Table 14.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    """Limits in tokens, [CLS] and [SEP] among them where a whole sequence is meant."""
+
+    sequence: int = 512
+    question: int = 64  # SQuAD: of the question; RACE: the last tokens of question and option
+    stride: int = 128  # SQuAD: from the start of a window to that of the next
+    answer: int = 30  # SQuAD: longest answer that is predicted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """Settings of one task. Steps are given, or follow from `epochs`."""
+
+    learning_rate: float
+    batch_size: int
+    steps: int | None = None
+    epochs: float | None = None
+    warmup: float  # share of the steps
+    dropout: float = 0.0  # of ALBERT itself
+    classifier_dropout: float = 0.1
+    lengths: Lengths = Lengths()
+
+
+def _glue(rate: float, batch_size: int, steps: int, warmup: int, dropout: float = 0.0) -> Recipe:
+    return Recipe(
+        learning_rate=rate,
+        batch_size=batch_size,
+        steps=steps,
+        warmup=warmup / steps,
+        dropout=dropout,
+    )
+
+
+_SQUAD = Lengths(sequence=384, question=64, stride=128)
+
+RECIPES: dict[str, Recipe] = {
+    "glue/cola": _glue(1e-5, 16, 5336, 320),
+    "glue/sst2": _glue(1e-5, 32, 20935, 1256),
+    "glue/mrpc": _glue(2e-5, 32, 800, 200),
+    "glue/stsb": _glue(2e-5, 16, 3598, 214),
+    "glue/qqp": _glue(5e-5, 128, 14000, 1000, 0.1),
+    "glue/mnli": _glue(3e-5, 128, 10000, 1000),
+    "glue/qnli": _glue(1e-5, 32, 33112, 1986),
+    "glue/rte": _glue(3e-5, 32, 800, 200, 0.1),
+    "glue/wnli": _glue(2e-5, 16, 2000, 250, 0.1),
+    "squad1": Recipe(learning_rate=5e-5, batch_size=48, epochs=2, warmup=0.1, lengths=_SQUAD),
+    "squad2": Recipe(learning_rate=5e-5, batch_size=48, epochs=2, warmup=0.1, lengths=_SQUAD),
+    "race": Recipe(
+        learning_rate=1e-5,
+        batch_size=32,
+        steps=12000,
+        warmup=1000 / 12000,
+        dropout=0.1,
+        lengths=Lengths(question=128),
+    ),
+}

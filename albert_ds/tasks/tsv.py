@@ -1,0 +1,69 @@
+"""Tab-separated files as GLUE ships them: a byte-order mark, bare double quotes, no or one header.
+
+No field is ever quoted, so a line is split at its tabs and nothing else.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from albert_ds.errors import DamagedData, UserError
+
+
+@dataclass(kw_only=True, slots=True)
+class Table:
+    """The rows of a file as (line number, {column: field}); counts what it had to leave out.
+
+    Raises UserError where the file cannot be read, DamagedData, with the line, where it is not the
+    table it should be.
+    """
+
+    path: Path
+    columns: list[str]  # needed by the reader; of a file without header: all, in order
+    has_header: bool = True
+    tolerance: float = 0.0  # share of the rows that may be malformed, and is then left out
+    malformed: list[int] = field(default_factory=list)  # their line numbers
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
+        names, total = self.columns, 0
+        try:
+            # Not utf-8-sig: some files have a mark in the middle of the table, which is text.
+            with self.path.open(encoding="utf-8", newline="\n") as file:
+                for number, line in enumerate(file, start=1):
+                    line = line.rstrip("\r\n")
+                    fields = (line.removeprefix("\ufeff") if number == 1 else line).split("\t")
+                    if number == 1 and self.has_header:
+                        names = self._check_header(fields)
+                        continue
+                    total += 1
+                    if len(fields) != len(names):
+                        self._note(number, len(fields), len(names))
+                        continue
+                    yield number, dict(zip(names, fields, strict=True))
+        except FileNotFoundError:
+            raise UserError(f"--data: {self.path}: no such file") from None
+        except OSError as error:
+            raise UserError(f"--data: {self.path}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise DamagedData(f"{self.path}: not UTF-8: {error.reason}") from None
+        if not total:
+            raise DamagedData(f"{self.path}: holds no examples")
+        if len(self.malformed) > max(1, self.tolerance * total):
+            raise DamagedData(
+                f"{self.path}: {len(self.malformed)} of {total} rows have a wrong number of "
+                f"fields, the first in line {self.malformed[0]}"
+            )
+
+    def _check_header(self, fields: list[str]) -> list[str]:
+        missing = [name for name in self.columns if name not in fields]
+        if missing:
+            raise DamagedData(
+                f"{self.path}, line 1: the header has no column {missing[0]!r}; it has "
+                f"{', '.join(fields)[:200]}"
+            )
+        return fields
+
+    def _note(self, number: int, found: int, expected: int) -> None:
+        if not self.tolerance:
+            raise DamagedData(f"{self.path}, line {number}: {found} fields, must be {expected}")
+        self.malformed.append(number)

@@ -1,0 +1,9 @@
+#!/bin/bash
+# Width (appendix): a 3-layer ALBERT of hidden size 1024 to 6144, H / 64 heads.
+. "$(dirname "$0")/common.sh"
+for width in 1024 2048 4096 6144; do
+    # shellcheck disable=SC2046 (words on purpose)
+    row hidden-$width $(size albert-large) --num-layers 3 \
+        --hidden-size "$(at $width $((width / 16)))" --num-heads "$(at $((width / 64)) $((width / 512)))"
+done
+table

@@ -1,0 +1,99 @@
+"""RACE as released: the blank of a question, what is cut, and every way for a file to be wrong."""
+
+import json
+
+import numpy as np
+import pytest
+
+from albert_ds.errors import DamagedData, UserError
+from albert_ds.tasks.features import Split
+from albert_ds.tasks.race import RaceTask
+from albert_ds.tasks.recipes import Lengths
+
+PASSAGE = {
+    "answers": ["B", "D"],
+    "options": [["one", "two", "three", "four"], ["a b", "c", "d", "e"]],
+    "questions": ["It is _ and _ .", "Which is right?"],
+    "article": "The value of an object may change. " * 3,
+    "id": "high1.txt",
+}
+
+
+def write(folder, level="high", split="dev", name="1.txt", **changes):
+    path = folder / split / level / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(PASSAGE | changes), encoding="utf-8")
+    return path
+
+
+def test_options_take_the_blank_or_stand_behind(tmp_path, vocab):
+    write(tmp_path)
+    lengths = Lengths(sequence=200, question=60)
+    features = RaceTask().build(tmp_path, "dev", vocab, lengths)
+    passage = vocab.encode([PASSAGE["article"]])[0]
+    endings = [f"It is {x} and {x} ." for x in PASSAGE["options"][0]]
+    endings += [f"Which is right? {x}" for x in PASSAGE["options"][1]]
+    for row, ending in enumerate(vocab.encode(endings)):
+        ids, first = features.sequence(row)
+        assert ids.tolist() == [2, *passage, 3, *ending, 3] and first == len(passage) + 2
+    assert features.arrays["labels"].tolist() == [1, 3] and features.choices == 4
+    assert features.counts == {"examples": 2, "of them middle": 0, "of them high": 2}
+
+
+def test_the_passage_loses_its_end_and_the_option_its_front(tmp_path, vocab):
+    write(tmp_path)
+    features = RaceTask().build(tmp_path, "dev", vocab, Lengths(sequence=20, question=5))
+    passage = vocab.encode([PASSAGE["article"]])[0]
+    ending = vocab.encode(["It is one and one ."])[0]
+    ids, _ = features.sequence(0)
+    assert ids.tolist() == [2, *passage[:12], 3, *ending[-5:], 3]
+    assert features.counts["passages cut at the end"] == 8
+    assert features.counts["options cut at the front"] == 8
+
+
+def test_levels_are_reported_apart_and_together(tmp_path, vocab, lengths):
+    write(tmp_path, level="middle")
+    write(tmp_path, level="high")
+    task = RaceTask()
+    features = task.build(tmp_path, "dev", vocab, lengths)
+    split = Split(data=tmp_path, name="dev", lengths=lengths, features=features)
+    outputs = {"logits": np.eye(4)[[1, 0, 1, 3]]}  # B A of middle, B D of high
+    assert task.score(split, outputs) == {
+        "accuracy": 0.75,
+        "accuracy_middle": 0.5,
+        "accuracy_high": 1.0,
+    }
+    (path,) = task.write(split, outputs, tmp_path, {})
+    assert json.loads(path.read_text()) == {
+        "middle/1.txt-0": "B",
+        "middle/1.txt-1": "A",
+        "high/1.txt-0": "B",
+        "high/1.txt-1": "D",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"answers": ["B"]}, "questions, options and answers are 2, 2, 1; must be equal"),
+        ({"answers": ["B", "E"]}, "question 1: answer 'E'; must be A, B, C or D"),
+        ({"options": [["a"] * 4, ["b"] * 3]}, "question 1: 3 options, must be 4"),
+    ],
+)
+def test_a_wrong_passage_is_named(tmp_path, vocab, lengths, changes, words):
+    path = write(tmp_path, **changes)
+    with pytest.raises(DamagedData) as caught:
+        RaceTask().build(tmp_path, "dev", vocab, lengths)
+    assert words in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_a_missing_or_truncated_file_is_named(tmp_path, vocab, lengths):
+    with pytest.raises(UserError, match="no .*txt in .*middle or .*high"):
+        RaceTask().build(tmp_path, "dev", vocab, lengths)
+    path = write(tmp_path)
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(DamagedData, match="1.txt: no passage of RACE"):
+        RaceTask().build(tmp_path, "dev", vocab, lengths)
+    path.write_text("{}")
+    with pytest.raises(DamagedData, match="1.txt: no passage of RACE: KeyError"):
+        RaceTask().build(tmp_path, "dev", vocab, lengths)

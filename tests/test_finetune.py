@@ -1,0 +1,237 @@
+"""Fine-tuning end to end: it learns, in every layout alike, resumes, and leaves what it should."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from albert_ds.data.vocab import Normalisation, train_vocab
+from tests.conftest import ROOT
+from tests.distributed import run_ranks
+from tests.tuning import (
+    flags,
+    tune_ranks,
+    write_checkpoint,
+    write_cola,
+    write_mnli,
+    write_race,
+    write_rte,
+    write_squad,
+    write_stsb,
+)
+from tools.convert_hf import export_hf
+
+ZERO3 = {
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": 1e-06}},
+    "gradient_clipping": 1.0,
+    "zero_optimization": {"stage": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def vocab(text_file):
+    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
+    return train_vocab(lines, Normalisation(), vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(vocab, tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("pretrained"), vocab)
+
+
+@pytest.fixture(scope="module")
+def cola(tmp_path_factory):
+    return write_cola(tmp_path_factory.mktemp("tasks") / "CoLA")
+
+
+def best_of(folder):
+    return load_file(folder / "checkpoints" / "best" / "weights.safetensors")
+
+
+def read(folder, name="results.json"):
+    return json.loads((folder / name).read_text())
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_it_learns_and_leaves_the_best_with_its_predictions(checkpoint, cola, tmp_path):
+    out = tmp_path / "out"
+    argv = flags("glue/cola", cola, checkpoint, out, steps=120, eval_every=20, learning_rate=0.005)
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    results, found = read(out), records(out)
+    evaluations = {r["step"]: r["dev_matthews"] for r in found if "dev_matthews" in r}
+    assert list(evaluations) == [20, 40, 60, 80, 100, 120]
+    assert results["dev"]["matthews"] == max(evaluations.values()) > 0.8
+    assert evaluations[results["best_step"]] == results["dev"]["matthews"]
+    assert read(out, "exit.json") == {"code": 0, "reason": "all steps done", "step": 120}
+    lines = (out / "CoLA.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction" and len(lines) == 11
+    config = read(out, "config.json")
+    assert config["steps"] == 120 and config["head"]["labels"] == ["0", "1"]
+    assert config["deepspeed"]["optimizer"]["params"]["lr"] == 0.005 and config["versions"]
+    # Patience: the same run ends when two evaluations in a row were no better.
+    patient = tmp_path / "patient"
+    argv = flags("glue/cola", cola, checkpoint, patient, steps=120, eval_every=20)
+    argv = [*argv, "--patience", "2"]
+    argv[argv.index("--learning-rate") + 1] = "1e-9"
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    assert read(patient)["step"] == read(patient)["best_step"] + 40 == 60
+    newest = load_file(patient / "checkpoints" / "step-00000060" / "weights.safetensors")
+    assert not torch.equal(best_of(patient)["head.score.bias"], newest["head.score.bias"])
+
+
+LAYOUTS = {
+    "ranks and accumulation": (2, {"micro_batch_size": 2}),
+    "ZeRO-3": (2, {"deepspeed_config": ZERO3}),
+    "tensor parallel": (2, {"tensor_parallel": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint, tmp_path_factory):
+    """(flags of a task, what one process makes of it) by the task's name."""
+    made = {}
+
+    def tune(task):
+        if task not in made:
+            folder = tmp_path_factory.mktemp("alone")
+            write = {"squad2": lambda f: write_squad(f, "v2.0"), "glue/rte": write_rte}[task]
+            given = {"question_length": 8, "stride": 8} if task == "squad2" else {}
+            common = (task, write(folder / "data"), checkpoint)
+            assert run_ranks(tune_ranks, 1, flags(*common, folder / "out", **given)) == [0]
+            made[task] = common, given, folder / "out"
+        return made[task]
+
+    return tune
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("task", ["glue/rte", "squad2"])
+def test_every_layout_gives_the_same(alone, tmp_path, task, layout):
+    common, given, reference = alone(task)
+    world_size, changes = LAYOUTS[layout]
+    if "deepspeed_config" in changes:
+        (tmp_path / "ds.json").write_text(json.dumps(changes["deepspeed_config"]))
+        changes = {"deepspeed_config": tmp_path / "ds.json"}
+    argv = flags(*common, tmp_path / "out", **given, **changes)
+    assert run_ranks(tune_ranks, world_size, argv) == [0] * world_size
+    for name in ("loss", "grad_norm"):
+        expected, found = (
+            [record[name] for record in records(folder) if name in record]
+            for folder in (reference, tmp_path / "out")
+        )
+        assert found == pytest.approx(expected, rel=1e-4) and len(found) == 4
+    expected, found = best_of(reference), best_of(tmp_path / "out")
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+    path = "outputs.dev.safetensors"
+    outputs = [load_file(folder / path) for folder in (reference, tmp_path / "out")]
+    scores = [name for name in outputs[0] if not name.endswith("index")]
+    torch.testing.assert_close(
+        *({name: x[name] for name in scores} for x in outputs), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_been(checkpoint, cola, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    common = dict(steps=240, eval_every=24, classifier_dropout=0.1)
+    argv = flags("glue/cola", cola, checkpoint, whole, **common)
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    argv = flags("glue/cola", cola, checkpoint, killed, **common)
+    process = subprocess.Popen([sys.executable, "albert_ds/finetune.py", *argv], cwd=ROOT)
+    deadline = time.monotonic() + 240
+    while not (killed / "checkpoints" / "latest").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "exit.json").exists() and not (killed / "results.json").exists()
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    for name, tensor in best_of(whole).items():
+        assert torch.equal(tensor, best_of(killed)[name]), name
+    assert read(whole) == read(killed)
+    losses = [[r["loss"] for r in records(folder) if "loss" in r] for folder in (whole, killed)]
+    assert losses[0] == losses[1] and len(losses[0]) == 240
+    state = "checkpoints/step-00000240/state.json"
+    assert read(whole, state)["updates"] == read(killed, state)["updates"] == 240
+
+
+def test_a_stop_is_a_checkpoint_and_75(checkpoint, cola, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "STOP").touch()
+    argv = flags("glue/cola", cola, checkpoint, tmp_path / "out")
+    assert run_ranks(tune_ranks, 1, argv) == [75]
+    assert (tmp_path / "out" / "checkpoints" / "latest").is_file()
+    (tmp_path / "out" / "STOP").unlink()
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+
+
+def test_seeds_are_summarised_and_done_ones_are_not_done_again(checkpoint, cola, tmp_path):
+    out = tmp_path / "out"
+    argv = flags("glue/cola", cola, checkpoint, out, seeds=2, seed=5)
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    alone = [read(out / f"seed-{seed}")["dev"]["matthews"] for seed in (5, 6)]
+    found = read(out)["dev"]["matthews"]
+    assert found["values"] == alone and found["mean"] == pytest.approx(np.mean(alone))
+    assert found["median"] == pytest.approx(np.median(alone))
+    assert found["std"] == pytest.approx(np.std(alone, ddof=1))
+    assert not torch.equal(*(best_of(out / f"seed-{s}")["head.score.weight"] for s in (5, 6)))
+    before = (out / "seed-5" / "results.json").stat().st_mtime_ns
+    argv[argv.index("--seeds") + 1] = "3"
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    assert (out / "seed-5" / "results.json").stat().st_mtime_ns == before
+    assert len(read(out)["seeds"]) == 3
+
+
+def test_rte_starts_from_mnli_by_its_name(checkpoint, tmp_path):
+    argv = flags("glue/mnli", write_mnli(tmp_path / "MNLI"), checkpoint, tmp_path / "mnli", seeds=2)
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    summary = read(tmp_path / "mnli")
+    assert summary["dev"].keys() == {"accuracy", "accuracy_mm"}
+    given = dict(from_task="mnli", steps=1, learning_rate=0.0)
+    argv = flags("glue/rte", write_rte(tmp_path / "RTE"), checkpoint, tmp_path / "rte", **given)
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    start = best_of(tmp_path / "mnli" / f"seed-{summary['best_seed']}")
+    found = best_of(tmp_path / "rte")
+    for name in (name for name in found if name.startswith("albert.")):
+        assert torch.equal(found[name], start[name]), name
+    assert found["head.score.weight"].shape == (2, 32)
+
+
+FAMILIES = {
+    "glue/stsb": (write_stsb, {}, {"pearson", "spearman"}, "STS-B.dev.tsv"),
+    "squad1": (
+        lambda folder: write_squad(folder, "v1.1"),
+        {"question_length": 8, "stride": 8},
+        {"exact", "f1"},
+        "nbest.dev.json",
+    ),
+    "race": (
+        write_race,
+        {"question_length": 20, "batch_size": 4},
+        {"accuracy", "accuracy_middle", "accuracy_high"},
+        "predictions.test.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("task", FAMILIES)
+def test_every_family_is_judged(vocab, tmp_path, task):
+    """From a checkpoint without a pooler, where some heads start one, and from Hugging Face's."""
+    write, given, metrics, file = FAMILIES[task]
+    start = write_checkpoint(tmp_path / "headless", vocab, pair_head=False)
+    if task == "race":
+        export_hf(write_checkpoint(tmp_path / "whole", vocab), tmp_path / "hf")
+        start = tmp_path / "hf"
+    argv = flags(task, write(tmp_path / "data"), start, tmp_path / "out", **given)
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    assert read(tmp_path / "out")["dev"].keys() == metrics
+    if task == "race":  # whose test labels are public
+        assert read(tmp_path / "out")["test"].keys() == metrics
+    assert (tmp_path / "out" / file).is_file()

@@ -1,0 +1,95 @@
+"""Fine-tuning on wrong input: one line, the right code, nothing half done."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from albert_ds.data.vocab import Normalisation, train_vocab
+from albert_ds.errors import UserError
+from albert_ds.tuning.config import read_config
+from albert_ds.tuning.run import read_start
+from tests.conftest import ROOT
+from tests.distributed import run_ranks
+from tests.tuning import flags, tune_ranks, write_checkpoint, write_cola, write_rte
+
+
+@pytest.fixture(scope="module")
+def checkpoint(text_file, tmp_path_factory):
+    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
+    vocab = train_vocab(lines, Normalisation(), vocab_size=300)
+    return write_checkpoint(tmp_path_factory.mktemp("pretrained"), vocab)
+
+
+@pytest.fixture(scope="module")
+def cola(tmp_path_factory):
+    return write_cola(tmp_path_factory.mktemp("tasks") / "CoLA")
+
+
+def read(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+REFUSED = {
+    "another task": ({"task": "glue/ax"}, "argument --task: invalid choice"),
+    "no data": ({"data": "none"}, "--data none: no such folder"),
+    "no checkpoint": ({"checkpoint": "none"}, "none: neither a run"),
+    "too long": ({"sequence_length": 65}, "--sequence-length 65: the model takes at most 64"),
+    "uneven": ({"micro_batch_size": 3}, "--batch-size 8 is no multiple of --micro-batch-size 3"),
+    "no task model": ({"from_task": "mnli"}, "--from-task mnli: no such folder"),
+    "a file": ({"output": __file__}, "exists and is not a folder"),
+    "heads": ({"tensor_parallel": 4}, "--tensor-parallel 4 does not divide"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_with_the_command_is_one_line(checkpoint, cola, tmp_path, case):
+    changes, words = REFUSED[case]
+    known = {"task": "glue/cola", "data": cola, "checkpoint": checkpoint, "output": tmp_path / "o"}
+    known |= {name: changes[name] for name in known if name in changes}
+    rest = {name: value for name, value in changes.items() if name not in known}
+    with pytest.raises(UserError) as caught:
+        read_config(flags(*known.values(), **rest), world_size=1)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_task_model_of_another_kind_is_refused(checkpoint, cola, text_file, tmp_path):
+    lines = text_file.read_text(encoding="utf-8").splitlines()[3000:6000]
+    other = train_vocab(lines, Normalisation(), vocab_size=300)
+    models = {
+        "has another vocabulary than": write_checkpoint(tmp_path / "other", other),
+        "its num_layers is 4, that of": write_checkpoint(tmp_path / "deep", other, num_layers=4),
+    }
+    for words, folder in models.items():
+        argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", from_task=folder)
+        config, _ = read_config(argv, world_size=1)
+        with pytest.raises(UserError, match=f"--from-task {folder}: {words} --checkpoint"):
+            read_start(config, SimpleNamespace(rank=0))
+
+
+def test_data_that_is_wrong_is_refused_with_its_line(checkpoint, tmp_path):
+    data = write_rte(tmp_path / "RTE")
+    (data / "dev.tsv").write_text((data / "dev.tsv").read_text() + "12\ta\tb\tmaybe\n")
+    argv = flags("glue/rte", data, checkpoint, tmp_path / "out")
+    command = [sys.executable, "-W", "ignore", "albert_ds/finetune.py", *argv]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 3 and "dev.tsv, line 14: label 'maybe'" in last, done.stderr
+    assert "Traceback" not in done.stderr
+    assert read(tmp_path / "out", "exit.json")["code"] == 3
+    (data / "dev.tsv").unlink()
+    assert run_ranks(tune_ranks, 1, argv) == [2]
+
+
+def test_another_setting_does_not_continue_a_run(checkpoint, cola, tmp_path):
+    argv = flags("glue/cola", cola, checkpoint, tmp_path / "out")
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    before = (tmp_path / "out" / "config.json").read_bytes()
+    argv[argv.index("--learning-rate") + 1] = "0.5"
+    assert run_ranks(tune_ranks, 1, argv) == [2]
+    reason = read(tmp_path / "out", "exit.json")["reason"]
+    assert "0.5" in reason and "was started with" in reason
+    assert (tmp_path / "out" / "config.json").read_bytes() == before

@@ -1,0 +1,101 @@
+"""Members' outputs averaged: figures by hand, files as of one model, members that do not fit."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from albert_ds.data.vocab import Normalisation, train_vocab
+from tests.distributed import run_ranks
+from tests.tuning import (
+    flags,
+    tune_ranks,
+    write_checkpoint,
+    write_cola,
+    write_race,
+    write_rte,
+    write_squad,
+)
+from tools.ensemble import average, main
+
+QUESTIONS = {"question_length": 20, "stride": 8}
+TASKS = {
+    "glue/cola": (write_cola, {}, "CoLA.tsv"),
+    "race": (write_race, {**QUESTIONS, "batch_size": 4}, "predictions.test.json"),
+    "squad1": (lambda folder: write_squad(folder, "v1.1"), QUESTIONS, "predictions.dev.json"),
+    "squad2": (lambda folder: write_squad(folder, "v2.0"), QUESTIONS, "null_odds.dev.json"),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(text_file, tmp_path_factory):
+    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
+    vocab = train_vocab(lines, Normalisation(), vocab_size=300)
+    return write_checkpoint(tmp_path_factory.mktemp("pretrained"), vocab)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_seeds_of_a_task_are_one_model(checkpoint, tmp_path, capsys, task):
+    write, given, file = TASKS[task]
+    argv = flags(task, write(tmp_path / "data"), checkpoint, tmp_path / "runs", seeds=2, **given)
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    out = tmp_path / "ensemble"
+    assert main(["--members", str(tmp_path / "runs"), "--output", str(out)]) == 0
+    seeds = [tmp_path / "runs" / f"seed-{seed}" for seed in (0, 1)]
+    results = json.loads((out / "results.json").read_text())
+    assert results["alone"] == [json.loads((s / "results.json").read_text())["dev"] for s in seeds]
+    assert json.loads(capsys.readouterr().out)["dev"] == results["dev"]
+    assert (out / file).is_file()
+    first, second, both = (load_file(f / "outputs.dev.safetensors") for f in (*seeds, out))
+    for name in both.keys() - {"start_index", "end_index", "start_score", "end_score"}:
+        np.testing.assert_allclose(both[name], (first[name] + second[name]) / 2, rtol=1e-6)
+    # One member alone, twice, is that member.
+    twice = tmp_path / "twice"
+    assert main(["--members", str(seeds[0]), str(seeds[0]), "--output", str(twice)]) == 0
+    found = json.loads((twice / "results.json").read_text())["dev"]
+    assert found == {name: pytest.approx(value) for name, value in results["alone"][0].items()}
+
+
+def test_a_span_that_a_member_does_not_propose_has_no_share_from_it():
+    def member(start, end, share):
+        return {
+            "start_index": np.array([[start, 9]]),
+            "start_score": np.log(np.array([[share, 1e-9]])),
+            "end_index": np.array([[[end, 8], [9, 8]]]),
+            "end_score": np.log(np.array([[[1.0, 1e-9], [1.0, 1e-9]]])),
+            "impossible": np.array([share]),
+        }
+
+    found = average([member(1, 2, 0.6), member(1, 2, 0.2), member(3, 4, 0.9)])
+    spans = {
+        (int(s), int(e)): np.exp(score)
+        for s, e, score in zip(
+            found["start_index"][0],
+            found["end_index"][0, :, 0],
+            found["start_score"][0],
+            strict=True,
+        )
+    }
+    assert spans[1, 2] == pytest.approx(0.8 / 3) and spans[3, 4] == pytest.approx(0.3)
+    assert found["impossible"][0] == pytest.approx(1.7 / 3)
+
+
+def test_members_that_do_not_fit_are_refused(checkpoint, tmp_path, capsys):
+    cola, rte = write_cola(tmp_path / "CoLA"), write_rte(tmp_path / "RTE")
+    for name, task, data, given in (
+        ("a", "glue/cola", cola, {}),
+        ("b", "glue/rte", rte, {}),
+        ("c", "glue/cola", cola, {"sequence_length": 32}),
+    ):
+        argv = flags(task, data, checkpoint, tmp_path / name, steps=1, **given)
+        assert run_ranks(tune_ranks, 1, argv) == [0]
+    for members, words in (
+        (("a", "b"), "of glue/cola, glue/rte; must be fine-tuned on one task"),
+        (("a", "c"), "c: its dev set is not that of"),
+        (("a", "none"), "config.json: cannot be read"),
+    ):
+        folders = [str(tmp_path / name) for name in members]
+        assert main(["--members", *folders, "--output", str(tmp_path / "out")]) == 2
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

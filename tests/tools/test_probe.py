@@ -1,0 +1,99 @@
+"""Any checkpoint on all three intrinsic tasks, and Figure 1's numbers."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from albert_ds.data.samples import StreamConfig
+from albert_ds.data.shards import open_shards
+from albert_ds.data.stream import heldout_batches
+from tests.distributed import run_ranks
+from tests.tuning import write_checkpoint
+from tools.probe import interval
+
+
+def probe_rank(rank: int, argv: list[str]) -> int:
+    from tools.probe import main
+
+    return main(argv)
+
+
+def probe(tmp_path, *argv) -> dict:
+    output = tmp_path / "values.json"
+    words = [*map(str, argv), "--output", str(output)]
+    assert run_ranks(probe_rank, 1, words) == [0]
+    return json.loads(output.read_text())
+
+
+def make(folder, data, objective, **changes):
+    vocab = open_shards(data, "heldout").vocab
+    run = write_checkpoint(folder, vocab, vocab_size=vocab.size, **changes)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"stream": {"objective": objective}}))
+    return run
+
+
+@pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
+def test_every_objective_is_probed_on_every_task(data, tmp_path, objective):
+    run = make(tmp_path / "run", data, objective, pair_head=objective != "none")
+    words = ("--checkpoint", run, "--data", data, "--samples", 60, "--head-samples", 80)
+    found = probe(tmp_path, *words)
+    assert found["objective"] == objective
+    for task in ("mlm", "sop", "nsp"):
+        assert 0 <= found[f"heldout_{task}_accuracy"] <= 1
+    # A head of its own is used as it is; one that was never there is trained.
+    trained = {task for task in ("sop", "nsp") if f"heldout_{task}_pairs" in found}
+    assert trained == {"sop", "nsp"} - {objective}
+
+
+def test_the_own_head_is_not_trained(data, tmp_path):
+    """A head that always says "swapped" is right exactly as often as that is true."""
+    run = make(tmp_path / "run", data, "sop")
+    path = run / "checkpoints" / "step-00000001" / "weights.safetensors"
+    state = load_file(path)
+    state["pair_head.weight"].zero_()
+    state["pair_head.bias"][1] = 1.0
+    save_file(state, path)
+    words = ("--checkpoint", run, "--data", data, "--samples", 60, "--head-samples", 80)
+    found = probe(tmp_path, *words)
+    stream = StreamConfig(objective="sop", sequence_length=64)
+    limits = dict(limit=60, micro_batch_size=8, dp_rank=0, dp_size=1)
+    batches = list(heldout_batches(open_shards(data, "heldout"), stream, **limits))
+    labels = torch.cat([batch.tensors["pair_labels"] for batch in batches])
+    share = (labels == 1).sum() / (labels >= 0).sum()
+    assert found["heldout_sop_accuracy"] == pytest.approx(float(share))
+    assert found["heldout_pairs"] == (labels >= 0).sum()
+    low, high = interval(found["heldout_sop_accuracy"], found["heldout_pairs"])
+    assert low < found["heldout_sop_accuracy"] < high
+
+
+def test_layers_of_several_models_are_drawn_together(data, tmp_path):
+    shared = make(tmp_path / "albert", data, "sop", num_layers=3)
+    apart = make(tmp_path / "bert", data, "sop", num_layers=3, sharing="none")
+    found = probe(
+        tmp_path,
+        *("--checkpoint", shared, "--against", apart, "--data", data, "--samples", 8),
+        *("--similarity", "--picture", tmp_path / "layers.png"),
+    )
+    assert [found[str(run)]["sharing"] for run in (shared, apart)] == ["all", "none"]
+    for values in found.values():
+        assert len(values["l2"]) == len(values["degrees"]) == 3
+    assert (tmp_path / "layers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_another_vocabulary_is_refused(data, tmp_path):
+    run = make(tmp_path / "run", data, "sop")
+    path = run / "config.json"
+    weights = run / "checkpoints" / "step-00000001" / "weights.safetensors"
+    config = json.loads(path.read_text())
+    config["model"]["vocab_size"] = 700
+    path.write_text(json.dumps(config))
+    state = load_file(weights)
+    for name in ("albert.embeddings.word.weight", "mlm_head.bias"):
+        state[name] = state[name][:700].clone()
+    save_file(state, weights)
+    argv = ["--checkpoint", str(run), "--data", str(data), "--output", str(tmp_path / "none")]
+    assert run_ranks(probe_rank, 1, argv) == [2]
+    assert not (tmp_path / "none").exists()

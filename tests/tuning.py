@@ -1,0 +1,146 @@
+"""Toy tasks in the published formats, a small checkpoint, and a way to fine-tune on them."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import save_file
+
+from albert_ds.data.vocab import Vocab
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.config import ModelConfig
+
+MODEL = ModelConfig(
+    vocab_size=300,
+    embedding_size=16,
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    ffn_size=64,
+    max_position_embeddings=64,
+    dropout=0.1,
+)
+WORDS = "the object name class type list string module function statement".split()
+
+
+def write_checkpoint(folder: Path, vocab: Vocab, *, seed: int = 0, **changes) -> Path:
+    """A pretraining run as it is left behind, with random weights."""
+    from dataclasses import replace
+
+    config = replace(MODEL, **changes)
+    step = folder / "checkpoints" / "step-00000001"
+    step.mkdir(parents=True)
+    save_file(AlbertForPretraining(config, seed=seed).state_dict(), step / "weights.safetensors")
+    (step.parent / "latest").write_text(step.name)
+    (folder / "config.json").write_text(json.dumps({"model": asdict(config)}))
+    vocab.write(folder)
+    return folder
+
+
+def draw_sentences(count: int, seed: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, 6)) for _ in range(count)]
+
+
+def write_cola(folder: Path, *, train: int = 96, dev: int = 40) -> Path:
+    """Acceptable is what has the word "class"."""
+    folder.mkdir(parents=True)
+    for split, count, seed in (("train", train, 1), ("dev", dev, 2)):
+        rows = [f"x\t{int('class' in s)}\t\t{s}" for s in draw_sentences(count, seed)]
+        (folder / f"{split}.tsv").write_text("\n".join(rows) + "\n")
+    rows = [f"{i}\t{s}" for i, s in enumerate(draw_sentences(10, 3))]
+    (folder / "test.tsv").write_text("index\tsentence\n" + "\n".join(rows) + "\n")
+    return folder
+
+
+def write_pairs(folder: Path, header: str, row, splits=("train", "dev"), count: int = 12) -> Path:
+    """A task of pairs; `row` makes the fields of (number, first, second)."""
+    folder.mkdir(parents=True)
+    for number, split in enumerate(splits):
+        texts = draw_sentences(2 * count, number)
+        rows = [row(i, texts[2 * i], texts[2 * i + 1]) for i in range(count)]
+        lines = [header, *("\t".join(fields) for fields in rows)]
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def write_rte(folder: Path) -> Path:
+    labels = ("entailment", "not_entailment")
+    header = "index\tsentence1\tsentence2\tlabel"
+    return write_pairs(folder, header, lambda i, a, b: [str(i), a, b, labels[i % 2]])
+
+
+def write_stsb(folder: Path) -> Path:
+    header = "index\tsentence1\tsentence2\tscore"
+    return write_pairs(folder, header, lambda i, a, b: [str(i), a, b, f"{i % 5}.250"])
+
+
+def write_mnli(folder: Path) -> Path:
+    labels = ("neutral", "entailment", "contradiction")
+    return write_pairs(
+        folder,
+        "index\tsentence1\tsentence2\tgold_label",
+        lambda i, a, b: [str(i), a, b, labels[i % 3]],
+        splits=("train", "dev_matched", "dev_mismatched"),
+    )
+
+
+def write_race(folder: Path) -> Path:
+    for split in ("train", "dev", "test"):
+        for level, seed in (("middle", 1), ("high", 2)):
+            path = folder / split / level / "1.txt"
+            path.parent.mkdir(parents=True)
+            content = {
+                "article": " . ".join(draw_sentences(4, seed)),
+                "questions": ["It is a _ ?", "Which one is it?"],
+                "options": [WORDS[:4], WORDS[4:8]],
+                "answers": ["A", "C"],
+            }
+            path.write_text(json.dumps(content))
+    return folder
+
+
+def write_squad(folder: Path, version: str) -> Path:
+    folder.mkdir(parents=True)
+    for split, seed in (("train", 1), ("dev", 2)):
+        paragraphs = []
+        for number, context in enumerate(draw_sentences(6, seed)):
+            context = f"{context} Knuth {draw_sentences(1, seed + number)[0]}"
+            answer = {"text": "Knuth", "answer_start": context.index("Knuth")}
+            asked = [{"id": f"{split}{number}", "question": "Who is it?", "answers": [answer]}]
+            if version == "v2.0":
+                none = {"id": f"{split}{number}n", "question": "Why not?", "answers": []}
+                asked.append(none | {"is_impossible": True})
+            paragraphs.append({"context": context, "qas": asked})
+        content = {"version": version, "data": [{"title": "t", "paragraphs": paragraphs}]}
+        (folder / f"{split}-{version}.json").write_text(json.dumps(content))
+    return folder
+
+
+def flags(task: str, data: Path, checkpoint: Path, output: Path, **given) -> list[str]:
+    """The command line of finetune.py; keyword arguments are flags, True means without a value."""
+    given = {
+        "steps": 4,
+        "batch_size": 8,
+        "learning_rate": 0.002,
+        "dropout": 0.0,
+        "classifier_dropout": 0.0,
+        "log_every": 1,
+        **given,
+    }
+    argv = ["--task", task, "--data", data, "--checkpoint", checkpoint, "--output", output]
+    for name, value in given.items():
+        flag = "--" + (name if name == "deepspeed_config" else name.replace("_", "-"))
+        argv += [flag] if value is True else [flag, value]
+    return [str(word) for word in argv]
+
+
+def tune_ranks(rank: int, argv: list[str]) -> int:
+    """finetune.py on this rank; its exit code."""
+    import torch
+
+    from albert_ds.finetune import main
+
+    torch.set_num_threads(1)
+    return main(argv)
