@@ -95,7 +95,7 @@ class Vocab:
         return self._processor.encode([self.normalise(text) for text in texts], num_threads=1)
 
     def encode_with_offsets(self, normalised: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a text that is normalised already, and of each the characters it stands for."""
+        """The ids of a text that is normalised already; of each the characters it stands for."""
         found = self._processor.encode(normalised, return_type="offset_mapping")
         return list(found["ids"]), found["offsets"]
 
