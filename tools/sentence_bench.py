@@ -61,8 +61,8 @@ def main() -> None:
 
 def open_splitters() -> dict[str, Splitter]:
     try:
-        import pysbd
-        from syntok import segmenter
+        import pysbd  # ty: ignore[import-not-found]
+        from syntok import segmenter  # ty: ignore[import-not-found]
     except ImportError as error:
         raise UserError(f"{error}; install what is compared: pip install '.[bench]'") from None
     warnings.simplefilter("ignore")  # of pysbd's regular expressions
