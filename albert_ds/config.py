@@ -192,7 +192,9 @@ def _resolve_stream(args, model: ModelConfig, sources) -> StreamConfig:
     return StreamConfig(
         objective=args.objective,
         sequence_length=length,
-        max_predictions=20 if args.masking == "released" else None,
+        masked_fraction=args.masked_fraction,
+        max_predictions=args.max_predictions,
+        max_ngram=args.max_ngram,
         word_boundaries=args.word_boundaries,
         seed=args.seed,
     )

@@ -100,11 +100,25 @@ def _add_task(group) -> None:
         help="longest sequence in tokens (default: as built)",
     )
     add(
-        "--masking",
-        choices=("paper", "released"),
-        default="paper",
-        help="paper: 15 %% of the tokens; released: the same, at most 20 a sequence "
-        "(default: paper)",
+        "--masked-fraction",
+        type=float,
+        default=0.15,
+        metavar="P",
+        help="share of a sequence's tokens to predict (default: %(default)s)",
+    )
+    add(
+        "--max-predictions",
+        type=positive,
+        metavar="N",
+        help="tokens of a sequence to predict at most; the release's 20 is 4 %% of 512 "
+        "(default: no limit, as in the paper)",
+    )
+    add(
+        "--max-ngram",
+        type=positive,
+        default=3,
+        metavar="N",
+        help="whole words masked together at most (default: %(default)s)",
     )
     add(
         "--word-boundaries",

@@ -51,6 +51,9 @@ def refuse(argv: list[str], world_size: int = 2) -> str:
         ({"data_weights": [0.5, 0.5]}, ["--data-weights", "2 numbers for 1"]),
         ({"data_weights": -1}, ["--data-weights"]),
         ({"seed": -3}, ["--seed"]),
+        ({"masked_fraction": 2}, ["--masked-fraction 2", "0 .. 1"]),
+        ({"max_ngram": 0}, ["--max-ngram", "at least 1"]),
+        ({"max_predictions": 0}, ["--max-predictions", "at least 1"]),
         ({"colour": "blue"}, ["--colour"]),
     ],
 )
