@@ -17,6 +17,15 @@ def run_tool(*argv: str | Path) -> None:
     subprocess.run([sys.executable, *map(str, argv)], cwd=ROOT, check=True, capture_output=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def environment():
+    """A tool run in this process leaves its world in the environment: not for the next file."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def text_file(tmp_path_factory) -> Path:
     """English prose: the interpreter's own reference, a blank line between documents."""

@@ -71,7 +71,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all():
 
 @pytest.fixture
 def spoilt_weights(data, tmp_path):
-    """A checkpoint of `train_command`'s model with one NaN in it."""
+    """A checkpoint of `train_command`'s model with a weight whose sums overflow."""
     from safetensors.torch import save_file
 
     from albert_ds.config import read_config
@@ -80,7 +80,7 @@ def spoilt_weights(data, tmp_path):
     argv = train_command(data, tmp_path / "unused")[2:]
     model = replace(read_config(argv, world_size=2).model)
     state = AlbertForPretraining(model).state_dict()
-    state["albert.encoder.ffn.0.feed_forward.up.bias"][0] = float("nan")
+    state["albert.encoder.ffn.0.feed_forward.up.bias"][0] = 3e38
     folder = tmp_path / "spoilt" / "checkpoints" / "step-00000001"
     folder.mkdir(parents=True)
     save_file(state, folder / "weights.safetensors")

@@ -58,6 +58,7 @@ def config_of(leg: Leg, data: Path, vocab_size: int, output: Path):
 def run_leg(rank: int, config, num_steps: int):
     """Continue RUN as the trainer does; losses, this rank's sample ids by step, what is held."""
     from albert_ds.runtime.checkpoint import gather
+    from albert_ds.runtime.saver import Saver
     from albert_ds.train import next_batch, prepare, save, train_step
 
     device, mesh, traffic = join(config.tensor_parallel)
@@ -69,7 +70,9 @@ def run_leg(rank: int, config, num_steps: int):
         seen.append([i for part in batch.micro_batches for i in part.sample_ids])
         train_step(run, batch)
         losses.append(run.window.close(mesh, config.model, config.stream.objective)["loss"])
-    save(run)
+    saver = Saver(run.engine, run.config, resumed_at=0)
+    save(run, saver)
+    saver.wait()
     end = {kind: gather(run.engine, kind) for kind in KINDS}
     return mesh.tp_rank, losses, seen, start, end
 

@@ -23,7 +23,7 @@ from albert_ds.tasks.recipes import RECIPES, Lengths, Recipe
 from albert_ds.tasks.table import TASKS, head_of
 from albert_ds.tuning.flags import build_parser
 
-DS_CONFIG = Path(__file__).parents[1] / "ds_configs" / "zero1_fp32_adamw.json"
+DS_CONFIG = Path(__file__).parents[2] / "ds_configs" / "zero1_fp32_adamw.json"
 EVALUATIONS = 10  # of the dev set in a run, unless --eval-every says otherwise
 # What another run of the same OUTPUT may change; everything else must be as it was.
 MAY_CHANGE = {
