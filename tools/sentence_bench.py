@@ -8,6 +8,7 @@ Needs pip install '.[bench]'.
 """
 
 import argparse
+import importlib
 import json
 import statistics
 import sys
@@ -61,8 +62,8 @@ def main() -> None:
 
 def open_splitters() -> dict[str, Splitter]:
     try:
-        import pysbd  # ty: ignore[import-not-found]
-        from syntok import segmenter  # ty: ignore[import-not-found]
+        pysbd = importlib.import_module("pysbd")
+        segmenter = importlib.import_module("syntok.segmenter")
     except ImportError as error:
         raise UserError(f"{error}; install what is compared: pip install '.[bench]'") from None
     warnings.simplefilter("ignore")  # of pysbd's regular expressions
