@@ -23,6 +23,7 @@ from albert_ds.parallel.mesh import build_mesh
 from albert_ds.runtime.ending import conclude, name_failure, say, take_possession
 from albert_ds.runtime.launch import join_world, read_world
 from albert_ds.runtime.preemption import StopRequest
+from albert_ds.runtime.roll_call import RollCall
 from albert_ds.tuning.config import (
     FinetuneConfig,
     check_resume,
@@ -30,7 +31,7 @@ from albert_ds.tuning.config import (
     resolve_steps,
     write_run_files,
 )
-from albert_ds.tuning.run import Run, build_model, keep_best, save, start, units_of_step
+from albert_ds.tuning.run import Run, build_model, keep_best, save, start
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,7 @@ def train_step(run: Run) -> tuple[float, float, int]:
     config, engine = run.config, run.engine
     seed_step(config.seed, run.step, run.mesh.dp_rank)
     engine.set_learning_rate(config.rate_at(run.step))
-    units, size = units_of_step(run), config.micro_batch_size
+    units, size = next(run.batches), config.micro_batch_size
     total, tokens = 0.0, 0
     for begin in range(0, len(units), size):
         part = units[begin : begin + size]
@@ -147,6 +148,7 @@ def tune(
     mesh: Mesh,
     device: torch.device,
     request: StopRequest,
+    roll: RollCall,
     runs: list[Run],
 ) -> dict:
     """One run of one seed, or what it has left if it is done; returns its results. Collective.
@@ -162,6 +164,7 @@ def tune(
         return done
     run = start(config, splits, mesh, device)
     runs.append(run)
+    run.batches = roll.follow(run.batches)
     metrics = Metrics(config.run, mesh, run.step, num_steps=config.steps, wandb=False)
     run.evaluations = from_rank_0(mesh, read_evaluations(run) if mesh.rank == 0 else None)
     train(run, metrics, request)
@@ -233,24 +236,25 @@ def prepare(
 
 
 def main(argv: list[str]) -> int:
-    world = mesh = lock = None
+    world = mesh = roll = lock = None
     runs: list[Run] = []
     try:
         world = read_world()
         config, args = read_config(argv, world_size=world.size)
         request = StopRequest(config.run, config.max_hours)
-        device = join_world(world)
-        mesh = build_mesh(config.tensor_parallel)
+        device = join_world(world, timeout_minutes=config.timeout_minutes)
+        roll = RollCall(world, config.run, minutes=config.timeout_minutes)
+        mesh = build_mesh(config.tensor_parallel, timeout_minutes=config.timeout_minutes + 1)
         lock = take_possession(config.run, mesh, lambda: None)
         config, splits = prepare(config, args, mesh)
-        tune_seeds(config, splits, mesh, device, request, runs)
+        tune_seeds(config, splits, mesh, device, request, roll, runs)
         code, reason = 0, "all steps done"
     except ENDINGS as ending:
         code, reason = ending.code, str(ending)
     except (RuntimeError, OSError) as error:
-        code, reason = name_failure(error)
+        code, reason = name_failure(error, roll)
     step = runs[-1].step if runs else None
-    conclude(world, mesh, lock, peek_output(argv), code=code, reason=reason, step=step)
+    conclude(world, mesh, lock, peek_output(argv), code=code, reason=reason, step=step, roll=roll)
     return code
 
 
@@ -260,13 +264,14 @@ def tune_seeds(
     mesh: Mesh,
     device: torch.device,
     request: StopRequest,
+    roll: RollCall,
     runs: list[Run],
 ) -> None:
     """One run straight in OUTPUT, or several in OUTPUT/seed-S and what they have in common."""
     from albert_ds.tuning.judge import summarise_seeds, write_json
 
     if config.seeds == 1:
-        tune(config, splits, mesh, device, request, runs)
+        tune(config, splits, mesh, device, request, roll, runs)
         return
     results = []
     for seed in range(config.seed, config.seed + config.seeds):
@@ -274,7 +279,7 @@ def tune_seeds(
         one = replace(config, seed=seed, seeds=1, output=output)
         if mesh.rank == 0:
             write_run_files(one)
-        results.append(tune(one, splits, mesh, device, request, runs))
+        results.append(tune(one, splits, mesh, device, request, roll, runs))
     summary = summarise_seeds(results)
     if mesh.rank == 0:
         write_json(config.run / "results.json", summary)

@@ -29,7 +29,7 @@ EVALUATIONS = 10  # of the dev set in a run, unless --eval-every says otherwise
 MAY_CHANGE = {
     *("data", "output", "checkpoint", "from_task", "cache", "micro_batch_size", "deepspeed_config"),
     *("tensor_parallel", "activation_checkpointing", "log_every", "save_every", "max_hours"),
-    "seeds",
+    *("timeout_minutes", "seeds"),
 }
 FIXED_DS_KEYS = ("optimizer", "gradient_clipping", "bf16", "fp16")
 
@@ -65,6 +65,7 @@ class FinetuneConfig:
     save_every: int
     patience: int | None  # evaluations without a better one after which training ends
     max_hours: float | None
+    timeout_minutes: float  # that a rank may be missing or hold the others up
 
     @property
     def run(self) -> Path:
@@ -83,7 +84,7 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
     """
     args = build_parser(TASKS).parse_args(argv)
     recipe, task = RECIPES[args.task], TASKS[args.task]
-    _check_data(args, task)
+    _check_args(args, task)
     root = locate(args.checkpoint)[0]
     kind, num_labels = head_of(args.task)
     dropout = (
@@ -124,17 +125,21 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
 
 _TAKEN_AS_TYPED = (
     *("task", "from_scratch", "tensor_parallel", "activation_checkpointing", "seed", "seeds"),
-    *("log_every", "patience", "max_hours"),
+    *("log_every", "patience", "max_hours", "timeout_minutes"),
 )
 
 
-def _check_data(args, task) -> None:
+def _check_args(args, task) -> None:
     if not args.data.is_dir():
         raise UserError(f"--data {args.data}: no such folder; must be the folder of {args.task}")
     for split in ("train", *task.dev_splits):
         for path in task.files(args.data, split)[:1]:
             if not path.is_file():
                 raise UserError(f"--data {args.data}: {path.name} is missing")
+    for name in ("max_hours", "timeout_minutes"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"{as_flag(name)} {value}: must be above 0")
     if args.output.exists() and not args.output.is_dir():
         raise UserError(f"--output {args.output}: exists and is not a folder")
 

@@ -145,3 +145,11 @@ def _add_rhythm(group) -> None:
         metavar="H",
         help="stop with a complete checkpoint after this long (default: no limit)",
     )
+    add(
+        "--timeout-minutes",
+        type=float,
+        default=10,
+        metavar="M",
+        help="end when a rank is missing or holds the others up for this long "
+        "(default: %(default)s)",
+    )

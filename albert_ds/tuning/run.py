@@ -7,6 +7,7 @@ OUTPUT/checkpoints/best/                 the weights of the best evaluation
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -37,6 +38,7 @@ class Run:
     device: torch.device
     engine: Engine
     metric: str
+    batches: Iterator[list[int]] = field(init=False)  # this rank's units, a list a step
     step: int = 0
     updates: int = 0
     skipped_in_a_row: int = 0
@@ -46,6 +48,9 @@ class Run:
     def is_due(self, every: int) -> bool:
         """Whether something done every so many steps, and at the last one, is due now."""
         return self.step % every == 0 or self.step == self.config.steps
+
+    def __post_init__(self):
+        self.batches = draw_units(self)
 
     @property
     def best(self) -> tuple[int, float]:
@@ -128,6 +133,12 @@ def build_model(config: FinetuneConfig, mesh: Mesh, weights: dict | None) -> Alb
         assert not unknown, unknown
     apply_tensor_parallel(model, mesh)
     return model
+
+
+def draw_units(run: Run) -> Iterator[list[int]]:
+    """This rank's training units of the step that the run is at, again and again."""
+    while True:
+        yield units_of_step(run)
 
 
 def units_of_step(run: Run) -> list[int]:

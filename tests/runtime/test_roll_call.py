@@ -2,14 +2,17 @@
 
 import json
 import signal
+import sys
 
 import psutil
 import pytest
 
+from albert_ds.data.shards import open_shards
 from albert_ds.runtime.roll_call import find_absent, list_ranks
 from tests.conftest import start_ranks, train_command
 from tests.distributed import run_ranks
 from tests.test_resume import wait_for_step
+from tests.tuning import flags, write_checkpoint, write_rte
 
 # Ranks of a busy machine reach their meeting some seconds apart.
 QUICK = dict(steps=100_000, timeout_minutes=0.3, eval_every=10**6, save_every=10**6)
@@ -48,6 +51,7 @@ def read_timeouts(rank: int) -> list[float]:
     mesh = build_mesh(1, timeout_minutes=3)
     groups = (dist.group.WORLD, mesh.control_group, mesh.dp_group, mesh.tp_group)
     cpu = torch.device("cpu")
+    dist.barrier()  # the store lives in rank 0, and goes with it
     return [group._get_backend(cpu).options._timeout.total_seconds() for group in groups]
 
 
@@ -86,3 +90,22 @@ def test_a_frozen_rank_ends_the_run_and_is_named(data, tmp_path, frozen, what):
         assert ending["code"] == 5 and ending["reason"].startswith("rank 1 on ")
         assert "missing for 0.3 min" in ending["reason"]
         assert f"albert-ds: {ending['reason']}" in said
+
+
+@pytest.mark.parametrize("what", [signal.SIGSTOP, signal.SIGKILL], ids=lambda s: s.name)
+def test_a_rank_that_is_lost_in_fine_tuning_is_named(data, tmp_path, what):
+    vocab = open_shards(data, "train").vocab
+    checkpoint = write_checkpoint(tmp_path / "pretrained", vocab, vocab_size=vocab.size)
+    common = ("glue/rte", write_rte(tmp_path / "RTE"), checkpoint, tmp_path / "out")
+    rhythm = dict(steps=100_000, eval_every=10**6, save_every=10**6, timeout_minutes=0.3)
+    argv = flags(*common, **rhythm)
+    ranks = start_ranks([sys.executable, "albert_ds/finetune.py", *argv], 2)
+    wait_for_step(tmp_path / "out", 2)
+    ranks[1].send_signal(what)
+    said = ranks[0].communicate(timeout=300)[1]
+    ranks[1].kill()
+    ranks[1].communicate(timeout=300)
+    assert ranks[0].returncode == 5
+    ending = json.loads((tmp_path / "out" / "exit.json").read_text())
+    assert ending["code"] == 5 and ending["reason"].startswith("rank 1 on ")
+    assert "missing" in ending["reason"] and f"albert-ds: {ending['reason']}" in said
