@@ -13,7 +13,7 @@ from albert_ds.tuning.config import read_config
 from albert_ds.tuning.run import read_start
 from tests.conftest import ROOT
 from tests.distributed import run_ranks
-from tests.tuning import flags, tune_ranks, write_checkpoint, write_cola, write_rte
+from tests.tuning import flags, tune_ranks, write_checkpoint, write_cola, write_mnli, write_rte
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,7 @@ REFUSED = {
     "uneven": ({"micro_batch_size": 3}, "--batch-size 8 is no multiple of --micro-batch-size 3"),
     "no task model": ({"from_task": "mnli"}, "--from-task mnli: no such folder"),
     "a file": ({"output": __file__}, "exists and is not a folder"),
+    "no patience": ({"timeout_minutes": 0}, "--timeout-minutes 0.0: must be above 0"),
     "heads": ({"tensor_parallel": 4}, "--tensor-parallel 4 does not divide"),
 }
 
@@ -70,18 +71,36 @@ def test_a_task_model_of_another_kind_is_refused(checkpoint, cola, text_file, tm
             read_start(config, SimpleNamespace(rank=0))
 
 
+def tune_apart(argv: list[str]) -> subprocess.CompletedProcess:
+    """finetune.py in a process of its own, with what it said."""
+    command = [sys.executable, "-W", "ignore", "albert_ds/finetune.py", *argv]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
 def test_data_that_is_wrong_is_refused_with_its_line(checkpoint, tmp_path):
     data = write_rte(tmp_path / "RTE")
     (data / "dev.tsv").write_text((data / "dev.tsv").read_text() + "12\ta\tb\tmaybe\n")
     argv = flags("glue/rte", data, checkpoint, tmp_path / "out")
-    command = [sys.executable, "-W", "ignore", "albert_ds/finetune.py", *argv]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = tune_apart(argv)
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 3 and "dev.tsv, line 14: label 'maybe'" in last, done.stderr
     assert "Traceback" not in done.stderr
     assert read(tmp_path / "out", "exit.json")["code"] == 3
     (data / "dev.tsv").unlink()
     assert run_ranks(tune_ranks, 1, argv) == [2]
+
+
+def test_a_test_set_is_predicted_and_one_that_is_not_there_is_said(checkpoint, tmp_path):
+    data = write_mnli(tmp_path / "MNLI")
+    (data / "diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\tthe class\ta list\n")
+    out = tmp_path / "out"
+    said = tune_apart(flags("glue/mnli", data, checkpoint, out)).stderr
+    header, row = (out / "AX.tsv").read_text().splitlines()
+    labels = ("contradiction", "entailment", "neutral")
+    assert header == "index\tprediction" and row in [f"0\t{label}" for label in labels]
+    assert f"glue/mnli test_matched: not in {data}, so nothing is predicted for it" in said
+    assert "test_diagnostic: not in" not in said
+    assert "test_diagnostic: 1 examples (published: 1,104)" in said
 
 
 def test_another_setting_does_not_continue_a_run(checkpoint, cola, tmp_path):

@@ -1,7 +1,8 @@
 """GLUE: nine tasks over sentences or pairs of them, read from the files as published.
 
 Every task is a row of one table. Headers differ between splits (CoLA has one in its test file
-alone), so columns are found by name. Predictions are written as the leaderboard takes them.
+alone), so columns are found by name. Predictions are written as the leaderboard takes them. The
+diagnostic set has no training data: it is one more test set of MNLI, handed in as AX.tsv.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,10 @@ from albert_ds.tasks.tsv import Table
 
 BLOCK = 1000  # examples that are tokenised together
 ENTAILMENT = ("entailment", "not_entailment")
+DIAGNOSTIC = "test_diagnostic"
+# In MNLI's folder or beside it, by the name it is published under now or was at first.
+DIAGNOSTIC_FILES = ("diagnostic.tsv", "AX.tsv", "../diagnostic/diagnostic.tsv")
+SUBMITTED = {"": "", "matched": "-m", "mismatched": "-mm"}  # what a file is called after the folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +53,8 @@ class GlueTask:
         return tuple(name for name in self.published if name.startswith("test"))
 
     def files(self, data: Path, split: str) -> list[Path]:
-        return [data / f"{split}.tsv"]
+        names = DIAGNOSTIC_FILES if split == DIAGNOSTIC else (f"{split}.tsv",)
+        return [next((data / name for name in names if (data / name).is_file()), data / names[0])]
 
     def _table(self, data: Path, split: str) -> Table:
         is_test = split.startswith("test")
@@ -125,7 +131,7 @@ class GlueTask:
         else:
             words = [f"{score:.3f}" for score in logits[:, 0].clip(0, 5)]
         kind, _, which = split.name.partition("_")
-        name = self.folder + {"": "", "matched": "-m", "mismatched": "-mm"}[which]
+        name = "AX" if split.name == DIAGNOSTIC else self.folder + SUBMITTED[which]
         path = folder / (f"{name}.tsv" if kind == "test" else f"{name}.{kind}.tsv")
         lines = [f"{index}\t{word}\n" for index, word in enumerate(words)]
         path.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")
@@ -189,6 +195,7 @@ GLUE: dict[str, GlueTask] = {
             "dev_mismatched": 9832,
             "test_matched": 9796,
             "test_mismatched": 9847,
+            DIAGNOSTIC: 1104,
         },
     ),
     "qnli": GlueTask(

@@ -68,6 +68,7 @@ def open_splits(config: FinetuneConfig, vocab: Vocab, mesh: Mesh) -> dict[str, S
                     lambda split=split: task.build(Path(config.data), split, vocab, config.lengths),
                 )
                 _report(config, split, found.counts)
+            _report_absent(config)
         except (UserError, DamagedData) as caught:
             error = caught
         except OSError as caught:
@@ -90,6 +91,12 @@ def _report(config: FinetuneConfig, split: str, counts: dict[str, int]) -> None:
     if published not in (None, counts["examples"]):
         parts[0] += f" (published: {published:,})"
     say(f"{config.task} {split}: {', '.join(parts)}")
+
+
+def _report_absent(config: FinetuneConfig) -> None:
+    for split in TASKS[config.task].test_splits:
+        if split not in config.features:
+            say(f"{config.task} {split}: not in {config.data}, so nothing is predicted for it")
 
 
 def score_splits(task_name: str, splits: dict[str, Split], outputs: dict) -> dict[str, float]:

@@ -38,6 +38,7 @@ FILES = {
         [0],
     ),
     ("mnli", "test_matched"): (MNLI, [[*"012345678", "z"]], [0]),
+    ("mnli", "test_diagnostic"): (["index", "sentence1", "sentence2"], [["0", "x", "y"]], [0]),
     ("qnli", "dev"): (
         ["index", "question", "sentence", "label"],
         [["0", "a?", "b", "not_entailment"]],
@@ -50,7 +51,8 @@ FILES = {
 
 def write(folder, split, header, rows):
     lines = ["\t".join(row) + "\n" for row in ([header] if header else []) + rows]
-    (folder / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
+    name = "diagnostic" if split == "test_diagnostic" else split  # it has a name of its own
+    (folder / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
 
 
 @pytest.mark.parametrize(("name", "split"), FILES, ids="-".join)
@@ -134,6 +136,7 @@ def as_split(task, folder, name, vocab, lengths):
     [
         ("rte", "test", [[2.0, 1.0]], "RTE.tsv", ["entailment"]),
         ("mnli", "test_matched", [[0, 0, 1]], "MNLI-m.tsv", ["neutral"]),
+        ("mnli", "test_diagnostic", [[0, 1, 0]], "AX.tsv", ["entailment"]),
         ("cola", "test", [[0, 1], [1, 0]], "CoLA.tsv", ["1", "0"]),
         ("stsb", "train", [[5.6789]], "STS-B.train.tsv", ["5.000"]),
     ],
@@ -146,6 +149,17 @@ def test_predictions_are_what_the_leaderboard_takes(
     GLUE[name].write(found, {"logits": np.array(logits, np.float32)}, tmp_path, {})
     lines = [f"{number}\t{word}" for number, word in enumerate(words)]
     assert (tmp_path / file).read_text().splitlines() == ["index\tprediction", *lines]
+
+
+@pytest.mark.parametrize(
+    "name", ["MNLI/diagnostic.tsv", "MNLI/AX.tsv", "diagnostic/diagnostic.tsv"]
+)
+def test_the_diagnostic_set_is_found_where_it_is_published(tmp_path, name):
+    for folder in ("MNLI", "diagnostic"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / name).touch()
+    (found,) = GLUE["mnli"].files(tmp_path / "MNLI", "test_diagnostic")
+    assert found.samefile(tmp_path / name)
 
 
 def test_mismatched_scores_have_names_of_their_own(tmp_path, vocab, lengths):
