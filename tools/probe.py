@@ -41,7 +41,8 @@ def build_parser() -> Parser:
     add("--seed", type=natural, default=0, help="of masks and swaps")
     add("--output", type=Path, help="JSON with the same numbers")
     add("--similarity", action="store_true", help="L2 distance and angle of each layer instead")
-    add("--against", type=Path, nargs="+", default=[], help="checkpoints to draw beside it")
+    add("--against", type=Path, nargs="+", default=[], help="checkpoints to measure beside it")
+    add("--labels", nargs="+", help="names of the models (default: the folders')")
     add("--picture", type=Path, metavar="PNG", help="of --similarity")
     return parser
 
@@ -156,20 +157,24 @@ def interval(share: float, count: int) -> tuple[float, float]:
 
 
 def compare_layers(args, device) -> dict:
-    """Figure 1's numbers of every checkpoint, by its name, on the same held-out samples."""
+    """Figure 1's numbers of every checkpoint, by its label, on the same held-out samples."""
     from albert_ds.data.shards import open_shards
     from albert_ds.evals.similarity import measure_similarity
 
+    checkpoints = [args.checkpoint, *args.against]
+    labels = args.labels or [checkpoint.name for checkpoint in checkpoints]
+    if len({*labels}) != len(checkpoints):
+        raise UserError(f"--labels {' '.join(labels)}: must be {len(checkpoints)} different names")
     source, found = open_shards(args.data, "heldout"), {}
-    for checkpoint in [args.checkpoint, *args.against]:
+    for label, checkpoint in zip(labels, checkpoints, strict=True):
         model = open_model(checkpoint, source.vocab.size, args.data, device)
         longest = model.config.max_position_embeddings
         batches = draw_batches(args, source, "none", args.samples, longest)
         measured = measure_similarity(model, batches, device)
-        found[str(checkpoint)] = {"sharing": model.config.sharing, **measured}
+        found[label] = {"sharing": model.config.sharing, **measured}
     if args.picture:
         draw_layers(found, args.picture)
-    return found
+    return {"models": found}
 
 
 def draw_layers(found: dict, picture: Path) -> None:
@@ -184,8 +189,7 @@ def draw_layers(found: dict, picture: Path) -> None:
     for axis, (key, title) in zip(axes, panels, strict=True):
         for number, (name, values) in enumerate(found.items()):
             layers = range(1, len(values[key]) + 1)
-            label = f"{Path(name).name} (sharing {values['sharing']})"
-            axis.plot(layers, values[key], "os^Dv"[number % 5] + "-", label=label)
+            axis.plot(layers, values[key], "os^Dv"[number % 5] + "-", label=name)
         axis.set_xlabel("layer")
         axis.set_ylabel(title)
         axis.grid(alpha=0.3)
@@ -197,8 +201,8 @@ def draw_layers(found: dict, picture: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(argv)
-        if (args.picture or args.against) and not args.similarity:
-            raise UserError("--picture and --against: belong to --similarity")
+        if (args.picture or args.against or args.labels) and not args.similarity:
+            raise UserError("--picture, --against and --labels: belong to --similarity")
         from albert_ds.runtime.launch import join_world, read_world
 
         device = join_world(read_world())

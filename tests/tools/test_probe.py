@@ -75,9 +75,12 @@ def test_layers_of_several_models_are_drawn_together(data, tmp_path):
     found = probe(
         tmp_path,
         *("--checkpoint", shared, "--against", apart, "--data", data, "--samples", 8),
-        *("--similarity", "--picture", tmp_path / "layers.png"),
-    )
-    assert [found[str(run)]["sharing"] for run in (shared, apart)] == ["all", "none"]
+        *("--similarity", "--labels", "ALBERT", "BERT", "--picture", tmp_path / "layers.png"),
+    )["models"]
+    assert {name: values["sharing"] for name, values in found.items()} == {
+        "ALBERT": "all",
+        "BERT": "none",
+    }
     for values in found.values():
         assert len(values["l2"]) == len(values["degrees"]) == 3
     assert (tmp_path / "layers.png").read_bytes().startswith(b"\x89PNG")
