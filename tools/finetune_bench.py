@@ -1,8 +1,9 @@
 """A fine-tuning step here and in Hugging Face's Trainer: same model, batches, optimizer, machine.
 
-Both run in this process, in turns, so that whatever else the machine does falls on both. A step is
-everything from taking a batch to the updated weights. Ours does not pad; the Trainer pads a batch
-to its longest sequence, as its own collator does. Needs the package accelerate, as it does.
+Both run in this process, in rounds of one after the other, so that whatever else the machine does
+falls on both; a round's figure is the median of its steps. A step is everything from taking a batch
+to the updated weights. Ours does not pad; the Trainer pads a batch to its longest sequence, as its
+own collator does. Needs the package accelerate, as it does.
 
 python tools/finetune_bench.py --task glue/rte --data TASKDIR --checkpoint RUN_OR_HF
 """
@@ -26,8 +27,8 @@ def build_parser() -> Parser:
     add("--data", required=True, type=Path, metavar="TASKDIR", help="its folder")
     add("--checkpoint", required=True, type=Path, metavar="RUN_OR_HF", help="pretrained model")
     add("--batch-size", type=positive, default=32, help="examples a step (default: %(default)s)")
-    add("--steps", type=positive, default=10, help="steps a turn (default: %(default)s)")
-    add("--turns", type=positive, default=3, help="turns of each (default: %(default)s)")
+    add("--steps", type=positive, default=10, help="steps of each a round (default: %(default)s)")
+    add("--rounds", type=positive, default=5, help="(default: %(default)s)")
     add("--output", type=Path, help="JSON with the same numbers")
     return parser
 
@@ -40,7 +41,7 @@ def open_run(args, folder: Path):
     from albert_ds.tuning.config import read_config
     from albert_ds.tuning.run import start
 
-    steps = args.steps * args.turns
+    steps = args.steps * args.rounds
     argv = ["--task", args.task, "--data", args.data, "--checkpoint", args.checkpoint]
     argv += ["--output", folder / "run", "--batch-size", args.batch_size, "--steps", steps]
     config, typed = read_config([str(word) for word in argv], world_size=1)
@@ -146,29 +147,39 @@ def list_examples(run, steps: int) -> list[dict]:
 
 
 def measure(args) -> dict:
-    """Seconds of every step of both, and the ratio of their medians."""
+    """Median seconds of a step of both in every round, and their ratio."""
     from albert_ds.finetune import train_step
 
     with tempfile.TemporaryDirectory() as folder:
         run = open_run(args, Path(folder))
-        ours: list[float] = []
         theirs: list[float] = []
         train_theirs = open_trainer(run, Path(folder), args.steps, theirs)
-        for _ in range(args.turns):
-            examples = list_examples(run, args.steps)
+        rounds: dict[str, list[float]] = {"ours": [], "trainer": []}
+        for _ in range(args.rounds):
+            examples, ours = list_examples(run, args.steps), []
             for _ in range(args.steps):
                 started = time.perf_counter()
                 train_step(run)
                 ours.append(time.perf_counter() - started)
+            rounds["ours"].append(statistics.median(ours))
+            theirs.clear()
             train_theirs(examples)
-    middle = {"ours": statistics.median(ours), "trainer": statistics.median(theirs)}
+            assert len(theirs) == args.steps
+            rounds["trainer"].append(statistics.median(theirs))
+    ratios = [b / a for a, b in zip(rounds["ours"], rounds["trainer"], strict=True)]
     return {
         "task": args.task,
         "batch_size": args.batch_size,
-        "step_seconds": {"ours": ours, "trainer": theirs},
-        "median_seconds": middle,
-        "trainer_over_ours": middle["trainer"] / middle["ours"],
+        "steps": args.steps,
+        "step_seconds": rounds,
+        "trainer_over_ours": ratios,
     }
+
+
+def spread(values: list[float], scale: float = 1) -> str:
+    """`minimum | median | maximum` of the rounds."""
+    found = (min(values), statistics.median(values), max(values))
+    return " | ".join(f"{scale * x:.{1 if scale > 1 else 2}f}" for x in found)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -180,11 +191,11 @@ def main(argv: list[str] | None = None) -> int:
         return ending.code
     if args.output:
         args.output.write_text(json.dumps(found, indent=1) + "\n")
-    middle = found["median_seconds"]
-    print("| step of | median ms |\n| --- | --- |")
-    print(f"| albert-ds | {1000 * middle['ours']:.1f} |")
-    print(f"| Trainer | {1000 * middle['trainer']:.1f} |")
-    print(f"Trainer / albert-ds: {found['trainer_over_ours']:.2f}")
+    seconds = found["step_seconds"]
+    print(f"| {args.rounds} rounds | minimum | median | maximum |\n| --- | --- | --- | --- |")
+    print(f"| albert-ds, ms a step | {spread(seconds['ours'], 1000)} |")
+    print(f"| Trainer, ms a step | {spread(seconds['trainer'], 1000)} |")
+    print(f"| Trainer / albert-ds | {spread(found['trainer_over_ours'])} |")
     return 0
 
 

@@ -16,19 +16,31 @@ from tools.finetune_bench import pad_examples
 pytest.importorskip("accelerate")
 
 
-def test_both_sides_take_every_step(text_file, tmp_path):
+def test_both_sides_take_every_round(text_file, tmp_path):
     lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
     vocab = train_vocab(lines, Normalisation(), vocab_size=300)
     checkpoint = write_checkpoint(tmp_path / "run", vocab)
     argv = ["--task", "glue/rte", "--data", write_rte(tmp_path / "RTE"), "--checkpoint", checkpoint]
-    argv += ["--batch-size", "4", "--steps", "2", "--turns", "2", "--output", tmp_path / "out.json"]
+    argv += [
+        "--batch-size",
+        "4",
+        "--steps",
+        "2",
+        "--rounds",
+        "3",
+        "--output",
+        tmp_path / "out.json",
+    ]
     command = [sys.executable, "-W", "ignore", "tools/finetune_bench.py", *map(str, argv)]
     environ = {name: x for name, x in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out.json").read_text())
-    assert [len(found["step_seconds"][name]) for name in ("ours", "trainer")] == [4, 4]
-    assert "Trainer / albert-ds" in done.stdout
+    ours, trainer = (found["step_seconds"][name] for name in ("ours", "trainer"))
+    ratios = [b / a for a, b in zip(ours, trainer, strict=True)]
+    assert found["trainer_over_ours"] == pytest.approx(ratios) and len(ratios) == 3
+    low, middle, high = sorted(ratios)
+    assert f"| Trainer / albert-ds | {low:.2f} | {middle:.2f} | {high:.2f} |" in done.stdout
 
 
 def test_the_trainer_s_batch_is_padded_to_its_longest():
