@@ -105,6 +105,22 @@ def test_the_table_averages_as_the_paper_does(tmp_path):
     assert lines[0] == "| | SQuAD1.1 | SQuAD2.0 | MNLI | SST2 | RACE | Avg |"
     assert lines[2] == "| ALBERT large | 90.6/83.9 | 82.3/79.4 | 83.5 | 91.7 | 68.5 | 82.4 |"
     assert lines[3] == "| part | - | - | - | - | 50.0 | 50.0* |"
+    for folder, seconds, speed in (
+        (base, (9.0, 3.0, 3.0), 20.0),
+        (tmp_path / "part", (2.0,), 50.0),
+    ):
+        records = [
+            {"step": 100 * n, "step_seconds": s, "samples_per_second": speed}
+            for n, s in enumerate(seconds, start=1)
+        ]
+        (folder / "run").mkdir()
+        lines = [json.dumps(record) for record in [*records, {"heldout_mlm_loss": 1.5}]]
+        (folder / "run" / "metrics.jsonl").write_text("\n".join(lines))
+    timed = [*command, "--time", "--speedup-over", "ALBERT large", "--heldout"]
+    lines = subprocess.run(timed, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    assert lines[0].startswith("| | Steps | Hours | Speedup | MLM loss | SQuAD1.1 |")
+    assert lines[2].startswith("| ALBERT large | 300 | 0.417 | 1.0x | 1.500 | 90.6/83.9 |")
+    assert lines[3].startswith("| part | 100 | 0.0556 | 2.5x | 1.500 | - |")
     done = subprocess.run([*command, "--spread"], cwd=ROOT, capture_output=True, text=True)
     assert "80.0 +- 1.0" in done.stdout
     done = subprocess.run([*command[:3], "x=none"], cwd=ROOT, capture_output=True, text=True)

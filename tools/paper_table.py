@@ -3,12 +3,16 @@
 A row is a folder with a fine-tuned run a task: squad1, squad2, mnli, sst2, race, ... Over several
 seeds a cell is the median, and --spread gives mean and standard deviation instead. In Avg the F1
 and EM of each SQuAD are averaged first, as the paper has it. Where the folder has the pretrained
-`run`, its parameters get a column; so do the intrinsic tasks with a `probe.json` of tools/probe.py.
+`run`, its parameters get a column, its steps and hours with --time, its speed with --speedup-over,
+its last held-out MLM loss with --heldout; the intrinsic tasks get theirs with a `probe.json` of
+tools/probe.py.
 
 python tools/paper_table.py --rows shared=tuned/shared not-shared=tuned/none
 """
 
 import json
+import math
+import statistics
 import sys
 from pathlib import Path
 
@@ -34,6 +38,9 @@ def build_parser() -> Parser:
         help="rows of the table: a name and a folder with a subfolder a task",
     )
     add("--tasks", nargs="+", choices=TASKS, default=PAPER, help="columns (default: the paper's)")
+    add("--time", action="store_true", help="steps and hours of pretraining (Table 6)")
+    add("--speedup-over", metavar="NAME", help="samples a second over those of a row (Table 2)")
+    add("--heldout", action="store_true", help="last held-out MLM loss of pretraining")
     add("--spread", action="store_true", help="mean and standard deviation over the seeds")
     add("--output", type=Path, help="JSON with the same numbers")
     return parser
@@ -74,6 +81,42 @@ def read_lead(folder: Path) -> dict[str, str]:
         for name in ("mlm", "nsp", "sop"):
             lead[name.upper()] = f"{100 * found[f'heldout_{name}_accuracy']:.1f}"
     return lead
+
+
+def read_training(run: Path) -> dict[str, float]:
+    """Steps, hours in those steps, samples a second and held-out loss, from a run's metrics."""
+    path = run / "metrics.jsonl"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file, so no --time, --speedup-over and --heldout")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    logged = [record for record in records if "step_seconds" in record]
+    starts = [0, *(record["step"] for record in logged)]
+    seconds = [r["step_seconds"] * (r["step"] - s) for r, s in zip(logged, starts, strict=False)]
+    speed = statistics.median(record["samples_per_second"] for record in logged)
+    heldout = [r["heldout_mlm_loss"] for r in records if "heldout_mlm_loss" in r]
+    return {
+        "steps": logged[-1]["step"],
+        "hours": sum(seconds) / 3600,
+        "speed": speed,
+        "heldout": heldout[-1] if heldout else math.nan,
+    }
+
+
+def add_training(leads: dict[str, dict], folders: dict[str, Path], args) -> None:
+    """The columns that --time, --speedup-over and --heldout ask for."""
+    if not (args.time or args.speedup_over or args.heldout):
+        return
+    if args.speedup_over and args.speedup_over not in folders:
+        raise UserError(f"--speedup-over {args.speedup_over}: must be one of {', '.join(folders)}")
+    found = {name: read_training(folder / "run") for name, folder in folders.items()}
+    for name, training in found.items():
+        if args.time:
+            leads[name] |= {"Steps": f"{training['steps']:,}", "Hours": f"{training['hours']:.3g}"}
+        if args.speedup_over:
+            ratio = training["speed"] / found[args.speedup_over]["speed"]
+            leads[name]["Speedup"] = f"{ratio:.1f}x"
+        if args.heldout:
+            leads[name]["MLM loss"] = f"{training['heldout']:.3f}"
 
 
 def average_row(cells: list[dict | None], statistic: str) -> float | None:
@@ -121,6 +164,7 @@ def main(argv: list[str] | None = None) -> int:
             for name, _, folder in pairs
         }
         leads = {name: read_lead(Path(folder)) for name, _, folder in pairs}
+        add_training(leads, {name: Path(folder) for name, _, folder in pairs}, args)
         print(as_table(rows, leads, args.tasks, spread=args.spread))
         if args.output:
             args.output.write_text(json.dumps(rows, indent=1) + "\n")

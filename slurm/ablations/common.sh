@@ -4,6 +4,7 @@
 #
 # DATA   folder of shards (tools/build_shards.py)
 # TASKS  folder with what there is of squad1/ squad2/ MNLI/ SST-2/ RACE/, files as published
+#        (tools/small_tasks.py makes one for a small machine)
 # OUT    folder of the results (default: ablations/<table>); run again, it goes on where it was
 # SCALE  tiny (default): albert-tiny shapes and few steps, minutes a row on a CPU; shows the machinery
 #        paper: the paper's sizes, batch and steps, to be run on a cluster, a row at a time (ROWS)
@@ -19,9 +20,10 @@ ALL=()
 if [ "$SCALE" = tiny ]; then
     RECIPE=(--steps "${STEPS:-40}" --batch-size 16 --micro-batch-size 16 --sequence-length 64
         --learning-rate 0.002 --deepspeed_config ds_configs/zero1_fp32_adamw.json
-        --eval-every "${STEPS:-40}" --eval-samples 64)
-    JUDGE=(--steps "${JUDGE_STEPS:-10}" --batch-size 8 --sequence-length 64 --question-length 24
-        --stride 24 --seeds "${SEEDS:-1}")
+        --eval-every "${STEPS:-40}" --eval-samples 512)
+    JUDGE=(--steps "${JUDGE_STEPS:-10}" --eval-every "${JUDGE_STEPS:-10}" --batch-size 8
+        --learning-rate 5e-4 --sequence-length 64 --question-length 24 --stride 24
+        --seeds "${SEEDS:-1}")
 else
     RECIPE=(--steps 125000 --batch-size 4096 --micro-batch-size "${MICRO:-16}"
         --learning-rate 0.00176 --deepspeed_config ds_configs/zero1_bf16.json)
@@ -70,7 +72,11 @@ probe() {
         --output "$OUT/$1/probe.json" --samples "$(at 4096 256)" --head-samples "$(at 65536 512)"
 }
 
+# table FLAG...: the rows that there are, in the paper's layout; at small scale, where tasks say
+# little, with what pretraining has reached.
 table() {
-    for pair in "${ALL[@]}"; do mkdir -p "${pair#*=}"; done
-    "$PYTHON" tools/paper_table.py --rows "${ALL[@]}" --output "$OUT/table.json"
+    local rows=() pair
+    [ "$SCALE" = paper ] || set -- --heldout "$@"
+    for pair in "${ALL[@]}"; do [ -d "${pair#*=}" ] && rows+=("$pair"); done
+    "$PYTHON" tools/paper_table.py --rows "${rows[@]}" --output "$OUT/table.json" "$@"
 }

@@ -5,4 +5,5 @@ for name in bert-base bert-large albert-base albert-large albert-xlarge albert-x
     # shellcheck disable=SC2046 (words on purpose)
     row $name $(size $name)
 done
-table
+# shellcheck disable=SC2046 (words on purpose)
+table $([ -d "$OUT/bert-large" ] && echo --speedup-over bert-large)

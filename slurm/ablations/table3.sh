@@ -3,9 +3,9 @@
 . "$(dirname "$0")/common.sh"
 for sharing in none all; do
     for width in 64 128 256 768; do
+        embedding=$(at $width $((width > 256 ? 128 : width / 4)))
         # shellcheck disable=SC2046 (words on purpose)
-        row $sharing-$width $(size albert-base) --sharing $sharing \
-            --embedding-size "$(at $width $((width > 256 ? 128 : width / 4)))"
+        row $sharing-$embedding $(size albert-base) --sharing $sharing --embedding-size $embedding
     done
 done
 table

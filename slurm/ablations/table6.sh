@@ -6,4 +6,4 @@ for name in bert-large albert-xxlarge; do
     # shellcheck disable=SC2046 (words on purpose)
     row $name $(size $name) --steps "$(at 400000 100000)" --max-hours "$HOURS"
 done
-table
+table --time
