@@ -16,7 +16,9 @@ LEVELS = {
     "data": 1,
     "optim": 1,
     "parallel": 1,
+    "pictures": 1,
     "runtime": 2,
+    "scaling": 2,
     "evals": 3,
     "tasks": 3,
     "interop": 3,
@@ -25,6 +27,7 @@ LEVELS = {
     "train": 6,
     "bench": 7,
     "tuning": 7,
+    "measure": 8,
     "finetune": 8,
 }
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")

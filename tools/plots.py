@@ -1,103 +1,117 @@
-"""Pictures of runs, from their metrics.jsonl alone: losses and accuracies against steps.
+"""Pictures: of runs, of measurements, of predictions; told apart without colour.
 
-Prints how far each run is from the first one, at the steps that both have logged.
+    curves     losses and accuracies of runs against steps, from their metrics.jsonl; prints how far
+               each run is from the first one, at the steps that both have logged
+    speed-up   of each model over the yardstick against the link, from throughput_bench.py's JSON
+    traffic    bytes that a rank sends in a step, by kind, from the same
+    split      forward, backward, exposed communication, optimizer, from the same
+    scaling    predicted speed-up against link and batch, from scaling_model.py predict's JSON
+    layers     Figure 1, from probe.py --similarity's JSON
 
-python tools/plots.py --runs RUN [RUN ...] --output curves.png
+python tools/plots.py curves --runs RUN [RUN ...] --output curves.png
+python tools/plots.py split --input bench.json --yardstick bert-large --output split.png
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from albert_ds.errors import ENDINGS, UserError
 from albert_ds.flags import Parser
+from albert_ds.pictures.style import read_report
 from albert_ds.runtime.ending import say
-
-# Told apart without colour: by line style and marker.
-STYLES = ("-", "--", ":", "-.")
-MARKERS = ("o", "s", "^", "D")
-PANELS = (
-    ("mlm_loss", "MLM loss (nats a masked token)"),
-    ("mlm_accuracy", "MLM accuracy"),
-    ("sop_loss", "SOP loss (nats a pair)"),
-)
 
 
 def build_parser() -> Parser:
     parser = Parser(
         prog="tools/plots.py",
-        description=__doc__.splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    add = parser.add_argument
-    add("--runs", type=Path, nargs="+", required=True, metavar="RUN", help="run folders")
-    add("--labels", nargs="+", help="their names in the legend (default: the folders')")
-    add("--output", type=Path, required=True, metavar="PNG", help="picture to write")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+
+    def command(name: str, meaning: str) -> Parser:
+        added = commands.add_parser(name, help=meaning, description=meaning, allow_abbrev=False)
+        added.add_argument(
+            "--output", type=Path, required=True, metavar="PNG", help="picture to write"
+        )
+        return added
+
+    curves = command("curves", "losses and accuracies of runs against steps")
+    curves.add_argument("--runs", type=Path, nargs="+", required=True, metavar="RUN", help="runs")
+    curves.add_argument(
+        "--labels", nargs="+", help="their names in the legend (default: the folders')"
+    )
+    for name, meaning in (
+        ("speed-up", "samples/s over the yardstick's against the link"),
+        ("traffic", "bytes that a rank sends in a step, by kind"),
+        ("split", "the parts of a step, over the yardstick's whole"),
+    ):
+        added = command(name, meaning)
+        added.add_argument(
+            "--input", type=Path, nargs="+", required=True, help="reports of throughput_bench.py"
+        )
+        added.add_argument(
+            "--only", metavar="KEY=VALUE,...", help="cells with these values, as in the JSON"
+        )
+        if name != "traffic":
+            added.add_argument(
+                "--yardstick", default="bert-large", help="model (default: %(default)s)"
+            )
+    for name, meaning in (
+        ("scaling", "predicted speed-up against link and batch"),
+        ("layers", "distance and angle of each layer's input and output (Figure 1)"),
+    ):
+        command(name, meaning).add_argument("--input", type=Path, required=True, help="JSON")
     return parser
 
 
-def read_metrics(run: Path) -> list[dict]:
-    path = run / "metrics.jsonl"
-    if not path.is_file():
-        raise UserError(f"--runs {run}: no metrics.jsonl there")
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def plot_curves(args) -> None:
+    from albert_ds.pictures.curves import draw_curves, largest_differences
+
+    labels = args.labels or [run.stem if run.is_file() else run.name for run in args.runs]
+    if len(set(labels)) != len(args.runs):
+        raise UserError(
+            f"--labels: {len(set(labels))} different ones for {len(args.runs)} runs; "
+            "allowed: one each"
+        )
+    draw_curves(dict(zip(labels, args.runs, strict=True)), args.output)
+    for run, label in zip(args.runs[1:], labels[1:], strict=True):
+        for key, difference in largest_differences(args.runs[0], run).items():
+            print(f"{label} against {labels[0]}: {key} differs by {difference:.2g} at most")
 
 
-def draw_curves(runs: list[Path], labels: list[str], output: Path) -> None:
-    """One panel a quantity: a line for training windows, markers for held-out evaluations."""
-    import matplotlib
+def plot_cells(args) -> None:
+    from albert_ds.pictures import bench
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(5 * len(PANELS), 4))
-    for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        records = read_metrics(run)
-        for axis, (key, title) in zip(axes, PANELS, strict=True):
-            trained = [(r["step"], r[key]) for r in records if r.get(key) is not None]
-            held = [(r["step"], r[f"heldout_{key}"]) for r in records if f"heldout_{key}" in r]
-            style, marker = STYLES[number % len(STYLES)], MARKERS[number % len(MARKERS)]
-            (line,) = axis.plot(*zip(*trained, strict=True), style, label=label, linewidth=1.2)
-            if held:
-                axis.plot(
-                    *zip(*held, strict=True),
-                    marker,
-                    label=f"{label}, held out",
-                    color=line.get_color(),
-                    markerfacecolor="none",
-                    markersize=7 + 4 * number,
-                )
-            axis.set_xlabel("optimizer step")
-            axis.set_ylabel(title)
-            axis.grid(alpha=0.3)
-    axes[0].legend()
-    figure.tight_layout()
-    figure.savefig(output, dpi=120)
-
-
-def largest_differences(first: Path, other: Path) -> dict[str, float]:
-    """The largest absolute difference of each panel's quantity at steps that both runs logged."""
-    found = {}
-    for key, _ in PANELS:
-        lines = [
-            {r["step"]: r[key] for r in read_metrics(run) if r.get(key) is not None}
-            for run in (first, other)
-        ]
-        common = lines[0].keys() & lines[1].keys()
-        found[key] = max((abs(lines[0][s] - lines[1][s]) for s in common), default=float("nan"))
-    return found
+    cells = [cell for path in args.input for cell in read_report(path, "cells")["cells"]]
+    only = dict(part.partition("=")[::2] for part in args.only.split(",")) if args.only else {}
+    cells = bench.select(cells, only)
+    match args.command:
+        case "speed-up":
+            bench.draw_speed_up(cells, args.yardstick, args.output)
+        case "traffic":
+            bench.draw_traffic(cells, args.output)
+        case "split":
+            bench.draw_split(cells, args.yardstick, args.output)
 
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
-    labels = args.labels or [run.name for run in args.runs]
-    if len(labels) != len(args.runs):
-        raise UserError(f"--labels: {len(labels)} for {len(args.runs)} runs; allowed: one each")
-    draw_curves(args.runs, labels, args.output)
-    for run, label in zip(args.runs[1:], labels[1:], strict=True):
-        for key, difference in largest_differences(args.runs[0], run).items():
-            print(f"{label} against {labels[0]}: {key} differs by {difference:.2g} at most")
+    match args.command:
+        case "curves":
+            plot_curves(args)
+        case "scaling":
+            from albert_ds.pictures.scaling import draw_scaling
+
+            draw_scaling(read_report(args.input, "rows")["rows"], args.output)
+        case "layers":
+            from albert_ds.pictures.layers import draw_layers
+
+            draw_layers(read_report(args.input, "models")["models"], args.output)
+        case _:
+            plot_cells(args)
     print(args.output)
 
 

@@ -7,7 +7,7 @@ row with-dropout $(size albert-xxlarge) --dropout 0.1 --eval-every "$every"
 # shellcheck disable=SC2046 (words on purpose)
 row without-dropout $(size albert-xxlarge) --dropout 0 --eval-every "$every"
 if [ -f "$OUT/with-dropout/run/metrics.jsonl" ] && [ -f "$OUT/without-dropout/run/metrics.jsonl" ]; then
-    "$PYTHON" tools/plots.py --runs "$OUT/with-dropout/run" "$OUT/without-dropout/run" \
+    "$PYTHON" tools/plots.py curves --runs "$OUT/with-dropout/run" "$OUT/without-dropout/run" \
         --labels dropout none --output "$OUT/figure2.png"
 fi
 table

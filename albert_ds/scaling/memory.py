@@ -1,0 +1,101 @@
+"""What a rank's memory holds at its fullest, counted from what the program keeps.
+
+Three moments compete: the MLM head's scores beside every layer's activations, the last layer's
+backward beside them, and the optimizer's temporaries when the activations are gone. All stand on
+what lives from step to step: weights, master weights and both moments. Bytes a parameter were
+counted on DeepSpeed's optimizers and this project's LAMB; tools/memory_bench.py measures them.
+"""
+
+from dataclasses import dataclass
+
+from albert_ds.scaling.layout import Layout
+
+CHUNK_ROWS = 4096  # masked positions whose scores exist at once (model/heads.py)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BytesAParameter:
+    """Of a rank: for each parameter, and for each that falls to its share of DP ranks."""
+
+    lives: float  # from step to step
+    lives_shared: float
+    gradients: float  # what accumulates between passes and is not in `lives`
+    update: float  # beyond `lives` while the optimizer steps, gradients among it
+    update_shared: float
+
+
+# Lives: weights in the passes' type, fp32 masters and two moments; ZeRO-1 in bf16 also keeps the
+# gradients' fp32 sum. Update: gradients, the bucket they are reduced in, LAMB's update and root.
+STATES = {
+    ("fp32", 0): BytesAParameter(lives=12, lives_shared=0, gradients=4, update=8, update_shared=0),
+    ("fp32", 1): BytesAParameter(lives=4, lives_shared=12, gradients=4, update=4, update_shared=12),
+    ("bf16", 1): BytesAParameter(lives=6, lives_shared=12, gradients=0, update=2, update_shared=8),
+    ("bf16", 2): BytesAParameter(lives=2, lives_shared=12, gradients=0, update=8, update_shared=4),
+    ("bf16", 3): BytesAParameter(lives=4, lives_shared=18, gradients=0, update=8, update_shared=4),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes of one rank at the fullest moment of a step."""
+
+    lives: float  # weights, masters, moments
+    activations: float  # kept for backward
+    head: float  # scores of the vocabulary, and their gradients
+    backward: float  # of the last layer, with what is computed again
+    gradients: float  # already summed when the last pass runs
+    update: float  # the optimizer's temporaries
+
+    @property
+    def peak(self) -> float:
+        in_a_pass = self.gradients + self.activations + max(self.head, self.backward)
+        return self.lives + max(in_a_pass, self.update)
+
+
+def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
+    """Bytes of the fullest rank. On a CPU attention keeps one copy more, and no dropout is counted.
+
+    Raises KeyError for a precision and ZeRO stage that no shipped configuration has.
+    """
+    states, model = STATES[states_key(layout)], layout.model
+    share = layout.data_parallel
+    width, tokens = layout.weight_bytes, layout.tokens_a_pass
+    rows = min(layout.masked_a_pass, CHUNK_ROWS)
+    kept, again = elements_a_token(layout, on_cuda=on_cuda)
+    # Softmax's output, its gradient and the loss's are fp32, the scores' gradient the weights'.
+    score_bytes = 12 + (width if width < 4 else 0)
+    inner = model.ffn_size // layout.tensor_parallel
+    matrix = model.hidden_size * inner * width
+    word = model.vocab_size * model.embedding_size * width
+    parameters = layout.parameters
+    return Memory(
+        lives=parameters * (states.lives + states.lives_shared / share),
+        activations=tokens * (model.num_layers * kept + 2 * model.hidden_size * width),
+        head=rows * model.vocab_size * score_bytes,
+        backward=word + matrix + 2 * tokens * inner * width + tokens * again,
+        gradients=parameters * states.gradients * (layout.accumulation > 1),
+        # At ZeRO-0 LAMB goes tensor by tensor: its root is as large as one.
+        update=parameters * (states.update + states.update_shared / share)
+        + (0 if layout.zero else matrix),
+    )
+
+
+def states_key(layout: Layout) -> tuple[str, int]:
+    return ("fp32" if layout.precision == "fp32" else "bf16", layout.zero)
+
+
+def elements_a_token(layout: Layout, *, on_cuda: bool) -> tuple[float, float]:
+    """Bytes that a layer keeps of a token, and those its backward pass computes again."""
+    model, tp, width = layout.model, layout.tensor_parallel, layout.weight_bytes
+    h, f = model.hidden_size, model.ffn_size
+    copies = 4 if on_cuda else 5  # query, key, value, their mix; on a CPU the mix once more
+    attention = 2 * h + copies * h / tp  # its input and its sum before LayerNorm
+    ffn = 2 * h + 2 * f / tp  # likewise, with the inner layer before and after GELU
+    masks = 0 if width == 4 or not model.dropout else h  # a byte an element
+    attention, ffn = attention * width + masks, ffn * width + masks
+    match layout.activation_checkpointing:
+        case "block":
+            return h * width, attention + ffn
+        case "attention":
+            return h * width + ffn, attention
+    return attention + ffn, 0.0

@@ -1,0 +1,77 @@
+"""Every picture is drawn from the JSON that the other tools write, small, and refused otherwise."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.scaling.bench import write_report
+
+LIMIT = 100_000  # bytes of a picture
+
+
+def plot(*flags) -> subprocess.CompletedProcess:
+    command = [sys.executable, "tools/plots.py", *map(str, flags)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def assert_picture(done, path):
+    assert done.returncode == 0, done.stderr[-4000:]
+    drawn = path.read_bytes()
+    assert drawn.startswith(b"\x89PNG") and 3000 < len(drawn) < LIMIT
+
+
+@pytest.mark.parametrize("command", ["speed-up", "traffic", "split"])
+def test_measured_cells(tmp_path, command):
+    report, picture = write_report(tmp_path / "bench.json"), tmp_path / "picture.png"
+    only = ("--only", "zero=0,ranks=2,nodes=2")
+    assert_picture(plot(command, "--input", report, *only, "--output", picture), picture)
+
+
+def test_layers(tmp_path):
+    values = {"sharing": "all", "l2": [3.0, 2.0, 2.5], "degrees": [40.0, 20.0, 15.0], "tokens": 9}
+    report, picture = tmp_path / "layers.json", tmp_path / "layers.png"
+    report.write_text(json.dumps({"models": {"albert": values, "bert": values}}))
+    assert_picture(plot("layers", "--input", report, "--output", picture), picture)
+    report.write_text(json.dumps({"models": {"albert": {"l2": [1.0]}}}))
+    done = plot("layers", "--input", report, "--output", picture)
+    assert done.returncode == 2 and "albert" in done.stderr
+
+
+def test_curves_and_how_far_runs_are_apart(tmp_path):
+    for name, shift in (("one", 0.0), ("two", 0.25)):
+        (tmp_path / name).mkdir()
+        records = [
+            {"step": 10, "mlm_loss": 9.0 + shift, "mlm_accuracy": 0.1, "sop_loss": 0.7},
+            {"step": 10, "heldout_mlm_loss": 9.1, "heldout_mlm_accuracy": 0.1},
+            {"step": 20, "mlm_loss": 8.0, "mlm_accuracy": 0.2, "sop_loss": None},
+        ]
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (tmp_path / name / "metrics.jsonl").write_text(lines)
+    picture = tmp_path / "curves.png"
+    runs = (tmp_path / "one", tmp_path / "two")
+    done = plot("curves", "--runs", *runs, "--output", picture)
+    assert_picture(done, picture)
+    assert "two against one: mlm_loss differs by 0.25 at most" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("split", "--only", "ranks=9"), "ranks=9"),
+        (("split", "--yardstick", "bert-xlarge"), "bert-xlarge"),
+        (("speed-up", "--input", "absent.json"), "absent.json"),
+        (("curves", "--runs", "absent"), "absent"),
+    ],
+)
+def test_wrong_input_is_one_line_and_code_2(tmp_path, flags, says):
+    report = write_report(tmp_path / "bench.json")
+    given = list(flags)
+    if flags[0] != "curves" and "--input" not in flags:
+        given += ["--input", report]
+    done = plot(*given, "--output", tmp_path / "picture.png")
+    assert done.returncode == 2 and says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "picture.png").exists()
