@@ -7,6 +7,7 @@ Shapes: N tokens, V vocabulary, E embedding, H hidden.
 from torch import Tensor, nn
 
 from albert_ds.model.config import ModelConfig
+from albert_ds.model.dropout import Dropout
 
 
 class FactorizedEmbedding(nn.Module):
@@ -19,7 +20,7 @@ class FactorizedEmbedding(nn.Module):
         self.token_type = nn.Embedding(config.type_vocab_size, width)
         self.position = nn.Embedding(config.max_position_embeddings, width)
         self.layer_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         factorized = width != config.hidden_size
         self.projection = nn.Linear(width, config.hidden_size) if factorized else nn.Identity()
 

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig, share
+from albert_ds.model.dropout import Dropout, drop
 
 
 class VarlenAttention(nn.Module):
@@ -49,10 +50,18 @@ def attend_each(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, dropout: fl
     lengths = cu_seqlens.diff().tolist()
     heads_first = (x.transpose(0, 1).unsqueeze(0).split(lengths, dim=2) for x in (q, k, v))
     attended = [
-        F.scaled_dot_product_attention(*qkv, dropout_p=dropout)  # [1, n, length, D]
+        _attend_one(*qkv, dropout)  # [1, n, length, D]
         for qkv in zip(*heads_first, strict=True)
     ]
     return torch.cat(attended, dim=2).squeeze(0).transpose(0, 1)
+
+
+def _attend_one(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    if not dropout:
+        return F.scaled_dot_product_attention(q, k, v)
+    # With dropout torch would do the same on a CPU, but draw its random numbers at leisure.
+    probabilities = torch.softmax(q * q.size(-1) ** -0.5 @ k.mT, dim=-1)
+    return drop(probabilities, dropout) @ v
 
 
 def attend_padded(
@@ -119,7 +128,7 @@ class AttentionBlock(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.self_attention = SelfAttention(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
@@ -133,7 +142,7 @@ class FeedForwardBlock(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.feed_forward = FeedForward(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, x: Tensor) -> Tensor:
