@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+ENDLESS = 1e9  # steps, after which 1 - beta^t is 1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
@@ -106,32 +108,50 @@ class Lamb(torch.optim.Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
                 continue
-            updates = [self._update(p, group) for p in parameters]
+            updates = self._update_moments(parameters, group)
             if group["adapt"]:
-                self._adapt(parameters, updates, group["num_tensors"])
-            torch._foreach_add_(parameters, updates, alpha=-group["lr"])
+                self._apply_adapted(parameters, updates, group)
+            else:
+                torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
-    def _update(self, parameter: Tensor, group: dict) -> Tensor:
-        state = self.state[parameter]
-        if not state:
-            state["step"] = torch.tensor(0.0)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
-        state["step"] += 1
-        beta1, beta2 = group["betas"]
-        gradient = parameter.grad
-        state["exp_avg"].lerp_(gradient, 1 - beta1)
-        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        first, root = state["exp_avg"], state["exp_avg_sq"].sqrt()
-        if group["bias_correction"]:
-            count = float(state["step"])
-            first = first / (1 - beta1**count)
-            root /= (1 - beta2**count) ** 0.5
-        return (first / root.add_(group["eps"])).add_(parameter, alpha=group["weight_decay"])
+    def _update_moments(self, parameters: list[Tensor], group: dict) -> list[Tensor]:
+        """Move the moments on; returns each parameter's u."""
+        states = [self.state[parameter] for parameter in parameters]
+        for parameter, state in zip(parameters, states, strict=True):
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            state["step"] += 1
+        # torch's Adam reads and writes everything once, all tensors in one launch. Begun at
+        # decay * w with a rate of -1 it leaves u; at a count without end it corrects no bias.
+        corrects = group["bias_correction"]
+        updates = list(torch._foreach_mul(parameters, group["weight_decay"]))
+        torch._fused_adam_(
+            updates,
+            [p.grad.contiguous() for p in parameters if p.grad is not None],  # as it trusts
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [
+                parameter.new_full(
+                    (), float(state["step"]) if corrects else ENDLESS, dtype=torch.float32
+                )
+                for parameter, state in zip(parameters, states, strict=True)
+            ],
+            lr=-1.0,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=0.0,
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+        return updates
 
-    def _adapt(self, parameters: list[Tensor], updates: list[Tensor], num_tensors: int) -> None:
-        """Scale every update by its logical tensor's ratio, in place."""
-        sums = torch.zeros(2, num_tensors, dtype=torch.float64, device=parameters[0].device)
+    def _apply_adapted(self, parameters: list[Tensor], updates: list[Tensor], group: dict) -> None:
+        """w -= lr * ratio * u with the ratio of each element's logical tensor."""
+        sums = torch.zeros(2, group["num_tensors"], dtype=torch.float64, device=updates[0].device)
         for parameter, update in zip(parameters, updates, strict=True):
             if not self._segments[parameter]:
                 continue
@@ -145,8 +165,12 @@ class Lamb(torch.optim.Optimizer):
         for parameter, update in zip(parameters, updates, strict=True):
             if not self._segments[parameter]:
                 continue
-            factors = ratio[self._tensor_of_segment[parameter]].unbind()
-            torch._foreach_mul_(self._slices(parameter, update), factors)
+            torch._foreach_addcmul_(
+                self._slices(parameter, parameter),
+                self._slices(parameter, update),
+                ratio[self._tensor_of_segment[parameter]].unbind(),
+                value=-group["lr"],
+            )
 
     def _slices(self, parameter: Tensor, tensor: Tensor) -> list[Tensor]:
         """Views of `tensor`, one for each segment of `parameter`.
