@@ -1,0 +1,257 @@
+#!/usr/bin/env python
+"""A pretraining step here and in Hugging Face's ALBERT, in turns: same weights, sequences, type.
+
+What a user would take instead is `AlbertForPreTraining` with torch's AdamW (--peer-engine torch) or
+under DeepSpeed. It runs with each of its attentions, compiled and not; the fastest is what counts.
+It pads to the longest sequence of a batch, or with --padding row to the full row, and scores every
+position; ours does neither. A step is forward, backward and update of one micro-batch; taking it
+is not timed. Losses of the first batch are printed: without dropout they agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from albert_ds.bench import bench_config, open_bench_run
+from albert_ds.errors import ENDINGS
+from albert_ds.flags import Parser, natural, positive
+from albert_ds.model.config import SIZES
+from albert_ds.parallel.mesh import build_mesh
+from albert_ds.runtime.ending import say
+from albert_ds.runtime.launch import join_world, read_world
+from albert_ds.runtime.traffic import record_traffic
+
+if TYPE_CHECKING:
+    import torch
+
+    from albert_ds.data.samples import MicroBatch
+    from albert_ds.train import Run
+
+OURS = "albert-ds"
+PEERS = ("sdpa", "eager", "sdpa compiled", "eager compiled")
+IGNORED = -100  # label of a position without one
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="tools/peer_bench.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    albert = [name for name in SIZES if name.startswith("albert")]
+    add("--model", choices=albert, default="albert-base", help="size (albert-base)")
+    add("--micro-batch-size", type=positive, default=4, help="sequences a step (4)")
+    add("--sequence-length", type=positive, default=512, help="tokens of a full row (512)")
+    add("--data", nargs="+", help="built folders; without: full rows of random ids")
+    add("--padding", choices=("longest", "row"), default="longest", help="the peer's (longest)")
+    add("--peers", nargs="+", choices=PEERS, default=PEERS, help="(all four)")
+    add("--peer-engine", choices=("torch", "deepspeed"), default="torch", help="(torch)")
+    add("--dropout", type=float, help="probability, of both (default: the size's)")
+    add("--deepspeed_config", default="ds_configs/zero1_fp32_adamw.json", help="also the type")
+    add("--warmup", type=natural, default=1, help="steps of each that do not count (1)")
+    add("--rounds", type=positive, default=5, help="steps of each that count (5)")
+    add("--output", type=Path, help="JSON with every raw number")
+    add("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+class Peer:
+    """Hugging Face's model and an optimizer, from the weights of our run."""
+
+    def __init__(self, run: Run, kind: str, engine: str, row: int | None):
+        import torch
+        from transformers import AlbertConfig, AlbertForPreTraining
+
+        from albert_ds.model.hugging_face import to_hf
+
+        attention, *compiled = kind.split()
+        state = {k: v.detach().cpu() for k, v in run.engine.deepspeed.module.state_dict().items()}
+        hf_config, hf_state = to_hf(run.config.model, state)
+        hf_config["classifier_dropout_prob"] = run.config.model.dropout  # the sentence head's
+        hf_config["attn_implementation"] = attention
+        model = AlbertForPreTraining(AlbertConfig(**hf_config))
+        model.load_state_dict(
+            model.state_dict() | {name: value.clone() for name, value in hf_state.items()}
+        )
+        dtype = next(iter(state.values())).dtype
+        self.device, self.row, self.engine = run.device, row, None
+        self.model = model.to(self.device, dtype).train()
+        if engine == "deepspeed":
+            self._wrap(run)
+        else:
+            parameters = self.model.parameters()
+            self.optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+        if compiled:
+            self.model.compile(dynamic=None)
+
+    def _wrap(self, run: Run) -> None:
+        import deepspeed
+
+        config = {k: v for k, v in run.config.deepspeed.items() if k != "optimizer"}
+        self.engine, *_ = deepspeed.initialize(
+            model=self.model,
+            config={**config, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}},
+            dist_init_required=False,
+        )
+
+    def step(self, batch: MicroBatch) -> torch.Tensor:
+        """One optimizer step on a padded copy of `batch`; the loss before it, a scalar."""
+        rows = {name: x.to(self.device) for name, x in pad_batch(batch, self.row).items()}
+        if self.engine is not None:
+            loss = self.engine(**rows).loss
+            self.engine.backward(loss)
+            self.engine.step()
+        else:
+            loss = self.model(**rows).loss
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss.detach()
+
+
+def pad_batch(batch: MicroBatch, row: int | None) -> dict[str, Any]:
+    """What Hugging Face's model takes: [B, T] with T = `row`, or the longest sequence's length."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    tensors: dict[str, Any] = batch.tensors
+    lengths = tensors["cu_seqlens"].diff().tolist()
+    width = row or max(lengths)
+    labels = torch.full_like(tensors["input_ids"], IGNORED)
+    labels[tensors["masked_positions"]] = tensors["masked_labels"]
+
+    def pad(flat, value: int = 0):
+        # A column of the full width first, so that all are that wide; then it is taken out again.
+        parts = [flat.new_zeros(width), *flat.split(lengths)]
+        return pad_sequence(parts, batch_first=True, padding_value=value)[1:]
+
+    return {
+        "input_ids": pad(tensors["input_ids"]),
+        "token_type_ids": pad(tensors["token_type_ids"]),
+        "attention_mask": pad(torch.ones_like(tensors["input_ids"])),
+        "labels": pad(labels, IGNORED),
+        "sentence_order_label": tensors["pair_labels"],
+    }
+
+
+def measure(args) -> dict:
+    """Seconds of every step of each, one after the other on the same batch."""
+    from albert_ds.runtime.versions import read_versions
+    from albert_ds.train import next_batch, train_step
+
+    traffic = record_traffic()
+    device = join_world(read_world())
+    model = SIZES[args.model]
+    if args.dropout is not None:
+        model = replace(model, dropout=args.dropout)
+    config = bench_config(
+        args.model,
+        model,
+        deepspeed_config=args.deepspeed_config,
+        micro_batch_size=args.micro_batch_size,
+        sequence_length=args.sequence_length,
+        data=args.data,
+    )
+    run = open_bench_run(config, build_mesh(1), device, traffic)
+    row = args.sequence_length if args.padding == "row" else None
+    peers = {kind: Peer(run, kind, args.peer_engine, row) for kind in args.peers}
+    rounds, fills, losses = [], [], {}
+    for number in range(args.warmup + args.rounds):
+        batch = next_batch(run)
+        (micro_batch,) = batch.micro_batches
+        if number == 0:
+            losses = {OURS: loss_of(run, micro_batch)}
+        seconds = {OURS: clock(device, lambda batch=batch: train_step(run, batch))[0]}
+        for kind, peer in peers.items():
+            step = clock(device, lambda peer=peer, batch=micro_batch: peer.step(batch))
+            seconds[kind] = step[0]
+            if number == 0:
+                losses[kind] = float(step[1])
+        if number >= args.warmup:
+            rounds.append(seconds)
+            width = row or int(micro_batch.tensors["max_seqlen"])
+            fills.append(micro_batch.tokens / (micro_batch.samples * width))
+    return {
+        "device": device.type,
+        "settings": {name: str(value) for name, value in vars(args).items()},
+        "versions": read_versions(),
+        "first_losses": losses,
+        "fill": statistics.mean(fills),
+        "rounds": rounds,
+    }
+
+
+def loss_of(run: Run, batch: MicroBatch) -> float:
+    """Our loss in evaluation mode, as the mean that Hugging Face reports."""
+    import torch
+
+    module = run.engine.deepspeed.module
+    with torch.no_grad():
+        outputs = module.eval()(**batch.on(run.device))
+    module.train()
+    pairs = outputs["pair_loss_sum"] / max(batch.pairs, 1)
+    return float(outputs["mlm_loss_sum"] / batch.masked + pairs)
+
+
+def clock(device: torch.device, work: Callable) -> tuple[float, torch.Tensor]:
+    """Seconds until the device has done `work`, and what it returned."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    result = work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started, result
+
+
+def as_table(report: dict) -> str:
+    """One line a peer: how many of our steps fit in one of its."""
+    rounds, losses = report["rounds"], report["first_losses"]
+    settings = report["settings"]
+    middle = {kind: statistics.median(r[kind] for r in rounds) for kind in rounds[0]}
+    best = min((kind for kind in middle if kind != OURS), key=middle.__getitem__)
+    lines = [
+        f"{settings['model']}, {settings['micro_batch_size']} sequences a step, "
+        f"{Path(settings['deepspeed_config']).name}, {report['device']}; the peer's rows are "
+        f"{report['fill']:.1%} full; its time / ours over {len(rounds)} rounds",
+        "",
+        "| Hugging Face | median | min | max | first loss |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for kind in middle:
+        if kind != OURS:
+            ratios = [r[kind] / r[OURS] for r in rounds]
+            values = [statistics.median(ratios), min(ratios), max(ratios)]
+            mark = " (its best)" if kind == best else ""
+            cells = " | ".join(f"{value:.2f}" for value in values)
+            lines.append(f"| {kind}{mark} | {cells} | {losses[kind]:.5f} |")
+    return "\n".join([*lines, f"| {OURS} | 1 | | | {losses[OURS]:.5f} |"])
+
+
+def main(argv: list[str]) -> int:
+    args = build_parser().parse_args(argv)
+    report = measure(args)
+    print(as_table(report))
+    if args.output:
+        args.output.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except ENDINGS as ending:
+        say(str(ending))
+        sys.exit(ending.code)
