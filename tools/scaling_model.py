@@ -30,9 +30,15 @@ from albert_ds.scaling.cells import read_cells
 from albert_ds.scaling.fit import check, divide, fit_machine, read_hold_out, summarise
 from albert_ds.scaling.hardware import GPUS, LAUNCH_SECONDS, MFU, describe_gpu
 from albert_ds.scaling.plan import Plan, find_layouts, find_plans
-from albert_ds.scaling.report import checks_as_table, plan_as_text, predictions_as_table
-from albert_ds.scaling.sweep import predict_grid
+from albert_ds.scaling.report import (
+    batches_as_table,
+    checks_as_table,
+    plan_as_text,
+    predictions_as_table,
+)
+from albert_ds.scaling.sweep import largest_batch, predict_grid
 
+NODES = 64  # where `predict` asks up to what batch a speed-up lasts; twice as many change 1 %
 CONSTANTS = Path(__file__).parents[1] / "docs/raw/scaling_constants.json"
 
 
@@ -87,7 +93,7 @@ def _add_predict(parser: Parser) -> None:
         "--models",
         nargs="+",
         choices=SIZES,
-        default=["bert-large", "albert-base", "albert-large", "albert-xlarge", "albert-xxlarge"],
+        default=["bert-large", "albert-large", "albert-base", "albert-xlarge", "albert-xxlarge"],
         help="the first is the yardstick",
     )
     add("--gpus", type=positive, nargs="+", default=[8, 32, 128, 512, 1024, 4096], help="counts")
@@ -105,6 +111,13 @@ def _add_predict(parser: Parser) -> None:
         nargs="+",
         default=[0.0],
         help="shares of backward behind which complete gradients are reduced; as shipped 0",
+    )
+    add(
+        "--speed-ups",
+        type=float,
+        nargs="+",
+        default=[1.1, 1.7],
+        help="of the model that follows the yardstick: up to what batch each link gives them",
     )
     _add_hardware(parser)
     add("--output", type=Path, help="JSON with every prediction")
@@ -161,7 +174,7 @@ def _read_memory_errors(path: Path | None) -> dict | None:
 
 
 def run_predict(args) -> None:
-    rows = []
+    rows, batches = [], []
     for overlap in args.overlap:
         machine = describe_gpu(
             args.hardware, mfu=args.mfu, overlap=overlap, launch_seconds=args.launch_seconds
@@ -176,9 +189,30 @@ def run_predict(args) -> None:
             micro_batch_size=args.micro_batch_size,
             sequence_length=args.sequence_length,
         )
+        batches += [
+            {
+                "link_gbits": link,
+                "overlap": overlap,
+                "speed_up": wanted,
+                "sequences_a_gpu": largest_batch(
+                    tuple(args.models[:2]),
+                    machine,
+                    link=link,
+                    speed_up=wanted,
+                    nodes=NODES,
+                    gpus_a_node=args.gpus_a_node,
+                    micro_batch_size=args.micro_batch_size,
+                    sequence_length=args.sequence_length,
+                ),
+            }
+            for link in args.links
+            for wanted in args.speed_ups
+            if len(args.models) > 1
+        ]
     print(predictions_as_table(rows, machine))
+    print(batches_as_table(batches, args.models, NODES))
     if args.output:
-        report = {"predicted": True, "machine": asdict(machine), "rows": rows}
+        report = {"predicted": True, "machine": asdict(machine), "rows": rows, "batches": batches}
         args.output.write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -20,6 +20,7 @@ class BytesAParameter:
     lives: float  # from step to step
     lives_shared: float
     gradients: float  # what accumulates between passes and is not in `lives`
+    bucket: float  # what is reduced, from the first gradient that is complete on
     update: float  # beyond `lives` while the optimizer steps, gradients among it
     update_shared: float
 
@@ -27,11 +28,21 @@ class BytesAParameter:
 # Lives: weights in the passes' type, fp32 masters and two moments; ZeRO-1 in bf16 also keeps the
 # gradients' fp32 sum. Update: gradients, the bucket they are reduced in, LAMB's update and root.
 STATES = {
-    ("fp32", 0): BytesAParameter(lives=12, lives_shared=0, gradients=4, update=8, update_shared=0),
-    ("fp32", 1): BytesAParameter(lives=4, lives_shared=12, gradients=4, update=4, update_shared=12),
-    ("bf16", 1): BytesAParameter(lives=6, lives_shared=12, gradients=0, update=2, update_shared=8),
-    ("bf16", 2): BytesAParameter(lives=2, lives_shared=12, gradients=0, update=8, update_shared=4),
-    ("bf16", 3): BytesAParameter(lives=4, lives_shared=18, gradients=0, update=8, update_shared=4),
+    ("fp32", 0): BytesAParameter(
+        lives=12, lives_shared=0, gradients=4, bucket=0, update=8, update_shared=0
+    ),
+    ("fp32", 1): BytesAParameter(
+        lives=4, lives_shared=12, gradients=4, bucket=4, update=4, update_shared=12
+    ),
+    ("bf16", 1): BytesAParameter(
+        lives=6, lives_shared=12, gradients=0, bucket=0, update=2, update_shared=8
+    ),
+    ("bf16", 2): BytesAParameter(
+        lives=2, lives_shared=12, gradients=0, bucket=2, update=8, update_shared=4
+    ),
+    ("bf16", 3): BytesAParameter(
+        lives=4, lives_shared=18, gradients=0, bucket=2, update=8, update_shared=4
+    ),
 }
 
 
@@ -42,7 +53,7 @@ class Memory:
     lives: float  # weights, masters, moments
     activations: float  # kept for backward
     head: float  # scores of the vocabulary, and their gradients
-    backward: float  # of the last layer, with what is computed again
+    backward: float  # of the last layer, with what is computed again and the bucket
     gradients: float  # already summed when the last pass runs
     update: float  # the optimizer's temporaries
 
@@ -72,7 +83,11 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
         lives=parameters * (states.lives + states.lives_shared / share),
         activations=tokens * (model.num_layers * kept + 2 * model.hidden_size * width),
         head=rows * model.vocab_size * score_bytes,
-        backward=word + matrix + 2 * tokens * inner * width + tokens * again,
+        backward=word
+        + matrix
+        + 2 * tokens * inner * width
+        + tokens * again
+        + parameters * states.bucket,
         gradients=parameters * states.gradients * (layout.accumulation > 1),
         # At ZeRO-0 LAMB goes tensor by tensor: its root is as large as one.
         update=parameters * (states.update + states.update_shared / share)

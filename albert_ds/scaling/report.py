@@ -55,6 +55,27 @@ def predictions_as_table(rows: list[dict], machine: Machine) -> str:
     return "\n".join(lines)
 
 
+def batches_as_table(batches: list[dict], models: list[str], nodes: int) -> str:
+    """Up to how many sequences a GPU and step each speed-up lasts, a line a link and overlap."""
+    if not batches:
+        return ""
+    wanted = list(dict.fromkeys(found["speed_up"] for found in batches))
+    lines = [
+        "",
+        f"{models[1]} is so many times as fast as {models[0]} up to so many sequences a GPU and "
+        f"step, on {nodes} nodes:",
+        "",
+        "| Gb/s a node | overlap | " + " | ".join(f"{value:g} times" for value in wanted) + " |",
+        "| ---: " * (2 + len(wanted)) + "|",
+    ]
+    found = {(b["link_gbits"], b["overlap"], b["speed_up"]): b["sequences_a_gpu"] for b in batches}
+    for link, overlap in dict.fromkeys(key[:2] for key in found):
+        sizes = [found[link, overlap, value] for value in wanted]
+        cells = ["always" if n is None else f"{n:,}" if n else "never" for n in sizes]
+        lines.append(f"| {link:g} | {overlap:g} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def plan_as_text(
     plans: list[Plan], *, steps: int, limit: float, machine: Machine, errors: dict
 ) -> str:

@@ -1,9 +1,14 @@
 """Several models on clusters of several sizes and links, at one global batch."""
 
+import bisect
+import math
+
 from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES
 from albert_ds.scaling.layout import Layout
 from albert_ds.scaling.predict import Machine, predict_step
+
+MOST_PASSES = 10_000  # of a step
 
 
 def predict_grid(
@@ -64,3 +69,47 @@ def predict_grid(
                     }
                 )
     return rows
+
+
+def largest_batch(
+    models: tuple[str, str],
+    machine: Machine,
+    *,
+    link: float,
+    speed_up: float,
+    nodes: int,
+    gpus_a_node: int,
+    micro_batch_size: int,
+    sequence_length: int,
+) -> int | None:
+    """Sequences a GPU in a step, at most, for the second model to be `speed_up` times the first's.
+
+    0 where it never is, None where it still is at MOST_PASSES passes a step.
+    """
+
+    def reaches(passes: tuple[int, int]) -> bool:
+        first, second = (
+            predict_step(
+                Layout(
+                    name=name,
+                    model=SIZES[name],
+                    ranks=nodes * gpus_a_node,
+                    nodes=nodes,
+                    micro_batch_size=passes[0],
+                    accumulation=passes[1],
+                    sequence_length=sequence_length,
+                ),
+                machine,
+                link=link * 1e9,
+            )
+            for name in models
+        )
+        return first.total >= speed_up * second.total
+
+    candidates = [(n, 1) for n in range(1, micro_batch_size)]
+    candidates += [(micro_batch_size, n) for n in range(1, MOST_PASSES + 1)]
+    # A larger batch computes more for the same bytes, so the speed-up only falls.
+    count = bisect.bisect_left(candidates, True, key=lambda passes: not reaches(passes))
+    if count == len(candidates):
+        return None
+    return math.prod(candidates[count - 1]) if count else 0
