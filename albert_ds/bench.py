@@ -5,10 +5,6 @@ Shared by the tools that compare speed, memory and traffic, so that none of them
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from albert_ds.config import RunConfig
 from albert_ds.data.samples import MicroBatch, StreamConfig
+from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
 from albert_ds.runtime.ds_config import read_ds_config, resolve_ds_config
 
@@ -27,30 +24,12 @@ if TYPE_CHECKING:
     from albert_ds.train import Run
 
 
-def start_ranks(argv: list[str], ranks: int) -> int:
-    """Run this program once a rank on this machine; the first exit code that is not 0."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    threads = str(max(1, (os.cpu_count() or 1) // ranks))
-    started = [
-        subprocess.Popen(
-            [sys.executable, sys.argv[0], *argv],
-            env={"OMP_NUM_THREADS": threads, **os.environ, **common}
-            | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(ranks)
-    ]
-    codes = [process.wait() for process in started]
-    return next((code for code in codes if code), 0)
-
-
 def bench_config(
     name: str,
     model: ModelConfig,
     *,
     deepspeed_config: str,
+    zero: int | None = None,
     micro_batch_size: int,
     sequence_length: int,
     data_parallel: int = 1,
@@ -59,7 +38,10 @@ def bench_config(
     activation_checkpointing: str = "none",
     data: list[str] | None = None,
 ) -> RunConfig:
-    """The configuration of a run whose steps never end; `data`, else rows of random ids."""
+    """The configuration of a run whose steps never end; `data`, else rows of random ids.
+
+    `zero` takes the place of the stage in DeepSpeed's JSON.
+    """
     batch_size = micro_batch_size * accumulation * data_parallel
     weights: list[float] = []
     if data:
@@ -84,7 +66,7 @@ def bench_config(
         activation_checkpointing=activation_checkpointing,
         deepspeed_config=deepspeed_config,
         deepspeed=resolve_ds_config(
-            read_ds_config(Path(deepspeed_config)),
+            _read_at_stage(deepspeed_config, zero),
             batch_size=batch_size,
             micro_batch_size=micro_batch_size,
             accumulation=accumulation,
@@ -92,6 +74,28 @@ def bench_config(
             default_learning_rate=1e-4,
         ),
     )
+
+
+def _read_at_stage(file: str, zero: int | None) -> dict:
+    config = read_ds_config(Path(file))
+    if zero is None:
+        return config
+    if zero == 0 and precision_of(config) != "fp32":
+        raise UserError(
+            f"--zero 0 with --deepspeed_config {file}: {precision_of(config)} is refused at stage "
+            "0; allowed: 1, 2, 3"
+        )
+    return {**config, "zero_optimization": {**config.get("zero_optimization", {}), "stage": zero}}
+
+
+def precision_of(ds_config: dict) -> str:
+    """The weights' type in forward and backward: bf16, fp16 or fp32."""
+    half = [name for name in ("bf16", "fp16") if ds_config.get(name, {}).get("enabled")]
+    return half[0] if half else "fp32"
+
+
+def stage_of(ds_config: dict) -> int:
+    return ds_config.get("zero_optimization", {}).get("stage", 0)
 
 
 def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic: Traffic) -> Run:

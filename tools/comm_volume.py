@@ -3,10 +3,11 @@
 
 Counted on the trainer's own engine and step, at `torch.distributed`, where DeepSpeed, megatron-core
 and the trainer all pass. On the wire means what a rank sends in a ring: of an all-reduce
-2 (n - 1) / n of the tensor, of a gather, a scatter or a reduction to one rank (n - 1) / n. The
-minimum at ZeRO-0 is an all-reduce of the unique parameters' gradients; at ZeRO 1 and 2 a
-reduce-scatter in the gradient's type and a gather in the weights'; at ZeRO-3 one gather and one
-reduce-scatter a micro-batch; of tensor parallelism two all-reduces a layer, forward and backward.
+2 (n - 1) / n of the tensor, of a gather, a scatter or a reduction to one rank (n - 1) / n. Hidden
+is the part of a collective's time that the step did not wait for. The minimum at ZeRO-0 is an
+all-reduce of the unique parameters' gradients; at ZeRO 1 and 2 a reduce-scatter in the gradient's
+type and a gather in the weights'; at ZeRO-3 one gather and one reduce-scatter a micro-batch; of
+tensor parallelism two all-reduces a layer, forward and backward.
 """
 
 from __future__ import annotations
@@ -14,29 +15,27 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from albert_ds.bench import bench_config, open_bench_run, start_ranks
+from albert_ds.bench import bench_config, open_bench_run, precision_of, stage_of
 from albert_ds.errors import ENDINGS
 from albert_ds.flags import Parser, positive
+from albert_ds.measure.cells import count_parameters
+from albert_ds.measure.ranks import start_ranks
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
 from albert_ds.runtime.ending import say
 from albert_ds.runtime.launch import join_world, read_world
-from albert_ds.runtime.traffic import Event, Traffic, record_traffic
+from albert_ds.runtime.traffic import Traffic, record_traffic
+from albert_ds.runtime.volume import ACTIVATIONS, GRADIENTS, WEIGHTS
 
 if TYPE_CHECKING:
     from albert_ds.config import RunConfig
     from albert_ds.parallel.mesh import Mesh
     from albert_ds.train import Run
 
-GRADIENTS, WEIGHTS = "gradients", "weights"
-ACTIVATIONS, SMALL = "tensor-parallel activations", "norms, flags and counts"
-SMALL_BYTES = 1 << 13  # LAMB's two sums for each of a 24-layer BERT's matrices are 5 kB
-SCALAR_BYTES = 64  # a norm or a flag over tensor-parallel peers
 HALF_TYPES = ("bf16", "fp16")
 
 
@@ -104,37 +103,20 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-@dataclass(kw_only=True, slots=True)
-class Volume:
-    """What one kind of collective came to in a step."""
-
-    calls: int = 0
-    bytes: int = 0  # of the full tensors
-    wire: float = 0.0  # bytes that a rank sends
-    seconds: float = 0.0  # the host was in the calls: with gloo all of it, none is hidden
-    by: Counter[str] = field(default_factory=Counter)  # calls by collective
-
-
 def measure_step(run: Run, traffic: Traffic) -> dict:
     """The second step's traffic by kind: the first one also sets things up. Collective."""
+    import torch
+
+    from albert_ds.measure.split import watch
+    from albert_ds.runtime.volume import sum_up
     from albert_ds.train import next_batch, train_step
 
     train_step(run, next_batch(run))
-    traffic.events = []
-    train_step(run, next_batch(run))
-    events, traffic.events = traffic.events, None
-    volumes: dict[str, Volume] = {}
-    for event in events:
-        size = group_size(event, run.mesh)
-        if size == 1:
-            continue  # moves nothing
-        volume = volumes.setdefault(kind_of(event, run.mesh), Volume())
-        volume.calls += 1
-        volume.bytes += event.bytes
-        turns = 2 if event.collective == "all_reduce" else 1
-        volume.wire += turns * event.bytes * (size - 1) / size
-        volume.seconds += event.seconds
-        volume.by[event.collective] += 1
+    with watch(run, traffic) as stopwatch:
+        train_step(run, next_batch(run))
+    if run.device.type == "cuda":
+        torch.cuda.synchronize()
+    volumes = sum_up(traffic.events, run.mesh, stopwatch.clock)
     parameters = count_parameters(run)
     minimum = count_minimum(run.config, run.mesh, parameters)
     return {
@@ -151,41 +133,18 @@ def measure_step(run: Run, traffic: Traffic) -> dict:
                 "bytes": volume.bytes,
                 "wire_bytes": volume.wire,
                 "minimum_wire_bytes": minimum.get(kind),
-                "host_seconds": volume.seconds,
+                "seconds": volume.seconds,
+                "exposed_seconds": volume.exposed_seconds,
             }
-            for kind, volume in sorted(volumes.items())
+            for kind, volume in volumes.items()
         },
     }
-
-
-def kind_of(event: Event, mesh: Mesh) -> str:
-    if mesh.tp_size > 1 and event.group is mesh.tp_group and event.bytes > SCALAR_BYTES:
-        return ACTIVATIONS
-    if event.bytes <= SMALL_BYTES:
-        return SMALL
-    return WEIGHTS if event.collective.startswith("all_gather") else GRADIENTS
-
-
-def group_size(event: Event, mesh: Mesh) -> int:
-    import torch.distributed as dist
-
-    return mesh.world_size if event.group is None else dist.get_world_size(event.group)
-
-
-def count_parameters(run: Run) -> int:
-    """Unique parameters of a rank's part of the model, before ZeRO divides them."""
-    engine = run.engine
-    return sum(
-        shape.numel() // (1 if engine.shard_dims[name] is None else run.mesh.tp_size)
-        for name, shape in engine.shapes.items()
-    )
 
 
 def count_minimum(config: RunConfig, mesh: Mesh, parameters: int) -> dict[str, float]:
     """Bytes that a rank must send a step, by kind, whoever writes the program."""
     ds_config, model = config.deepspeed, config.model
-    stage = ds_config.get("zero_optimization", {}).get("stage", 0)
-    is_half = any(ds_config.get(name, {}).get("enabled") for name in HALF_TYPES)
+    is_half = precision_of(ds_config) != "fp32"
     reduced_as = ds_config.get("communication_data_type", "fp32")
     share = (mesh.dp_size - 1) / mesh.dp_size
     passes = config.batch_size // (config.micro_batch_size * mesh.dp_size)
@@ -196,7 +155,7 @@ def count_minimum(config: RunConfig, mesh: Mesh, parameters: int) -> dict[str, f
         1: {GRADIENTS: gradient, WEIGHTS: weight},
         2: {GRADIENTS: gradient * passes, WEIGHTS: weight},
         3: {GRADIENTS: gradient * passes, WEIGHTS: weight * passes},
-    }[stage]
+    }[stage_of(ds_config)]
     if mesh.tp_size > 1:
         rows = config.micro_batch_size * config.stream.sequence_length * passes
         layers = 2 * 2 * model.num_layers * rows * model.hidden_size * (2 if is_half else 4)
@@ -211,8 +170,8 @@ def as_table(report: dict) -> str:
         f"{report['parameters_a_rank']:,} parameters a rank",
         "",
         "| kind | collectives | MB, whole tensors | MB on the wire a rank | minimum | multiple "
-        "| host ms |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| ms | of them hidden |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     wire = least = 0.0
     for kind, found in report["kinds"].items():
@@ -222,10 +181,11 @@ def as_table(report: dict) -> str:
         lines.append(
             f"| {kind} | {by} | {found['bytes'] / 1e6:.3f} | {found['wire_bytes'] / 1e6:.3f} | "
             + (f"{minimum / 1e6:.3f} | {found['wire_bytes'] / minimum:.3f}" if minimum else " | ")
-            + f" | {1e3 * found['host_seconds']:.1f} |"
+            + f" | {1e3 * found['seconds']:.1f} | "
+            f"{1 - min(1.0, found['exposed_seconds'] / found['seconds']):.0%} |"
         )
     multiple = f"{wire / least:.3f}" if least else ""
-    lines += [f"| all | | | {wire / 1e6:.3f} | {least / 1e6:.3f} | {multiple} | |", ""]
+    lines += [f"| all | | | {wire / 1e6:.3f} | {least / 1e6:.3f} | {multiple} | | |", ""]
     return "\n".join(lines)
 
 

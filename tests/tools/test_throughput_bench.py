@@ -1,10 +1,16 @@
-"""The bench starts its own ranks, steps real engines and reports what a step moved."""
+"""The bench starts its own ranks, steps real engines, and reports speed and where time goes."""
 
 import json
 import subprocess
 import sys
 
+import pytest
+
+from albert_ds.measure.table import PAPER
 from tests.conftest import ROOT
+
+SMALL = ("--sequence-length", "16", "--vocab-size", "50")
+PARTS = ("forward", "backward", "communication", "optimizer", "data_wait", "other")
 
 
 def bench(*flags: str) -> subprocess.CompletedProcess:
@@ -13,27 +19,78 @@ def bench(*flags: str) -> subprocess.CompletedProcess:
 
 
 def test_two_models_on_two_ranks(tmp_path):
-    report = tmp_path / "report.json"
+    report, trace = tmp_path / "report.json", tmp_path / "trace.json"
     done = bench(
-        *("--models", "bert-base", "albert-base", "--ranks", "2", "--rounds", "2"),
-        *("--micro-batch-size", "1", "--sequence-length", "16", "--vocab-size", "50"),
-        *("--warmup", "0", "--output", str(report)),
+        *("--models", "bert-base", "albert-base", "--ranks", "2", "--rounds", "2", *SMALL),
+        *("--micro-batch", "1", "--peak-tflops", "0.5", "--output", str(report)),
+        *("--profile", str(trace)),
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "| bert-base |" in done.stdout and "| albert-base |" in done.stdout
     measured = json.loads(report.read_text())
-    assert measured["ranks"] == 2
-    for model in measured["models"].values():
-        assert len(model["rounds"]) == 2
-        gradients = 4 * model["parameters"]  # fp32, each unique parameter once
-        for turn in model["rounds"]:
-            assert gradients <= turn["bytes_a_step"]["all_reduce"] <= 1.01 * gradients
-            assert turn["samples_a_second"] > 0
-    sizes = [model["parameters"] for model in measured["models"].values()]
-    assert sizes[0] > 10 * sizes[1]  # what sharing saves
+    assert measured["peak_flops"] == 0.5e12 and measured["versions"]["torch"]
+    bert, albert = measured["cells"]
+    assert (bert["model"], albert["model"]) == ("bert-base", "albert-base")
+    for cell in (bert, albert):
+        assert len(cell["rounds"]) == 2 and cell["ranks"] == 2 and cell["zero"] == 1
+        gradients = 4 * cell["parameters"]  # fp32, each unique parameter once
+        for turn in cell["rounds"]:
+            assert gradients <= turn["bytes_a_step"]["gradients"] <= 1.01 * gradients
+            assert gradients <= turn["bytes_a_step"]["weights"] <= 1.01 * gradients
+            assert turn["wire_bytes_a_step"] == pytest.approx(1.5 * gradients, rel=0.01)
+            parts = [turn[f"{part}_seconds"] for part in PARTS]
+            assert sum(parts) == pytest.approx(turn["seconds_a_step"], rel=0.02)
+            assert turn["tokens_a_second"] == pytest.approx(16 * turn["samples_a_second"])
+            assert turn["flops_a_step"] == cell["flops_a_step"]
+    assert bert["parameters"] > 10 * albert["parameters"]  # what sharing saves
+    # Weights, gradients, DeepSpeed's bucket, half of the master weights and of both moments: those
+    # of this model alone, though the other one is in the process as well.
+    for cell in (bert, albert):
+        own = cell["rounds"][0]["peak_memory"] - cell["process_memory"]
+        assert 4.5 * 4 * cell["parameters"] < own < 4.5 * 4 * cell["parameters"] + 1e9
+    ratio = PAPER["albert-base"] / PAPER["bert-base"]
+    assert f"| {ratio:.2g} |" in done.stdout and "MFU" in done.stdout
+    events = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"bert-base", "albert-base", "forward", "backward", "optimizer"} <= events
 
 
-def test_wrong_input_is_one_line_and_code_2():
-    done = bench("--models", "albert-huge")
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1 and "albert-huge" in done.stderr
+def test_a_sweep_measures_every_combination_that_divides(tmp_path):
+    report = tmp_path / "report.json"
+    done = bench(
+        *("--models", "albert-tiny", "--rounds", "1", "--warmup", "0", *SMALL),
+        *("--ranks", "1,2", "--tensor-parallel", "1,2", "--micro-batch", "1,3", "--zero", "1,3"),
+        *("--output", str(report)),
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "left out: 1 ranks on 1 nodes with --tensor-parallel 2" in done.stderr
+    cells = json.loads(report.read_text())["cells"]
+    axes = ("ranks", "tensor_parallel", "micro_batch_size", "zero")
+    assert [tuple(cell[axis] for axis in axes) for cell in cells] == [
+        (ranks, tensor_parallel, micro_batch, zero)
+        for ranks, tensor_parallel in ((1, 1), (2, 1), (2, 2))
+        for micro_batch in (1, 3)
+        for zero in (1, 3)
+    ]
+    assert all(cell["rounds"][0]["samples_a_second"] > 0 for cell in cells)
+
+
+@pytest.mark.parametrize(
+    "flags, named",
+    [
+        (("--models", "albert-huge"), "albert-huge"),
+        (("--models", "albert-tiny", "--ranks", "1,x"), "'x'"),
+        (("--models", "albert-tiny", "--tensor-parallel", "3", "--ranks", "3"), "--num-heads"),
+        (("--models", "albert-tiny", "--link", "1gbit"), "--nodes"),
+        (("--models", "albert-tiny", "--link", "slow", "--nodes", "2"), "slow"),
+        (("--models", "albert-tiny", "--ranks", "3", "--nodes", "2"), "--nodes"),
+        (
+            ("--models", "albert-tiny", "--zero", "0,1")
+            + ("--deepspeed_config", "ds_configs/zero1_bf16.json"),
+            "bf16",
+        ),
+        (("--models", "albert-tiny", "--micro-batch", "1,2", "--profile", "x"), "--profile"),
+    ],
+)
+def test_wrong_input_is_one_line_and_code_2(flags, named):
+    done = bench(*flags)
+    assert done.returncode == 2, done.stderr
+    assert named in done.stderr.strip().splitlines()[-1] and "Traceback" not in done.stderr
