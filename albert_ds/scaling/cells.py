@@ -26,6 +26,7 @@ class Cell:
     compute: float  # forward and backward
     communication: float  # exposed
     optimizer: float  # with everything that is none of the others
+    kinds: dict[str, float]  # of the communication, by kind
 
     @property
     def label(self) -> str:
@@ -84,6 +85,9 @@ def _read_cell(cell: dict, cores: int | None) -> Cell:
     def median(*names: str) -> float:
         return statistics.median(sum(turn[f"{n}_seconds"] for n in names) for turn in rounds)
 
+    def median_of_kind(kind: str) -> float:
+        return statistics.median(turn["kinds"][kind]["exposed_seconds"] for turn in rounds)
+
     total = statistics.median(turn["seconds_a_step"] for turn in rounds)
     compute, communication = median("forward", "backward"), median("communication")
     return Cell(
@@ -95,4 +99,5 @@ def _read_cell(cell: dict, cores: int | None) -> Cell:
         compute=compute,
         communication=communication,
         optimizer=median("optimizer", "data_wait", "other"),
+        kinds={kind: median_of_kind(kind) for kind in rounds[0]["kinds"]},
     )

@@ -11,19 +11,25 @@ from dataclasses import dataclass
 from albert_ds.errors import UserError
 from albert_ds.scaling.cells import KEYS, Cell
 from albert_ds.scaling.predict import Machine, StepTime, predict_step
+from albert_ds.scaling.traffic import GRADIENTS, WEIGHTS
 
 # Where the search starts, per constant: a core at 20 GFLOP/s, memory at some GB/s.
 START = {
     "a_flop": 5e-11,
     "an_element": 1e-9,
     "a_weight": 1e-9,
+    "a_gradient": 1e-9,
     "an_update": 1e-8,
     "a_parameter": 1e-9,
     "a_step": 1e-3,
     "alpha": 1e-3,
     "beta": 1e-9,
+    "beta_gather": 1e-9,
     "link_cost": 1.1,
+    "link_cost_gather": 1.1,
+    "straggle": 0.03,
 }
+LINK_COSTS = ("link_cost", "link_cost_gather")  # at least 1: no link is faster than it is
 SMALLEST = 1e-16  # below this a constant is as good as 0
 
 
@@ -45,7 +51,7 @@ def fit_machine(cells: list[Cell], *, name: str, source: str) -> Machine:
     import numpy as np
     from scipy.optimize import least_squares
 
-    names = [n for n in START if n != "link_cost" or any(c.link for c in cells)]
+    names = [n for n in START if n not in LINK_COSTS or any(c.link for c in cells)]
     if not any(cell.layout.ranks > 1 for cell in cells):
         raise UserError("--input: no cell has more than one rank; communication cannot be fitted")
 
@@ -61,8 +67,8 @@ def fit_machine(cells: list[Cell], *, name: str, source: str) -> Machine:
         return np.concatenate([compare(cell, built) for cell in cells])
 
     start = np.log([START[n] for n in names])
-    low = np.log([1.0 if n == "link_cost" else SMALLEST / 10 for n in names])
-    high = np.log([10.0 if n == "link_cost" else 10.0 for n in names])
+    low = np.log([1.0 if n in LINK_COSTS else SMALLEST / 10 for n in names])
+    high = np.full(len(names), np.log(10.0))
     found = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.1)
     return machine(found.x)
 
@@ -70,7 +76,13 @@ def fit_machine(cells: list[Cell], *, name: str, source: str) -> Machine:
 def compare(cell: Cell, machine: Machine) -> list[float]:
     """Errors of the parts and of the whole, in shares of the measured step."""
     step = predict_step(cell.layout, machine, link=cell.link, devices=cell.devices)
+    kinds = [
+        (step.kinds[kind] - cell.kinds[kind]) / cell.total
+        for kind in (GRADIENTS, WEIGHTS)
+        if kind in cell.kinds
+    ]
     return [
+        *kinds,
         (step.compute - cell.compute) / cell.total,
         (step.communication - cell.communication) / cell.total,
         (step.optimizer + step.other - cell.optimizer) / cell.total,

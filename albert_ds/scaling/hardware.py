@@ -36,8 +36,9 @@ ACHIEVED = 0.8  # of NVLink's, by a ring (assumed)
 LINK_COST = 1 / 0.9  # of a network's nominal time (assumed)
 ALPHA = 5e-6  # seconds of a message between nodes (assumed)
 # Bytes of memory traffic, counted: a pass reads a weight twice in bf16 and adds to its gradient;
-# LAMB here is 11 elementwise kernels in fp32, clipping and casting beside them.
-WEIGHT_BYTES, UPDATE_BYTES, PARAMETER_BYTES = 10, 112, 20
+# LAMB is a product, one fused Adam, two norms and the step, in fp32, after clipping; and whoever
+# updates it, a parameter's gradient is cast and summed, and its weight cast.
+WEIGHT_BYTES, UPDATE_BYTES, PARAMETER_BYTES = 10, 64, 20
 # A layer is some 80 kernels forward and backward; a process launches one in 5 microseconds at
 # best (assumed). CUDA graphs would take it away: --launch-seconds 0.
 LAUNCH_SECONDS = 80 * 5e-6
@@ -66,6 +67,8 @@ def describe_gpu(
         a_parameter=PARAMETER_BYTES / streamed,
         alpha=ALPHA,
         beta=1 / (ACHIEVED * gpu.nvlink_bytes),
+        beta_gather=1 / (ACHIEVED * gpu.nvlink_bytes),
         link_cost=LINK_COST,
+        link_cost_gather=LINK_COST,
         overlap=overlap,
     )

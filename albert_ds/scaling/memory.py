@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from albert_ds.scaling.layout import Layout
 
 CHUNK_ROWS = 4096  # masked positions whose scores exist at once (model/heads.py)
+SCORE_BYTES = 12  # softmax's output, the gradient of the loss and that of the scores, in fp32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,23 +26,24 @@ class BytesAParameter:
     update_shared: float
 
 
-# Lives: weights in the passes' type, fp32 masters and two moments; ZeRO-1 in bf16 also keeps the
-# gradients' fp32 sum. Update: gradients, the bucket they are reduced in, LAMB's update and root.
+# Lives: weights in the passes' type, fp32 masters and two moments; in bf16 ZeRO-1 and 2 also keep
+# the gradients' fp32 sum or bucket, and ZeRO-3 another share. Update: gradients, the bucket they
+# are reduced in, LAMB's update.
 STATES = {
     ("fp32", 0): BytesAParameter(
         lives=12, lives_shared=0, gradients=4, bucket=0, update=8, update_shared=0
     ),
     ("fp32", 1): BytesAParameter(
-        lives=4, lives_shared=12, gradients=4, bucket=4, update=4, update_shared=12
+        lives=4, lives_shared=12, gradients=4, bucket=4, update=4, update_shared=8
     ),
     ("bf16", 1): BytesAParameter(
-        lives=6, lives_shared=12, gradients=0, bucket=0, update=2, update_shared=8
+        lives=6, lives_shared=12, gradients=2, bucket=0, update=2, update_shared=4
     ),
     ("bf16", 2): BytesAParameter(
-        lives=2, lives_shared=12, gradients=0, bucket=2, update=8, update_shared=4
+        lives=8, lives_shared=12, gradients=0, bucket=2, update=8, update_shared=4
     ),
     ("bf16", 3): BytesAParameter(
-        lives=4, lives_shared=18, gradients=0, bucket=2, update=8, update_shared=4
+        lives=4, lives_shared=18, gradients=0, bucket=2, update=4, update_shared=4
     ),
 }
 
@@ -73,25 +75,25 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
     width, tokens = layout.weight_bytes, layout.tokens_a_pass
     rows = min(layout.masked_a_pass, CHUNK_ROWS)
     kept, again = elements_a_token(layout, on_cuda=on_cuda)
-    # Softmax's output, its gradient and the loss's are fp32, the scores' gradient the weights'.
-    score_bytes = 12 + (width if width < 4 else 0)
     inner = model.ffn_size // layout.tensor_parallel
     matrix = model.hidden_size * inner * width
     word = model.vocab_size * model.embedding_size * width
+    update = states.update + states.update_shared / share
     parameters = layout.parameters
     return Memory(
         lives=parameters * (states.lives + states.lives_shared / share),
         activations=tokens * (model.num_layers * kept + 2 * model.hidden_size * width),
-        head=rows * model.vocab_size * score_bytes,
+        head=rows * model.vocab_size * SCORE_BYTES,
         backward=word
         + matrix
         + 2 * tokens * inner * width
         + tokens * again
         + parameters * states.bucket,
         gradients=parameters * states.gradients * (layout.accumulation > 1),
-        # At ZeRO-0 LAMB goes tensor by tensor: its root is as large as one.
-        update=parameters * (states.update + states.update_shared / share)
-        + (0 if layout.zero else matrix),
+        # At ZeRO-0 the norm of a gradient is taken in float64, tensor by tensor.
+        update=max(
+            parameters * update, 0 if layout.zero else parameters * 4 + 4 * max(word, matrix)
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from albert_ds.model.arithmetic import count_params
 from albert_ds.model.config import SIZES
 from albert_ds.scaling.layout import Layout
 from albert_ds.scaling.predict import Machine, predict_step
+from albert_ds.scaling.traffic import count_collectives
 
 CORES = 2
 MACHINE = Machine(
@@ -15,12 +16,16 @@ MACHINE = Machine(
     a_flop=2.2e-11,
     an_element=1.3e-9,
     a_weight=2.1e-9,
+    a_gradient=8e-9,
     an_update=9e-9,
     a_parameter=4e-9,
     a_step=0.02,
     alpha=2e-3,
     beta=1.5e-9,
+    beta_gather=4e-9,
     link_cost=1.12,
+    link_cost_gather=1.6,
+    straggle=0.04,
 )
 LINKS = {"100mbit": 1e8, "1gbit": 1e9, None: None}
 MODELS = ("bert-base", "albert-base", "bert-large", "albert-large", "albert-xlarge")
@@ -88,7 +93,14 @@ def _round(draw, noise, step, layout) -> dict:
         "other_seconds": noisy(step.other),
     }
     total = sum(parts.values())
-    kinds = {"gradients": {"wire_bytes": step.wire_bytes}} if layout.ranks > 1 else {}
+    kinds = {
+        found.kind: {
+            "wire_bytes": found.wire_bytes,
+            "exposed_seconds": noisy(step.kinds[found.kind]),
+        }
+        for found in count_collectives(layout)
+        if found.bytes
+    }
     rate = layout.batch_size / total
     return parts | {"seconds_a_step": total, "samples_a_second": rate, "kinds": kinds}
 

@@ -74,8 +74,12 @@ def test_memory_falls_with_what_is_meant_to_save_it():
     assert peak(activation_checkpointing="attention") < peak()
     assert peak(tensor_parallel=2) < peak()
     assert peak(micro_batch_size=8) > peak()
-    more = predict_memory(layout("bert-xlarge", zero=2)).lives
-    assert predict_memory(layout("bert-xlarge", zero=1)).lives > more
+    for zero in (1, 2, 3):
+        few, many = (
+            predict_memory(layout("bert-xlarge", zero=zero, ranks=ranks)).lives
+            for ranks in (16, 64)
+        )
+        assert few > many
 
 
 def test_only_what_is_complete_before_backward_ends_can_hide():
