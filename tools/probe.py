@@ -6,7 +6,8 @@ needs no model, the token that is masked most often and a coin; each has its 95 
 interval (Wilson). --similarity measures how far every layer moves its input (Figure 1).
 
 python tools/probe.py --checkpoint RUN_OR_HF --data DATA
-python tools/probe.py --checkpoint ALBERT --against BERT --data DATA --similarity --picture FILE.png
+python tools/probe.py --checkpoint ALBERT --against BERT --data DATA --similarity --output FILE
+python tools/plots.py layers --input FILE --output FILE.png
 """
 
 import argparse
@@ -43,7 +44,6 @@ def build_parser() -> Parser:
     add("--similarity", action="store_true", help="L2 distance and angle of each layer instead")
     add("--against", type=Path, nargs="+", default=[], help="checkpoints to measure beside it")
     add("--labels", nargs="+", help="names of the models (default: the folders')")
-    add("--picture", type=Path, metavar="PNG", help="of --similarity")
     return parser
 
 
@@ -172,37 +172,14 @@ def compare_layers(args, device) -> dict:
         batches = draw_batches(args, source, "none", args.samples, longest)
         measured = measure_similarity(model, batches, device)
         found[label] = {"sharing": model.config.sharing, **measured}
-    if args.picture:
-        draw_layers(found, args.picture)
     return {"models": found}
-
-
-def draw_layers(found: dict, picture: Path) -> None:
-    """Figure 1: distance and angle against the layer, a line a checkpoint."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
-    panels = (("l2", "L2 distance of input and output"), ("degrees", "angle (degrees)"))
-    for axis, (key, title) in zip(axes, panels, strict=True):
-        for number, (name, values) in enumerate(found.items()):
-            layers = range(1, len(values[key]) + 1)
-            axis.plot(layers, values[key], "os^Dv"[number % 5] + "-", label=name)
-        axis.set_xlabel("layer")
-        axis.set_ylabel(title)
-        axis.grid(alpha=0.3)
-    axes[0].legend()
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
 
 
 def main(argv: list[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(argv)
-        if (args.picture or args.against or args.labels) and not args.similarity:
-            raise UserError("--picture, --against and --labels: belong to --similarity")
+        if (args.against or args.labels) and not args.similarity:
+            raise UserError("--against and --labels: belong to --similarity")
         from albert_ds.runtime.launch import join_world, read_world
 
         device = join_world(read_world())

@@ -69,13 +69,13 @@ def test_the_own_head_is_not_trained(data, tmp_path):
     assert low < found["heldout_sop_accuracy"] < high
 
 
-def test_layers_of_several_models_are_drawn_together(data, tmp_path):
+def test_layers_of_several_models_are_measured_alike(data, tmp_path):
     shared = make(tmp_path / "albert", data, "sop", num_layers=3)
     apart = make(tmp_path / "bert", data, "sop", num_layers=3, sharing="none")
     found = probe(
         tmp_path,
         *("--checkpoint", shared, "--against", apart, "--data", data, "--samples", 8),
-        *("--similarity", "--labels", "ALBERT", "BERT", "--picture", tmp_path / "layers.png"),
+        *("--similarity", "--labels", "ALBERT", "BERT"),
     )["models"]
     assert {name: values["sharing"] for name, values in found.items()} == {
         "ALBERT": "all",
@@ -83,7 +83,6 @@ def test_layers_of_several_models_are_drawn_together(data, tmp_path):
     }
     for values in found.values():
         assert len(values["l2"]) == len(values["degrees"]) == 3
-    assert (tmp_path / "layers.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_another_vocabulary_is_refused(data, tmp_path):
