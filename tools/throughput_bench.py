@@ -24,8 +24,9 @@ from albert_ds.bench import bench_config
 from albert_ds.config import RunConfig
 from albert_ds.errors import ENDINGS, UserError
 from albert_ds.flags import Parser, natural, positive
-from albert_ds.measure.cells import describe, open_cells, take_turns, write_profile
+from albert_ds.measure.cells import close, describe, open_cells, take_turns, write_profile
 from albert_ds.measure.link import check_nodes, is_in_node, open_nodes, parse_rate
+from albert_ds.measure.memory import held_bytes
 from albert_ds.measure.ranks import start_ranks
 from albert_ds.measure.table import as_tables
 from albert_ds.model.config import SIZES
@@ -102,22 +103,31 @@ def main(argv: list[str]) -> int:
     traffic = record_traffic()
     device = join_world(world)
     mesh = build_mesh(tensor_parallel)
-    report = describe_machine(args, device)
+    report, base = describe_machine(args, device), held_bytes(device)
     for micro_batch in args.micro_batch:
         configs = plan(args, mesh.dp_size, tensor_parallel, micro_batch)
-        cells = open_cells(configs, mesh, device, traffic, links=args.link, warmup=args.warmup)
+        cells = open_cells(
+            configs, mesh, device, traffic, links=args.link, warmup=args.warmup, base=base
+        )
         take_turns(cells, traffic, rounds=args.rounds, steps=args.steps)
         if args.profile:
             write_profile(args.profile, cells, traffic)
         described = [describe(cell, args.nodes) for cell in cells]
         report["cells"] += described
-        for cell in cells:
-            cell.run.engine.deepspeed.destroy()
+        close(cells)
         if mesh.rank == 0:
             print(as_tables({**report, "cells": described}), flush=True)
-    if mesh.rank == 0 and args.output:
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
+            write_report(args.output, report)
     return 0
+
+
+def write_report(path: Path | None, report: dict) -> None:
+    """A line a cell, of whatever was measured so far."""
+    if path is None:
+        return
+    head = json.dumps({name: value for name, value in report.items() if name != "cells"}, indent=1)
+    cells = ",\n".join(map(json.dumps, report["cells"]))
+    path.write_text(f'{head.removesuffix("}").rstrip()},\n "cells": [\n{cells}\n]}}\n')
 
 
 def choose_layouts(args, world: World) -> list[tuple[int, int]]:
@@ -206,10 +216,8 @@ def start_each(argv: list[str], args, layouts: list[tuple[int, int]]) -> int:
             if code:
                 return code
             measured = json.loads(part.read_text())
-            report = report or {**measured, "cells": []}
-            report["cells"] += measured["cells"]
-    if args.output:
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
+            report = {**measured, "cells": [*report.get("cells", []), *measured["cells"]]}
+            write_report(args.output, report)
     return 0
 
 

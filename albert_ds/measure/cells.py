@@ -47,10 +47,13 @@ def open_cells(
     *,
     links: list[Rate | None],
     warmup: int,
+    base: int | None = None,
 ) -> list[Cell]:
-    """Build every model and take its first steps over links without a limit. Collective."""
+    """Build every model and take its first steps over links without a limit. Collective.
+
+    `base`: bytes that the process held before its first model.
+    """
     cells: list[Cell] = []
-    base = None
     for config in configs:
         memory = PeakMemory(device, base)
         base = memory.base
@@ -80,6 +83,13 @@ def take_turns(cells: list[Cell], traffic: Traffic, *, rounds: int, steps: int) 
                     cell.rounds.append({**turn, "peak_memory": cell.peak_memory})
     if shapes_link:
         shape(None, before)
+
+
+def close(cells: list[Cell]) -> None:
+    """Let go of the engines."""
+    for engine in {id(cell.run.engine): cell.run.engine for cell in cells}.values():
+        engine.deepspeed.destroy()
+    cells.clear()
 
 
 def _largest(value: int, mesh: Mesh) -> int:

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 class PeakMemory:
-    """Made before a model is built, asked after its first steps; `base`: of the bare process."""
+    """Made before a model is built, asked after its first steps.
+
+    base: bytes that the process held before any model (None: this is the first); what is held
+    beyond them now belongs to other models.
+    """
 
     def __init__(self, device: torch.device, base: int | None = None):
         self._device = device

@@ -62,14 +62,14 @@ def test_nothing_is_left_however_it_ends(nodes, end):
 
 def test_recorded_bytes_cross_the_link_and_take_as_long_as_it_needs(nodes, tmp_path):
     report = tmp_path / "report.json"
-    command = [sys.executable, "tools/throughput_bench.py", "--models", "albert-base"]
-    command += ["--ranks", "2", "--nodes", "2", "--link", "none,200mbit", "--rounds", "1"]
+    command = [sys.executable, "tools/throughput_bench.py", "--models", "albert-tiny"]
+    command += ["--ranks", "2", "--nodes", "2", "--link", "none,100mbit", "--rounds", "1"]
     command += ["--micro-batch", "1", "--sequence-length", "16", "--output", str(report)]
     command += ["--deepspeed_config", "ds_configs/zero0_fp32.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     free, slow = json.loads(report.read_text())["cells"]
-    assert (free["link"], slow["link"], slow["nodes"]) == (None, "200mbit", 2)
+    assert (free["link"], slow["link"], slow["nodes"]) == (None, "100mbit", 2)
     for cell in (free, slow):
         (turn,) = cell["rounds"]
         # Gradients in fp32, in a ring of two.
@@ -77,7 +77,7 @@ def test_recorded_bytes_cross_the_link_and_take_as_long_as_it_needs(nodes, tmp_p
         assert turn["link_bytes_a_step"] == pytest.approx(turn["wire_bytes_a_step"], rel=0.03)
     (turn,) = slow["rounds"]
     least = 8 * turn["wire_bytes_a_step"] / slow["link_bits_per_second"]
-    assert turn["communication_seconds"] >= 0.95 * least
+    assert turn["communication_seconds"] >= 0.9 * least  # a bucketful goes at once
 
 
 def test_without_root_one_line_says_so():
