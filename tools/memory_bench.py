@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """The fullest moment of a step's memory, measured beside what albert_ds/scaling/memory.py counts.
 
-Every cell is the trainer's own `build` and two steps. On a CPU the bytes that tensors take are
-followed by the profiler at PyTorch's allocator, so libraries and the allocator's reserves are not
-in them; on CUDA they are torch.cuda.max_memory_allocated. Rows are full and dropout is 0: on a CPU
-dropout keeps other things than on CUDA.
+Every cell is the trainer's own `build` and two steps, in processes of its own. On a CPU the bytes
+that tensors take are followed by the profiler at PyTorch's allocator, so libraries and the
+allocator's reserves are not in them; on CUDA they are torch.cuda.max_memory_allocated. Rows are
+full and dropout is 0: on a CPU dropout keeps other things than on CUDA.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from albert_ds.bench import bench_config, open_bench_run
-from albert_ds.errors import ENDINGS
+from albert_ds.errors import ENDINGS, UserError
 from albert_ds.flags import Parser, positive
 from albert_ds.measure.ranks import start_ranks
 from albert_ds.model.config import SIZES
@@ -52,32 +53,52 @@ def build_parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
+    cells = list(
+        itertools.product(
+            args.models, args.deepspeed_config, args.micro_batch_size, args.activation_checkpointing
+        )
+    )
     world = read_world()
-    if world.launcher == "none" and args.ranks > 1:
-        return start_ranks(argv, args.ranks)
+    if world.launcher != "none":
+        if len(cells) > 1:
+            raise UserError("under a launcher: one model, configuration, micro-batch and mode")
+        return measure_here(args, world)
+    found = []
+    with TemporaryDirectory() as folder:
+        part = Path(folder) / "cell.json"
+        for name, file, micro, again in cells:
+            flags = ["--models", name, "--deepspeed_config", file, "--output", str(part)]
+            flags += ["--micro-batch-size", str(micro), "--activation-checkpointing", again]
+            code = start_ranks([*argv, *flags], args.ranks)
+            if code:
+                return code
+            found.append(json.loads(part.read_text()))
+    print(as_table(found))
+    if args.output:
+        before = json.loads(args.output.read_text()) if args.output.exists() else []
+        args.output.write_text(json.dumps(before + found, indent=1) + "\n")
+    return 0
+
+
+def measure_here(args, world) -> int:
+    """One cell, as one of its ranks; rank 0 writes it."""
     traffic = record_traffic()
     device = join_world(world)
     mesh = build_mesh(1)
-    cells = []
-    for name, file, micro, again in itertools.product(
-        args.models, args.deepspeed_config, args.micro_batch_size, args.activation_checkpointing
-    ):
-        config = bench_config(
-            name,
-            replace(SIZES[name], dropout=0.0),
-            deepspeed_config=file,
-            micro_batch_size=micro,
-            sequence_length=args.sequence_length,
-            data_parallel=mesh.dp_size,
-            accumulation=args.accumulation,
-            activation_checkpointing=again,
-        )
-        cells.append(measure(config, mesh, device, traffic))
+    (name,), (again,) = args.models, args.activation_checkpointing
+    config = bench_config(
+        name,
+        replace(SIZES[name], dropout=0.0),
+        deepspeed_config=args.deepspeed_config[0],
+        micro_batch_size=args.micro_batch_size[0],
+        sequence_length=args.sequence_length,
+        data_parallel=mesh.dp_size,
+        accumulation=args.accumulation,
+        activation_checkpointing=again,
+    )
+    cell = measure(config, mesh, device, traffic)
     if mesh.rank == 0:
-        print(as_table(cells))
-        if args.output:
-            before = json.loads(args.output.read_text()) if args.output.exists() else []
-            args.output.write_text(json.dumps(before + cells, indent=1) + "\n")
+        args.output.write_text(json.dumps(cell))
     return 0
 
 

@@ -88,7 +88,7 @@ def draw_traffic(cells: list[dict], output: Path) -> None:
             places, sent, height, hatch=HATCHES[number], color=_pale(number), edgecolor="black"
         )
         bars.set_label(kind)
-        axis.bar_label(bars, [f"{size:.3g}" if size else "" for size in sent], fontsize=7)
+        axis.bar_label(bars, [_short(size) for size in sent], fontsize=7)
     axis.set_yticks(range(len(groups)), list(groups), fontsize=7)
     axis.invert_yaxis()
     axis.set_xscale("log")
@@ -184,6 +184,10 @@ def _in_words(layout: tuple, shown: set[str]) -> str:
 
 def _name(model: str, *more: str) -> str:
     return ", ".join([model, *filter(None, more)])
+
+
+def _short(size: float) -> str:
+    return "" if not size else f"{size:,.0f}" if size >= 100 else f"{size:.2g}"
 
 
 def _pale(number: int) -> str:

@@ -26,8 +26,8 @@ class BytesAParameter:
     update_shared: float
 
 
-# Lives: weights in the passes' type, fp32 masters and two moments; in bf16 ZeRO-1 and 2 also keep
-# the gradients' fp32 sum or bucket, and ZeRO-3 another share. Update: gradients, the bucket they
+# Lives: weights in the passes' type, fp32 masters and two moments; in bf16 ZeRO-1 also keeps
+# the gradients' fp32 sum, and ZeRO-3 another share. Update: gradients, the bucket they
 # are reduced in, LAMB's update.
 STATES = {
     ("fp32", 0): BytesAParameter(
@@ -40,7 +40,7 @@ STATES = {
         lives=6, lives_shared=12, gradients=2, bucket=0, update=2, update_shared=4
     ),
     ("bf16", 2): BytesAParameter(
-        lives=8, lives_shared=12, gradients=0, bucket=2, update=8, update_shared=4
+        lives=2, lives_shared=12, gradients=0, bucket=2, update=8, update_shared=4
     ),
     ("bf16", 3): BytesAParameter(
         lives=4, lives_shared=18, gradients=0, bucket=2, update=4, update_shared=4
@@ -79,6 +79,8 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
     matrix = model.hidden_size * inner * width
     word = model.vocab_size * model.embedding_size * width
     update = states.update + states.update_shared / share
+    # A block's gradients take the place of its last layer's activations, and can be larger.
+    growth = max(0.0, layout.block_parameters * width - tokens * kept)
     parameters = layout.parameters
     return Memory(
         lives=parameters * (states.lives + states.lives_shared / share),
@@ -88,6 +90,7 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
         + matrix
         + 2 * tokens * inner * width
         + tokens * again
+        + growth
         + parameters * states.bucket,
         gradients=parameters * states.gradients * (layout.accumulation > 1),
         # At ZeRO-0 the norm of a gradient is taken in float64, tensor by tensor.
