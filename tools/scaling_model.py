@@ -17,6 +17,7 @@ tools/scaling_model.py plan --model albert-xxlarge --gpus 64 --gpu-memory 80 --l
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from dataclasses import asdict
@@ -36,7 +37,7 @@ from albert_ds.scaling.report import (
     plan_as_text,
     predictions_as_table,
 )
-from albert_ds.scaling.sweep import largest_batch, predict_grid
+from albert_ds.scaling.sweep import Recipe, largest_batch, predict_grid
 
 NODES = 64  # where `predict` asks up to what batch a speed-up lasts; twice as many change 1 %
 CONSTANTS = Path(__file__).parents[1] / "docs/raw/scaling_constants.json"
@@ -105,6 +106,8 @@ def _add_predict(parser: Parser) -> None:
         help="Gb/s of a node's network, all its adapters together",
     )
     add("--micro-batch-size", type=positive, default=32, help="sequences of a pass at most")
+    add("--zero", type=int, choices=(1, 2, 3), default=1, help="ZeRO stage, in bf16")
+    add("--tensor-parallel", type=positive, default=1, help="ranks that a block is cut over")
     add(
         "--overlap",
         type=float,
@@ -175,6 +178,13 @@ def _read_memory_errors(path: Path | None) -> dict | None:
 
 def run_predict(args) -> None:
     rows, batches = [], []
+    recipe = Recipe(
+        gpus_a_node=args.gpus_a_node,
+        micro_batch_size=args.micro_batch_size,
+        sequence_length=args.sequence_length,
+        zero=args.zero,
+        tensor_parallel=args.tensor_parallel,
+    )
     for overlap in args.overlap:
         machine = describe_gpu(
             args.hardware, mfu=args.mfu, overlap=overlap, launch_seconds=args.launch_seconds
@@ -182,33 +192,24 @@ def run_predict(args) -> None:
         rows += predict_grid(
             args.models,
             machine,
+            recipe,
             gpus=args.gpus,
             links=args.links,
-            gpus_a_node=args.gpus_a_node,
             batch_size=args.batch_size,
-            micro_batch_size=args.micro_batch_size,
-            sequence_length=args.sequence_length,
         )
-        batches += [
-            {
-                "link_gbits": link,
-                "overlap": overlap,
-                "speed_up": wanted,
-                "sequences_a_gpu": largest_batch(
-                    tuple(args.models[:2]),
-                    machine,
-                    link=link,
-                    speed_up=wanted,
-                    nodes=NODES,
-                    gpus_a_node=args.gpus_a_node,
-                    micro_batch_size=args.micro_batch_size,
-                    sequence_length=args.sequence_length,
-                ),
-            }
-            for link in args.links
-            for wanted in args.speed_ups
-            if len(args.models) > 1
-        ]
+        if len(args.models) == 1:
+            continue
+        pair = (args.models[0], args.models[1])
+        for link, wanted in itertools.product(args.links, args.speed_ups):
+            size = largest_batch(pair, machine, recipe, link=link, speed_up=wanted, nodes=NODES)
+            batches.append(
+                {
+                    "link_gbits": link,
+                    "overlap": overlap,
+                    "speed_up": wanted,
+                    "sequences_a_gpu": size,
+                }
+            )
     print(predictions_as_table(rows, machine))
     print(batches_as_table(batches, args.models, NODES))
     if args.output:

@@ -6,10 +6,10 @@ from albert_ds.model.config import SIZES
 from albert_ds.scaling.hardware import describe_gpu
 from albert_ds.scaling.layout import Layout
 from albert_ds.scaling.predict import predict_step
-from albert_ds.scaling.sweep import largest_batch, predict_grid
+from albert_ds.scaling.sweep import Recipe, largest_batch, predict_grid
 
 PAIR = ("bert-large", "albert-large")
-CLUSTER = {"gpus_a_node": 8, "micro_batch_size": 32, "sequence_length": 512}
+RECIPE = Recipe(gpus_a_node=8, micro_batch_size=32, sequence_length=512)
 H100 = describe_gpu("h100")
 
 
@@ -35,20 +35,18 @@ def speed_up(sequences: int, link: float) -> float:
 
 @pytest.mark.parametrize(("link", "wanted"), [(3200, 1.7), (400, 1.7), (100, 1.1), (10, 1.7)])
 def test_the_largest_batch_is_the_last_that_reaches_it(link, wanted):
-    found = largest_batch(PAIR, H100, link=link, speed_up=wanted, nodes=64, **CLUSTER)
+    found = largest_batch(PAIR, H100, RECIPE, link=link, speed_up=wanted, nodes=64)
     assert found and speed_up(found, link) >= wanted
     assert speed_up(found + (1 if found < 32 else 32), link) < wanted
 
 
 def test_what_no_batch_reaches_and_what_every_batch_does():
     for wanted, expected in ((30.0, 0), (0.5, None)):
-        assert expected == largest_batch(PAIR, H100, link=100, speed_up=wanted, nodes=64, **CLUSTER)
+        assert expected == largest_batch(PAIR, H100, RECIPE, link=100, speed_up=wanted, nodes=64)
 
 
 def test_a_grid_keeps_the_global_batch_and_compares_with_the_first():
-    rows = predict_grid(
-        list(PAIR), H100, gpus=[8, 128], links=[10, 400], batch_size=4096, **CLUSTER
-    )
+    rows = predict_grid(list(PAIR), H100, RECIPE, gpus=[8, 128], links=[10, 400], batch_size=4096)
     assert len(rows) == 8
     for row in rows:
         assert row["gpus"] * row["sequences_a_gpu"] == 4096
