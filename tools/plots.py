@@ -2,14 +2,14 @@
 
     curves     losses and accuracies of runs against steps, from their metrics.jsonl; prints how far
                each run is from the first one, at the steps that both have logged
-    speed-up   of each model over the yardstick against the link, from throughput_bench.py's JSON
+    speed-up   over the first model of a report against the link, from throughput_bench.py's JSON
     traffic    bytes that a rank sends in a step, by kind, from the same
     split      forward, backward, exposed communication, optimizer, from the same
     scaling    predicted speed-up against link and batch, from scaling_model.py predict's JSON
     layers     Figure 1, from probe.py --similarity's JSON
 
 python tools/plots.py curves --runs RUN [RUN ...] --output curves.png
-python tools/plots.py split --input bench.json --yardstick bert-large --output split.png
+python tools/plots.py split --input bench.json --output split.png
 """
 
 import argparse
@@ -55,10 +55,6 @@ def build_parser() -> Parser:
         added.add_argument(
             "--only", metavar="KEY=VALUE,...", help="cells with these values, as in the JSON"
         )
-        if name != "traffic":
-            added.add_argument(
-                "--yardstick", default="bert-large", help="model (default: %(default)s)"
-            )
     for name, meaning in (
         ("scaling", "predicted speed-up against link and batch"),
         ("layers", "distance and angle of each layer's input and output (Figure 1)"),
@@ -85,16 +81,16 @@ def plot_curves(args) -> None:
 def plot_cells(args) -> None:
     from albert_ds.pictures import bench
 
-    cells = [cell for path in args.input for cell in read_report(path, "cells")["cells"]]
+    cells = [cell for path in args.input for cell in bench.read_cells(path)]
     only = dict(part.partition("=")[::2] for part in args.only.split(",")) if args.only else {}
     cells = bench.select(cells, only)
     match args.command:
         case "speed-up":
-            bench.draw_speed_up(cells, args.yardstick, args.output)
+            bench.draw_speed_up(cells, args.output)
         case "traffic":
             bench.draw_traffic(cells, args.output)
         case "split":
-            bench.draw_split(cells, args.yardstick, args.output)
+            bench.draw_split(cells, args.output)
 
 
 def main(argv: list[str]) -> None:

@@ -1,14 +1,23 @@
 """What tools/throughput_bench.py measured: speed-up against the link, bytes, parts of a step.
 
-Everything is relative to the yardstick of the same layout and link, so the seconds of one machine
-are nobody's result.
+Everything is relative to the yardstick, the first model of the same report, in the same layout and
+on the same link, so the seconds of one machine are nobody's result.
 """
 
 import statistics
 from pathlib import Path
 
 from albert_ds.errors import UserError
-from albert_ds.pictures.style import COLORS, HATCHES, LINES, MARKERS, label, new_figure, save
+from albert_ds.pictures.style import (
+    COLORS,
+    HATCHES,
+    LINES,
+    MARKERS,
+    label,
+    new_figure,
+    read_report,
+    save,
+)
 
 PARTS = {
     "forward": "forward",
@@ -25,6 +34,12 @@ LAYOUT = (
 )
 
 
+def read_cells(path: Path) -> list[dict]:
+    """A report's cells, each with its report and its yardstick."""
+    cells = read_report(path, "cells")["cells"]
+    return [cell | {"report": path, "yardstick": cells[0]["model"]} for cell in cells]
+
+
 def select(cells: list[dict], only: dict[str, str]) -> list[dict]:
     """Cells with these values. Raises UserError where none is left."""
     found = [c for c in cells if all(str(c.get(key)) == value for key, value in only.items())]
@@ -34,23 +49,24 @@ def select(cells: list[dict], only: dict[str, str]) -> list[dict]:
     return found
 
 
-def draw_speed_up(cells: list[dict], yardstick: str, output: Path) -> None:
+def draw_speed_up(cells: list[dict], output: Path) -> None:
     """Median, minimum and maximum over the rounds; a line a model and layout, a place a link."""
     figure, (axis,) = new_figure(width=7)
     links = _links(cells)
     lines: dict[tuple, list[tuple]] = {}
     for cell in cells:
-        base = _yardstick(cells, cell, yardstick)
-        if cell["model"] == yardstick or base is None:
+        base = _yardstick(cells, cell)
+        if base is None or base is cell:
             continue
         pairs = zip(cell["rounds"], base["rounds"], strict=False)
         ratios = [own["samples_a_second"] / other["samples_a_second"] for own, other in pairs]
         place = links.index(cell["link"])
-        lines.setdefault((cell["model"], *_layout(cell)), []).append((place, ratios))
+        pair = f"{cell['model']} over {cell['yardstick']}"
+        lines.setdefault((pair, *_layout(cell)), []).append((place, ratios))
     if not lines:
-        raise UserError(f"--yardstick {yardstick}: no other model was measured beside it")
+        raise UserError("--input: no model was measured beside another in the same layout")
     common, apart = _describe(cells)
-    for number, ((model, *layout), points) in enumerate(sorted(lines.items(), key=str)):
+    for number, ((pair, *layout), points) in enumerate(sorted(lines.items(), key=str)):
         points.sort()
         middles = [statistics.median(ratios) for _, ratios in points]
         low = [middle - min(r) for middle, (_, r) in zip(middles, points, strict=True)]
@@ -63,12 +79,12 @@ def draw_speed_up(cells: list[dict], yardstick: str, output: Path) -> None:
             linestyle=LINES[number % len(LINES)],
             marker=MARKERS[number % len(MARKERS)],
             color=COLORS[number % len(COLORS)],
-            label=_name(model, apart[tuple(layout)]),
+            label=_name(pair, apart[tuple(layout)]),
         )
     axis.axhline(1, color="black", linewidth=0.8)
     axis.set_xticks(range(len(links)), [link or "no limit" for link in links])
-    axis.legend(fontsize=7)
-    label(axis, "link between the nodes", f"samples/s over {yardstick}'s", common)
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
+    label(axis, "link between the nodes", "samples/s, over the yardstick's", common)
     save(figure, output)
 
 
@@ -98,13 +114,19 @@ def draw_traffic(cells: list[dict], output: Path) -> None:
     save(figure, output)
 
 
-def draw_split(cells: list[dict], yardstick: str, output: Path) -> None:
+def draw_split(cells: list[dict], output: Path) -> None:
     """The parts of a step, a bar a cell; 1 is the yardstick's whole step on the same link."""
-    shown = [(cell, _yardstick(cells, cell, yardstick)) for cell in cells]
+    shown = [(cell, _yardstick(cells, cell)) for cell in cells]
     shown = [(cell, base) for cell, base in shown if base is not None]
     if not shown:
-        raise UserError(f"--yardstick {yardstick}: not among the cells")
-    shown.sort(key=lambda pair: (str(_layout(pair[0])), -(pair[0]["link_bits_per_second"] or 1e99)))
+        raise UserError("--input: the first model of the report is not among the cells")
+    shown.sort(
+        key=lambda pair: (
+            pair[0]["yardstick"],
+            str(_layout(pair[0])),
+            -(pair[0]["link_bits_per_second"] or 1e99),
+        )
+    )
     figure, (axis,) = new_figure(width=8, height=1.2 + 0.36 * len(shown))
     common, apart = _describe(cells)
     names = [_name(c["model"], apart[_layout(c)], c["link"] or "no limit") for c, _ in shown]
@@ -125,7 +147,7 @@ def draw_split(cells: list[dict], yardstick: str, output: Path) -> None:
     axis.set_yticks(range(len(shown)), names, fontsize=7)
     axis.invert_yaxis()
     axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1))
-    label(axis, f"step over {yardstick}'s on the same link", "", common)
+    label(axis, "step, over the yardstick's on the same link", "", common)
     save(figure, output)
 
 
@@ -137,11 +159,11 @@ def _layout(cell: dict) -> tuple:
     return tuple(cell[key] for key in LAYOUT)
 
 
-def _yardstick(cells: list[dict], cell: dict, name: str) -> dict | None:
-    """The yardstick's cell of the same layout and link."""
+def _yardstick(cells: list[dict], cell: dict) -> dict | None:
+    """The yardstick's cell of the same report, layout and link; None where it was not measured."""
     for other in cells:
         same = _layout(other) == _layout(cell) and other["link"] == cell["link"]
-        if same and other["model"] == name:
+        if same and other["report"] == cell["report"] and other["model"] == cell["yardstick"]:
             return other
     return None
 

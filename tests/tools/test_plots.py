@@ -61,7 +61,7 @@ def test_curves_and_how_far_runs_are_apart(tmp_path):
     ("flags", "says"),
     [
         (("split", "--only", "ranks=9"), "ranks=9"),
-        (("split", "--yardstick", "bert-xlarge"), "bert-xlarge"),
+        (("split", "--only", "model=albert-base"), "first model"),
         (("speed-up", "--input", "absent.json"), "absent.json"),
         (("curves", "--runs", "absent"), "absent"),
     ],
