@@ -51,7 +51,7 @@ def select(cells: list[dict], only: dict[str, str]) -> list[dict]:
 
 def draw_speed_up(cells: list[dict], output: Path) -> None:
     """Median, minimum and maximum over the rounds; a line a model and layout, a place a link."""
-    figure, (axis,) = new_figure(width=7)
+    figure, (axis,) = new_figure(width=9.5)
     links = _links(cells)
     lines: dict[tuple, list[tuple]] = {}
     for cell in cells:
