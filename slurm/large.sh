@@ -20,6 +20,7 @@ OUTPUT=${OUTPUT:-runs/albert-large}
 
 # ZeRO-1: one reduction a step, in one bucket, after the last micro-batch: 71 MB of fp32 gradients,
 # and 36 MB of bf16 weights gathered; an ordinary 10 Gbit/s network carries that 10 times a second.
+# Stage, bucket, type and accumulation beside what else was tried: docs/benchmarks.md.
 pretrain --model albert-large --data "$DATA" --steps 125000 --warmup-steps 3125 --dropout 0.1 \
     --sequence-length 512 --batch-size 4096 --micro-batch-size 32 --learning-rate 0.00176 \
     --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 --num-workers 1 "$@"

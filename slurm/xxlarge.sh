@@ -21,6 +21,7 @@ OUTPUT=${OUTPUT:-runs/albert-xxlarge}
 # ZeRO-1: one reduction a step, in one bucket, after the last micro-batch: 893 MB of fp32 gradients,
 # and 446 MB of bf16 weights gathered. Weights and both moments are 2.7 GB, so no tensor
 # parallelism; --tensor-parallel T cuts over neighbours, inside a node: only gradients leave it.
+# Stage, bucket, type, accumulation and place beside what else was tried: docs/benchmarks.md.
 pretrain --model albert-xxlarge --data "$DATA" --steps 125000 --warmup-steps 3125 --dropout 0 \
     --sequence-length 512 --batch-size 4096 --micro-batch-size 8 --learning-rate 0.00176 \
     --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 --num-workers 1 "$@"

@@ -17,8 +17,18 @@ from pathlib import Path
 
 from albert_ds.errors import ENDINGS
 from albert_ds.flags import Parser
-from albert_ds.measure.table import LAYOUT, link_share, middle
+from albert_ds.measure.table import LAYOUT, middle
 from albert_ds.runtime.ending import say
+
+MODELS = """\
+| model / yardstick | nodes x ranks | samples x tokens a pass | link | MB sent a rank | waits, s \
+| of its step | yardstick's share of the link: reducing, gathering | by FLOPs \
+| forward, backward | with the update | speed-up |
+| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+CONFIGS = """\
+| configuration | model | nodes x ranks, tensor parallel | passes a step | calls a step \
+| MB sent a rank | a step's time / the first's | its waiting / the first's | peak GB |
+| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"""
 
 
 def build_parser() -> Parser:
@@ -35,9 +45,13 @@ def build_parser() -> Parser:
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
-    cells = [cell for path in args.reports for cell in json.loads(path.read_text())["cells"]]
-    lines = compare_models(cells) if args.against == "model" else compare_configs(cells)
-    print("\n".join(lines))
+    header, compare = {
+        "model": (MODELS, compare_models),
+        "config": (CONFIGS, compare_configs),
+    }[args.against]
+    print(header)
+    for path in args.reports:  # what was not measured side by side is not compared
+        print("\n".join(compare(json.loads(path.read_text())["cells"])))
 
 
 def groups(cells: list[dict], names: tuple[str, ...]) -> list[list[dict]]:
@@ -50,22 +64,19 @@ def groups(cells: list[dict], names: tuple[str, ...]) -> list[list[dict]]:
 
 def compare_models(cells: list[dict]) -> list[str]:
     """Every model beside the first of its layout and link."""
-    lines = [
-        "| model / yardstick | nodes x ranks | samples a pass | link | MB sent a rank | waits for "
-        "it | share of the link | by FLOPs | forward, backward | with the update | **speed-up** |",
-        "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    lines = []
     for first, *others in groups(cells, (*LAYOUT, "link", "deepspeed_config", "accumulation")):
         for own in others:
             flops = flops_a_sample(first) / flops_a_sample(own)
             columns = [
                 f"{own['model']} / {first['model']}",
                 f"{own['nodes']} x {own['ranks'] // own['nodes']}",
-                str(own["micro_batch_size"]),
+                f"{own['micro_batch_size']} x {own['sequence_length']}",
                 own["link"] or "no limit",
                 pair(own, first, lambda c: lambda r: r["wire_bytes_a_step"] / 1e6, "{:.0f}"),
+                pair(own, first, lambda c: lambda r: r["communication_seconds"], "{:.3g}"),
                 pair(own, first, lambda c: waiting, "{:.0%}"),
-                pair(own, first, link_share, "{:.0%}") if own["link"] else "-",
+                ", ".join(kind_shares(first)) or "-",
                 f"{flops:.2f}",
                 f"{statistics.median(ratios(first, own, passes)):.2f}",
                 f"{statistics.median(ratios(first, own, without_waiting)):.2f}",
@@ -77,11 +88,7 @@ def compare_models(cells: list[dict]) -> list[str]:
 
 def compare_configs(cells: list[dict]) -> list[str]:
     """Every configuration beside the first of its layout, model and link."""
-    lines = [
-        "| configuration | model | nodes x ranks, tensor parallel | passes a step | calls a step | "
-        "MB sent a rank | a step's time / the first's | its waiting / the first's | peak GB |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    lines = []
     for group in groups(cells, ("model", "nodes", "ranks", "micro_batch_size", "link")):
         first = group[0]
         for own in group:
@@ -115,6 +122,22 @@ def whole(turn: dict) -> float:
 def waiting(turn: dict) -> float:
     """The part of the step that waits for collectives."""
     return turn["communication_seconds"] / turn["seconds_a_step"]
+
+
+def kind_shares(cell: dict) -> list[str]:
+    """Of the link's rate, what a rank sent while gradients were reduced and weights gathered."""
+    if not cell["link"]:
+        return []
+    kinds = [kind for kind in ("gradients", "weights") if kind in cell["rounds"][0]["kinds"]]
+    return [f"{middle(cell['rounds'], kind_share(cell, kind)):.0%}" for kind in kinds]
+
+
+def kind_share(cell: dict, kind: str) -> Callable[[dict], float]:
+    def share(turn: dict) -> float:
+        found = turn["kinds"][kind]
+        return 8 * found["wire_bytes"] / found["seconds"] / cell["link_bits_per_second"]
+
+    return share
 
 
 def flops_a_sample(cell: dict) -> float:

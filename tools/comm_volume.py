@@ -27,7 +27,7 @@ from albert_ds.measure.ranks import start_ranks
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
 from albert_ds.runtime.ending import say
-from albert_ds.runtime.launch import join_world, read_world
+from albert_ds.runtime.launch import join_world, leave_world, read_world
 from albert_ds.runtime.traffic import Traffic, record_traffic
 from albert_ds.runtime.volume import ACTIVATIONS, GRADIENTS, WEIGHTS
 
@@ -100,6 +100,7 @@ def main(argv: list[str]) -> int:
                 print(as_table(reports[-1]), flush=True)
     if mesh.rank == 0 and args.output:
         args.output.write_text(json.dumps(reports, indent=1) + "\n")
+    leave_world(mesh, together=True)
     return 0
 
 

@@ -32,7 +32,7 @@ from albert_ds.measure.table import as_tables
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
 from albert_ds.runtime.ending import say
-from albert_ds.runtime.launch import World, join_world, read_world
+from albert_ds.runtime.launch import World, join_world, leave_world, read_world
 from albert_ds.runtime.traffic import record_traffic
 
 
@@ -118,6 +118,7 @@ def main(argv: list[str]) -> int:
         if mesh.rank == 0:
             print(as_tables({**report, "cells": described}), flush=True)
             write_report(args.output, report)
+    leave_world(mesh, together=True)
     return 0
 
 

@@ -16,6 +16,7 @@ def cell(model: str, rounds: list[tuple], **fields) -> dict:
         "tensor_parallel": 1,
         "micro_batch_size": 1,
         "accumulation": 1,
+        "sequence_length": 64,
         "link": "8mbit",
         "link_bits_per_second": 8e6,
         "deepspeed_config": "one.json",
@@ -28,7 +29,8 @@ def cell(model: str, rounds: list[tuple], **fields) -> dict:
                 "communication_seconds": waiting,
                 "seconds_a_step": passes + update + waiting,
                 "wire_bytes_a_step": 3e6,
-                "link_bytes_a_step": 1e6 * waiting / 2,  # half of what 8 Mbit/s carries meanwhile
+                # Half of what 8 Mbit/s carries in the time.
+                "kinds": {"gradients": {"wire_bytes": 0.5e6 * waiting, "seconds": waiting}},
                 "calls_a_step": {"gradients": 1, "weights": 1},
                 "peak_memory": 2e9,
             }
@@ -50,8 +52,16 @@ def test_a_speed_up_is_taken_apart(tmp_path):
     large = cell("bert-large", [(4, 2, 6), (8, 4, 12)])  # the machine was half as fast
     shared = cell("albert-large", [(4, 1, 1), (8, 2, 2)], flops_a_step=5.0)
     (row,) = tables(tmp_path, [large, shared])
-    assert row[:3] == ["albert-large / bert-large", "2 x 1", "1"]
-    assert row[5:] == ["17% / 50%", "50% / 50%", "2.00", "1.00", "1.20", "2.00 - 2.00 - 2.00"]
+    assert row[:3] == ["albert-large / bert-large", "2 x 1", "1 x 64"]
+    assert row[5:] == [
+        "1.5 / 9",
+        "17% / 50%",
+        "50%",
+        "2.00",
+        "1.00",
+        "1.20",
+        "2.00 - 2.00 - 2.00",
+    ]
 
 
 def test_what_was_tried_is_compared_with_the_first(tmp_path):
