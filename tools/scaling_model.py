@@ -27,7 +27,7 @@ from albert_ds.errors import ENDINGS, UserError
 from albert_ds.flags import Parser, positive
 from albert_ds.model.config import SIZES
 from albert_ds.runtime.ending import say
-from albert_ds.scaling.cells import read_cells
+from albert_ds.scaling.cells import KEYS, read_cells
 from albert_ds.scaling.fit import check, divide, fit_machine, read_hold_out, summarise
 from albert_ds.scaling.hardware import GPUS, LAUNCH_SECONDS, MFU, describe_gpu
 from albert_ds.scaling.plan import Plan, find_layouts, find_plans
@@ -73,7 +73,12 @@ def build_parser() -> Parser:
 def _add_fit(parser: Parser) -> None:
     add = parser.add_argument
     add("--input", type=Path, nargs="+", required=True, help="reports of throughput_bench.py")
-    add("--hold-out", metavar="KEY=VALUE,...", help="cells to leave out of the fit, by model, link")
+    add(
+        "--hold-out",
+        metavar="KEY=VALUE,...",
+        help="leave these cells out of the fit and print its error on them, key by key; keys: "
+        + ", ".join(KEYS),
+    )
     add("--memory", type=Path, help="report of memory_bench.py, whose errors `plan` then states")
     add("--output", type=Path, help="JSON with constants, errors and every cell")
 

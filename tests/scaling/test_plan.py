@@ -102,6 +102,26 @@ def test_a_slower_link_costs_what_its_bytes_take():
     assert slow.total - fast.total == pytest.approx(nominal, rel=1e-3)
 
 
+def test_a_node_s_link_carries_a_ring_for_each_rank_of_a_block():
+    """Two replicas of a block cut in two: both halves are reduced over the same link at once."""
+    whole, cut = (
+        predict_step(layout("bert-large", tensor_parallel=tp), H100, link=1e10) for tp in (1, 2)
+    )
+    assert cut.link_bytes == pytest.approx(2 * cut.wire_bytes, rel=0.25)  # less the block's own
+    assert cut.wire_bytes > whole.wire_bytes / 2
+    assert whole.link_bytes == whole.wire_bytes
+
+
+def test_what_is_dropped_is_computed_again():
+    steps = {
+        again: predict_step(layout(activation_checkpointing=again), H100)
+        for again in ("none", "attention", "block")
+    }
+    assert steps["none"].compute < steps["attention"].compute < steps["block"].compute
+    # A forward pass of all layers beside the three passes of forward and backward.
+    assert steps["block"].compute / steps["none"].compute == pytest.approx(4 / 3, rel=0.05)
+
+
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_parameters_of_a_rank_are_those_that_it_is_given(tp):
     """Against the tensors themselves, cut as parallel/tensor.py's plan says."""
