@@ -146,7 +146,7 @@ def _add_plan(parser: Parser) -> None:
 
 def run_fit(args) -> None:
     cells = [cell for path in args.input for cell in read_cells(path)]
-    held = read_hold_out(args.hold_out) if args.hold_out else {}
+    held = read_hold_out(args.hold_out) if args.hold_out else []
     rest, groups = divide(cells, held)
     names = ", ".join(path.name for path in args.input)
     machine = fit_machine(rest, name="measured", source=names)

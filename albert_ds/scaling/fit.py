@@ -100,7 +100,7 @@ def check(cells: Iterable[Cell], machine: Machine) -> list[Check]:
     ]
 
 
-def read_hold_out(text: str) -> dict[str, str]:
+def read_hold_out(text: str) -> list[tuple[str, str]]:
     """`model=albert-large,link=100mbit,ranks=4` -> what is held back. Raises UserError."""
     pairs = [part.partition("=") for part in text.split(",")]
     for key, _, value in pairs:
@@ -108,17 +108,18 @@ def read_hold_out(text: str) -> dict[str, str]:
             raise UserError(
                 f"--hold-out {text}: {key!r}; allowed: KEY=VALUE,... of {', '.join(KEYS)}"
             )
-    return {key: value for key, _, value in pairs}
+    return [(key, value) for key, _, value in pairs]
 
 
-def divide(cells: list[Cell], held: dict[str, str]) -> tuple[list[Cell], dict[str, list[Cell]]]:
+def divide(
+    cells: list[Cell], held: list[tuple[str, str]]
+) -> tuple[list[Cell], dict[str, list[Cell]]]:
     """Cells to fit, and those held back by each key: a whole model, a whole link, a whole count.
 
     Raises UserError for a key that holds nothing back, and where nothing is left to fit.
     """
     groups = {
-        f"{key}={value}": [cell for cell in cells if cell.keys[key] == value]
-        for key, value in held.items()
+        f"{key}={value}": [cell for cell in cells if cell.keys[key] == value] for key, value in held
     }
     for name, group in groups.items():
         if not group:

@@ -16,35 +16,23 @@ SCORE_BYTES = 12  # softmax's output, the gradient of the loss and that of the s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BytesAParameter:
-    """Of a rank: for each parameter, and for each that falls to its share of DP ranks."""
+    """Of a rank: a pair is for each parameter, and for each that falls to its share of DP ranks."""
 
-    lives: float  # from step to step
-    lives_shared: float
-    gradients: float  # what accumulates between passes and is not in `lives`
-    bucket: float  # what is reduced, from the first gradient that is complete on
-    update: float  # beyond `lives` while the optimizer steps, gradients among it
-    update_shared: float
+    lives: tuple[float, float]  # from step to step
+    gradients: tuple[float, float]  # summed between passes, where not in `lives`
+    bucket: float  # what is reduced, from the start of the last backward pass on
+    update: tuple[float, float]  # beyond `lives` while the optimizer steps, gradients among it
 
 
-# Lives: weights in the passes' type, fp32 masters and two moments; in bf16 ZeRO-1 also keeps
-# the gradients' fp32 sum, and ZeRO-3 another share. Update: gradients, the bucket they
-# are reduced in, LAMB's update.
+# Lives: weights in the passes' type, fp32 masters and two moments; in bf16 ZeRO-1 also keeps the
+# gradients' fp32 sum, and ZeRO-3 another share. Update: gradients, the bucket they are reduced in,
+# LAMB's update.
 STATES = {
-    ("fp32", 0): BytesAParameter(
-        lives=12, lives_shared=0, gradients=4, bucket=0, update=8, update_shared=0
-    ),
-    ("fp32", 1): BytesAParameter(
-        lives=4, lives_shared=12, gradients=4, bucket=4, update=4, update_shared=8
-    ),
-    ("bf16", 1): BytesAParameter(
-        lives=6, lives_shared=12, gradients=2, bucket=0, update=2, update_shared=4
-    ),
-    ("bf16", 2): BytesAParameter(
-        lives=2, lives_shared=12, gradients=0, bucket=2, update=8, update_shared=4
-    ),
-    ("bf16", 3): BytesAParameter(
-        lives=4, lives_shared=18, gradients=0, bucket=2, update=4, update_shared=4
-    ),
+    ("fp32", 0): BytesAParameter(lives=(12, 0), gradients=(4, 0), bucket=0, update=(8, 0)),
+    ("fp32", 1): BytesAParameter(lives=(4, 12), gradients=(4, 0), bucket=4, update=(4, 8)),
+    ("bf16", 1): BytesAParameter(lives=(6, 12), gradients=(2, 0), bucket=0, update=(2, 4)),
+    ("bf16", 2): BytesAParameter(lives=(2, 12), gradients=(0, 4), bucket=2, update=(8, 4)),
+    ("bf16", 3): BytesAParameter(lives=(4, 18), gradients=(0, 4), bucket=2, update=(4, 4)),
 }
 
 
@@ -55,8 +43,8 @@ class Memory:
     lives: float  # weights, masters, moments
     activations: float  # kept for backward
     head: float  # scores of the vocabulary, and their gradients
-    backward: float  # of the last layer, with what is computed again and the bucket
-    gradients: float  # already summed when the last pass runs
+    backward: float  # of the last layer, with what is computed again
+    gradients: float  # already summed when the last pass runs, and the bucket
     update: float  # the optimizer's temporaries
 
     @property
@@ -71,32 +59,28 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
     Raises KeyError for a precision and ZeRO stage that no shipped configuration has.
     """
     states, model = STATES[states_key(layout)], layout.model
-    share = layout.data_parallel
+    parameters, replicas = layout.parameters, layout.data_parallel
+
+    def held(pair: tuple[float, float]) -> float:
+        return parameters * (pair[0] + pair[1] / replicas)
+
     width, tokens = layout.weight_bytes, layout.tokens_a_pass
     rows = min(layout.masked_a_pass, CHUNK_ROWS)
     kept, again = elements_a_token(layout, on_cuda=on_cuda)
     inner = model.ffn_size // layout.tensor_parallel
     matrix = model.hidden_size * inner * width
     word = model.vocab_size * model.embedding_size * width
-    update = states.update + states.update_shared / share
     # A block's gradients take the place of its last layer's activations, and can be larger.
-    growth = max(0.0, layout.block_parameters * width - tokens * kept)
-    parameters = layout.parameters
+    growth = max(0.0, layout.block_parameters * width - tokens * (kept + again))
+    # At ZeRO-0 the norm of the gradients is taken in float64, tensor by tensor.
+    norm = 4 * parameters + 4 * max(word, matrix)
     return Memory(
-        lives=parameters * (states.lives + states.lives_shared / share),
+        lives=held(states.lives),
         activations=tokens * (model.num_layers * kept + 2 * model.hidden_size * width),
         head=rows * model.vocab_size * SCORE_BYTES,
-        backward=word
-        + matrix
-        + 2 * tokens * inner * width
-        + tokens * again
-        + growth
-        + parameters * states.bucket,
-        gradients=parameters * states.gradients * (layout.accumulation > 1),
-        # At ZeRO-0 the norm of a gradient is taken in float64, tensor by tensor.
-        update=max(
-            parameters * update, 0 if layout.zero else parameters * 4 + 4 * max(word, matrix)
-        ),
+        backward=word + matrix + 2 * tokens * inner * width + tokens * again + growth,
+        gradients=held(states.gradients) * (layout.accumulation > 1) + parameters * states.bucket,
+        update=max(held(states.update), 0 if layout.zero else norm),
     )
 
 

@@ -10,7 +10,7 @@ from albert_ds.scaling.cells import read_cells
 from albert_ds.scaling.fit import START, check, divide, fit_machine, read_hold_out, summarise
 from tests.scaling.bench import MACHINE, make_report, write_report
 
-HELD = "model=albert-large,link=100mbit,ranks=4"
+HELD = "model=albert-large,link=100mbit,ranks=4,model=albert-base"
 
 
 def fit(path):
