@@ -11,7 +11,10 @@ from albert_ds.model.config import SIZES
 from albert_ds.scaling.layout import Layout
 
 # What may be held back from a fit, each by its key in the file.
-KEYS = ("model", "link", "ranks", "nodes", "zero", "micro_batch_size", "sequence_length")
+KEYS = (
+    *("model", "link", "ranks", "nodes", "zero", "tensor_parallel", "micro_batch_size"),
+    "sequence_length",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
