@@ -111,7 +111,9 @@ def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path):
     gone, alive = psutil.wait_procs(children, timeout=180)
     assert not alive
     ending = json.loads((run / "exit.json").read_text())
-    assert ending["code"] == 75 and "launcher is gone" in ending["reason"]
+    assert ending["code"] == 75
+    # Whichever rank notices first tells the other.
+    assert "launcher is gone" in ending["reason"] or "another rank was asked" in ending["reason"]
 
 
 def test_a_stop_file_and_the_time_budget_end_with_75_and_a_complete_checkpoint(data, tmp_path):
