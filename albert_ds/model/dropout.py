@@ -1,18 +1,18 @@
-"""Dropout whose random bits cost little on a CPU; on CUDA it is torch's.
+"""Dropout that costs little on a CPU too (Srivastava et al. 2014).
 
-torch draws one double a value there, which at 512 tokens takes longer than the attention whose
-probabilities it drops. Sixteen bits a value decide as well: a probability is a multiple of 2^-16,
-and the kept values are scaled by exactly what that multiple leaves, so the expectation is exact.
-The bits come from torch's own generator: what replays that, replays these.
+On a GPU this is torch's. On a CPU torch draws a random number for each value, which at 512 tokens
+takes longer than the attention whose probabilities it drops. Here a random number decides on a
+whole run of kept values: how far it is from one dropped value to the next is geometrically
+distributed, so at probability 0.1 a tenth of the draws say the same, independently for each value.
+The numbers come from torch's own generator: what replays that, replays these.
 """
+
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-
-LEVELS = 1 << 16  # of the bits that decide on one value
-WORD = 4  # values that one random int64 decides on
 
 
 class Dropout(nn.Dropout):
@@ -26,29 +26,41 @@ def drop(x: Tensor, probability: float) -> Tensor:
     """Set each value of x [...] to 0 with `probability`, and divide the others by what is left."""
     if not probability:
         return x
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or probability == 1:
         return F.dropout(x, probability)
-    dropped = round(probability * LEVELS)
-    return _Drop.apply(x, draw_kept(x, dropped), LEVELS / (LEVELS - dropped))
+    return _Drop.apply(x, draw_dropped(x.numel(), probability), 1 / (1 - probability))
 
 
-def draw_kept(x: Tensor, dropped: int) -> Tensor:
-    """Which values of x stay: bool like x, False `dropped` times in `LEVELS`."""
-    words = torch.empty(-(-x.numel() // WORD), dtype=torch.int64).random_(-(1 << 63), None)
-    return (words.view(torch.int16)[: x.numel()] >= dropped - LEVELS // 2).view(x.shape)
+def draw_dropped(count: int, probability: float) -> Tensor:
+    """Which of `count` values to drop, each with `probability`: ascending indices, int64."""
+    expected = count * probability
+    draws = int(expected + 5 * math.sqrt(expected) + 5)  # enough at once but in one of 10^6 cases
+    indices = torch.empty(0, dtype=torch.int64)
+    last = -1
+    while last < count:
+        kept_between = torch.rand(draws).neg_().log1p_().div_(math.log1p(-probability)).long()
+        more = kept_between.add_(1).cumsum(0).add_(last)
+        indices = torch.cat([indices, more]) if len(indices) else more
+        last = int(indices[-1])
+    return indices[: int(torch.searchsorted(indices, count))]
 
 
 class _Drop(torch.autograd.Function):
-    """x * kept * scale; keeps one byte a value for backward."""
+    """x * scale without what is dropped; keeps the indices for backward."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, kept: Tensor, scale: float) -> Tensor:
-        ctx.save_for_backward(kept)
+    def forward(ctx, x: Tensor, dropped: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(dropped)
         ctx.scale = scale
-        return (x * kept).mul_(scale)
+        return _drop(x, dropped, scale)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (kept,) = ctx.saved_tensors
-        return (gradient * kept).mul_(ctx.scale), None, None
+        return _drop(gradient, *ctx.saved_tensors, ctx.scale), None, None
+
+
+def _drop(x: Tensor, dropped: Tensor, scale: float) -> Tensor:
+    scaled = torch.mul(x, scale).contiguous()
+    scaled.view(-1).index_fill_(0, dropped, 0)
+    return scaled
