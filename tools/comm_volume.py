@@ -158,8 +158,12 @@ def count_minimum(config: RunConfig, mesh: Mesh, parameters: int) -> dict[str, f
         3: {GRADIENTS: gradient * passes, WEIGHTS: weight * passes},
     }[stage_of(ds_config)]
     if mesh.tp_size > 1:
-        rows = config.micro_batch_size * config.stream.sequence_length * passes
-        layers = 2 * 2 * model.num_layers * rows * model.hidden_size * (2 if is_half else 4)
+        length = config.stream.sequence_length
+        read = 1 + max(1, round(config.stream.masked_fraction * length))  # of the last layer
+        # Two all-reduces a layer forward, two backward; three of the last layer's are of what is
+        # read alone.
+        rows = config.micro_batch_size * ((4 * model.num_layers - 3) * length + 3 * read)
+        layers = passes * rows * model.hidden_size * (2 if is_half else 4)
         minimum[ACTIVATIONS] = layers * 2 * (mesh.tp_size - 1) / mesh.tp_size
     return minimum
 

@@ -32,18 +32,23 @@ class AlbertModel(nn.Module):
         position_ids: Tensor,
         cu_seqlens: Tensor,
         max_seqlen: int,
+        read: Tensor | None = None,
     ) -> dict:
         """Encode sequences end to end: ids int64 [N], ends int32 [B + 1], the longest length.
+
+        read: the tokens, int64 [R] ascending, whose last state is asked for, each [CLS] among
+        them; None: all. What nobody reads is not computed, and R takes the place of N there.
 
         Returns `last_hidden_state` [N, H], `pooled` [B, H] (None without a pooler) and
         `hidden_states`, the L + 1 states [N, H] from the embedding to the last layer.
         """
         embedded = self.embeddings(input_ids, token_type_ids, position_ids)
-        states = self.encoder(embedded, cu_seqlens, max_seqlen)
+        states = self.encoder(embedded, cu_seqlens, max_seqlen, read)
         pooled = None
         if self.pooler is not None:
-            first = states[-1].index_select(0, cu_seqlens[:-1])  # the [CLS] of each sequence
-            pooled = torch.tanh(self.pooler(first))
+            first = cu_seqlens[:-1]  # the [CLS] of each sequence
+            place = first if read is None else torch.searchsorted(read, first)
+            pooled = torch.tanh(self.pooler(states[-1].index_select(0, place)))
         return {"last_hidden_state": states[-1], "pooled": pooled, "hidden_states": states}
 
 
@@ -80,9 +85,11 @@ class AlbertForPretraining(nn.Module):
         `pair_correct` (int64 counts), all scalars. A pair labelled -100 counts in neither; without
         a sentence head both are 0.
         """
-        encoded = self.albert(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
-        # Only the masked positions reach the vocabulary.
-        masked = encoded["last_hidden_state"].index_select(0, masked_positions)  # [P, H]
+        # Of the last layer only these tokens are read, and only the masked reach the vocabulary.
+        read, _ = torch.cat([cu_seqlens[:-1], masked_positions]).sort()
+        encoded = self.albert(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen, read)
+        place = torch.searchsorted(read, masked_positions)
+        masked = encoded["last_hidden_state"].index_select(0, place)  # [P, H]
         word = self.albert.embeddings.word.weight
         mlm_loss, mlm_correct = self.mlm_head(masked, masked_labels, word)
         if self.pair_head is not None:

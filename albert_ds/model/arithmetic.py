@@ -28,7 +28,8 @@ def count_flops(config: ModelConfig, *, tokens: int, squared_lengths: int, maske
 
     Two a multiplication with its addition, three such passes (forward, gradient of the input,
     gradient of the weight), matrix products only; what activation checkpointing computes again is
-    not counted, and neither is the pooler (once a sequence).
+    not counted, and neither is the pooler (once a sequence). Every layer counts for every token, as
+    is the custom, though of the last one only what is read is computed (model/encoder.py).
 
     tokens: real tokens N; squared_lengths: sum over sequences of length ** 2; masked: positions P.
     """

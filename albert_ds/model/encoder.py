@@ -1,9 +1,10 @@
 """The encoder: L post-LN layers over blocks that layers may share (section 3.1).
 
 A micro-batch is its sequences end to end, so nothing is padded; only `VarlenAttention` looks at
-where a sequence ends. Nothing here knows of ranks: heads are counted by view(N, -1, D), because a
-rank that was given a part of the projections holds some of the heads.
-Shapes: B sequences, N tokens, H hidden, F feed-forward, n heads, D head width.
+where a sequence ends. Of the last layer nothing is computed that nobody reads: pretraining reads
+the masked tokens and each [CLS], a seventh of all. Nothing here knows of ranks: heads are counted
+by view(N, -1, D), because a rank that was given a part of the projections holds some of the heads.
+Shapes: B sequences, N tokens, R of them read, H hidden, F feed-forward, n heads, D head width.
 """
 
 import torch
@@ -29,26 +30,33 @@ class VarlenAttention(nn.Module):
         self.dropout = dropout
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int
+        self, q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, max_seqlen: int
     ) -> Tensor:
-        """Attend: q, k, v [N, n, D], cu_seqlens int32 [B + 1]; returns [N, n, D]."""
+        """Attend: q [R, n, D] to k, v [N, n, D]; returns [R, n, D].
+
+        q_ends and kv_ends int32 [B + 1] say where each sequence's tokens begin and end in either.
+        """
         dropout = self.dropout if self.training else 0.0
         if not q.is_cuda:
-            return attend_each(q, k, v, cu_seqlens, dropout)
+            return attend_each(q, k, v, q_ends, kv_ends, dropout)
         if q.dtype == torch.float32:
-            return attend_padded(q, k, v, cu_seqlens, max_seqlen, dropout)
+            return attend_padded(q, k, v, q_ends, kv_ends, max_seqlen, dropout)
         # The operator inside torch.nn.attention.varlen, which fixes its dropout at 0. Jagged
         # tensors give it dropout too, at 10 ms of Python a layer (H200; the kernels take 0.3 ms).
-        ends = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)  # of the queries, of the keys
+        ends = (q_ends, kv_ends, max_seqlen, max_seqlen)
         is_causal = returns_mask = False
         attend = torch.ops.aten._flash_attention_forward
         return attend(q, k, v, *ends, dropout, is_causal, returns_mask)[0]
 
 
-def attend_each(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, dropout: float) -> Tensor:
+def attend_each(
+    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, dropout: float
+) -> Tensor:
     """Attention one sequence at a time; it reads the lengths, which would stall a CUDA stream."""
-    lengths = cu_seqlens.diff().tolist()
-    heads_first = (x.transpose(0, 1).unsqueeze(0).split(lengths, dim=2) for x in (q, k, v))
+    heads_first = (
+        x.transpose(0, 1).unsqueeze(0).split(ends.diff().tolist(), dim=2)
+        for x, ends in ((q, q_ends), (k, kv_ends), (v, kv_ends))
+    )
     attended = [
         _attend_one(*qkv, dropout)  # [1, n, length, D]
         for qkv in zip(*heads_first, strict=True)
@@ -65,26 +73,40 @@ def _attend_one(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
 
 
 def attend_padded(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_ends: Tensor,
+    kv_ends: Tensor,
+    max_seqlen: int,
+    dropout: float,
 ) -> Tensor:
     """Attention over a copy [B, max_seqlen] with its padding masked; it waits for no device.
 
     The memory-efficient kernel would take the concatenation in fp32, but drops other probabilities
     in its backward pass than in its forward pass (seen in PyTorch 2.11).
     """
-    num_sequences, token = len(cu_seqlens) - 1, torch.arange(len(q), device=q.device)
-    sequence = torch.searchsorted(cu_seqlens, token, right=True) - 1
-    slot = sequence * max_seqlen + token - cu_seqlens[sequence]  # of each token in the copy
+    num_sequences = len(kv_ends) - 1
 
-    def pad(x: Tensor) -> Tensor:
-        rows = x.new_zeros(num_sequences * max_seqlen, *x.shape[1:]).index_copy(0, slot, x)
+    def find_slots(x: Tensor, ends: Tensor) -> Tensor:
+        token = torch.arange(len(x), device=x.device)
+        sequence = torch.searchsorted(ends, token, right=True) - 1
+        return sequence * max_seqlen + token - ends[sequence]
+
+    def pad(x: Tensor, slots: Tensor) -> Tensor:
+        rows = x.new_zeros(num_sequences * max_seqlen, *x.shape[1:]).index_copy(0, slots, x)
         return rows.unflatten(0, (num_sequences, max_seqlen)).transpose(1, 2)  # [B, n, T, D]
 
-    real = pad(torch.ones_like(slot, dtype=torch.bool)[:, None, None]).mT  # [B, 1, 1, T]
+    q_slots, kv_slots = find_slots(q, q_ends), find_slots(k, kv_ends)
+    real = pad(torch.ones_like(kv_slots, dtype=torch.bool)[:, None, None], kv_slots).mT
     attended = F.scaled_dot_product_attention(
-        pad(q), pad(k), pad(v), attn_mask=real, dropout_p=dropout
+        pad(q, q_slots),
+        pad(k, kv_slots),
+        pad(v, kv_slots),
+        attn_mask=real,  # [B, 1, 1, T]
+        dropout_p=dropout,
     )
-    return attended.transpose(1, 2).flatten(0, 1).index_select(0, slot)
+    return attended.transpose(1, 2).flatten(0, 1).index_select(0, q_slots)
 
 
 class SelfAttention(nn.Module):
@@ -100,13 +122,23 @@ class SelfAttention(nn.Module):
         self.core = VarlenAttention(config.dropout)
         self.output = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        """Mix the tokens of each sequence: [N, H] -> [N, H], without the residual."""
+    def forward(
+        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, read: Tensor | None = None
+    ) -> Tensor:
+        """Mix the tokens of each sequence: [N, H] -> [R, H], without the residual."""
+        q_ends = cu_seqlens
+        if read is not None:
+            q_ends = torch.searchsorted(read, cu_seqlens, out_int32=True)
         q, k, v = (
-            projection(x).view(len(x), -1, self.head_dim)  # [N, n, D]
-            for projection in (self.query, self.key, self.value)
+            projection(y).view(len(y), -1, self.head_dim)  # [R, n, D], [N, n, D]
+            for projection, y in ((self.query, select(x, read)), (self.key, x), (self.value, x))
         )
-        return self.output(self.core(q, k, v, cu_seqlens, max_seqlen).flatten(1))
+        return self.output(self.core(q, k, v, q_ends, cu_seqlens, max_seqlen).flatten(1))
+
+
+def select(x: Tensor, read: Tensor | None) -> Tensor:
+    """The states [R, H] of the tokens int64 [R], of all [N, H] where none are named."""
+    return x if read is None else x.index_select(0, read)
 
 
 class FeedForward(nn.Module):
@@ -131,9 +163,12 @@ class AttentionBlock(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        """[N, H] -> [N, H]."""
-        return self.layer_norm(x + self.dropout(self.self_attention(x, cu_seqlens, max_seqlen)))
+    def forward(
+        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, read: Tensor | None = None
+    ) -> Tensor:
+        """[N, H] -> [R, H], or [N, H] where all tokens are read."""
+        mixed = self.self_attention(x, cu_seqlens, max_seqlen, read)
+        return self.layer_norm(select(x, read) + self.dropout(mixed))
 
 
 class FeedForwardBlock(nn.Module):
@@ -170,20 +205,27 @@ class Encoder(nn.Module):
         self.attention = nn.ModuleList(AttentionBlock(config) for _ in range(num_attention))
         self.ffn = nn.ModuleList(FeedForwardBlock(config) for _ in range(num_ffn))
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> list[Tensor]:
-        """Encode [N, H]; returns the L + 1 states [N, H], the input first."""
+    def forward(
+        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, read: Tensor | None = None
+    ) -> list[Tensor]:
+        """Encode [N, H]; returns the L + 1 states [N, H], the input first.
+
+        read: the tokens, int64 [R] ascending, whose last state is asked for; the last layer is
+        computed for these alone, and its state is [R, H]. None: all.
+        """
         states = [x]
-        for attention, ffn in ((self.attention[a], self.ffn[f]) for a, f in self.plan):
-            x = self._layer(attention, ffn, x, cu_seqlens, max_seqlen)
+        for layer, (a, f) in enumerate(self.plan, start=1):
+            asked = read if layer == len(self.plan) else None
+            x = self._layer(self.attention[a], self.ffn[f], x, cu_seqlens, max_seqlen, asked)
             states.append(x)
         return states
 
-    def _layer(self, attention, ffn, x: Tensor, *ends) -> Tensor:
+    def _layer(self, attention, ffn, x: Tensor, *tokens) -> Tensor:
         # Never the reentrant form: it fires the gradient hook of a shared weight once per layer,
         # and ZeRO counts on one.
         match self.activation_checkpointing if self.training else "none":
             case "block":
-                return checkpoint(lambda y: ffn(attention(y, *ends)), x, use_reentrant=False)
+                return checkpoint(lambda y: ffn(attention(y, *tokens)), x, use_reentrant=False)
             case "attention":
-                return ffn(checkpoint(attention, x, *ends, use_reentrant=False))
-        return ffn(attention(x, *ends))
+                return ffn(checkpoint(attention, x, *tokens, use_reentrant=False))
+        return ffn(attention(x, *tokens))

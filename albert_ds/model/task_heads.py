@@ -188,7 +188,8 @@ class AlbertForTask(nn.Module):
         **targets: Tensor,
     ) -> dict[str, Tensor]:
         """What the head gives for sequences end to end: ids int64 [N], ends int32 [B + 1]."""
-        encoded = self.albert(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen)
+        read = cu_seqlens[:-1].long() if self.albert.pooler is not None else None
+        encoded = self.albert(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen, read)
         return self.head(encoded, cu_seqlens, max_seqlen, **targets)
 
 

@@ -75,6 +75,11 @@ class Layout:
         return self.micro_batch_size * max(1, round(MASKED_FRACTION * self.sequence_length))
 
     @property
+    def read_a_pass(self) -> int:
+        """Tokens whose last state is asked for: the masked and each [CLS]."""
+        return self.masked_a_pass + self.micro_batch_size
+
+    @property
     def weight_bytes(self) -> int:
         return PRECISIONS[self.precision]
 

@@ -82,12 +82,15 @@ def _data_parallel(layout: Layout) -> list[Collective]:
 
 
 def _tensor_parallel(layout: Layout) -> list[Collective]:
-    calls = 4 * layout.model.num_layers * layout.accumulation  # 2 forward, 2 backward a layer
+    layers = layout.model.num_layers
+    calls = 4 * layers * layout.accumulation  # 2 forward, 2 backward a layer
+    # But for the gradient of its input, the last layer's are of the tokens that are read.
+    rows = (4 * layers - 3) * layout.tokens_a_pass + 3 * layout.read_a_pass
     return [
         Collective(
             kind=ACTIVATIONS,
             calls=calls,
-            bytes=calls * layout.tokens_a_pass * layout.model.hidden_size * layout.weight_bytes,
+            bytes=layout.accumulation * rows * layout.model.hidden_size * layout.weight_bytes,
             turns=2,
             ranks=layout.tensor_parallel,
             crosses_nodes=layout.tensor_parallel > layout.ranks_a_node,

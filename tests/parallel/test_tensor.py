@@ -80,7 +80,8 @@ def drop(rank: int, config, checkpointing: str):
     core = model.albert.encoder.attention[0].self_attention.core
     same = torch.ones(int(tensors["cu_seqlens"][-1]), 2, 8)
     with torch.no_grad():
-        heads = core(same, same, same, tensors["cu_seqlens"], tensors["max_seqlen"])
+        ends = (tensors["cu_seqlens"], tensors["cu_seqlens"], tensors["max_seqlen"])
+        heads = core(same, same, same, *ends)
     seed_step(0, 6, mesh.dp_rank)
     loss_of(model, tensors).backward()
     gradients = {name: p.grad for name, p in model.named_parameters()}
