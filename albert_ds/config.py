@@ -32,6 +32,7 @@ MAY_CHANGE = {
     "micro_batch_size",
     "tensor_parallel",
     "activation_checkpointing",
+    "compile",
     "num_workers",
     "wandb",
     "deepspeed_config",
@@ -61,6 +62,7 @@ class RunConfig:
     deepspeed: dict  # the JSON with every "auto" that the command line owns filled in
     tensor_parallel: int = 1
     activation_checkpointing: str = "none"
+    compile: bool = False
     num_workers: int = 0
     init_from: str | None = None
     seed: int = 0

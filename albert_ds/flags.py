@@ -177,6 +177,12 @@ def _add_layout(group) -> None:
         help="what backward computes again instead of keeping (default: %(default)s)",
     )
     add(
+        "--compile",
+        action="store_true",
+        help="torch.compile the shared blocks, once for all layers; not with tensor parallelism or "
+        "ZeRO-3",
+    )
+    add(
         "--num-workers",
         type=natural,
         metavar="N",

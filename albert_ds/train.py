@@ -77,13 +77,13 @@ def build(
 
     with torch.device("meta" if weights else "cpu"):
         model = AlbertForPretraining(
-            config.model,
-            seed=config.seed,
-            activation_checkpointing=config.activation_checkpointing,
+            config.model, seed=config.seed, activation_checkpointing=config.activation_checkpointing
         )
     if weights:
         model.load_state_dict(weights, assign=True)
     apply_tensor_parallel(model, mesh)
+    if config.compile:
+        model.albert.encoder.compile_blocks()
     return build_engine(model.to(device), mesh, config.deepspeed)
 
 

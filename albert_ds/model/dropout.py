@@ -26,7 +26,7 @@ def drop(x: Tensor, probability: float) -> Tensor:
     """Set each value of x [...] to 0 with `probability`, and divide the others by what is left."""
     if not probability:
         return x
-    if x.device.type != "cpu" or probability == 1:
+    if x.device.type != "cpu" or probability == 1 or torch.compiler.is_compiling():
         return F.dropout(x, probability)
     return _Drop.apply(x, draw_dropped(x.numel(), probability), 1 / (1 - probability))
 

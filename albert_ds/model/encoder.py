@@ -49,6 +49,7 @@ class VarlenAttention(nn.Module):
         return attend(q, k, v, *ends, dropout, is_causal, returns_mask)[0]
 
 
+@torch.compiler.disable  # how many calls it makes is known only as it runs
 def attend_each(
     q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, dropout: float
 ) -> Tensor:
@@ -204,6 +205,11 @@ class Encoder(nn.Module):
         num_attention, num_ffn = (1 + max(indices) for indices in zip(*self.plan, strict=True))
         self.attention = nn.ModuleList(AttentionBlock(config) for _ in range(num_attention))
         self.ffn = nn.ModuleList(FeedForwardBlock(config) for _ in range(num_ffn))
+
+    def compile_blocks(self) -> None:
+        """Compile each distinct block once, for any number of tokens; the layers replay it."""
+        for block in (*self.attention, *self.ffn):
+            block.compile(dynamic=True)
 
     def forward(
         self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, read: Tensor | None = None

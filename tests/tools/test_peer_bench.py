@@ -8,7 +8,7 @@ import torch
 
 from tests.batches import IGNORED, concatenate, pad, random_samples
 from tests.conftest import ROOT
-from tools.peer_bench import OURS, pad_batch
+from tools.peer_bench import COMPILED, OURS, pad_batch
 
 
 def test_every_peer_begins_at_our_loss(tmp_path):
@@ -16,16 +16,17 @@ def test_every_peer_begins_at_our_loss(tmp_path):
     command = [
         *(sys.executable, "-W", "ignore", "tools/peer_bench.py", "--model", "albert-tiny"),
         *("--micro-batch-size", "2", "--sequence-length", "64", "--dropout", "0"),
-        *("--peers", "sdpa", "eager", "--warmup", "0", "--rounds", "2", "--output", report),
+        *("--peers", "sdpa", "eager", "--compile", "--warmup", "0", "--rounds", "2"),
+        *("--output", report),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(report.read_text())
     ours = found["first_losses"].pop(OURS)
-    assert found["first_losses"].keys() == {"sdpa", "eager"}
+    assert found["first_losses"].keys() == {COMPILED, "sdpa", "eager"}
     for loss in found["first_losses"].values():
         assert abs(loss - ours) < 1e-5 * ours
-    assert [set(times) for times in found["rounds"]] == [{OURS, "sdpa", "eager"}] * 2
+    assert [set(times) for times in found["rounds"]] == [{OURS, COMPILED, "sdpa", "eager"}] * 2
     assert found["fill"] == 1.0 and "(its best)" in done.stdout
 
 

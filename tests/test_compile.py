@@ -1,0 +1,48 @@
+"""Compiled blocks train the same model in every layout, and are compiled once for all layers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from albert_ds.model.albert import AlbertForPretraining
+from tests.batches import concatenate, random_samples
+from tests.distributed import run_ranks
+from tests.reference import update_error
+from tests.training import SMALL, small_config, train_ranks
+
+BATCHES = [
+    random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(3)
+]
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel", "stage", "checkpointing"), [(1, 1, "block"), (2, 1, "none"), (1, 3, "none")]
+)
+def test_compiled_blocks_give_the_same_update(tensor_parallel, stage, checkpointing):
+    plain = small_config(
+        world_size=2,
+        tensor_parallel=tensor_parallel,
+        ds_changes={"zero_optimization": {"stage": stage}},
+        activation_checkpointing=checkpointing,
+    )
+    run, compiled = run_ranks(train_ranks, 2, [plain, replace(plain, compile=True)], BATCHES)[0]
+    assert compiled.losses == pytest.approx(run.losses, rel=1e-5)
+    assert compiled.norms == pytest.approx(run.norms, rel=1e-5)
+    assert update_error(compiled.weights, run.weights, run.initial) <= 1e-5
+
+
+def test_layers_and_lengths_share_their_graphs():
+    from torch._dynamo.utils import counters
+
+    counts = []
+    for num_layers in (2, 6):
+        torch._dynamo.reset()
+        counters.clear()
+        model = AlbertForPretraining(replace(SMALL, dropout=0.1, num_layers=num_layers))
+        model.albert.encoder.compile_blocks()
+        for seed, size in enumerate((6, 7, 5, 9)):  # numbers that no width has
+            batch = concatenate(random_samples(size, vocab_size=101, max_length=32, seed=seed))
+            model(**batch.tensors)["mlm_loss_sum"].backward()
+            counts.append(counters["stats"]["unique_graphs"])
+    assert len(set(counts)) == 1 and counts[0] > 0, counts
