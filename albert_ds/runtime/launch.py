@@ -21,6 +21,7 @@ class World:
 
     rank: int
     local_rank: int
+    local_size: int = 1  # ranks that share this machine's cores, where the launcher says so
     size: int
     launcher: str
     address: str = ""  # host:port where the ranks meet
@@ -49,6 +50,7 @@ def read_world(environ=os.environ) -> World:
         return World(
             rank=rank,
             local_rank=local_rank,
+            local_size=_read_local_size(environ),
             size=size,
             launcher="torch",
             address=_read_address(environ),
@@ -78,6 +80,13 @@ def read_world(environ=os.environ) -> World:
 def _read_tasks(environ) -> int:
     """How many tasks Slurm started, 1 outside Slurm."""
     for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
+        if name in environ:
+            return max(_read_number(environ, name), 1)
+    return 1
+
+
+def _read_local_size(environ) -> int:
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):  # torchrun's, deepspeed's
         if name in environ:
             return max(_read_number(environ, name), 1)
     return 1
@@ -138,6 +147,9 @@ def join_world(world: World, *, timeout_minutes: float = 10):
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
+        if world.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+            # torch would give every rank all cores.
+            torch.set_num_threads(max(1, torch.get_num_threads() // world.local_size))
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(world.rank), str(world.size)
     os.environ["LOCAL_RANK"] = str(world.local_rank)
     if not dist.is_initialized():

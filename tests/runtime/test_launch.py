@@ -1,9 +1,14 @@
 """The world that a launcher describes, and never a silent wrong one."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from albert_ds.errors import UserError
 from albert_ds.runtime.launch import read_world
+from tests.conftest import ROOT
 
 TORCHRUN = {
     "RANK": "3",
@@ -31,6 +36,30 @@ def test_no_launcher_is_one_process():
 def test_torchrun_and_deepspeed():
     world = read_world(TORCHRUN)
     assert (world.rank, world.local_rank, world.size) == (3, 1, 4)
+
+
+@pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "LOCAL_SIZE"])
+def test_ranks_of_a_machine_share_its_cores(name):
+    program = """
+import torch
+all_cores = torch.get_num_threads()
+from albert_ds.runtime.launch import join_world, read_world
+join_world(read_world())
+print(all_cores, torch.get_num_threads())
+"""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    environ = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    for own in ({}, {"OMP_NUM_THREADS": "2"}):  # what the user set stays
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program],
+            env={**environ, **TORCHRUN, **alone, "MASTER_ADDR": "127.0.0.1", name: "2", **own},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        all_cores, used = map(int, done.stdout.split()[-2:])
+        assert used == (2 if own else max(1, all_cores // 2))
 
 
 def test_srun_one_task_a_rank():
