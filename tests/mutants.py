@@ -41,8 +41,8 @@ MUTANTS = (
     Mutant(
         trap="checkpointing that does not replay the random numbers of a rank's heads",
         file="albert_ds/model/encoder.py",
-        fix="return checkpoint(lambda y: ffn(attention(y, *ends)), x, use_reentrant=False)",
-        without="return checkpoint(lambda y: ffn(attention(y, *ends)), x, use_reentrant=False, "
+        fix="return checkpoint(lambda y: ffn(attention(y, *tokens)), x, use_reentrant=False)",
+        without="return checkpoint(lambda y: ffn(attention(y, *tokens)), x, use_reentrant=False, "
         "preserve_rng_state=False)",
         test="tests/parallel/test_tensor.py::"
         "test_dropout_agrees_on_replicas_differs_on_shards_and_is_replayed_by_checkpointing",
@@ -50,8 +50,8 @@ MUTANTS = (
     Mutant(
         trap="reentrant checkpointing of a shared block under ZeRO-2",
         file="albert_ds/model/encoder.py",
-        fix="ffn(attention(y, *ends)), x, use_reentrant=False)",
-        without="ffn(attention(y, *ends)), x, use_reentrant=True)",
+        fix="ffn(attention(y, *tokens)), x, use_reentrant=False)",
+        without="ffn(attention(y, *tokens)), x, use_reentrant=True)",
         test="tests/test_traps.py::test_a_checkpointed_shared_block_is_reduced_once_and_whole",
     ),
     Mutant(
