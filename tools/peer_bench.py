@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 OURS, COMPILED = "albert-ds", "albert-ds compiled"
 PEERS = ("sdpa", "eager", "sdpa compiled", "eager compiled")
+NUM_OPERATORS = 8  # of a profile
 IGNORED = -100  # label of a position without one
 
 
@@ -62,6 +64,7 @@ def build_parser() -> Parser:
     add("--deepspeed_config", default="ds_configs/zero1_fp32_adamw.json", help="also the type")
     add("--warmup", type=natural, default=1, help="steps of each that do not count (1)")
     add("--rounds", type=positive, default=5, help="steps of each that count (5)")
+    add("--profile", action="store_true", help="print where one more step of each spends its time")
     add("--output", type=Path, help="JSON with every raw number")
     add("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser
@@ -192,7 +195,12 @@ def measure(args) -> dict:
             rounds.append(seconds)
             width = row or int(micro_batch.tensors["max_seqlen"])
             fills.append(micro_batch.tokens / (micro_batch.samples * width))
+    steps = {}
+    if args.profile:
+        steps |= {kind: partial(train_step, one, batch) for kind, one in ours.items()}
+        steps |= {kind: partial(peer.step, micro_batch) for kind, peer in peers.items()}
     return {
+        "profiles": {kind: profile(device, step) for kind, step in steps.items()},
         "device": device.type,
         "settings": {name: str(value) for name, value in vars(args).items()},
         "versions": read_versions(),
@@ -201,6 +209,20 @@ def measure(args) -> dict:
         "fill": statistics.mean(fills),
         "rounds": rounds,
     }
+
+
+def profile(device: torch.device, step: Callable) -> dict[str, float]:
+    """Share of the time that operators take by themselves: the largest, and all others together."""
+    import torch
+
+    with torch.profiler.profile() as trace:
+        step()
+    kind = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
+    spent = {operator.key: getattr(operator, kind) for operator in trace.key_averages()}
+    total = sum(spent.values())
+    largest = sorted(spent, key=spent.__getitem__, reverse=True)[:NUM_OPERATORS]
+    shares = {name: spent[name] / total for name in largest}
+    return {**shares, "everything else": 1 - sum(shares.values())}
 
 
 def loss_of(run: Run, batch: MicroBatch) -> float:
@@ -229,27 +251,33 @@ def clock(device: torch.device, work: Callable) -> tuple[float, torch.Tensor]:
 
 
 def as_table(report: dict) -> str:
-    """One line a peer: how many of our steps fit in one of its."""
+    """One line a peer: how many of our steps fit in one of its, in all rounds together and in each.
+
+    Batches of real text fill the peer's rows more or less, so single rounds differ by that too.
+    """
     rounds, settings = report["rounds"], report["settings"]
     losses, first = report["first_losses"], report["first_seconds"]
-    middle = {kind: statistics.median(r[kind] for r in rounds) for kind in rounds[0]}
-    best = min((kind for kind in middle if OURS not in kind), key=middle.__getitem__)
+    total = {kind: sum(r[kind] for r in rounds) for kind in rounds[0]}
+    best = min((kind for kind in total if OURS not in kind), key=total.__getitem__)
     lines = [
         f"{settings['model']}, {settings['micro_batch_size']} sequences a step, "
         f"{Path(settings['deepspeed_config']).name}, {report['device']}; the peer's rows are "
         f"{report['fill']:.1%} full; its time / ours over {len(rounds)} rounds",
         "",
-        "| Hugging Face | median | min | max | first loss | first step, s |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| Hugging Face | together | median | min | max | first loss | first step, s |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for kind in middle:
+    for kind in total:
         if kind != OURS:
             ratios = [r[kind] / r[OURS] for r in rounds]
-            values = [statistics.median(ratios), min(ratios), max(ratios)]
+            spread = [statistics.median(ratios), min(ratios), max(ratios)]
             mark = " (its best)" if kind == best else ""
-            cells = " | ".join(f"{value:.2f}" for value in values)
+            cells = " | ".join(f"{value:.2f}" for value in (total[kind] / total[OURS], *spread))
             lines.append(f"| {kind}{mark} | {cells} | {losses[kind]:.5f} | {first[kind]:.1f} |")
-    lines.append(f"| {OURS} | 1 | | | {losses[OURS]:.5f} | {first[OURS]:.1f} |")
+    lines.append(f"| {OURS} | 1 | 1 | | | {losses[OURS]:.5f} | {first[OURS]:.1f} |")
+    for kind, shares in report["profiles"].items():
+        lines += ["", f"| {kind} | share of a step |", "| --- | ---: |"]
+        lines += [f"| {name} | {share:.1%} |" for name, share in shares.items()]
     return "\n".join(lines)
 
 

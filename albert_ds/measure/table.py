@@ -17,7 +17,8 @@ PAPER = {
 LAYOUT = ("ranks", "nodes", "tensor_parallel", "micro_batch_size")
 FORMULA = (
     "FLOP a step: 6 x (tokens x (E H + L (4 H^2 + 2 H F)) + sum of squared lengths x 2 L H + "
-    "masked x (H E + E V)), real tokens, nothing twice that checkpointing computes again"
+    "masked x (H E + E V)), real tokens, nothing twice that checkpointing computes again, the last "
+    "layer for every token, though only what is read of it is computed"
 )
 
 

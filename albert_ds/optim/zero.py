@@ -118,9 +118,16 @@ def init_states(optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> None:
 
 
 def set_step_count(optimizer: torch.optim.Optimizer, flat: Tensor, updates: int) -> None:
-    """How many updates the moments of `flat` have seen; DeepSpeed's LAMB counts in a plain int."""
-    plain = hasattr(optimizer, "fused_lamb_cuda")
-    optimizer.state[flat]["step"] = updates if plain else torch.tensor(float(updates))
+    """How many updates the moments of `flat` have seen.
+
+    DeepSpeed's LAMB counts in a plain int, ours on the host, torch's fused AdamW on the device.
+    """
+    count: int | Tensor = updates
+    if not hasattr(optimizer, "fused_lamb_cuda"):
+        count = torch.tensor(float(updates))
+        if isinstance(optimizer, torch.optim.AdamW):
+            count = count.to(flat.device)
+    optimizer.state[flat]["step"] = count
 
 
 def bind_lamb(

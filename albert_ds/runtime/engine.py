@@ -97,7 +97,7 @@ def _build_optimizer(kind: str, groups: list[dict], params: dict) -> torch.optim
         from deepspeed.ops.lamb import FusedLamb  # compiles a CUDA extension
 
         return FusedLamb(groups, **params)
-    return torch.optim.AdamW(groups, **params)
+    return torch.optim.AdamW(groups, **params, fused=True)
 
 
 def _whole_shape(parameter: nn.Parameter, mesh: Mesh) -> torch.Size:
