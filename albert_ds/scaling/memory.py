@@ -66,17 +66,21 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
 
     width, tokens = layout.weight_bytes, layout.tokens_a_pass
     rows = min(layout.masked_a_pass, CHUNK_ROWS)
-    kept, again = elements_a_token(layout, on_cuda=on_cuda)
+    kept, again = bytes_a_token(layout, on_cuda=on_cuda)
+    # Of a token that nobody reads the last layer has its input, key and value.
+    unread = tokens - layout.read_a_pass
+    spared = unread * (kept + again - (1 + 2 / layout.tensor_parallel) * model.hidden_size * width)
     inner = model.ffn_size // layout.tensor_parallel
     matrix = model.hidden_size * inner * width
     word = model.vocab_size * model.embedding_size * width
     # A block's gradients take the place of its last layer's activations, and can be larger.
-    growth = max(0.0, layout.block_parameters * width - tokens * (kept + again))
+    growth = max(0.0, layout.block_parameters * width - tokens * (kept + again) + spared)
     # At ZeRO-0 the norm of the gradients is taken in float64, tensor by tensor.
     norm = 4 * parameters + 4 * max(word, matrix)
     return Memory(
         lives=held(states.lives),
-        activations=tokens * (model.num_layers * kept + 2 * model.hidden_size * width),
+        activations=tokens * (model.num_layers * kept + 2 * model.hidden_size * width)
+        - max(0.0, spared - unread * again),
         head=rows * model.vocab_size * SCORE_BYTES,
         backward=word + matrix + 2 * tokens * inner * width + tokens * again + growth,
         gradients=held(states.gradients) * (layout.accumulation > 1) + parameters * states.bucket,
@@ -88,8 +92,8 @@ def states_key(layout: Layout) -> tuple[str, int]:
     return ("fp32" if layout.precision == "fp32" else "bf16", layout.zero)
 
 
-def elements_a_token(layout: Layout, *, on_cuda: bool) -> tuple[float, float]:
-    """Bytes that a layer keeps of a token, and those its backward pass computes again."""
+def bytes_a_token(layout: Layout, *, on_cuda: bool) -> tuple[float, float]:
+    """What a layer keeps of a token, and what its backward pass computes again."""
     model, tp, width = layout.model, layout.tensor_parallel, layout.weight_bytes
     h, f = model.hidden_size, model.ffn_size
     copies = 4 if on_cuda else 5  # query, key, value, their mix; on a CPU the mix once more
