@@ -179,8 +179,8 @@ def _add_layout(group) -> None:
     add(
         "--compile",
         action="store_true",
-        help="torch.compile the shared blocks, once for all layers; not with tensor parallelism or "
-        "ZeRO-3",
+        help="torch.compile the blocks, once for all layers that share them; dropout then draws "
+        "otherwise",
     )
     add(
         "--num-workers",
