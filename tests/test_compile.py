@@ -16,6 +16,12 @@ BATCHES = [
 ]
 
 
+def train_and_count_graphs(rank: int, *args):
+    from torch._dynamo.utils import counters
+
+    return train_ranks(rank, *args), counters["stats"]["unique_graphs"]
+
+
 @pytest.mark.parametrize(
     ("tensor_parallel", "stage", "checkpointing"), [(2, 1, "none"), (1, 3, "block")]
 )
@@ -26,7 +32,9 @@ def test_compiled_blocks_give_the_same_update(tensor_parallel, stage, checkpoint
         ds_changes={"zero_optimization": {"stage": stage}},
         activation_checkpointing=checkpointing,
     )
-    run, compiled = run_ranks(train_ranks, 2, [plain, replace(plain, compile=True)], BATCHES)[0]
+    configs = [plain, replace(plain, compile=True)]
+    (run, compiled), graphs = run_ranks(train_and_count_graphs, 2, configs, BATCHES)[0]
+    assert graphs > 0
     assert compiled.losses == pytest.approx(run.losses, rel=1e-5)
     assert compiled.norms == pytest.approx(run.norms, rel=1e-5)
     assert update_error(compiled.weights, run.weights, run.initial) <= 1e-5
