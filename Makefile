@@ -1,9 +1,9 @@
-# Everything from a bare clone: Python >= 3.10, make and a C compiler are all that must be there.
+# Needs Python >= 3.10, make and a C compiler; everything else is installed into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: install demo test slow check format exactness mutants clean
+.PHONY: install demo test quick lab slow check format exactness mutants clean
 
 install: $(READY)
 
@@ -16,7 +16,15 @@ $(READY): pyproject.toml constraints.txt
 test: $(READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# What waits for minutes: a true time limit on the cluster of tests/slurm.
+# For the loop between two edits; tests/tiers.py says which tests.
+quick: $(READY)
+	$(BIN)/python -m pytest -m 'quick and not slow' -n 2 --dist loadfile $(PYTEST_ARGS)
+
+# Tests of benchmarks, experiments and the scaling model.
+lab: $(READY)
+	$(BIN)/python -m pytest -m 'lab and not slow' $(PYTEST_ARGS)
+
+# Tests that wait for minutes: a real time limit on the cluster of tests/slurm.
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
@@ -31,13 +39,13 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 demo: $(READY)
-	PATH="$(CURDIR)/$(BIN):$$PATH" bash tools/demo.sh
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash tools/demo/demo.sh
 
 exactness: $(READY)
 	$(BIN)/python -m tests.exactness --output docs/exactness.md
 
 mutants: $(READY)
-	$(BIN)/python -m tests.mutants --output docs/exactness.md
+	$(BIN)/python -m tests.mutants --output docs/raw/exactness.md
 
 clean:
 	rm -rf .venv demo

@@ -1,144 +1,232 @@
 """The command line of pretraining -> one checked `RunConfig`.
 
-Each part declares its own dataclass and never sees this one. Everything that can be wrong with
-what the user typed is found here, before a rank starts work and before anything is written.
-Imports nothing heavy: `--help` answers at once.
+Everything that can be wrong with what the user typed is found here, before a rank starts work and
+before anything is written. Nothing heavy is imported at the top: `--help` answers at once.
 """
 
-import json
-import os
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+import argparse
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from albert_ds.data.samples import StreamConfig
+from albert_ds.cli import Flag, Number, Parser, add_flag, add_flags, flag, flags_of, path, positive
+from albert_ds.data.stream_config import TASK, StreamConfig
 from albert_ds.errors import UserError
-from albert_ds.flags import DEFAULT_LEARNING_RATE, SIZE_FLAGS, as_flag, build_parser
-from albert_ds.model.config import SIZES, ModelConfig
-from albert_ds.optim.schedule import learning_rate
-from albert_ds.runtime.ds_config import check_fused_lamb, read_ds_config, resolve_ds_config
+from albert_ds.model.config import SHAPE, SIZES, ModelConfig
+from albert_ds.run_config import (
+    BATCH_SIZE,
+    DEEPSPEED_CONFIG,
+    EVAL_EVERY,
+    LAYOUT,
+    LEARNING_RATE,
+    LOG_EVERY,
+    MICRO_BATCH_SIZE,
+    OPTIMIZATION,
+    RHYTHM,
+    SAVE_EVERY,
+    STEPS,
+    WARMUP_STEPS,
+    WHAT,
+    SharedConfig,
+    check_output,
+    check_resume,
+    read_previous,
+    resolve_deepspeed,
+    write_config,
+)
 
+DEFAULT_LEARNING_RATE = 0.00176  # the paper's, for a batch of 4096
 WARMUP_FRACTION = 0.025  # the release's 3,125 of 125,000
-# What another run of the same RUN may change; everything else must be as it was.
-MAY_CHANGE = {
-    "steps",
-    "warmup_steps",
-    "max_hours",
-    "log_every",
-    "eval_every",
-    "save_every",
-    "keep_last",
-    "keep_every",
-    "timeout_minutes",
-    "micro_batch_size",
-    "tensor_parallel",
-    "activation_checkpointing",
-    "compile",
-    "num_workers",
-    "wandb",
-    "deepspeed_config",
-    "output",
-    "data",
+COMPILATION = "compilation (changes which units dropout drops)"
+# Flags that fill a part of a field.
+NESTED: dict[str, Flag] = {
+    "deepspeed.optimizer.params.lr": replace(
+        LEARNING_RATE, shown_default=f"{DEFAULT_LEARNING_RATE}, the paper's"
+    )
 }
-# Of DeepSpeed's JSON only these are part of what is computed; the rest is layout.
-FIXED_DS_KEYS = ("optimizer", "gradient_clipping", "bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunConfig:
+class RunConfig(SharedConfig):
     """Every value that decides a pretraining run, resolved."""
 
-    size: str  # a key of SIZES
+    size: str = flag(
+        "size of the model, as in the paper's Table 1", choices=SIZES, name="--model", group=WHAT
+    )
     model: ModelConfig
     stream: StreamConfig
-    data: list[str]  # folders of shards
-    data_weights: list[float]  # share of each in the samples; sums to 1
-    data_sha256: list[str]  # tells the shards from any others, wherever they lie
-    output: str
-    steps: int
-    batch_size: int  # samples of one optimizer step, all ranks together
-    micro_batch_size: int  # samples of one pass on one rank
-    warmup_steps: int
-    deepspeed_config: str
-    deepspeed: dict  # the JSON with every "auto" that the command line owns filled in
-    tensor_parallel: int = 1
-    activation_checkpointing: str = "none"
-    compile: bool = False
-    num_workers: int = 0
-    init_from: str | None = None
-    seed: int = 0
-    log_every: int = 10
-    eval_every: int = 1000
-    eval_samples: int = 4096
-    save_every: int = 1000
-    keep_last: int = 3
-    keep_every: int | None = None  # steps whose multiples are kept for good
-    max_hours: float | None = None
-    timeout_minutes: float = 10  # that a rank may be missing or hold the others up
-    wandb: bool = False
+    data: list[str] = flag(
+        "folders of shards, made by tools/build_shards.py",
+        type=path,
+        nargs="+",
+        metavar="DATA",
+        group=WHAT,
+        may_change=True,
+    )
+    data_weights: list[float] = flag(
+        "weight of each DATA in the samples; config.json holds them scaled to a sum of 1",
+        shown_default="its size",
+        type=Number(above=0, high=1e9),
+        nargs="+",
+        metavar="WEIGHT",
+        group=TASK,
+    )
+    data_sha256: list[str]  # identifies the content of each DATA, wherever it lies
+    steps: int = flag(STEPS, group=WHAT, may_change=True)
+    batch_size: int = flag(BATCH_SIZE, group=WHAT)
+    micro_batch_size: int = flag(MICRO_BATCH_SIZE, group=WHAT)
+    warmup_steps: int = flag(WARMUP_STEPS, shown_default="2.5 % of --steps", may_change=True)
+    deepspeed_config: str = flag(DEEPSPEED_CONFIG, group=WHAT)
+    compile: bool = flag(
+        "run torch.compile on the blocks, once for all layers that share them; dropout then draws "
+        "other random numbers",
+        default=False,
+        group=COMPILATION,
+        may_change=True,
+    )
+    num_workers: int | None = flag(  # resolved once the device is known
+        "data loader processes of a rank; 0: the trainer itself loads",
+        default=None,
+        shown_default="2 on CUDA, else 0",
+        type=Number(low=0, high=1024, whole=True),
+        metavar="PROCESSES",
+        group=LAYOUT,
+        may_change=True,
+    )
+    init_from: str | None = flag(
+        "start from the weights of a run or of a Hugging Face folder. A layer takes the blocks of "
+        "the layer at the same relative depth, so depth may differ and fewer layers may share",
+        default=None,
+        shown_default="random weights",
+        type=path,
+        metavar="RUN_OR_HF",
+        group=OPTIMIZATION,
+    )
+    seed: int = 0  # StreamConfig's
+    log_every: int = flag(LOG_EVERY, default=10)
+    eval_every: int = flag(EVAL_EVERY, default=1000, may_change=True)
+    eval_samples: int = flag(
+        "held-out samples of an evaluation, at most",
+        default=4096,
+        type=positive,
+        metavar="SAMPLES",
+        group=RHYTHM,
+    )
+    save_every: int = flag(SAVE_EVERY, default=1000)
+    keep_last: int = flag(
+        "number of newest checkpoints to keep",
+        default=3,
+        type=positive,
+        metavar="CHECKPOINTS",
+        group=RHYTHM,
+        may_change=True,
+    )
+    keep_every: int | None = flag(
+        "keep the checkpoint of every multiple of this many steps as well",
+        default=None,
+        shown_default="none of them",
+        type=positive,
+        metavar="STEPS",
+        group=RHYTHM,
+        may_change=True,
+    )
+    wandb: bool = flag(
+        "log to Weights & Biases as well", default=False, group=RHYTHM, may_change=True
+    )
 
-    @property
-    def learning_rate(self) -> float:
-        return self.deepspeed["optimizer"]["params"]["lr"]
 
-    @property
-    def run(self) -> Path:
-        return Path(self.output)
-
-    def rate_at(self, step: int) -> float:
-        """Learning rate of the update that follows `step` finished steps."""
-        return learning_rate(
-            step, peak=self.learning_rate, warmup_steps=self.warmup_steps, num_steps=self.steps
-        )
+def build_parser() -> Parser:
+    """The parser of train.py, from the fields that the flags fill."""
+    parser = Parser(
+        prog="deepspeed albert_ds/train.py",
+        description="Pretrain ALBERT (or a BERT baseline). Given the same --output again, resumes.",
+    )
+    for title in (WHAT, SHAPE, TASK, OPTIMIZATION, LAYOUT, COMPILATION, RHYTHM):
+        parser.add_argument_group(title)
+    add_flags(parser, RunConfig)
+    add_flags(parser, ModelConfig, suppress=True)
+    add_flags(parser, StreamConfig)
+    add_flag(parser, "learning_rate", NESTED["deepspeed.optimizer.params.lr"])
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
+    return parser
 
 
 def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     """Parse and check a command line; raise UserError for the first thing that is wrong."""
-    args = build_parser(DEFAULTS).parse_args(argv)
+    args = build_parser().parse_args(argv)
     sources = _open_sources(args.data)
     model = _resolve_model(args, sources)
     weights = _resolve_weights(args, sources)
     stream = _resolve_stream(args, model, sources)
-    deepspeed = _resolve_deepspeed(args, world_size, model)
-    for name in ("max_hours", "timeout_minutes"):
-        value = getattr(args, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise UserError(f"{as_flag(name)} {value}: must be above 0")
-    if args.init_from is not None and not Path(args.init_from).is_dir():
-        raise UserError(f"--init-from {args.init_from}: no such folder")
+    micro, deepspeed = resolve_deepspeed(
+        args,
+        model,
+        world_size=world_size,
+        batch_size=args.batch_size,
+        micro_batch_size=args.micro_batch_size,
+        deepspeed_config=args.deepspeed_config,
+        default_learning_rate=DEFAULT_LEARNING_RATE,
+    )
     if args.init_from is not None:
-        from albert_ds.interop import read_initial_weights
-
-        # Refused here, before a file is written.
-        for name, tensor in read_initial_weights(Path(args.init_from), model).items():
-            if not tensor.isfinite().all():
-                raise UserError(f"--init-from {args.init_from}: {name} is not finite (NaN or Inf)")
+        _check_initial_weights(args.init_from, model, sources[0].vocab)
     if args.wandb:
         _require_wandb()
-    if Path(args.output).exists() and not Path(args.output).is_dir():
-        raise UserError(f"--output {args.output}: exists and is not a folder")
-    warmup = args.warmup_steps
-    if warmup is None:
-        warmup = round(WARMUP_FRACTION * args.steps)
-    if warmup > args.steps:
-        raise UserError(f"--warmup-steps {warmup}: must be at most --steps {args.steps}")
-    config = RunConfig(
-        size=args.model,
-        model=model,
-        stream=stream,
-        data_weights=weights,
-        data_sha256=[source.fingerprint for source in sources],
-        warmup_steps=warmup,
-        deepspeed=deepspeed,
-        **{name: getattr(args, name) for name in _TAKEN_AS_TYPED},
-    )
-    return _check_resume(config, warmup_given=args.warmup_steps is not None)
+    check_output(args.output)
+    typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(RunConfig)}
+    resolved: dict[str, Any] = {
+        "model": model,
+        "stream": stream,
+        "seed": stream.seed,
+        "data_weights": weights,
+        "data_sha256": [source.fingerprint for source in sources],
+        "micro_batch_size": micro,
+        "warmup_steps": _resolve_warmup(args),
+        "deepspeed": deepspeed,
+    }
+    config = RunConfig(**typed | resolved)
+    _check_previous(config)
+    return config
 
 
-DEFAULTS = {f.name: f.default for f in fields(RunConfig) if f.default is not MISSING}
-_TAKEN_AS_TYPED = (
-    *("data", "output", "steps", "batch_size", "micro_batch_size", "deepspeed_config"),
-    *DEFAULTS,
-)
+def resolve_workers(config: RunConfig, device_type: str) -> RunConfig:
+    """`config` with the number of loader processes that suits the device, where none was typed."""
+    if config.num_workers is not None:
+        return config
+    return replace(config, num_workers=2 if device_type == "cuda" else 0)
+
+
+def _check_previous(config: RunConfig) -> None:
+    """Raise UserError where RUN was started with values that may not change."""
+    previous = read_previous(config.output)
+    if previous is not None:
+        config.stream.check_format(previous.get("stream", {}), config.output)
+    check_resume(config, NESTED)
+
+
+def _check_initial_weights(folder: str, model: ModelConfig, vocab) -> None:
+    from albert_ds.weights import check_vocab, read_initial_weights
+
+    if not Path(folder).is_dir():
+        raise UserError(f"--init-from {folder}: no such folder")
+    for name, tensor in read_initial_weights(Path(folder), model).items():
+        if not tensor.isfinite().all():
+            raise UserError(f"--init-from {folder}: {name} is not finite (NaN or Inf)")
+    check_vocab(Path(folder), vocab, f"--init-from {folder}")
+
+
+def _resolve_warmup(args) -> int:
+    """What was typed, else what RUN was started with, else a share of the steps."""
+    if args.warmup_steps is not None:
+        if args.warmup_steps > args.steps:
+            raise UserError(
+                f"--warmup-steps {args.warmup_steps}: must be at most --steps {args.steps}"
+            )
+        return args.warmup_steps
+    # A resumed run may end earlier than its warm-up would.
+    before = read_previous(args.output)
+    if before is not None and "warmup_steps" in before:
+        return before["warmup_steps"]
+    return round(WARMUP_FRACTION * args.steps)
 
 
 def _open_sources(folders: list[str]):
@@ -155,8 +243,7 @@ def _open_sources(folders: list[str]):
 
 
 def _resolve_model(args, sources) -> ModelConfig:
-    given = {name: getattr(args, name) for name in SIZE_FLAGS if hasattr(args, name)}
-    given |= {name: getattr(args, name) for name in ("sharing", "dropout") if hasattr(args, name)}
+    given = {name: getattr(args, name) for name in flags_of(ModelConfig) if hasattr(args, name)}
     if "hidden_size" in given:
         given.setdefault("ffn_size", 4 * given["hidden_size"])
     found = sources[0].vocab.size
@@ -165,7 +252,7 @@ def _resolve_model(args, sources) -> ModelConfig:
             f"--vocab-size {given['vocab_size']}: the shards in {args.data[0]} were built with "
             f"{found} pieces; allowed: {found}"
         )
-    return replace(SIZES[args.model], **given, pair_head=args.objective != "none")
+    return replace(SIZES[args.size], **given, pair_head=args.objective != "none")
 
 
 def _resolve_weights(args, sources) -> list[float]:
@@ -176,8 +263,6 @@ def _resolve_weights(args, sources) -> list[float]:
         raise UserError(
             f"--data-weights: {len(weights)} numbers for {len(sources)} --data; allowed: one each"
         )
-    if min(weights) <= 0:
-        raise UserError(f"--data-weights {min(weights)}: must be above 0")
     return [weight / sum(weights) for weight in weights]
 
 
@@ -191,45 +276,12 @@ def _resolve_stream(args, model: ModelConfig, sources) -> StreamConfig:
             f"--sequence-length {length}: --max-position-embeddings is "
             f"{model.max_position_embeddings}"
         )
-    return StreamConfig(
-        objective=args.objective,
-        sequence_length=length,
-        masked_fraction=args.masked_fraction,
-        max_predictions=args.max_predictions,
-        max_ngram=args.max_ngram,
-        word_boundaries=args.word_boundaries,
-        seed=args.seed,
-    )
-
-
-def _resolve_deepspeed(args, world_size: int, model: ModelConfig) -> dict:
-    from albert_ds.parallel.mesh import check_tensor_parallel
-
-    check_tensor_parallel(
-        args.tensor_parallel,
-        world_size=world_size,
-        num_heads=model.num_heads,
-        ffn_size=model.ffn_size,
-    )
-    ranks = world_size // args.tensor_parallel
-    accumulation, left = divmod(args.batch_size, args.micro_batch_size * ranks)
-    if left:
-        unit = args.micro_batch_size * ranks
-        raise UserError(
-            f"--batch-size {args.batch_size} is no multiple of --micro-batch-size "
-            f"{args.micro_batch_size} x {ranks} data-parallel ranks; allowed: multiples of {unit}"
-        )
-    path = Path(args.deepspeed_config)
-    ds_config = read_ds_config(path)
-    check_fused_lamb(path, ds_config, tensor_parallel=args.tensor_parallel)
-    return resolve_ds_config(
-        ds_config,
-        batch_size=args.batch_size,
-        micro_batch_size=args.micro_batch_size,
-        accumulation=accumulation,
-        learning_rate=args.learning_rate,
-        default_learning_rate=DEFAULT_LEARNING_RATE,
-    )
+    typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(StreamConfig)}
+    typed["sequence_length"] = length
+    # Its default has changed, so what RUN was started with wins over it.
+    before = (read_previous(args.output) or {}).get("stream", {})
+    typed["word_boundaries"] = args.word_boundaries or before.get("word_boundaries", "scripts")
+    return StreamConfig(**typed)
 
 
 def _require_wandb() -> None:
@@ -239,56 +291,12 @@ def _require_wandb() -> None:
         raise UserError("--wandb: the package wandb is not installed; pip install wandb")
 
 
-def _check_resume(config: RunConfig, *, warmup_given: bool) -> RunConfig:
-    """Compare with what RUN was started with; raise UserError for the first value that may not
-    change."""
-    path = config.run / "config.json"
-    if not path.exists():
-        return config
-    try:
-        before = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"--output {config.output}: {path} is not JSON ({error})") from error
-    if not warmup_given:
-        config = replace(config, warmup_steps=before["warmup_steps"])
-    now = as_json(config)
-    for name in (f.name for f in fields(RunConfig)):
-        if name in MAY_CHANGE:
-            continue
-        old, new = before.get(name), now[name]
-        if name == "deepspeed":
-            old, new = ({k: v.get(k) for k in FIXED_DS_KEYS} for v in (old, new))
-        for path, was, found in _differences((name,), old, new):
-            what = as_flag(path[-1])
-            if path[0] == "deepspeed":
-                what = f'"{".".join(path[1:])}" of --deepspeed_config'
-            raise UserError(
-                f"{what} is {found}, but {config.output} was started with {was}; "
-                "use that, or another --output"
-            )
-    return config
-
-
-def _differences(path: tuple[str, ...], old, new):
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in {**new, **old}:
-            yield from _differences((*path, key), old.get(key), new.get(key))
-    elif old != new:
-        yield path, old, new
-
-
-def as_json(config: RunConfig) -> dict:
-    """The resolved configuration as plain JSON values."""
-    return json.loads(json.dumps(asdict(config)))
-
-
 def write_run_files(config: RunConfig) -> None:
-    """RUN/config.json, and the vocabulary, so that RUN is all that an export needs."""
+    """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN."""
     from albert_ds.data.shards import open_shards
-    from albert_ds.runtime.versions import read_versions
 
-    temporary = config.run / ".config.json.tmp"
-    record = {**as_json(config), "versions": read_versions()}
-    temporary.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(temporary, config.run / "config.json")
-    open_shards(config.data[0], "train").vocab.write(config.run)
+    # Another start may have written RUN/config.json since the command line was read.
+    _check_previous(config)
+    vocab = open_shards(config.data[0], "train").vocab
+    write_config(config, vocab_sha256=vocab.sha256)
+    vocab.write(config.run)

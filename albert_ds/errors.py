@@ -1,37 +1,59 @@
-"""How a run may end: one exception per exit code, so that every ending has a name.
+"""How a run may end: one exception for each exit code.
 
-The message of each is the one line its user reads. Anything else that is raised is a crash of ours.
+The message of each is the one line that the user sees. Any other exception is a bug of albert-ds.
 """
+
+import errno
+
+# Errors that the user can correct, and errors of the machine.
+WRONG_PATH = (
+    *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+    *(errno.ENAMETOOLONG, errno.EEXIST),
+)
+STORAGE_GONE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE),
+    errno.ETIMEDOUT,
+)
 
 
 class UserError(ValueError):
-    """The user's input is wrong: the message names flag or file, the value and what is allowed."""
+    """The user's input is wrong. The message names flag or file, the value and what is allowed."""
 
     code = 2
 
 
 class DamagedData(RuntimeError):
-    """A shard cannot be read; the message names the shard and the record."""
+    """Data on the disk is damaged. The message names the file and the record."""
 
     code = 3
 
 
 class Diverged(RuntimeError):
-    """The gradient stayed infinite or NaN; the message names the last good checkpoint."""
+    """The gradient stayed infinite or NaN. The message names the last good checkpoint."""
 
     code = 4
 
 
 class MachineFailed(RuntimeError):
-    """A peer is missing or storage failed; the message names what was saved."""
+    """A rank is missing or storage failed. The message names what was saved."""
 
     code = 5
 
 
 class Stopped(RuntimeError):
-    """Stopped on request after a complete checkpoint; the same command goes on from there."""
+    """Stopped on request after a complete checkpoint. The same command continues from there."""
 
     code = 75
 
 
 ENDINGS = (UserError, DamagedData, Diverged, MachineFailed, Stopped)
+
+
+def name_os_error(error: OSError, consequence: str = "") -> UserError | MachineFailed:
+    """The error to report for a file that cannot be read or written; raises others again."""
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno in WRONG_PATH:
+        return UserError(f"{where}{error.strerror}")
+    if error.errno in STORAGE_GONE:
+        return MachineFailed(f"{where}{error.strerror}{consequence}")
+    raise error

@@ -1,13 +1,13 @@
 """Fine-tune ALBERT under DeepSpeed: `deepspeed albert_ds/finetune.py --task glue/mrpc ...`.
 
-One loop over any task (section 4.9). From the bottom up: `main` reads the command line and owns
-every ending, `tune` is one run of one seed, `train` its loop. The evaluation that does best on the
-dev set is what is kept (early stopping); predictions are made with it at the end.
+One loop for every task (section 4.9 of the paper). Read it from the bottom up: `main` reads the
+command line, `tune` is the run of one seed, `train` is its loop. The weights with the best
+evaluation on the dev set are kept (early stopping) and make the predictions at the end.
 """
 
 from __future__ import annotations
 
-import json
+import gc
 import math
 import sys
 import time
@@ -16,35 +16,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from albert_ds.errors import ENDINGS, Stopped, UserError
-from albert_ds.flags import peek_output
-from albert_ds.interop import BEST, OURS, locate
-from albert_ds.parallel.mesh import build_mesh
-from albert_ds.runtime.ending import conclude, name_failure, say, take_possession
-from albert_ds.runtime.launch import join_world, read_world
-from albert_ds.runtime.preemption import StopRequest
-from albert_ds.runtime.roll_call import RollCall
-from albert_ds.tuning.config import (
+from albert_ds.cli import Number, log_line
+from albert_ds.errors import Stopped, UserError
+from albert_ds.finetuning.config import (
+    NESTED,
     FinetuneConfig,
-    check_resume,
     read_config,
     resolve_steps,
     write_run_files,
 )
-from albert_ds.tuning.run import Run, build_model, keep_best, save, start
+from albert_ds.finetuning.run import Run, build_model, keep_best, save, start
+from albert_ds.json_files import check, read_json, read_lines
+from albert_ds.run_config import check_resume
+from albert_ds.runtime.run_folder import check_health
+from albert_ds.trainer_process import TrainerProcess, run_trainer
+from albert_ds.weights import BEST, NATIVE_FILE, read_model_vocab
 
 if TYPE_CHECKING:
-    import torch
-
     from albert_ds.parallel.mesh import Mesh
     from albert_ds.runtime.metrics import Metrics
+    from albert_ds.runtime.stop_request import StopRequest
     from albert_ds.tasks.features import Split
 
 
 def train_step(run: Run) -> tuple[float, float, int]:
     """One optimizer step; returns this rank's sum of losses, the gradient norm, and its tokens."""
     from albert_ds.parallel.random import seed_step
-    from albert_ds.runtime.engine import take_step
     from albert_ds.tasks.features import collate
 
     config, engine = run.config, run.engine
@@ -56,15 +53,18 @@ def train_step(run: Run) -> tuple[float, float, int]:
         part = units[begin : begin + size]
         tensors = collate(run.splits["train"].features, part, with_targets=True)
         tokens += len(tensors["input_ids"])
-        on_device = {k: x if type(x) is int else x.to(run.device) for k, x in tensors.items()}
+        on_device = {
+            k: x if type(x) is int else x.to(run.device, non_blocking=True)
+            for k, x in tensors.items()
+        }
         loss = engine.deepspeed(**on_device)["loss_sum"]
-        # DeepSpeed averages gradients over data-parallel ranks; this sum wants their total.
+        # DeepSpeed averages gradients over data-parallel ranks; the loss needs their sum.
         scaled = loss * (run.mesh.dp_size / config.batch_size)
         engine.deepspeed.backward(scaled, scale_wrt_gas=False)
         total = total + loss.detach()
         if begin + size < len(units):
             engine.deepspeed.step()
-    norm, applied = take_step(engine)
+    norm, applied = engine.take_step()
     run.step += 1
     run.updates += applied
     run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
@@ -72,9 +72,8 @@ def train_step(run: Run) -> tuple[float, float, int]:
 
 
 def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
-    """Train until it is over; raises the ending that comes before."""
-    from albert_ds.runtime.agreement import Counts, agree
-    from albert_ds.runtime.health import check_health
+    """Train to the end. Raises Stopped, Diverged or MachineFailed before it."""
+    from albert_ds.runtime.consensus import Counts, agree
 
     config = run.config
     saved_step = run.step if run.step else None
@@ -121,11 +120,11 @@ def describe_window(run: Run, losses, tokens: int, steps: int, seconds: float) -
 
 
 def evaluate(run: Run) -> dict:
-    """The dev set's metrics, and the weights kept where they are the best so far. Collective."""
-    from albert_ds.runtime.agreement import from_rank_0
-    from albert_ds.tasks.predict import predict
-    from albert_ds.tasks.table import TASKS
-    from albert_ds.tuning.judge import score_splits
+    """Metrics of the dev set; keeps the weights if they are the best so far. Collective."""
+    from albert_ds.finetuning.results import score_splits
+    from albert_ds.runtime.consensus import from_rank_0
+    from albert_ds.tasks.inference import predict
+    from albert_ds.tasks.registry import TASKS
 
     task, module = run.config.task, run.engine.deepspeed.module
     outputs = {
@@ -142,61 +141,58 @@ def evaluate(run: Run) -> dict:
     return {f"dev_{name}": value for name, value in found.items()}
 
 
-def tune(
-    config: FinetuneConfig,
-    splits: dict[str, Split],
-    mesh: Mesh,
-    device: torch.device,
-    request: StopRequest,
-    roll: RollCall,
-    runs: list[Run],
-) -> dict:
-    """One run of one seed, or what it has left if it is done; returns its results. Collective.
-
-    The run is added to `runs`, whose last one tells how far things were when they ended.
-    """
-    from albert_ds.runtime.agreement import from_rank_0
+def tune(config: FinetuneConfig, splits: dict[str, Split], process: TrainerProcess) -> dict:
+    """Results of the run of one seed; one that is finished is read, not repeated. Collective."""
+    from albert_ds.runtime.consensus import from_rank_0
     from albert_ds.runtime.metrics import Metrics
 
-    done = config.run / "results.json"
-    done = from_rank_0(mesh, json.loads(done.read_text()) if done.is_file() else None)
+    mesh, done = process.mesh, config.run / "results.json"
+    assert mesh is not None
+    done = from_rank_0(mesh, read_json(done) if done.is_file() else None)
     if done is not None:
         return done
-    run = start(config, splits, mesh, device)
-    runs.append(run)
-    run.batches = roll.follow(run.batches)
+    run = process.run = start(config, splits, mesh, process.device)
+    run.batches = process.follow(run.batches)
     metrics = Metrics(config.run, mesh, run.step, num_steps=config.steps, wandb=False)
     run.evaluations = from_rank_0(mesh, read_evaluations(run) if mesh.rank == 0 else None)
-    train(run, metrics, request)
+    train(run, metrics, process.request)
     metrics.close()
+    free_engine(run)
+    return write_predictions(run)
+
+
+def free_engine(run: Run) -> None:
+    """Free the weights, gradients and moments: 20 bytes a parameter in 16 bits."""
     run.engine.deepspeed.destroy()
-    return judge(run)
+    del run.engine
+    gc.collect()  # DeepSpeed's objects refer to each other
 
 
 def read_evaluations(run: Run) -> list[tuple[int, float]]:
-    """Those before the step that is resumed from."""
+    """The evaluations before the step from which the run resumes."""
     name, found = f"dev_{run.metric}", []
-    for line in (run.config.run / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    path = run.config.run / "metrics.jsonl"
+    for record in read_lines(path):
         if name in record:
+            check(record, {name: (Number(), None)}, str(path))
             value = record[name]
             found.append((record["step"], float("-inf") if value is None else value))
     return found
 
 
-def judge(run: Run) -> dict:
-    """Predict every split but train with the best weights, score, write. Collective."""
+def write_predictions(run: Run) -> dict:
+    """Predict every split except train with the best weights; score, write. Collective."""
     import torch
 
-    from albert_ds.runtime.agreement import from_rank_0
+    from albert_ds.finetuning.results import write_results
     from albert_ds.runtime.checkpoint import read_tensors
-    from albert_ds.tasks.predict import predict
-    from albert_ds.tuning.judge import write_results
+    from albert_ds.runtime.consensus import from_rank_0
+    from albert_ds.tasks.inference import predict
 
     config = run.config
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}
     kinds = [kind for name, kind in half.items() if config.deepspeed.get(name, {}).get("enabled")]
-    module = build_model(config, run.mesh, read_tensors(config.run / BEST / OURS))
+    module = build_model(config, run.mesh, read_tensors(config.run / BEST / NATIVE_FILE))
     module = module.to(run.device, kinds[0] if kinds else torch.float32)
     outputs = {
         name: predict(module, split.features, run.mesh, run.device)
@@ -208,86 +204,64 @@ def judge(run: Run) -> dict:
         about = {"seed": config.seed, "best_step": run.best[0], "step": run.step}
         results = write_results(config.run, config.task, run.splits, outputs, about)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in results["dev"].items())
-        say(f"{config.task}, seed {config.seed}, best at step {run.best[0]}: {scores}")
+        log_line(f"{config.task}, seed {config.seed}, best at step {run.best[0]}: {scores}")
     return from_rank_0(run.mesh, results)
 
 
 def prepare(
     config: FinetuneConfig, args: Namespace, mesh: Mesh
 ) -> tuple[FinetuneConfig, dict[str, Split]]:
-    """Tokenise, resolve what depends on it, and leave OUTPUT's files. Collective."""
-    from albert_ds.data.vocab import read_vocab
-    from albert_ds.runtime.agreement import raise_first
-    from albert_ds.tuning.judge import fingerprint_splits, open_splits
+    """Tokenise, resolve the settings that depend on it, write OUTPUT's files. Collective."""
+    from albert_ds.finetuning.results import fingerprint_splits, open_splits
+    from albert_ds.runtime.consensus import raise_first_error
 
-    vocab = read_vocab(locate(Path(config.checkpoint))[0] / "spiece.model")
+    vocab = read_model_vocab(Path(config.checkpoint))
     config = replace(config, features=fingerprint_splits(config, vocab))
     splits = open_splits(config, vocab, mesh)
-    config = resolve_steps(config, args, units=splits["train"].features.units)
+    config = resolve_steps(config, args, examples=splits["train"].features.counts["examples"])
     error = None
     if mesh.rank == 0:
         try:
-            check_resume(config)
+            check_resume(config, NESTED)
             write_run_files(config)
         except UserError as caught:
             error = caught
-    raise_first(mesh, error)
+    raise_first_error(mesh, error)
     return config, splits
 
 
-def main(argv: list[str]) -> int:
-    world = mesh = roll = lock = None
-    runs: list[Run] = []
-    try:
-        world = read_world()
-        config, args = read_config(argv, world_size=world.size)
-        request = StopRequest(config.run, config.max_hours)
-        device = join_world(world, timeout_minutes=config.timeout_minutes)
-        roll = RollCall(world, config.run, minutes=config.timeout_minutes)
-        mesh = build_mesh(config.tensor_parallel, timeout_minutes=config.timeout_minutes + 1)
-        lock = take_possession(config.run, mesh, lambda: None)
-        config, splits = prepare(config, args, mesh)
-        tune_seeds(config, splits, mesh, device, request, roll, runs)
-        code, reason = 0, "all steps done"
-    except ENDINGS as ending:
-        code, reason = ending.code, str(ending)
-    except (RuntimeError, OSError) as error:
-        code, reason = name_failure(error, roll)
-    step = runs[-1].step if runs else None
-    conclude(world, mesh, lock, peek_output(argv), code=code, reason=reason, step=step, roll=roll)
-    return code
-
-
-def tune_seeds(
-    config: FinetuneConfig,
-    splits: dict[str, Split],
-    mesh: Mesh,
-    device: torch.device,
-    request: StopRequest,
-    roll: RollCall,
-    runs: list[Run],
-) -> None:
-    """One run straight in OUTPUT, or several in OUTPUT/seed-S and what they have in common."""
-    from albert_ds.tuning.judge import summarise_seeds, write_json
+def tune_seeds(config: FinetuneConfig, splits: dict[str, Split], process: TrainerProcess) -> None:
+    """One run in OUTPUT itself, or several in OUTPUT/seed-S and their summary in OUTPUT."""
+    from albert_ds.finetuning.results import summarise_seeds, write_json
 
     if config.seeds == 1:
-        tune(config, splits, mesh, device, request, roll, runs)
+        tune(config, splits, process)
         return
-    results = []
+    results, is_first = [], process.world.rank == 0
     for seed in range(config.seed, config.seed + config.seeds):
         output = str(config.run / f"seed-{seed}")
         one = replace(config, seed=seed, seeds=1, output=output)
-        if mesh.rank == 0:
+        if is_first:
             write_run_files(one)
-        results.append(tune(one, splits, mesh, device, request, roll, runs))
+        results.append(tune(one, splits, process))
     summary = summarise_seeds(results)
-    if mesh.rank == 0:
+    if is_first:
         write_json(config.run / "results.json", summary)
         for name, found in summary["dev"].items():
-            say(
+            log_line(
                 f"{config.task} {name} over {config.seeds} seeds: median {found['median']:.4f}, "
                 f"mean {found['mean']:.4f}, std {found['std']:.4f}"
             )
+
+
+def main(argv: list[str]) -> int:
+    def work(process: TrainerProcess) -> None:
+        config, args = read_config(argv, world_size=process.world.size)
+        mesh = process.start(config, lambda: None)
+        config, splits = prepare(config, args, mesh)
+        tune_seeds(config, splits, process)
+
+    return run_trainer(argv, work)
 
 
 if __name__ == "__main__":

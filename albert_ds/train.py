@@ -1,44 +1,43 @@
 """Pretrain ALBERT under DeepSpeed: `deepspeed albert_ds/train.py --model ... --data ...`.
 
-From the bottom up: `main` reads the command line and owns every ending, `train` is the loop,
-`train_step` one optimizer step, `build` the model and its engine. Heavy libraries are imported
-where they are used, so that `--help` and a mistyped flag answer at once.
+Read it from the bottom up: `main` reads the command line and handles every ending, `train` is the
+loop, `train_step` is one optimizer step, `build` makes the model and its engine. Heavy libraries
+are imported inside functions, so that `--help` and a mistyped flag answer at once.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from albert_ds.config import RunConfig, read_config, write_run_files
-from albert_ds.errors import ENDINGS, DamagedData, Stopped
-from albert_ds.flags import peek_output
-from albert_ds.parallel.mesh import build_mesh
-from albert_ds.runtime.ending import conclude, name_failure, say, take_possession
-from albert_ds.runtime.launch import join_world, read_world
-from albert_ds.runtime.preemption import StopRequest
-from albert_ds.runtime.roll_call import RollCall
-from albert_ds.runtime.traffic import Traffic, record_traffic
+from albert_ds.cli import log_line
+from albert_ds.config import RunConfig, read_config, resolve_workers, write_run_files
+from albert_ds.errors import DamagedData, Stopped
+from albert_ds.runtime.comm_counter import Traffic, record_traffic
+from albert_ds.runtime.run_folder import check_health, diverged
+from albert_ds.trainer_process import TrainerProcess, run_trainer
 
 if TYPE_CHECKING:
     import torch
 
     from albert_ds.data.samples import MicroBatch
     from albert_ds.parallel.mesh import Mesh
-    from albert_ds.runtime.agreement import Counts
-    from albert_ds.runtime.checkpoint import TrainState
+    from albert_ds.runtime.checkpoint import Saver, TrainState
+    from albert_ds.runtime.consensus import Counts
     from albert_ds.runtime.engine import Engine
     from albert_ds.runtime.metrics import Window
-    from albert_ds.runtime.saver import Saver
+    from albert_ds.runtime.stop_request import StopRequest
 
 
 @dataclass(kw_only=True, slots=True)
 class Run:
-    """Everything a step needs; `step`, `updates` and `skipped_in_a_row` move on."""
+    """Everything a step needs. A step changes `step`, `updates` and `skipped_in_a_row`."""
 
     config: RunConfig
     mesh: Mesh
@@ -46,29 +45,33 @@ class Run:
     engine: Engine
     batches: Iterator[MicroBatch]
     window: Window
+    span: Callable[[str], AbstractContextManager] = nullcontext  # around each named part of a step
     step: int = 0
     updates: int = 0
     skipped_in_a_row: int = 0
 
     def is_due(self, every: int) -> bool:
-        """Whether something done every so many steps, and at the last one, is due now."""
+        """Whether work that is done every `every` steps, and at the last step, is due now."""
         return self.step % every == 0 or self.step == self.config.steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """This rank's micro-batches of one step, and what all ranks agreed on about it."""
+    """This rank's micro-batches of one step, and what all ranks agreed on before it."""
 
     micro_batches: list[MicroBatch]
     counts: Counts  # of the global batch
-    data_seconds: float  # spent waiting for the loader
-    stop: bool  # some rank was asked to stop
+    data_seconds: float  # time spent waiting for the loader
+    stop: bool  # a rank was asked to stop
 
 
 def build(
     config: RunConfig, mesh: Mesh, device: torch.device, weights: dict | None = None
 ) -> Engine:
-    """Model -> its tensor-parallel shard -> engine. `weights` take the place of initialisation."""
+    """Build the model, cut it for tensor parallelism, and wrap it in an engine. Collective.
+
+    `weights` (whole fp32 tensors by name) replace the initialisation from the seed.
+    """
     import torch
 
     from albert_ds.model.albert import AlbertForPretraining
@@ -88,14 +91,19 @@ def build(
 
 
 def next_batch(run: Run, *, stop: bool = False) -> Batch:
-    """Take the next global batch. Collective: all learn of a wish to stop, and of damaged data."""
-    from albert_ds.runtime.agreement import Counts, agree
+    """Take the next global batch. Collective.
+
+    Every rank learns whether any rank was asked to stop. Raises DamagedData on every rank where
+    one rank found damaged data.
+    """
+    from albert_ds.runtime.consensus import Counts, agree
 
     config, started, error = run.config, time.perf_counter(), None
     micro_batches: list[MicroBatch] = []
     accumulation = config.batch_size // (config.micro_batch_size * run.mesh.dp_size)
     try:
-        micro_batches = [next(run.batches) for _ in range(accumulation)]
+        with run.span("data_wait"):
+            micro_batches = [next(run.batches) for _ in range(accumulation)]
     except DamagedData as caught:
         error = caught
     seconds = time.perf_counter() - started
@@ -111,22 +119,25 @@ def train_step(run: Run, batch: Batch) -> float:
     batch is cut into ranks and micro-batches.
     """
     from albert_ds.parallel.random import seed_step
-    from albert_ds.runtime.engine import take_step
 
     engine = run.engine
     seed_step(run.config.seed, run.step, run.mesh.dp_rank)
     engine.set_learning_rate(run.config.rate_at(run.step))
-    # DeepSpeed averages gradients over data-parallel ranks; these sums want their total.
+    # DeepSpeed averages gradients over data-parallel ranks; the losses need their sum.
     mlm_scale = run.mesh.dp_size / max(batch.counts.masked, 1)
     pair_scale = run.mesh.dp_size / max(batch.counts.pairs, 1)
     for number, micro_batch in enumerate(batch.micro_batches, start=1):
-        outputs = engine.deepspeed(**micro_batch.on(run.device))
+        with run.span("forward"):
+            outputs = engine.deepspeed(**micro_batch.on(run.device))
         loss = outputs["mlm_loss_sum"] * mlm_scale + outputs["pair_loss_sum"] * pair_scale
-        engine.deepspeed.backward(loss, scale_wrt_gas=False)
+        with run.span("backward"):
+            engine.deepspeed.backward(loss, scale_wrt_gas=False)
         run.window.add_outputs(outputs)
         if number < len(batch.micro_batches):
-            engine.deepspeed.step()
-    gradient_norm, applied = take_step(engine)
+            with run.span("optimizer"):
+                engine.deepspeed.step()
+    with run.span("optimizer"):
+        gradient_norm, applied = engine.take_step()
     run.step += 1
     run.updates += applied
     run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
@@ -135,10 +146,9 @@ def train_step(run: Run, batch: Batch) -> float:
 
 
 def train(run: Run, request: StopRequest) -> None:
-    """Train to the last step; raises the ending that comes before."""
-    from albert_ds.runtime.health import check_health
+    """Train to the last step. Raises Stopped, Diverged, DamagedData or MachineFailed before it."""
+    from albert_ds.runtime.checkpoint import Saver
     from albert_ds.runtime.metrics import Metrics
-    from albert_ds.runtime.saver import Saver
 
     config = run.config
     saver = Saver(run.engine, config, resumed_at=run.step)
@@ -146,7 +156,8 @@ def train(run: Run, request: StopRequest) -> None:
 
     while run.step < config.steps:
         batch = next_batch(run, stop=request.reason is not None)
-        if batch.stop:
+        # After a skipped step the weights may have diverged: a stop waits for a step that is not.
+        if batch.stop and not run.skipped_in_a_row:
             save(run, saver)
             saver.wait()
             reason = request.reason or "another rank was asked to stop"
@@ -156,18 +167,31 @@ def train(run: Run, request: StopRequest) -> None:
             run.engine, step=run.step, skipped_in_a_row=run.skipped_in_a_row, output=config.run
         )
         if run.is_due(config.log_every):
-            metrics.write(run.step, describe_window(run, gradient_norm))
+            values = describe_window(run, gradient_norm)
+            metrics.write(run.step, values)
+            if run.step == config.steps and run.skipped_in_a_row and not isfinite(values["loss"]):
+                saver.wait()
+                raise diverged(run.step, run.skipped_in_a_row, config.run)
         if run.is_due(config.eval_every):
             metrics.write(run.step, evaluate(run))
-        # While steps are skipped nothing new is kept, so the newest checkpoint is a good one.
+        # No checkpoint is written while steps are skipped, so the newest one is a good one.
         if run.step == config.steps or (run.is_due(config.save_every) and not run.skipped_in_a_row):
             save(run, saver)
     saver.wait()
     metrics.close()
 
 
-def prepare(config: RunConfig, mesh: Mesh, device: torch.device, traffic: Traffic) -> Run:
-    """Everything between the command line and the first step."""
+def prepare(
+    config: RunConfig,
+    mesh: Mesh,
+    device: torch.device,
+    traffic: Traffic,
+    follow: Callable[[Iterator], Iterator] = iter,
+) -> Run:
+    """Do all that comes before the first step. Collective.
+
+    `follow` wraps the micro-batches: the heartbeat counts how many were taken.
+    """
     from albert_ds.runtime.metrics import Window
 
     engine, state = start(config, mesh, device)
@@ -176,7 +200,7 @@ def prepare(config: RunConfig, mesh: Mesh, device: torch.device, traffic: Traffi
         mesh=mesh,
         device=device,
         engine=engine,
-        batches=open_stream(config, mesh, state.samples),
+        batches=follow(open_stream(config, mesh, state.samples)),
         window=Window(device, traffic),
         step=state.step,
         updates=state.updates,
@@ -184,26 +208,22 @@ def prepare(config: RunConfig, mesh: Mesh, device: torch.device, traffic: Traffi
 
 
 def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, TrainState]:
-    """Decide where to start, in this order, and build the engine there.
+    """Build the engine from the first of these that exists. Collective.
 
     1. The newest complete checkpoint of RUN: weights and optimizer.
     2. --init-from: its weights, a fresh optimizer, step 0.
-    3. Initialisation from --seed.
+    3. The initialisation from --seed.
     """
-    from albert_ds.interop import read_initial_weights
     from albert_ds.runtime import checkpoint
-    from albert_ds.runtime.agreement import from_rank_0
+    from albert_ds.weights import read_initial_weights
 
-    folder, damaged = checkpoint.find_newest(config.run) if mesh.rank == 0 else (None, [])
-    for line in damaged:
-        say(line)
-    folder = from_rank_0(mesh, folder)
+    folder = checkpoint.find_start(config.run, mesh)
     if folder is not None:
         weights = checkpoint.read_tensors(folder / "weights.safetensors")
         engine = build(config, mesh, device, weights)
         state = checkpoint.restore(folder, engine)
         if mesh.rank == 0:
-            say(f"resuming from {folder}: step {state.step} of {config.steps}")
+            log_line(f"resuming from {folder}: step {state.step} of {config.steps}")
         return engine, state
     weights = None
     if config.init_from is not None:
@@ -213,7 +233,7 @@ def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, 
 
 
 def open_stream(config: RunConfig, mesh: Mesh, samples: int) -> Iterator[MicroBatch]:
-    """This rank's endless micro-batches, from position `samples` of the global stream on."""
+    """This rank's endless micro-batches, starting at position `samples` of the global stream."""
     from albert_ds.data.shards import open_shards
     from albert_ds.data.stream import training_batches
 
@@ -226,12 +246,12 @@ def open_stream(config: RunConfig, mesh: Mesh, samples: int) -> Iterator[MicroBa
         micro_batch_size=config.micro_batch_size,
         dp_rank=mesh.dp_rank,
         dp_size=mesh.dp_size,
-        num_workers=config.num_workers,
+        num_workers=config.num_workers or 0,
     )
 
 
 def describe_window(run: Run, gradient_norm: float) -> dict:
-    """The numbers of a logging interval. Collective."""
+    """The metrics of a logging interval. Collective."""
     values = run.window.close(run.mesh, run.config.model, run.config.stream.objective)
     return {
         "samples": run.step * run.config.batch_size,
@@ -242,7 +262,7 @@ def describe_window(run: Run, gradient_norm: float) -> dict:
 
 
 def evaluate(run: Run) -> dict:
-    """Held-out metrics, on the first DATA. Collective."""
+    """Metrics on the held-out sequences of the first DATA folder. Collective."""
     from albert_ds.evals.heldout import evaluate_heldout
 
     config = run.config
@@ -259,7 +279,7 @@ def evaluate(run: Run) -> dict:
 
 
 def save(run: Run, saver: Saver) -> None:
-    """Begin to write a complete checkpoint of where the run is. Collective."""
+    """Start writing a checkpoint of the current state. Collective."""
     from albert_ds.runtime.checkpoint import TrainState, read_loss_scale
 
     state = TrainState(
@@ -273,27 +293,19 @@ def save(run: Run, saver: Saver) -> None:
 
 
 def main(argv: list[str]) -> int:
-    world = mesh = roll = run = lock = None
-    try:
-        world = read_world()
-        config = read_config(argv, world_size=world.size)
-        request = StopRequest(config.run, config.max_hours)
+    def work(process: TrainerProcess) -> None:
+        config = read_config(argv, world_size=process.world.size)
         traffic = record_traffic()
-        device = join_world(world, timeout_minutes=config.timeout_minutes)
-        roll = RollCall(world, config.run, minutes=config.timeout_minutes)
-        mesh = build_mesh(config.tensor_parallel, timeout_minutes=config.timeout_minutes + 1)
-        lock = take_possession(config.run, mesh, lambda: write_run_files(config))
-        run = prepare(config, mesh, device, traffic)
-        run.batches = roll.follow(run.batches)
-        train(run, request)
-        code, reason = 0, "all steps done"
-    except ENDINGS as ending:
-        code, reason = ending.code, str(ending)
-    except (RuntimeError, OSError) as error:
-        code, reason = name_failure(error, roll)
-    step = run.step if run else None
-    conclude(world, mesh, lock, peek_output(argv), code=code, reason=reason, step=step, roll=roll)
-    return code
+
+        def resolved() -> RunConfig:
+            return resolve_workers(config, process.device.type)
+
+        mesh = process.start(config, lambda: write_run_files(resolved()))
+        config = resolved()
+        run = process.run = prepare(config, mesh, process.device, traffic, process.follow)
+        train(run, process.request)
+
+    return run_trainer(argv, work)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What a step costs here: samples/s and MFU, models side by side, and every byte that moves.
-# Command:  sbatch slurm/bench.sh       (site facts: slurm/site.env; more flags may follow)
+# Measure a training step on this cluster: samples/s, MFU and bytes sent, models side by side.
+# Command:  sbatch slurm/bench.sh       (cluster: slurm/site.env; more flags may follow)
 # Hardware: 2 nodes x 8 GPUs with 80 GB
 # Time:     under an hour: 5 rounds of one step of each model (not computed)
 # Expected: $REPORT/throughput.json, $REPORT/comm_volume.json; tables in albert-bench-JOB.out
@@ -12,7 +12,7 @@
 #SBATCH --time=01:00:00
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
-REPORT=${REPORT:-runs/bench-$SLURM_JOB_ID}
+REPORT=${REPORT:-$RUNS/bench-$SLURM_JOB_ID}
 mkdir -p "$REPORT" || exit 2
 MODELS="bert-large albert-large albert-xlarge albert-xxlarge"
 

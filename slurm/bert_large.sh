@@ -1,9 +1,11 @@
 #!/bin/bash
 # BERT-large, the paper's baseline for equal time (Table 6): 336M parameters, 24 layers, H 1024.
-# Command:  sbatch slurm/bert_large.sh  (Table 2's is that with --steps 125000, 5.7 h)
+# Command:  sbatch slurm/bert_large.sh  (Table 2's row: --steps 125000, 5.7 h)
 # Hardware: 8 nodes x 8 GPUs with 80 GB
-# Time:     1.020 TFLOP a sequence (model/arithmetic.py) x 4096 x 400,000 steps = 18.1 h at 400
-#           TFLOP/s a GPU (assumed: two fifths of an H100's dense bf16 peak; not measured)
+# Time:     1.020 TFLOP a sequence (count_flops) x 4096 x 400,000 steps = 18.1 h at 400
+#           TFLOP/s a GPU, assumed (40 % of an H100's dense bf16 peak). With communication, as
+#           tools/scaling_model.py predicts it for H100 at 45 % and passes of 32 sequences:
+#           147.5 h at 25 Gb/s a node, 49.5 h at 100, 25.1 h at 400
 # Expected: SQuAD 1.1 F1 93.5, MNLI 87.8, average 87.2 (Table 6)
 #SBATCH --job-name=bert-large
 #SBATCH --nodes=8
@@ -16,11 +18,12 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
-OUTPUT=${OUTPUT:-runs/bert-large}
+need DATA "the folder of shards that tools/build_shards.py wrote"
+OUTPUT=${OUTPUT:-$RUNS/bert-large}
 
-# ZeRO-1: one reduction a step, in one bucket, after the last micro-batch: 1343 MB of fp32 gradients
+# ZeRO-1 reduces once a step, in one bucket, after the last micro-batch: 1343 MB of fp32 gradients
 # and 671 MB of bf16 weights gathered, 19 times ALBERT-large's for the same compute.
-# Stage, bucket, type and accumulation beside what else was tried: docs/benchmarks.md.
+# The alternatives to stage, bucket, type and accumulation: docs/benchmarks.md.
 pretrain --model bert-large --data "$DATA" --steps 400000 --warmup-steps 3125 --dropout 0.1 \
     --sequence-length 512 --batch-size 4096 --micro-batch-size 32 --learning-rate 0.00176 \
-    --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 --num-workers 1 "$@"
+    --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 "$@"

@@ -1,38 +1,57 @@
 # Sourced by every recipe: environment, rendezvous, one task a rank, signals, bounded requeue.
 #
-# A recipe sets OUTPUT and ends with one of
+# A recipe names what it needs (`need DATA ...`), sets OUTPUT and ends with one of
 #     pretrain FLAG...      albert_ds/train.py with --output "$OUTPUT"
-#     finetune FLAG...      albert_ds/finetune.py, likewise
+#     finetune FLAG...      albert_ds/finetune.py with --output "$OUTPUT"
 #     launch COMMAND...     any other command, once a task, followed by `exit $code`
-# Facts of the cluster come from slurm/site.env, made once from slurm/site.env.example.
+# Facts of the cluster come from slurm/site.env, a copy of slurm/site.env.example.
+# A variable that is set before the command wins over that file: DATA=... sbatch slurm/base.sh
 
 set -uo pipefail
 cd "${SLURM_SUBMIT_DIR:-.}" || exit 2
+
+# Wrong input: one line, code 2, never requeued.
+refuse() {
+    echo "slurm: $*" >&2
+    exit 2
+}
+# need NAME MEANING
+need() { [ -n "${!1:-}" ] || refuse "$1 is not set: $2 (write $1=... before the command)"; }
+
+[ -n "${SLURM_JOB_ID:-}" ] || refuse "this is not a Slurm job: submit it with sbatch $0"
 SITE_ENV=${SITE_ENV:-slurm/site.env}
+typed=$(for name in DATA PYTHON RUNS INTERFACE MPI CONTAINER_IMAGE CONTAINER_MOUNTS MAX_RESTARTS; do
+    [ -z "${!name+set}" ] || printf '%s=%q\n' "$name" "${!name}"
+done)
+typed_output=${OUTPUT:-}
 [ -f "$SITE_ENV" ] && . "$SITE_ENV"
+eval "$typed"
+[ "${OUTPUT:-}" = "$typed_output" ] ||
+    refuse "$SITE_ENV sets OUTPUT, which belongs to one run: set RUNS, the folder of all runs"
 PYTHON=${PYTHON:-.venv/bin/python}
-MAX_RESTARTS=${MAX_RESTARTS:-20}  # of one job, whatever the reason: time limit, fault, preemption
-MAX_WAIT=${MAX_WAIT:-60}          # seconds the other tasks may live on after one has ended
+RUNS=${RUNS:-runs}
+MAX_RESTARTS=${MAX_RESTARTS:-20}  # of one job, for any reason: time limit, fault, preemption
+MAX_WAIT=${MAX_WAIT:-60}          # seconds that other tasks may run on after one has ended
 
 # srun of Slurm >= 22.05 no longer takes this from sbatch.
 [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
-# Tensor parallelism hides an all-reduce behind a product; with one hardware queue the kernels run
-# in the order they were issued, so the all-reduce starts first.
+# Tensor parallelism overlaps an all-reduce with a matrix product. With one hardware queue kernels
+# run in the order in which they were issued, so the all-reduce starts first.
 export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}
-# A collective that times out ends its process, without first trying to abort the communicator,
-# which can hang as well. torch's default, said here because the requeue rests on it.
+# A collective that times out ends its process without aborting the communicator, because the abort
+# can hang too. This is torch's default; it is set here because requeueing depends on it.
 export TORCH_NCCL_ASYNC_ERROR_HANDLING=3
-# One line on why a communicator could not be made; nothing a step.
+# NCCL prints one line when it cannot create a communicator, and nothing during training.
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 if [ -n "${INTERFACE:-}" ]; then
-    # Both libraries otherwise choose by themselves: NCCL the first interface that is up, gloo the
-    # one the host name resolves to, which on Debian is 127.0.1.1.
+    # Without this NCCL takes the first interface that is up, and gloo the one that the host name
+    # resolves to, which on Debian is 127.0.1.1.
     export NCCL_SOCKET_IFNAME=$INTERFACE GLOO_SOCKET_IFNAME=$INTERFACE
 fi
 
-# Where the ranks meet: the first node, at a port that changes with the job and with each restart,
-# so that a socket left over from the last try cannot block this one.
+# The ranks meet on the first node. The port depends on the job and on the restart, so a socket that
+# an earlier attempt left open cannot block this one.
 rendezvous() {
     local head
     head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -42,8 +61,8 @@ rendezvous() {
     export MASTER_PORT=$((20000 + (SLURM_JOB_ID * 7 + ${SLURM_RESTART_COUNT:-0}) % 10000))
 }
 
-# Run a command as one task a rank and pass signals on; sets `code`. The trainer takes its rank from
-# SLURM_PROCID, SLURM_LOCALID and SLURM_NTASKS.
+# Run a command with one task a rank and forward signals to it; sets `code`. The trainer reads its
+# rank from SLURM_PROCID, SLURM_LOCALID and SLURM_NTASKS.
 launch() {
     rendezvous
     echo "$(date +%T) restart ${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST," \
@@ -53,19 +72,21 @@ launch() {
         container=(--container-image="$CONTAINER_IMAGE" --container-workdir="$PWD"
             --container-mounts="$PWD${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}")
     fi
-    # Not --kill-on-bad-exit=1: ranks end by themselves and say how; srun's TERM would talk over it.
+    # Not --kill-on-bad-exit=1: the ranks end by themselves and print the cause. With it, srun would
+    # send TERM to all of them at the first bad exit.
     srun --kill-on-bad-exit=0 --wait="$MAX_WAIT" ${MPI:+--mpi="$MPI"} "${container[@]}" "$@" &
     local pid=$!
     trap 'kill -USR1 $pid' USR1                # the time limit is near
-    trap 'cancelled=1; kill -TERM $pid' TERM   # scancel, or Slurm requeues the job by itself
-    while wait $pid; code=$?; kill -0 $pid 2> /dev/null; do :; done  # a signal ends wait early
+    trap 'cancelled=1; kill -TERM $pid' TERM   # scancel, or preemption
+    while wait $pid; code=$?; kill -0 $pid 2> /dev/null; do :; done  # a signal interrupts wait
     trap - USR1 TERM
 }
 
 pretrain() { train albert_ds/train.py "$@"; }
 finetune() { train albert_ds/finetune.py "$@"; }
 
-# Launchers garble exit codes, so RUN/exit.json decides, and one from an earlier try must not.
+# srun does not pass exit codes on reliably, so RUN/exit.json decides. The file of an earlier attempt
+# is removed first.
 train() {
     local program=$1
     shift
@@ -81,15 +102,15 @@ finish() {
     case "${code:-crash}" in
         0 | 2 | 3 | 4) exit "$code" ;;
     esac
-    # Another job owns RUN, so there is no file. After a restart that may be this job's former self
-    # on a node that is cut off: then try again.
+    # Code 2 without a file: another job owns RUN. After a restart the owner may be an earlier attempt
+    # of this job on a node that lost its network; then try again.
     [ -z "$code" ] && [ "$1" = 2 ] && [ "${SLURM_RESTART_COUNT:-0}" = 0 ] && exit 2
     if [ -n "${cancelled:-}" ]; then
         echo "cancelled: not requeued"
     elif [ -e "$OUTPUT/STOP" ]; then
-        echo "stopped by $OUTPUT/STOP: remove it and submit again to go on"
+        echo "stopped by $OUTPUT/STOP: remove it and submit again to continue"
     elif [ "${SLURM_RESTART_COUNT:-0}" -ge "$MAX_RESTARTS" ]; then
-        echo "not requeued: MAX_RESTARTS=$MAX_RESTARTS restarts are used up; submit again to go on"
+        echo "not requeued: MAX_RESTARTS=$MAX_RESTARTS restarts are used up; submit again to continue"
     else
         scontrol requeue "$SLURM_JOB_ID" && sleep 600  # until Slurm ends this script
     fi

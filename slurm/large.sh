@@ -1,9 +1,11 @@
 #!/bin/bash
 # ALBERT-large as in the paper (section 4.1, Tables 1 and 2): 18M parameters, 24 layers, H 1024.
-# Command:  sbatch slurm/large.sh       (site facts: slurm/site.env; more flags may follow)
+# Command:  sbatch slurm/large.sh       (cluster: slurm/site.env; trainer flags may follow)
 # Hardware: 2 nodes x 8 GPUs with 80 GB
-# Time:     1.007 TFLOP a sequence (model/arithmetic.py) x 4096 x 125,000 steps = 22.4 h at 400
-#           TFLOP/s a GPU (assumed: two fifths of an H100's dense bf16 peak; not measured)
+# Time:     1.007 TFLOP a sequence (count_flops) x 4096 x 125,000 steps = 22.4 h at 400
+#           TFLOP/s a GPU, assumed (40 % of an H100's dense bf16 peak). With communication, as
+#           tools/scaling_model.py predicts it for H100 at 45 % and passes of 32 sequences:
+#           22.5 h at 25 Gb/s a node, 21.0 h at 100, 20.6 h at 400
 # Expected: SQuAD 1.1 F1 90.6, MNLI 83.5, average 82.4 (Table 2)
 #SBATCH --job-name=albert-large
 #SBATCH --nodes=2
@@ -16,11 +18,13 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
-OUTPUT=${OUTPUT:-runs/albert-large}
+need DATA "the folder of shards that tools/build_shards.py wrote"
+OUTPUT=${OUTPUT:-$RUNS/albert-large}
 
-# ZeRO-1: one reduction a step, in one bucket, after the last micro-batch: 71 MB of fp32 gradients,
-# and 36 MB of bf16 weights gathered; an ordinary 10 Gbit/s network carries that 10 times a second.
-# Stage, bucket, type and accumulation beside what else was tried: docs/benchmarks.md.
+# ZeRO-1 reduces once a step, in one bucket, after the last micro-batch: 71 MB of fp32 gradients,
+# and 36 MB of bf16 weights gathered. A ring over 16 ranks sends 167 MB a rank for them; a 10 Gbit/s
+# network carries that 7.5 times a second.
+# The alternatives to stage, bucket, type and accumulation: docs/benchmarks.md.
 pretrain --model albert-large --data "$DATA" --steps 125000 --warmup-steps 3125 --dropout 0.1 \
     --sequence-length 512 --batch-size 4096 --micro-batch-size 32 --learning-rate 0.00176 \
-    --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 --num-workers 1 "$@"
+    --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 "$@"

@@ -1,8 +1,8 @@
 #!/bin/bash
-# Text -> shards, by many processes over MPI: sequences of at most 512 tokens, each stored once.
-# Command:  TEXT='text/*.zst' VOCAB=vocab/spiece.model sbatch slurm/shards.sh
+# Build shards from text with many MPI processes: sequences of at most 512 tokens, each stored once.
+# Command:  TEXT='text/*.zst' VOCAB=vocab/spiece.model sbatch slurm/shards.sh --language en
 # Hardware: 1 node x 32 CPU cores
-# Time:     not computed: the rate of one process stands in docs/data.md
+# Time:     not computed; docs/data.md has the rate of one process
 # Expected: $DATA/index.json, the same bytes for any number of tasks
 #SBATCH --job-name=albert-shards
 #SBATCH --nodes=1
@@ -12,8 +12,11 @@
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
 
-# TEXT is a glob that the program expands by itself. One node needs no more than the mpirun that
-# came with the interpreter; with MPI=... of site.env srun starts the tasks, on any number of nodes.
+need TEXT "a glob of text files, in quotes"
+need VOCAB "spiece.model of tools/build_vocab.py"
+need DATA "the folder to write shards to"
+# The program expands the glob TEXT itself. On one node the mpirun beside the interpreter is enough.
+# With MPI=... in site.env srun starts the tasks, on any number of nodes.
 build=("$PYTHON" tools/build_shards.py --input "$TEXT" --vocab "$VOCAB" --output "$DATA" "$@")
 if [ -n "${MPI:-}" ]; then
     launch "${build[@]}"

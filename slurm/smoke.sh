@@ -1,8 +1,8 @@
 #!/bin/bash
-# The whole road on CPUs: albert-tiny for a few steps, to see that a cluster is set up right.
-# Command:  DATA=demo/shards sbatch slurm/smoke.sh       (make demo leaves these shards)
+# Pretrain albert-tiny for a few steps on CPUs, to check that a cluster is set up correctly.
+# Command:  DATA=demo/data sbatch slurm/smoke.sh         (make demo writes these shards)
 # Hardware: 2 nodes x 2 CPU cores
-# Time:     a few minutes, most of it starting Python (not computed)
+# Time:     a few minutes, most of them for starting Python (not computed)
 # Expected: "srun ended with 0, the run with 0" in albert-smoke-JOB.out, RUN/checkpoints/latest
 #SBATCH --job-name=albert-smoke
 #SBATCH --nodes=2
@@ -14,7 +14,8 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
-OUTPUT=${OUTPUT:-runs/albert-smoke}
+need DATA "the folder of shards that tools/build_shards.py wrote"
+OUTPUT=${OUTPUT:-$RUNS/albert-smoke}
 
 pretrain --model albert-tiny --data "$DATA" --steps 20 --batch-size 32 --micro-batch-size 4 \
     --deepspeed_config ds_configs/zero1_fp32.json --log-every 1 --eval-every 10 \

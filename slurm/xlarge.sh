@@ -1,9 +1,11 @@
 #!/bin/bash
 # ALBERT-xlarge as in the paper (section 4.1, Tables 1 and 2): 60M parameters, 24 layers, H 2048.
-# Command:  sbatch slurm/xlarge.sh      (site facts: slurm/site.env; more flags may follow)
+# Command:  sbatch slurm/xlarge.sh      (cluster: slurm/site.env; trainer flags may follow)
 # Hardware: 8 nodes x 8 GPUs with 80 GB
-# Time:     3.868 TFLOP a sequence (model/arithmetic.py) x 4096 x 125,000 steps = 21.5 h at 400
-#           TFLOP/s a GPU (assumed: two fifths of an H100's dense bf16 peak; not measured)
+# Time:     3.868 TFLOP a sequence (count_flops) x 4096 x 125,000 steps = 21.5 h at 400
+#           TFLOP/s a GPU, assumed (40 % of an H100's dense bf16 peak). With communication, as
+#           tools/scaling_model.py predicts it for H100 at 45 % and passes of 32 sequences:
+#           26.8 h at 25 Gb/s a node, 21.5 h at 100, 20.1 h at 400
 # Expected: SQuAD 1.1 F1 92.5, MNLI 86.4, average 85.5 (Table 2)
 #SBATCH --job-name=albert-xlarge
 #SBATCH --nodes=8
@@ -16,11 +18,12 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
-OUTPUT=${OUTPUT:-runs/albert-xlarge}
+need DATA "the folder of shards that tools/build_shards.py wrote"
+OUTPUT=${OUTPUT:-$RUNS/albert-xlarge}
 
-# ZeRO-1: one reduction a step, in one bucket, after the last micro-batch: 236 MB of fp32 gradients,
+# ZeRO-1 reduces once a step, in one bucket, after the last micro-batch: 236 MB of fp32 gradients,
 # and 118 MB of bf16 weights gathered, for 64 sequences a GPU. BERT-large moves 5.7 times that.
-# Stage, bucket, type and accumulation beside what else was tried: docs/benchmarks.md.
+# The alternatives to stage, bucket, type and accumulation: docs/benchmarks.md.
 pretrain --model albert-xlarge --data "$DATA" --steps 125000 --warmup-steps 3125 --dropout 0.1 \
     --sequence-length 512 --batch-size 4096 --micro-batch-size 16 --learning-rate 0.00176 \
-    --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 --num-workers 1 "$@"
+    --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 "$@"

@@ -1,9 +1,11 @@
 #!/bin/bash
 # ALBERT-xxlarge as in the paper (section 4.1, Tables 1 and 9): 223M parameters, 12 layers, H 4096.
-# Command:  sbatch slurm/xxlarge.sh     (site facts: slurm/site.env; more flags may follow)
+# Command:  sbatch slurm/xxlarge.sh     (cluster: slurm/site.env; trainer flags may follow)
 # Hardware: 8 nodes x 8 GPUs with 80 GB
-# Time:     7.580 TFLOP a sequence (model/arithmetic.py) x 4096 x 125,000 steps = 42.1 h at 400
-#           TFLOP/s a GPU (assumed: two fifths of an H100's dense bf16 peak; not measured)
+# Time:     7.580 TFLOP a sequence (count_flops) x 4096 x 125,000 steps = 42.1 h at 400
+#           TFLOP/s a GPU, assumed (40 % of an H100's dense bf16 peak). With communication, as
+#           tools/scaling_model.py predicts it for H100 at 45 % and passes of 32 sequences:
+#           65.7 h at 25 Gb/s a node, 45.3 h at 100, 40.2 h at 400
 # Expected: SQuAD 1.1 F1 94.1, MNLI 88.0, average 88.7 (Tables 2 and 6)
 #SBATCH --job-name=albert-xxlarge
 #SBATCH --nodes=8
@@ -16,12 +18,13 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
-OUTPUT=${OUTPUT:-runs/albert-xxlarge}
+need DATA "the folder of shards that tools/build_shards.py wrote"
+OUTPUT=${OUTPUT:-$RUNS/albert-xxlarge}
 
-# ZeRO-1: one reduction a step, in one bucket, after the last micro-batch: 893 MB of fp32 gradients,
+# ZeRO-1 reduces once a step, in one bucket, after the last micro-batch: 893 MB of fp32 gradients,
 # and 446 MB of bf16 weights gathered. Weights and both moments are 2.7 GB, so no tensor
-# parallelism; --tensor-parallel T cuts over neighbours, inside a node: only gradients leave it.
-# Stage, bucket, type, accumulation and place beside what else was tried: docs/benchmarks.md.
+# parallelism. --tensor-parallel T splits over neighbours in a node, so only gradients leave it.
+# The alternatives to stage, bucket, type, accumulation and placement: docs/benchmarks.md.
 pretrain --model albert-xxlarge --data "$DATA" --steps 125000 --warmup-steps 3125 --dropout 0 \
     --sequence-length 512 --batch-size 4096 --micro-batch-size 8 --learning-rate 0.00176 \
-    --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 --num-workers 1 "$@"
+    --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 "$@"

@@ -54,7 +54,7 @@ def concatenate(samples: list[dict]) -> MicroBatch:
         masked=len(tensors["masked_positions"]),
         pairs=sum(label != IGNORED for label in labels),
         unpaired=sum(label == IGNORED for label in labels),
-        set_aside=0,
+        truncated_tokens=0,
         available=int(starts[-1]),
         sample_ids=list(range(len(samples))),
     )

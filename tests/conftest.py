@@ -1,4 +1,4 @@
-"""Shared by all tests: shards of text that every interpreter carries, and a way to start ranks."""
+"""Shared by all tests: shards of the Python manual's text, the tiers, and a way to start ranks."""
 
 import os
 import subprocess
@@ -8,18 +8,34 @@ from pathlib import Path
 import pytest
 
 from tests.distributed import free_port
+from tests.tiers import is_lab, is_quick
 
 ROOT = Path(__file__).parents[1]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# pytest turns warnings into errors in its own process; this does it in those that tests start.
+STRICT = str(ROOT / "tests" / "strict")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STRICT, os.environ.get("PYTHONPATH")]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if is_quick(item.path, item.originalname):
+            item.add_marker("quick")
+        if is_lab(item.path):
+            item.add_marker("lab")
 
 
 def run_tool(*argv: str | Path) -> None:
-    subprocess.run([sys.executable, *map(str, argv)], cwd=ROOT, check=True, capture_output=True)
+    """Run a tool to its end, which must be code 0."""
+    command = [sys.executable, *map(str, argv)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{argv[0]} ended with {done.returncode}:\n{done.stderr[-3000:]}"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def environment():
-    """A tool run in this process leaves its world in the environment: not for the next file."""
+    """Undo what a tool that runs in pytest's own process changes in the environment."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -28,7 +44,7 @@ def environment():
 
 @pytest.fixture(scope="session")
 def text_file(tmp_path_factory) -> Path:
-    """English prose: the interpreter's own reference, a blank line between documents."""
+    """English prose: the reference manual inside Python, a blank line between documents."""
     from pydoc_data.topics import topics
 
     path = tmp_path_factory.mktemp("text") / "topics.txt"
@@ -80,7 +96,7 @@ def train_command(data: Path, output: Path, **flags) -> list[str]:
 
 
 def start_ranks(command: list[str], world_size: int) -> list[subprocess.Popen]:
-    """Start the command once a rank, with the variables that torchrun or deepspeed would set."""
+    """Start one process per rank, with the variables that torchrun or deepspeed would set."""
     port = str(free_port())
     return [
         subprocess.Popen(
@@ -103,7 +119,7 @@ def start_ranks(command: list[str], world_size: int) -> list[subprocess.Popen]:
 
 
 def finish(processes: list[subprocess.Popen], timeout: float = 300) -> list[int]:
-    """Wait for all ranks; their exit codes. What they printed is shown where a test fails."""
+    """Wait for all ranks; returns their exit codes. pytest shows their output if the test fails."""
     for process in processes:
         out, err = process.communicate(timeout=timeout)
         print(out[-3000:], err[-3000:], sep="\n")

@@ -1,4 +1,4 @@
-"""Run a function on several ranks of this machine, each a process of its own."""
+"""Run a function on several ranks of this machine, one process per rank."""
 
 import multiprocessing as mp
 import os
@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-# Importing torch, DeepSpeed and megatron-core takes a rank 8 s: ranks are forked from one process
-# that has done it. A process that has looked for CUDA devices must not be forked.
+# Importing torch, DeepSpeed and megatron-core takes 8 s, so ranks are forked from one process that
+# has imported them. A process that has initialised CUDA must not be forked.
 METHOD = "spawn" if Path("/dev/nvidiactl").exists() else "forkserver"
 
 
@@ -22,8 +22,8 @@ def free_port() -> int:
 def run_ranks(function: Callable, world_size: int, *args) -> list:
     """Call `function(rank, *args)` in `world_size` processes; return their results by rank.
 
-    Every process sees the environment a launcher would give it. Raises AssertionError with the
-    first traceback where any rank fails.
+    Every process gets the environment that a launcher would set. Raises AssertionError with the
+    first traceback if a rank fails.
     """
     context = mp.get_context(METHOD)
     if METHOD == "forkserver":
@@ -59,7 +59,7 @@ def _enter(function, rank, world_size, port, results, args) -> None:
         "OMP_NUM_THREADS": "1",
     }
     try:
-        # Plain pickle: torch's own would pass tensors through files of a process that has gone.
+        # Plain pickle: torch's own passes tensors through files that vanish with this process.
         results.put((rank, pickle.dumps(function(rank, *args)), None))
-    except BaseException:  # carried to the parent, which fails the test with it
+    except BaseException:  # the parent fails the test with it
         results.put((rank, None, traceback.format_exc()))

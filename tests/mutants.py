@@ -1,6 +1,6 @@
-"""`make mutants`: take each fix away in a copy of the tree, run its test, and see that it fails.
+"""`make mutants`: remove each fix in a copy of the tree, run its test, and check that it fails.
 
-A test that passes without the fix it stands for would prove nothing.
+A test that passes without its fix proves nothing.
 """
 
 import argparse
@@ -21,7 +21,7 @@ COPIED = ("albert_ds", "tests", "ds_configs", "tools", "pyproject.toml")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mutant:
-    """A fix, the text that takes it away, and the test that must then fail."""
+    """A fix, the text that replaces it, and the test that must then fail."""
 
     trap: str
     file: str
@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         trap="states of later parameter groups that DeepSpeed never links",
         file="albert_ds/runtime/engine.py",
-        fix="    init_states(optimizer, built.pieces)\n",
+        fix="    init_states(optimizer, built.fragments)\n",
         without="",
         test="tests/test_traps.py::test_every_parameter_group_has_its_state_from_the_start",
     ),
@@ -128,6 +128,21 @@ MUTANTS = (
         fix="open_stream(config, mesh, state.samples)",
         without="open_stream(config, mesh, 0)",
         test="tests/test_layout_change.py::test_no_sample_is_repeated_and_none_is_skipped",
+    ),
+    Mutant(
+        trap="16-bit runs whose master weights start from rounded weights",
+        file="albert_ds/runtime/engine.py",
+        fix="fill_masters(built.fragments, masters)",
+        without="pass",
+        test="tests/optim/test_zero.py::test_16_bit_runs_start_from_the_fp32_weights[1-2]",
+    ),
+    Mutant(
+        trap="the norm of a long tensor summed in fp32",
+        file="albert_ds/optim/norms.py",
+        fix="flat[:whole].view(-1, ROW)",
+        without="flat[:whole].view(1, -1)",
+        test="tests/optim/test_real_sizes.py::"
+        "test_the_update_is_that_of_float64_however_a_tensor_is_cut[(4096, 4096)]",
     ),
 )
 

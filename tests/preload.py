@@ -4,7 +4,7 @@ Collectives are counted from before DeepSpeed and megatron-core take references 
 trainer itself does it.
 """
 
-from albert_ds.runtime.traffic import record_traffic
+from albert_ds.runtime.comm_counter import record_traffic
 
 TRAFFIC = record_traffic()
 

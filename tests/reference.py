@@ -1,6 +1,6 @@
-"""One process, float64, nothing of the product: Hugging Face's model and LAMB written anew.
+"""The reference for every layout: one process, float64, Hugging Face's model, LAMB written again.
 
-What every layout of the product is held against.
+It shares no code with the product.
 """
 
 import re
@@ -55,7 +55,7 @@ def reference_name(name: str) -> str:
 
 
 def build_reference(config, weights: dict[str, torch.Tensor]) -> AlbertForPreTraining:
-    """Hugging Face's model in float64 with the product's weights, whatever its sharing."""
+    """Hugging Face's model in float64 with the product's weights, for any sharing."""
     counts = {
         kind: 1 + max(int(m[1]) for n in weights if (m := re.search(rf"{kind}\.(\d+)", n)))
         for kind in ("attention", "ffn")
@@ -112,7 +112,7 @@ def reference_loss(model, samples: list[dict], *, has_pairs: bool) -> torch.Tens
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reference:
-    """What the reference gave; tensors by product name, in float64."""
+    """The results of the reference; float64 tensors by the product's names."""
 
     weights: dict[str, torch.Tensor]
     gradients: dict[str, torch.Tensor]  # of the last step, clipped

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from albert_ds.config import read_config
-from albert_ds.tasks.table import TASKS
-from albert_ds.tuning.flags import build_parser
+from albert_ds.finetuning.config import build_parser
 from tests.conftest import ROOT
 from tools.probe import build_parser as build_probe_parser
 
@@ -67,14 +66,14 @@ def test_a_recipe_asks_for_what_there_is(recipe, scale, data, tmp_path):
                 del argv[at : at + 2]
             models.append(read_config(argv, world_size=1).model)
         elif script == "albert_ds/finetune.py":
-            build_parser(TASKS).parse_args(argv)
+            build_parser().parse_args(argv)
             judged += 1
         elif script == "tools/probe.py":
             build_probe_parser().parse_args(argv)
     assert len(models) == ROWS[recipe.stem] and judged == 5 * len(models)
     if scale == "paper":
         assert max(model.hidden_size for model in models) >= 768
-    assert commands[-1][0] == "tools/paper_table.py"
+    assert commands[-1][0] == "tools/lab/paper_table.py"
     assert sum("=" in word for word in commands[-1]) == len(models)
 
 
@@ -98,7 +97,7 @@ def test_the_table_averages_as_the_paper_does(tmp_path):
     write_results(base, "glue/sst2", {"accuracy": 0.917})
     write_results(base, "race", {"accuracy": 0.685, "accuracy_high": 0.6})
     write_results(tmp_path / "part", "race", {"accuracy": 0.5})
-    command = [sys.executable, "tools/paper_table.py", "--rows"]
+    command = [sys.executable, "tools/lab/paper_table.py", "--rows"]
     command += [f"ALBERT large={base}", f"part={tmp_path / 'part'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     lines = done.stdout.splitlines()
@@ -113,8 +112,9 @@ def test_the_table_averages_as_the_paper_does(tmp_path):
             {"step": 100 * n, "step_seconds": s, "samples_per_second": speed}
             for n, s in enumerate(seconds, start=1)
         ]
+        heldout = {"step": 100 * len(seconds), "heldout_mlm_loss": 1.5}
         (folder / "run").mkdir()
-        lines = [json.dumps(record) for record in [*records, {"heldout_mlm_loss": 1.5}]]
+        lines = [json.dumps(record) for record in [*records, heldout]]
         (folder / "run" / "metrics.jsonl").write_text("\n".join(lines))
     timed = [*command, "--time", "--speedup-over", "ALBERT large", "--heldout"]
     lines = subprocess.run(timed, cwd=ROOT, capture_output=True, text=True).stdout.splitlines()

@@ -1,7 +1,7 @@
-"""Files that are not what they say: each is refused by name, and nothing in them is ever run.
+"""Damaged and hostile files: each is refused by name, and no code in them ever runs.
 
-A shard raises DamagedData (exit 3) naming shard and record, a vocabulary, index or foreign folder
-UserError (exit 2), a damaged checkpoint of ours is passed over for the one before.
+A shard raises DamagedData (code 3) that names shard and record. A vocabulary, an index or a folder
+from elsewhere raises UserError (code 2). Instead of a damaged checkpoint the one before is used.
 """
 
 import io
@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from albert_ds.config import read_config
 from albert_ds.data.shards import Shard, open_shards
 from albert_ds.errors import DamagedData, UserError
-from albert_ds.interop import read_initial_weights, read_weights
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.runtime.checkpoint import TrainState, find_newest, write_checkpoint
+from albert_ds.weights import read_initial_weights, read_weights
 from tests.conftest import train_command
 from tests.training import SMALL
 
@@ -34,7 +34,7 @@ BLOCK = 512
 
 
 class Bomb:
-    """A pickle that says on the disk that it was run."""
+    """A pickle that creates a file when it is run."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -71,7 +71,7 @@ def refused_shard(folder: Path) -> str:
 def test_a_shard_cut_at_any_byte(copy, where):
     path = first_shard(copy)
     whole = path.read_bytes()
-    used = len(whole.rstrip(b"\0"))  # a tar ends with empty blocks, which may be missing
+    used = len(whole.rstrip(b"\0"))  # the empty blocks at the end of a tar may be missing
     path.write_bytes(whole[: int(where * used)])
     try:
         refused_shard(copy)
@@ -93,7 +93,7 @@ def test_a_shard_with_any_bit_flipped_is_refused_or_reads_the_same(copy, where, 
     except DamagedData as error:
         assert str(path) in str(error)
     else:
-        # Only padding between records is nobody's: it is in no header and in no record.
+        # Only the padding between records belongs to no header and no record.
         assert whole[at] == 0 and not is_content(whole, at)
     finally:
         path.write_bytes(whole)
@@ -236,7 +236,7 @@ def test_a_checkpoint_with_any_bit_flipped_or_cut_anywhere(saved, file, where, w
 
 
 def is_same_json(one: bytes, other: bytes) -> bool:
-    """White space may become other white space."""
+    """A flipped bit may change one kind of white space into another."""
     try:
         return json.loads(one) == json.loads(other)
     except ValueError:

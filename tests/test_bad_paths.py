@@ -1,4 +1,4 @@
-"""Paths that lead nowhere and files that may not be read: code 2, one line, nothing written."""
+"""Wrong paths and files without permission: code 2, one line, nothing written."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from tests.test_bad_input import argv_of
 
 
 def lay_out(root: Path, how: str) -> dict:
-    """A path that is not what it should be; the flags that name it."""
+    """Create wrong paths of every kind; returns the flags that name the one for `how`."""
     (root / "file").write_text("text")
     (root / "folder").mkdir()
     (root / "loop").symlink_to(root / "loop")
@@ -34,7 +34,7 @@ def lay_out(root: Path, how: str) -> dict:
 
 @contextmanager
 def as_nobody():
-    """Permissions do not bind root."""
+    """Run as a user without privileges: permissions do not bind root."""
     if os.geteuid() != 0:
         yield
         return
@@ -46,7 +46,7 @@ def as_nobody():
 
 
 def run_main(command: list[str], capsys) -> str:
-    """The one line of the real `main`, which ends with 2 and leaves nothing."""
+    """Run the real `main`, which must end with 2; returns the one line it prints."""
     from albert_ds.train import main
 
     assert main(argv_of(command)) == 2
@@ -76,7 +76,7 @@ def test_wrong_paths(data, tmp_path, capsys, how):
     "what", [".", "index.json", "spiece.model", "ds.json", "run", "run/config.json", "init"]
 )
 def test_what_may_not_be_read_or_written(data, capsys, what):
-    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to others
+    with tempfile.TemporaryDirectory() as name:  # other users may not enter pytest's own folders
         root = Path(name)
         root.chmod(0o755)
         folder = shutil.copytree(data, root / "data")

@@ -49,7 +49,7 @@ def test_layers_and_lengths_share_their_graphs():
         counters.clear()
         model = AlbertForPretraining(replace(SMALL, dropout=0.1, num_layers=num_layers))
         model.albert.encoder.compile_blocks()
-        for seed, size in enumerate((6, 7, 5, 9)):  # numbers that no width has
+        for seed, size in enumerate((6, 7, 5, 9)):  # batch sizes that equal no width of the model
             batch = concatenate(random_samples(size, vocab_size=101, max_length=32, seed=seed))
             model(**batch.tensors)["mlm_loss_sum"].backward()
             counts.append(counters["stats"]["unique_graphs"])

@@ -1,4 +1,4 @@
-"""A gradient that is not finite changes nothing, on any rank; many in a row end the run."""
+"""A non-finite gradient changes nothing on any rank; many in a row end the run."""
 
 import json
 from dataclasses import asdict, replace
@@ -17,11 +17,11 @@ MODES += [("zero1_bf16.json", stage) for stage in (1, 2, 3)]
 BATCHES = [
     random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(4)
 ]
-POISON = {1: float("nan"), 2: float("inf")}  # step -> what one rank's loss is multiplied by
+POISON = {1: float("nan"), 2: float("inf")}  # step -> factor of one rank's loss
 
 
 def poison_steps(rank: int, configs):
-    """Steps good, NaN, infinite, good: what each reported on this rank and left behind."""
+    """Steps with a good, a NaN, an infinite and a good gradient: what each reported and left."""
     from albert_ds.runtime.checkpoint import gather
     from albert_ds.train import next_batch, train_step
 
@@ -71,7 +71,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all():
 
 @pytest.fixture
 def spoilt_weights(data, tmp_path):
-    """A checkpoint of `train_command`'s model with a weight whose sums overflow."""
+    """A checkpoint of `train_command`'s model with one weight so large that sums overflow."""
     from safetensors.torch import save_file
 
     from albert_ds.config import read_config
@@ -107,7 +107,7 @@ def test_a_run_that_diverges_ends_with_4_and_names_what_is_good(data, tmp_path, 
 
 
 def evaluate_leak(rank: int, data):
-    """Held-out accuracies and what was printed, for a model that always knows the order."""
+    """Messages of the held-out evaluation for a model that always, and never, knows the order."""
     import contextlib
     import io
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from albert_ds.convert import export_hf
 from albert_ds.data.vocab import Normalisation, train_vocab
 from tests.conftest import ROOT
 from tests.distributed import run_ranks
-from tests.tuning import (
+from tests.finetuning import (
     flags,
     tune_ranks,
     write_checkpoint,
@@ -25,7 +26,6 @@ from tests.tuning import (
     write_squad,
     write_stsb,
 )
-from tools.convert_hf import export_hf
 
 ZERO3 = {
     "optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": 1e-06}},
@@ -235,3 +235,32 @@ def test_every_family_is_judged(vocab, tmp_path, task):
     if task == "race":  # whose test labels are public
         assert read(tmp_path / "out")["test"].keys() == metrics
     assert (tmp_path / "out" / file).is_file()
+
+
+def tune_and_count(rank, argv):
+    """Fine-tune; returns how many engines and fp32 weights are alive after each seed's training."""
+    import weakref
+
+    from albert_ds import finetune
+
+    engines, weights, alive = [], [], []
+    start, write_predictions = finetune.start, finetune.write_predictions
+
+    def start_and_follow(*given):
+        run = start(*given)
+        engines.append(weakref.ref(run.engine.deepspeed))
+        weights.append(weakref.ref(run.engine.fragments[0].flat))
+        return run
+
+    def count_and_write(run):
+        alive.append([sum(ref() is not None for ref in refs) for refs in (engines, weights)])
+        return write_predictions(run)
+
+    finetune.start, finetune.write_predictions = start_and_follow, count_and_write
+    assert finetune.main(argv) == 0
+    return alive
+
+
+def test_each_seed_frees_its_engine(checkpoint, cola, tmp_path):
+    argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", seeds=3, steps=2, eval_every=2)
+    assert run_ranks(tune_and_count, 1, argv) == [[[0, 0]] * 3]

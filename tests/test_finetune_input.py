@@ -9,11 +9,12 @@ import pytest
 
 from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import UserError
-from albert_ds.tuning.config import read_config
-from albert_ds.tuning.run import read_start
+from albert_ds.finetuning.config import NESTED, read_config, resolve_steps
+from albert_ds.finetuning.run import read_start
+from albert_ds.run_config import as_json, check_resume
 from tests.conftest import ROOT
 from tests.distributed import run_ranks
-from tests.tuning import flags, tune_ranks, write_checkpoint, write_cola, write_mnli, write_rte
+from tests.finetuning import flags, tune_ranks, write_checkpoint, write_cola, write_mnli, write_rte
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,14 @@ REFUSED = {
     "uneven": ({"micro_batch_size": 3}, "--batch-size 8 is no multiple of --micro-batch-size 3"),
     "no task model": ({"from_task": "mnli"}, "--from-task mnli: no such folder"),
     "a file": ({"output": __file__}, "exists and is not a folder"),
-    "no patience": ({"timeout_minutes": 0}, "--timeout-minutes 0.0: must be above 0"),
+    "no patience": ({"timeout_minutes": 0}, "--timeout-minutes 0: must be above 0"),
+    "empty output": ({"output": ""}, "--output '': must be the name of a file or folder"),
+    "rate": ({"learning_rate": "nan"}, "--learning-rate nan: must be at least 0 and at most 10"),
+    "share": (
+        {"classifier_dropout": 1.5},
+        "--classifier-dropout 1.5: must be at least 0 and below",
+    ),
+    "hours": ({"max_hours": 1e300}, "--max-hours 1e+300: must be above 0 and at most 8784"),
     "heads": ({"tensor_parallel": 4}, "--tensor-parallel 4 does not divide"),
 }
 
@@ -55,6 +63,31 @@ def test_what_is_wrong_with_the_command_is_one_line(checkpoint, cola, tmp_path, 
         read_config(flags(*known.values(), **rest), world_size=1)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "o").exists()
+
+
+def test_a_setting_inside_a_field_is_named_by_its_flag(checkpoint, cola, tmp_path):
+    def resolve(**given):
+        argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", **given)
+        config, args = read_config(argv, world_size=1)
+        return resolve_steps(config, args, examples=96)
+
+    (tmp_path / "out").mkdir()
+    record = as_json(resolve())
+    (tmp_path / "out" / "config.json").write_text(json.dumps(record))
+    check_resume(resolve(max_hours=1, micro_batch_size=4, seeds=2, log_every=7), NESTED)
+    for name, value, before in (
+        ("dropout", 0.3, 0.0),
+        ("classifier_dropout", 0.2, 0.0),
+        ("sequence_length", 32, 64),
+        ("learning_rate", 0.5, 0.002),
+        ("patience", 3, None),
+        ("eval_every", 2, 1),
+    ):
+        flag = "--" + name.replace("_", "-")
+        with pytest.raises(UserError) as caught:
+            check_resume(resolve(**{name: value}), NESTED)
+        words = f"{flag} is {value}, but {tmp_path / 'out'} was started with {before};"
+        assert str(caught.value).startswith(words)
 
 
 def test_a_task_model_of_another_kind_is_refused(checkpoint, cola, text_file, tmp_path):

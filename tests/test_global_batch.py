@@ -1,7 +1,7 @@
 """The update does not depend on how the batch is cut into ranks and micro-batches.
 
-The samples differ in length, in masked tokens and in whether they have a pair label, so a loss that
-was a mean of means would differ.
+The samples differ in length, in the number of masked tokens and in having a pair label, so a mean
+over ranks of means would give another loss.
 """
 
 import pytest
@@ -17,7 +17,7 @@ BATCHES = [
 
 
 def test_any_cut_gives_the_same_update():
-    # pairs whose numbers differ between the micro-batches of a step
+    # The micro-batches of a step differ in the number of labelled pairs.
     labelled = [[s["pair_label"] >= 0 for s in samples] for samples in BATCHES]
     assert any(sum(row[:4]) != sum(row[4:]) for row in labelled)
     alone = [small_config(world_size=1, micro_batch_size=size) for size in (8, 4, 1)]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from albert_ds.errors import UserError
-from albert_ds.interop import read_initial_weights
 from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.weights import read_initial_weights
 from tests.batches import concatenate, random_samples
 from tests.distributed import run_ranks
 from tests.training import SMALL, join, small_config

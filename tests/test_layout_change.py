@@ -1,8 +1,8 @@
-"""A run may change ranks, tensor parallelism and ZeRO stage at every stop; nothing else changes.
+"""A run may change ranks, tensor parallelism and ZeRO stage at every stop; results stay.
 
-Six legs of two steps, each in fresh processes, each from the checkpoint of the one before; beside
-them one process that trains through. Both read the real stream. Dropout is off: its numbers are a
-function of (seed, step, data-parallel rank), so another number of ranks is another draw.
+Six legs of two steps, each in new processes and from the checkpoint of the leg before, are compared
+with one process that trains without a stop. Both read the real stream. Dropout is off, because its
+random numbers depend on the number of data-parallel ranks.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leg:
-    """A layout; what changes on entering it is in the comment beside it."""
+    """A layout; a comment says what changes from the leg before."""
 
     stage: int
     data_parallel: int
@@ -56,9 +56,8 @@ def config_of(leg: Leg, data: Path, vocab_size: int, output: Path):
 
 
 def run_leg(rank: int, config, num_steps: int):
-    """Continue RUN as the trainer does; losses, this rank's sample ids by step, what is held."""
-    from albert_ds.runtime.checkpoint import gather
-    from albert_ds.runtime.saver import Saver
+    """Continue RUN; returns losses, this rank's sample ids by step, tensors at start and end."""
+    from albert_ds.runtime.checkpoint import Saver, gather
     from albert_ds.train import next_batch, prepare, save, train_step
 
     device, mesh, traffic = join(config.tensor_parallel)
@@ -79,7 +78,7 @@ def run_leg(rank: int, config, num_steps: int):
 
 @pytest.fixture(scope="module")
 def legs(data, tmp_path_factory):
-    """(what `run_leg` gave on every rank of every leg, the same of one process throughout)."""
+    """Results of `run_leg` for every rank of every leg, and for one process without a stop."""
     from albert_ds.data.shards import open_shards
 
     vocab_size = open_shards(data, "train").vocab.size

@@ -7,9 +7,8 @@ import subprocess
 import pytest
 
 from albert_ds.config import read_config
-from albert_ds.model.arithmetic import count_flops, count_params
-from albert_ds.model.config import SIZES
-from albert_ds.runtime.ds_config import read_ds_config
+from albert_ds.model.config import SIZES, count_flops, count_params
+from albert_ds.runtime.deepspeed_config import read_ds_config
 from tests.conftest import ROOT
 
 RECIPES = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
@@ -110,6 +109,38 @@ def test_hours_and_bytes_in_the_header_are_those_of_the_arithmetic(name):
     assert f"{2 * parameters / 1e6:.0f} MB of bf16 weights" in text
 
 
+@pytest.mark.parametrize("name", PAPER)
+def test_predicted_hours_in_the_header_are_those_of_the_scaling_model(name):
+    from albert_ds.lab.scaling.layout import Layout
+    from albert_ds.lab.scaling.step_time import describe_gpu, predict_step
+
+    recipe = ROOT / "slurm" / f"{name}.sh"
+    text, ranks = recipe.read_text(), count_ranks(recipe)
+    steps = int(re.search(r"x ([\d,]+) steps", text)[1].replace(",", ""))
+    layout = Layout(
+        name=PAPER[name],
+        model=SIZES[PAPER[name]],
+        ranks=ranks,
+        nodes=int(sbatch_option(recipe, "nodes")),
+        micro_batch_size=32,
+        accumulation=4096 // ranks // 32,
+    )
+    taken = [predict_step(layout, describe_gpu("h100"), link=link * 1e9) for link in (25, 100, 400)]
+    if layout.nodes == 1:
+        assert "communication adds less than 1 %" in text
+        assert all(step.communication < 0.01 * step.total for step in taken)
+        return
+    stated = re.search(
+        r"# +([\d.]+) h at 25 Gb/s a node, ([\d.]+) h at 100, ([\d.]+) h at 400", text
+    )
+    assert stated, text
+    hours = [f"{step.total * steps / 3600:.1f}" for step in taken]
+    assert list(stated.groups()) == hours
+    if name == "large":
+        times = re.search(r"10 Gbit/s\n# network carries that ([\d.]+) times a second", text)[1]
+        assert times == f"{10e9 / 8 / taken[0].link_bytes:.1f}"
+
+
 def test_smoke_recipe(data, tmp_path):
     recipe = ROOT / "slurm" / "smoke.sh"
     asked = ask_recipe(recipe, data, tmp_path)["albert_ds/train.py"]
@@ -125,6 +156,48 @@ def test_bench_recipe(tmp_path):
     for tool, asked in zip((throughput_bench, comm_volume), programs.values(), strict=True):
         args = tool.build_parser().parse_args(asked)
         assert args.output.parent == tmp_path / "report" and args.models[0] == "bert-large"
+
+
+def start_recipe(name: str, folder, site: str, **environ: str) -> subprocess.CompletedProcess:
+    """Run a recipe with a site file and an srun that prints its command."""
+    (folder / "bin").mkdir()
+    for tool, body in (("srun", 'echo "$@"'), ("scontrol", "echo node1")):
+        (folder / "bin" / tool).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / "bin" / tool).chmod(0o755)
+    (folder / "site.env").write_text(site)
+    environ = {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "SITE_ENV": str(folder / "site.env"),
+        **environ,
+    }
+    command = ["bash", f"slurm/{name}.sh"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
+
+
+JOB = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node1", "SLURM_RESTART_COUNT": "20"}
+
+
+def test_the_environment_wins_over_the_site_file(tmp_path):
+    site = f"DATA=of-the-site\nRUNS={tmp_path}\nPYTHON=python-of-the-site\n"
+    done = start_recipe("smoke", tmp_path, site, DATA="typed", **JOB)
+    assert "--data typed " in done.stdout and "python-of-the-site" in done.stdout
+    assert f"--output {tmp_path}/albert-smoke " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "site", "environ", "message"),
+    [
+        ("smoke", "DATA=data", {}, "not a Slurm job: submit it with sbatch slurm/smoke.sh"),
+        ("smoke", "", JOB, "DATA is not set"),
+        ("smoke", "DATA=data\nOUTPUT=run", JOB, "sets OUTPUT, which belongs to one run"),
+        ("finetune", "", JOB, "TASK is not set"),
+        ("finetune", "", {**JOB, "TASK": "race", "TASK_DATA": "race"}, "CHECKPOINT is not set"),
+        ("shards", "DATA=data", {**JOB, "TEXT": "text/*"}, "VOCAB is not set"),
+    ],
+)
+def test_a_missing_setting_is_one_line_and_code_2(name, site, environ, message, tmp_path):
+    done = start_recipe(name, tmp_path, site, **environ)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "ds_configs").glob("*.json")), ids=lambda p: p.stem)

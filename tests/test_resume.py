@@ -1,4 +1,4 @@
-"""Killed and resumed equals uninterrupted, bit for bit; a wish to stop ends every rank alike."""
+"""A resumed run equals an uninterrupted one bit for bit; a stop request ends every rank."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.conftest import ROOT, finish, start_ranks, train_command
 
 
 def records(run: Path) -> list[dict]:
-    """metrics.jsonl less what depends on the clock."""
+    """metrics.jsonl without the keys that depend on the clock."""
     clock = ("seconds", "per_second", "wait")
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return [

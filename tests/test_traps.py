@@ -1,6 +1,6 @@
-"""What goes wrong without a word: each test here fails when its one-line fix is taken away.
+"""Faults that give no error: each test here fails when its one-line fix is removed.
 
-`make mutants` takes them away. The traps that other files hold are listed in tests/mutants.py.
+`make mutants` removes them. tests/mutants.py also lists the tests in other files.
 """
 
 import re
@@ -20,7 +20,7 @@ BATCHES = [
 
 
 def tensor_parallel_traps(rank: int):
-    """Drift after steps with dropout, and a gradient that reaches a reduction transposed."""
+    """Drift after steps with dropout, and a transposed gradient after its reduction."""
     from albert_ds.parallel.tensor import _copy_input, find_drift
     from albert_ds.train import next_batch, train_step
 
@@ -54,7 +54,7 @@ def test_a_gradient_that_is_not_contiguous_is_reduced(tensor_parallel):
 
 
 CHECKPOINTED = (
-    {"zero_optimization": {"stage": 0}},  # the yardstick, nothing checkpointed
+    {"zero_optimization": {"stage": 0}},  # the baseline, nothing checkpointed
     {"zero_optimization": {"stage": 2}},
     {"zero_optimization": {"stage": 3}},
     # Buckets smaller than the block: here the reentrant form is wrong without an error.
@@ -63,7 +63,7 @@ CHECKPOINTED = (
 
 
 def checkpointed(rank: int):
-    """Weights after three steps of each of `CHECKPOINTED`, and where they started."""
+    """Initial weights, and weights after three steps of each of `CHECKPOINTED`."""
     from albert_ds.runtime.checkpoint import gather
     from albert_ds.train import next_batch, train_step
 
@@ -90,7 +90,7 @@ def test_a_checkpointed_shared_block_is_reduced_once_and_whole():
 
 
 def start_of_training(rank: int):
-    """What DeepSpeed does to an optimizer before and in the first step."""
+    """Size of DeepSpeed's hidden step, moments before and after the first step, linked states."""
     import deepspeed
 
     from albert_ds.optim.lamb import Lamb, decay_groups

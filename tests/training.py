@@ -1,4 +1,4 @@
-"""The product's own step on several ranks, from given samples: what exactness tests run."""
+"""The product's own step on several ranks, from given samples."""
 
 import json
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import torch
 from albert_ds.config import RunConfig
 from albert_ds.data.samples import StreamConfig
 from albert_ds.model.config import SIZES, ModelConfig
-from albert_ds.runtime.ds_config import read_ds_config, resolve_ds_config
+from albert_ds.runtime.deepspeed_config import read_ds_config, resolve_ds_config
 from tests.batches import concatenate
 
 DS_CONFIGS = Path(__file__).parents[1] / "ds_configs"
@@ -84,9 +84,10 @@ def rank_batches(config: RunConfig, mesh, batches: list[list[dict]]):
 
 
 def join(tensor_parallel: int):
-    """What `main` does before it builds: returns (device, mesh, traffic)."""
+    """Join the world as `main` does; returns (device, mesh, traffic)."""
     from albert_ds.parallel.mesh import build_mesh
-    from albert_ds.runtime.launch import join_world, read_world
+    from albert_ds.runtime.environment import read_world
+    from albert_ds.runtime.rendezvous import join_world
     from tests.preload import TRAFFIC
 
     torch.set_num_threads(1)
@@ -111,7 +112,7 @@ def open_small_run(config: RunConfig, batches: list[list[dict]], device, mesh, t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """What a run over given batches gave; the tensors are logical ones, on rank 0."""
+    """The results of a run over given batches; the tensors are logical ones, on rank 0."""
 
     initial: dict[str, torch.Tensor]
     weights: dict[str, torch.Tensor]

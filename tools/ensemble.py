@@ -1,30 +1,32 @@
-"""Several fine-tuned models as one: their outputs averaged, scored and written as those of a model.
+"""Average the outputs of several fine-tuned models; score and write them like those of one model.
 
-Logits are averaged for classes, scores and options, and the start and end logits of every token for
-SQuAD 1.1. SQuAD 2.0's models each propose spans of their own: a span's probability is averaged, 0
-where a model did not propose it, and so is the logit of there being no answer.
+For classes, scores and options it averages the logits; for SQuAD 1.1 the start and end logits of
+every token. Each model of SQuAD 2.0 proposes its own spans: there it averages the probability of a
+span, 0 where a model did not propose it, and the logit of "no answer".
 
 python tools/ensemble.py --members DIR DIR [DIR ...] --output ENSEMBLE
 """
 
+from __future__ import annotations
+
 import json
-import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
+from albert_ds import cli
+from albert_ds.errors import UserError
+from albert_ds.json_files import check, read_json
+from albert_ds.tasks.recipes import RECIPES, Lengths
 
-from albert_ds.errors import ENDINGS, UserError
-from albert_ds.flags import Parser
-from albert_ds.interop import read_json
-from albert_ds.runtime.ending import say
-from albert_ds.tasks.features import Split
-from albert_ds.tasks.recipes import Lengths
-from albert_ds.tasks.table import TASKS
+if TYPE_CHECKING:
+    import numpy as np
+
+    from albert_ds.tasks.features import Split
 
 
-def build_parser() -> Parser:
-    parser = Parser(prog="tools/ensemble.py", description=__doc__.splitlines()[0])
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(prog="tools/ensemble.py", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add(
         "--members",
@@ -32,22 +34,27 @@ def build_parser() -> Parser:
         nargs="+",
         required=True,
         metavar="DIR",
-        help="folders that finetune.py has left, of one task; a folder of seeds is all of them",
+        help="folders written by finetune.py for one task; a folder of several seeds stands for "
+        "all of them",
     )
-    add("--output", type=Path, required=True, metavar="DIR", help="folder to write")
+    add("--output", type=Path, required=True, metavar="DIR", help="folder for the results")
     return parser
 
 
 def combine(folders: list[Path], output: Path) -> dict:
-    """Average the members, score, write; returns what results.json then holds."""
-    from albert_ds.tuning.judge import read_outputs, write_results
+    """Average the members, score them and write the results; returns those of results.json."""
+    from albert_ds.finetuning.results import read_outputs, write_results
 
     members = [seed for folder in folders for seed in sorted(folder.glob("seed-*")) or [folder]]
     configs = [read_json(member / "config.json") for member in members]
     tasks = sorted({str(config.get("task")) for config in configs})
-    if len(tasks) != 1 or tasks[0] not in TASKS:
-        raise UserError(f"--members: of {', '.join(tasks)}; must be fine-tuned on one task")
+    if len(tasks) != 1 or tasks[0] not in RECIPES:
+        raise UserError(
+            f"--members: they are of {', '.join(tasks)}; must be fine-tuned on one task"
+        )
     task = tasks[0]
+    schema = {"features": dict, "cache": str, "data": str, "lengths": dict}
+    check(configs[0], schema, str(members[0] / "config.json"))
     splits, outputs = {}, {}
     for name in configs[0]["features"]:
         if name == "train":
@@ -59,9 +66,16 @@ def combine(folders: list[Path], output: Path) -> dict:
     output.mkdir(parents=True, exist_ok=True)
     about = {
         "members": [str(member) for member in members],
-        "alone": [read_json(member / "results.json")["dev"] for member in members],
+        "alone": [_read_own(member / "results.json") for member in members],
     }
     return write_results(output, task, splits, outputs, about)
+
+
+def _read_own(path: Path) -> dict:
+    """A member's own metrics."""
+    found = read_json(path)
+    check(found, {"dev": dict}, str(path))
+    return found["dev"]
 
 
 def _require_same(members: list[Path], keys: list[str], split: str, task: str) -> None:
@@ -74,7 +88,7 @@ def _require_same(members: list[Path], keys: list[str], split: str, task: str) -
 
 
 def _open_split(config: dict, name: str) -> Split:
-    from albert_ds.tasks.cache import read_features
+    from albert_ds.tasks.features import Split, read_features
 
     path = Path(config["cache"]) / f"{config['features'][name]}.safetensors"
     if not path.is_file():
@@ -86,7 +100,9 @@ def _open_split(config: dict, name: str) -> Split:
 
 
 def average(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The mean of every output; of proposed spans the mean probability."""
+    """The mean of every output; for proposed spans the mean probability."""
+    import numpy as np
+
     if "start_index" not in members[0]:
         return {name: np.mean([m[name] for m in members], axis=0) for name in members[0]}
     impossible = np.mean([member["impossible"] for member in members], axis=0)
@@ -94,10 +110,12 @@ def average(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def average_spans(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Spans [F, K, 1] that any member proposes, with the log of their mean probability.
+    """Spans [F, K, 1] that any member proposes, with the logarithm of their mean probability.
 
-    In the conditional head's form: K starts, each with one end, whose score is 0.
+    They have the form of the conditional head: K starts, each with one end, whose score is 0.
     """
+    import numpy as np
+
     rows = len(members[0]["start_index"])
     merged: list[dict] = []
     for row in range(rows):
@@ -127,16 +145,11 @@ def average_spans(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]
     }
 
 
-def main(argv: list[str] | None = None) -> int:
-    try:
-        args = build_parser().parse_args(argv)
-        results = combine(args.members, args.output)
-    except ENDINGS as ending:
-        say(str(ending))
-        return ending.code
+def main(argv: list[str]) -> None:
+    args = build_parser().parse_args(argv)
+    results = combine(args.members, args.output)
     print(json.dumps({"dev": results["dev"], "alone": results["alone"]}, indent=1))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

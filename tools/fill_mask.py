@@ -1,29 +1,33 @@
-"""Fill the [MASK]s of sentences with a pretrained model's most likely pieces.
+"""Fill each [MASK] of a sentence with the pieces that a pretrained model finds most likely.
 
 python tools/fill_mask.py --checkpoint RUN_OR_HF "A list is a [MASK] of items."
 """
 
-import sys
 from pathlib import Path
 
-from albert_ds.errors import ENDINGS, UserError
-from albert_ds.flags import Parser
+from albert_ds import cli
+from albert_ds.errors import UserError
 
 MASK_WORD = "[MASK]"
 
 
 def fill_masks(checkpoint: Path, sentences: list[str], top: int) -> list[list[list]]:
-    """For each sentence and each of its masks the `top` (piece, probability), best first."""
+    """For each sentence and each of its masks the `top` pairs (piece, probability), best first."""
     import torch
 
-    from albert_ds.data.vocab import MASK, read_vocab
-    from albert_ds.interop import locate, read_weights
+    from albert_ds.data.vocab import MASK
     from albert_ds.model.albert import AlbertForPretraining
+    from albert_ds.weights import read_model_vocab, read_weights
 
     config, weights = read_weights(checkpoint)
-    vocab = read_vocab(locate(checkpoint)[0] / "spiece.model")
-    if not 1 <= top <= config.vocab_size:
-        raise UserError(f"--top {top}: must be from 1 to the vocabulary's {config.vocab_size}")
+    vocab = read_model_vocab(checkpoint)
+    if vocab.size != config.vocab_size:
+        raise UserError(
+            f"--checkpoint {checkpoint}: its vocabulary has {vocab.size} pieces, its model's "
+            f"vocab_size is {config.vocab_size}; they must be the same"
+        )
+    if top > config.vocab_size:
+        raise UserError(f"--top {top}: must be at most {config.vocab_size}, the vocabulary's size")
     with torch.device("meta"):
         model = AlbertForPretraining(config)
     model.load_state_dict(weights, assign=True)
@@ -50,7 +54,7 @@ def fill_masks(checkpoint: Path, sentences: list[str], top: int) -> list[list[li
 
 
 def encode(vocab, sentence: str, limit: int) -> list[int]:
-    """[CLS] sentence [SEP] as ids, each [MASK] one id; the ids of Hugging Face's tokenizer."""
+    """[CLS] sentence [SEP] as ids, one id for each [MASK], as Hugging Face's tokenizer does."""
     from albert_ds.data.vocab import CLS, MASK, SEP
 
     if MASK_WORD not in sentence:
@@ -64,25 +68,30 @@ def encode(vocab, sentence: str, limit: int) -> list[int]:
     return ids
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(prog="tools/fill_mask.py", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--checkpoint", required=True, type=Path, metavar="RUN_OR_HF", help="run or HF folder")
-    add("--top", type=int, default=3, metavar="N", help="pieces a mask (default: %(default)s)")
-    add("sentences", nargs="+", metavar="SENTENCE", help=f"text with {MASK_WORD} where to fill")
-    try:
-        args = parser.parse_args(argv)
-        filled = fill_masks(args.checkpoint, args.sentences, args.top)
-    except ENDINGS as ending:
-        print(ending, file=sys.stderr)
-        return ending.code
+    add(
+        "--checkpoint",
+        required=True,
+        type=Path,
+        metavar="RUN_OR_HF",
+        help="pretraining run, checkpoint or Hugging Face folder",
+    )
+    add("--top", type=cli.positive, default=3, metavar="PIECES", help="pieces to show for a mask")
+    add("sentences", nargs="+", metavar="SENTENCE", help=f"text with one {MASK_WORD} or more")
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    args = build_parser().parse_args(argv)
+    filled = fill_masks(args.checkpoint, args.sentences, args.top)
     for sentence, masks in zip(args.sentences, filled, strict=True):
         print(sentence)
         for best in masks:
             words = (f"{piece.replace(chr(0x2581), ' ').strip()} {p:.0%}" for piece, p in best)
             print("   " + ", ".join(words))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

@@ -1,23 +1,20 @@
 #!/usr/bin/env python
-"""Look at a built set before training on it for a month: samples as text, statistics, a picture.
+"""Look at a built set before training on it: samples as text, statistics, a picture.
 
-Samples are drawn just as training draws them. In the text, {fox=>[MASK]} is a token to be predicted
-and what the model sees in its place; {fox} one that it sees as it is.
+Samples are drawn just as training draws them. In the text, {fox=>[MASK]} is a token to predict and
+what the model sees in its place; {fox} is a token to predict that the model sees unchanged.
 """
 
-import argparse
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from albert_ds.data.samples import MicroBatch, StreamConfig
-from albert_ds.data.segments import OBJECTIVES
-from albert_ds.errors import ENDINGS, UserError
-from albert_ds.flags import Parser
+from albert_ds import cli
+from albert_ds.data.samples import Sample
+from albert_ds.data.stream_config import StreamConfig
+from albert_ds.data.vocab import MASK
 
 LABELS = {
     "sop": {0: "in order", 1: "swapped"},
@@ -26,52 +23,43 @@ LABELS = {
 }
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add("--data", required=True, metavar="DATA", help="folder made by build_shards.py")
-    add("--split", choices=("train", "heldout"), default="train", help="which of the two (train)")
-    add("--show", type=int, default=2, help="samples to print as text (2)")
-    add("--count", type=int, default=2000, help="samples to count (2000)")
-    add("--picture", type=Path, metavar="PNG", help="where to draw the distributions")
-    add("--objective", choices=OBJECTIVES, default="sop", help="as in training (sop)")
-    add("--sequence-length", type=int, help="as in training (the set's own)")
-    add("--masked-fraction", type=float, default=0.15, help="as in training (0.15)")
-    add("--max-predictions", type=int, help="as in training (no limit)")
-    add("--max-ngram", type=int, default=3, help="as in training (3)")
-    add("--seed", type=int, default=0, help="as in training (0)")
+    add("--split", choices=("train", "heldout"), default="train", help="which split to look at")
+    add("--show", type=cli.natural, default=2, metavar="SAMPLES", help="samples to print as text")
+    add("--count", type=cli.positive, default=2000, metavar="SAMPLES", help="samples to count")
+    add("--picture", type=cli.new_file, metavar="PNG", help="file to draw the distributions into")
+    cli.add_flags(parser, StreamConfig)
     return parser
 
 
-def main() -> None:
-    args = build_parser().parse_args()
-    from albert_ds.data.shards import open_shards
+def main(argv: list[str]) -> None:
+    args = build_parser().parse_args(argv)
+    from albert_ds.data.shards import open_shards, read_index
     from albert_ds.data.stream import MicroBatchReader
 
     source = open_shards(args.data, args.split)
-    config = StreamConfig(
-        objective=args.objective,
-        sequence_length=args.sequence_length or source.sequence_length,
-        masked_fraction=args.masked_fraction,
-        max_predictions=args.max_predictions,
-        max_ngram=args.max_ngram,
-        seed=args.seed,
-    )
+    typed = {name: getattr(args, name) for name in cli.flags_of(StreamConfig)}
+    typed["sequence_length"] = args.sequence_length or source.sequence_length
+    typed["word_boundaries"] = args.word_boundaries or "scripts"
+    config = StreamConfig(**typed)
     reader = MicroBatchReader([source], None, config)
     count = min(args.count, int(source.sizes.sum()))
-    if count < 1 or args.show < 0:
-        raise UserError(f"--count {args.count} --show {args.show}: must be at least 1 and 0")
-    seen = Seen(starts=reader.word_starts.tolist())
+    seen = Seen()
     for position in range(count):
-        sample = read_sample(reader.read(range(position, position + 1)))
+        sample = as_drawn(reader.draw(position))
         if position < args.show:
             print(f"sample {position}: {len(sample.ids)} tokens, ", end="")
             print(LABELS[config.objective].get(sample.pair_label, "no pair"))
-            print_text(sample, source.vocab.pieces)
+            print_text(sample, source.vocab.pieces, segmented=source.segmented)
         seen.add(sample)
     print_statistics(seen, count, config, source.vocab.pieces)
+    index = read_index(args.data)
+    print_text_figures(index)
     if args.picture:
-        draw_distributions(seen, config, args.picture)
+        draw_distributions(seen, config, unknown_share(index), args.picture)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,26 +70,25 @@ class Drawn:
     first: int  # tokens of [CLS] A [SEP]
     labels: dict[int, int]  # masked position -> what stood there
     pair_label: int
-    set_aside: int  # stored tokens that a short draw left out
+    truncated_tokens: int  # stored tokens that a short draw left out
+    starts: list[bool]  # whether each token starts a word
 
 
-def read_sample(batch: MicroBatch) -> Drawn:
-    tensors: dict[str, Any] = batch.tensors
-    positions, labels = (tensors[f"masked_{name}"].tolist() for name in ("positions", "labels"))
+def as_drawn(sample: Sample) -> Drawn:
     return Drawn(
-        ids=tensors["input_ids"].tolist(),
-        first=tensors["token_type_ids"].tolist().count(0),
-        labels=dict(zip(positions, labels, strict=True)),
-        pair_label=int(tensors["pair_labels"][0]),
-        set_aside=batch.set_aside,
+        ids=sample.ids.tolist(),
+        first=sample.first,
+        labels=dict(zip(sample.positions.tolist(), sample.labels.tolist(), strict=True)),
+        pair_label=sample.pair_label,
+        truncated_tokens=sample.available - sample.used,
+        starts=sample.starts.tolist(),
     )
 
 
 @dataclass(kw_only=True, slots=True)
 class Seen:
-    """What has been counted over all samples."""
+    """Counts over all samples."""
 
-    starts: list[bool]  # of each piece, whether it starts a word
     lengths: list[int] = field(default_factory=list)
     first_lengths: list[int] = field(default_factory=list)
     masked_shares: list[float] = field(default_factory=list)
@@ -109,23 +96,21 @@ class Seen:
     replaced: Counter[str] = field(default_factory=Counter)
     pair_labels: Counter[int] = field(default_factory=Counter)
     ids: Counter[int] = field(default_factory=Counter)  # before masking
-    set_aside: int = 0
+    truncated_tokens: int = 0
 
     def add(self, sample: Drawn) -> None:
-        from albert_ds.data.vocab import MASK
-
         whole = [sample.labels.get(i, token) for i, token in enumerate(sample.ids)]
         self.lengths.append(len(whole))
         self.first_lengths.append(sample.first)
         self.masked_shares.append(len(sample.labels) / len(whole))
         self.pair_labels[sample.pair_label] += 1
         self.ids.update(whole)
-        self.set_aside += sample.set_aside
+        self.truncated_tokens += sample.truncated_tokens
         for position, label in sample.labels.items():
             shown = sample.ids[position]
             kind = "[MASK]" if shown == MASK else "kept" if shown == label else "another piece"
             self.replaced[kind] += 1
-        self.runs.update(count_runs(sample.labels, [self.starts[token] for token in whole]))
+        self.runs.update(count_runs(sample.labels, sample.starts))
 
 
 def count_runs(masked: dict[int, int], starts: list[bool]) -> Iterator[int]:
@@ -139,13 +124,15 @@ def count_runs(masked: dict[int, int], starts: list[bool]) -> Iterator[int]:
             words = 0
 
 
-def print_text(sample: Drawn, pieces: list[str]) -> None:
+def print_text(sample: Drawn, pieces: list[str], *, segmented: bool) -> None:
+    """A segmented set has a space before each of its words."""
     for name, begin, end in (("A", 0, sample.first), ("B", sample.first, len(sample.ids))):
         text = ""
         for i in range(begin, end):
             piece = pieces[sample.labels.get(i, sample.ids[i])]
-            # The word mark becomes a space, but where it is a piece by itself.
+            # The word mark becomes a space, except where it is a whole piece.
             space, bare = (" ", piece[1:] or piece) if piece[0] == "\u2581" else ("", piece)
+            space = " " if segmented and sample.starts[i] else space
             if i in sample.labels:
                 shown = pieces[sample.ids[i]]
                 bare = f"{{{bare}}}" if shown == piece else f"{{{bare}=>{shown}}}"
@@ -163,7 +150,8 @@ def print_statistics(seen: Seen, count: int, config: StreamConfig, pieces: list[
     print(f"{count:,} samples, {tokens:,} tokens")
     print(f"fill: {tokens / room:.1%} of {config.sequence_length} (no row is ever padded)")
     print(
-        f"set aside by short draws: {seen.set_aside / (tokens + seen.set_aside):.1%} of the tokens"
+        f"truncated by short draws: "
+        f"{seen.truncated_tokens / (tokens + seen.truncated_tokens):.1%} of the tokens"
     )
     for name, values in (("length", seen.lengths), ("[CLS] A [SEP]", seen.first_lengths)):
         spread = f"{min(values)} / {statistics.median(values):.0f} / {max(values)}"
@@ -186,14 +174,44 @@ def print_statistics(seen: Seen, count: int, config: StreamConfig, pieces: list[
     print(f"pieces that occur: {len(seen.ids):,} of {len(pieces):,}")
 
 
+def unknown_share(index: dict) -> float:
+    return index["counts"]["unknown_tokens"] / max(1, index["counts"]["tokens"])
+
+
+def print_text_figures(index: dict) -> None:
+    """What index.json says about the text; sets of earlier versions say less."""
+    counts = index["counts"]
+    print(f"unknown: {unknown_share(index):.4%} of the tokens of the set")
+    print(
+        f"sequences with one sentence: {counts['one_sentence_sequences']:,} of "
+        f"{counts['sequences']:,}"
+    )
+    text = index.get("text")
+    if text is None:
+        print("normalisation: not recorded; built by an earlier version")
+        return
+    characters, words = max(1, text["characters"]), max(1, text["words"])
+    examples = "".join(f"; {example}" for example in text["merged_examples"])
+    print(f"language {index['language']}, most letters {text['script']}")
+    print(
+        f"normalisation {index['form']}: "
+        f"{text['changed_characters'] / characters:.2%} of the characters changed, "
+        f"{text['lower_cased_characters'] / characters:.2%} lower-cased"
+    )
+    print(
+        f"words that became equal: {text['merged_words'] / words:.2%}, by lower case alone "
+        f"{text['case_merged_words'] / words:.2%}{examples}"
+    )
+
+
 def shares(counts: Counter) -> str:
     total = counts.total()
     ranked = sorted(counts.items(), key=lambda item: (str(type(item[0])), item[0]))
     return ", ".join(f"{name} {number / total:.1%}" for name, number in ranked)
 
 
-def draw_distributions(seen: Seen, config: StreamConfig, path: Path) -> None:
-    """Lengths, masked share, words of a masked stretch, and how frequent the pieces are."""
+def draw_distributions(seen: Seen, config: StreamConfig, unknown: float, path: Path) -> None:
+    """Lengths, masked share, words of a masked stretch, and the frequency of each piece."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -208,14 +226,11 @@ def draw_distributions(seen: Seen, config: StreamConfig, path: Path) -> None:
     axes[2].set(xlabel="words of a masked stretch", ylabel="stretches", yscale="log")
     frequencies = sorted(seen.ids.values(), reverse=True)
     axes[3].loglog(range(1, len(frequencies) + 1), frequencies, color="0.2")
-    axes[3].set(xlabel="rank of the piece", ylabel="occurrences")
+    title = f"unknown tokens: {unknown:.3%}"
+    axes[3].set(xlabel="rank of the piece", ylabel="occurrences", title=title)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ENDINGS as ending:
-        print(f"inspect_shards: {ending}", file=sys.stderr)
-        sys.exit(ending.code)
+    cli.run(main)

@@ -1,65 +1,82 @@
-"""Accuracy of a checkpoint on held-out shards: masked words, order of segments, next segments.
+"""Accuracy of a checkpoint on held-out shards: masked tokens, sentence order, next sentence.
 
-Whatever it was pretrained for: where a model never had the two-way head of a sentence task, that
-head alone is trained, on pairs of the training shards (Table 5). Beside the shares stands what
-needs no model, the token that is masked most often and a coin; each has its 95 % confidence
-interval (Wilson). --similarity measures how far every layer moves its input (Figure 1).
+A model that was pretrained without one of the sentence tasks has no head for it; the tool then
+trains that head alone, on pairs of the training shards (Table 5 of the paper). For comparison it
+prints two baselines that need no model: the token that is masked most often, and a coin. Every
+share has its 95 % confidence interval (Wilson). --similarity measures the L2 distance and the angle
+between the input and the output of every layer instead (Figure 1).
 
 python tools/probe.py --checkpoint RUN_OR_HF --data DATA
 python tools/probe.py --checkpoint ALBERT --against BERT --data DATA --similarity --output FILE
 python tools/plots.py layers --input FILE --output FILE.png
 """
 
-import argparse
 import json
-import sys
 from pathlib import Path
+from typing import Any
 
-from albert_ds.errors import ENDINGS, UserError
-from albert_ds.flags import Parser, natural, positive
-from albert_ds.runtime.ending import say
+from albert_ds import cli
+from albert_ds.errors import UserError
+from albert_ds.files import write_file
 
 TASKS = {"sop": "SOP", "nsp": "NSP"}
 
 
-def build_parser() -> Parser:
-    parser = Parser(
-        prog="tools/probe.py",
-        description=__doc__.splitlines()[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(prog="tools/probe.py", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--checkpoint", type=Path, required=True, metavar="RUN_OR_HF", help="run or HF folder")
-    add("--data", type=Path, required=True, help="built folder with held-out shards")
-    add("--samples", type=positive, default=4096, help="held-out samples at most")
-    add("--head-samples", type=positive, default=8192, help="training samples for a missing head")
-    add("--micro-batch-size", type=positive, default=8, help="samples a pass")
+    add(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="RUN_OR_HF",
+        help="pretraining run, checkpoint or Hugging Face folder",
+    )
+    add("--data", type=Path, required=True, metavar="DATA", help="folder with held-out shards")
+    count: dict[str, Any] = {"type": cli.positive, "metavar": "SAMPLES"}
+    add("--samples", default=4096, help="largest number of held-out samples", **count)
+    add("--head-samples", default=8192, help="training samples for a missing head", **count)
+    add("--micro-batch-size", default=8, help="samples of one forward pass", **count)
     add(
         "--sequence-length",
-        type=positive,
-        help="longest sequence (default: as built, or pretrained)",
+        type=cli.positive,
+        metavar="TOKENS",
+        help="longest sequence (default: that of the shards or of the model, the smaller)",
     )
-    add("--seed", type=natural, default=0, help="of masks and swaps")
-    add("--output", type=Path, help="JSON with the same numbers")
-    add("--similarity", action="store_true", help="L2 distance and angle of each layer instead")
-    add("--against", type=Path, nargs="+", default=[], help="checkpoints to measure beside it")
-    add("--labels", nargs="+", help="names of the models (default: the folders')")
+    add("--seed", type=cli.natural, default=0, metavar="N", help="seed of masks and swaps")
+    add("--output", type=cli.new_file, metavar="FILE", help="JSON file for the same numbers")
+    add("--similarity", action="store_true", help="measure every layer instead (Figure 1)")
+    add(
+        "--against",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RUN_OR_HF",
+        help="further checkpoints to measure with --similarity (default: none)",
+    )
+    add(
+        "--labels",
+        nargs="+",
+        metavar="NAME",
+        help="names of the models for --similarity (default: those of their folders)",
+    )
     return parser
 
 
-def open_model(checkpoint: Path, vocab_size: int, data: Path, device):
-    """A checkpoint's model on `device`; UserError where its vocabulary is not that of the data."""
+def open_model(checkpoint: Path, vocab, data: Path, device):
+    """A checkpoint's model on `device`; UserError where its vocabulary differs from the data's."""
     import torch
 
-    from albert_ds.interop import read_weights
     from albert_ds.model.albert import AlbertForPretraining
+    from albert_ds.weights import check_vocab, read_weights
 
     config, weights = read_weights(checkpoint)
-    if vocab_size != config.vocab_size:
+    if vocab.size != config.vocab_size:
         raise UserError(
-            f"--data {data}: its vocabulary has {vocab_size} pieces, that of {checkpoint} "
+            f"--data {data}: its vocabulary has {vocab.size} pieces, that of {checkpoint} "
             f"{config.vocab_size}; they must be the same"
         )
+    check_vocab(checkpoint, vocab, str(checkpoint))
     with torch.device("meta"):
         model = AlbertForPretraining(config)
     model.load_state_dict(weights, assign=True)
@@ -67,18 +84,19 @@ def open_model(checkpoint: Path, vocab_size: int, data: Path, device):
 
 
 def find_objective(checkpoint: Path, has_head: bool) -> str:
-    """What a checkpoint's two-way head was trained for; of a Hugging Face folder: ALBERT's SOP."""
-    from albert_ds.interop import locate, read_json
+    """The objective of a checkpoint's two-way head; ALBERT's SOP for a Hugging Face folder."""
+    from albert_ds.json_files import read_json
+    from albert_ds.weights import find_weights
 
-    config = read_json(locate(checkpoint)[0] / "config.json")
+    config = read_json(find_weights(checkpoint)[0] / "config.json")
     objective = config.get("stream", {}).get("objective", "sop")
     return objective if has_head else "none"
 
 
 def draw_batches(args, source, objective: str, samples: int, longest: int) -> list:
-    """The first samples of a split as `objective` draws them, the same at every call."""
-    from albert_ds.data.samples import StreamConfig
+    """The first samples of a split, drawn for `objective`; every call draws the same ones."""
     from albert_ds.data.stream import heldout_batches
+    from albert_ds.data.stream_config import StreamConfig
 
     length = min(source.sequence_length, longest, args.sequence_length or longest)
     return list(
@@ -94,16 +112,16 @@ def draw_batches(args, source, objective: str, samples: int, longest: int) -> li
 
 
 def probe(args, device) -> dict:
-    """Held-out accuracies with their baselines, as plain numbers."""
+    """Held-out accuracies and their baselines."""
     import torch
 
     from albert_ds.data.shards import open_shards
+    from albert_ds.evals.frozen import encode_pairs, train_head
     from albert_ds.evals.heldout import evaluate
-    from albert_ds.evals.sentence_pairs import encode_pairs, train_head
     from albert_ds.parallel.mesh import build_mesh
 
     source = open_shards(args.data, "heldout")
-    model = open_model(args.checkpoint, source.vocab.size, args.data, device)
+    model = open_model(args.checkpoint, source.vocab, args.data, device)
     longest = model.config.max_position_embeddings
     own = find_objective(args.checkpoint, model.config.pair_head)
     batches = draw_batches(args, source, own, args.samples, longest)
@@ -114,9 +132,17 @@ def probe(args, device) -> dict:
         )
         shards = open_shards(args.data, "train")
         train = draw_batches(args, shards, task, args.head_samples, longest)
-        right = train_head(*encode_pairs(model, train, device), held) == labels
-        values[f"heldout_{task}_accuracy"] = float(right.mean())
+        features, known = encode_pairs(model, train, device)
         values[f"heldout_{task}_pairs"] = len(labels)
+        if not len(labels) or len({*known.tolist()}) < 2:
+            cli.log_line(
+                f"{task} accuracy is not measured: its head needs training pairs of both labels "
+                f"and held-out pairs; {len(known)} and {len(labels)} could be made of {args.data}"
+            )
+            continue
+        values[f"heldout_{task}_accuracy"] = float(
+            (train_head(features, known, held) == labels).mean()
+        )
     masked = torch.cat([torch.as_tensor(b.tensors["masked_labels"]) for b in batches])
     frequent = masked.mode().values
     return {
@@ -135,11 +161,12 @@ def as_table(values: dict) -> str:
     ]
     for task, name in TASKS.items():
         count = values.get(f"heldout_{task}_pairs", values["heldout_pairs"])
+        accuracy = values.get(f"heldout_{task}_accuracy")
         label = f"{name} accuracy"
         if task != values["objective"]:
             label += ", only its head trained"
-        if count:
-            rows.append((label, values[f"heldout_{task}_accuracy"], count))
+        if count and accuracy is not None:
+            rows.append((label, accuracy, count))
     rows.append(("a coin", 0.5, None))
     lines = ["| held out | share | 95 % interval | of |", "| --- | --- | --- | --- |"]
     for name, share, count in rows:
@@ -157,9 +184,9 @@ def interval(share: float, count: int) -> tuple[float, float]:
 
 
 def compare_layers(args, device) -> dict:
-    """Figure 1's numbers of every checkpoint, by its label, on the same held-out samples."""
+    """The numbers of Figure 1 by label, for every checkpoint on the same held-out samples."""
     from albert_ds.data.shards import open_shards
-    from albert_ds.evals.similarity import measure_similarity
+    from albert_ds.evals.frozen import measure_similarity
 
     checkpoints = [args.checkpoint, *args.against]
     labels = args.labels or [checkpoint.name for checkpoint in checkpoints]
@@ -167,7 +194,7 @@ def compare_layers(args, device) -> dict:
         raise UserError(f"--labels {' '.join(labels)}: must be {len(checkpoints)} different names")
     source, found = open_shards(args.data, "heldout"), {}
     for label, checkpoint in zip(labels, checkpoints, strict=True):
-        model = open_model(checkpoint, source.vocab.size, args.data, device)
+        model = open_model(checkpoint, source.vocab, args.data, device)
         longest = model.config.max_position_embeddings
         batches = draw_batches(args, source, "none", args.samples, longest)
         measured = measure_similarity(model, batches, device)
@@ -175,23 +202,20 @@ def compare_layers(args, device) -> dict:
     return {"models": found}
 
 
-def main(argv: list[str] | None = None) -> int:
-    try:
-        args = build_parser().parse_args(argv)
-        if (args.against or args.labels) and not args.similarity:
-            raise UserError("--against and --labels: belong to --similarity")
-        from albert_ds.runtime.launch import join_world, read_world
+def main(argv: list[str]) -> None:
+    args = build_parser().parse_args(argv)
+    if (args.against or args.labels) and not args.similarity:
+        raise UserError("--against and --labels: allowed only with --similarity")
+    from albert_ds.runtime.environment import read_world
+    from albert_ds.runtime.rendezvous import join_world
 
-        device = join_world(read_world())
-        values = compare_layers(args, device) if args.similarity else probe(args, device)
-        print(json.dumps(values, indent=1) if args.similarity else as_table(values))
-        if args.output:
-            args.output.write_text(json.dumps(values, indent=1) + "\n")
-    except ENDINGS as ending:
-        say(str(ending))
-        return ending.code
-    return 0
+    device = join_world(read_world())
+    values = compare_layers(args, device) if args.similarity else probe(args, device)
+    content = json.dumps(values, indent=1)
+    print(content if args.similarity else as_table(values))
+    if args.output:
+        write_file(args.output, content + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

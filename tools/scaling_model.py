@@ -1,147 +1,163 @@
 #!/usr/bin/env python
-"""A model of the optimizer step: what it takes on clusters that nobody has at hand.
+"""Predict the time and memory of an optimizer step on clusters of GPUs.
 
-    fit      constants of a machine from throughput_bench.py's reports, and their error on a whole
-             model, a link speed and a number of ranks that the fit has not seen
-    predict  steps on 8 to 4,096 GPUs at any link speed, BERT beside ALBERT
-    plan     the layout for a model and a cluster: memory, samples/s, hours, bytes
-    plot     the picture of what `predict --output` wrote
-
-tools/scaling_model.py fit --input bench.json --hold-out model=albert-large,link=100mbit,ranks=4 \\
-    --output constants.json
-tools/scaling_model.py predict --models bert-large albert-large --output predictions.json
-tools/scaling_model.py plan --model albert-xxlarge --gpus 64 --gpu-memory 80 --link 100 \\
-    --steps 125000
+Example: tools/scaling_model.py plan --model albert-xxlarge --gpus 64 --gpu-memory 80 --link 100
+--steps 125000. The picture of what `predict --output` writes is drawn by tools/plots.py scaling.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from albert_ds.errors import ENDINGS, UserError
-from albert_ds.flags import Parser, positive
-from albert_ds.model.config import SIZES
-from albert_ds.runtime.ending import say
-from albert_ds.scaling.cells import KEYS, read_cells
-from albert_ds.scaling.fit import check, divide, fit_machine, read_hold_out, summarise
-from albert_ds.scaling.hardware import GPUS, LAUNCH_SECONDS, MFU, describe_gpu
-from albert_ds.scaling.plan import Plan, find_layouts, find_plans
-from albert_ds.scaling.report import (
+from albert_ds import cli
+from albert_ds.cli import Number, Parser, positive
+from albert_ds.errors import UserError
+from albert_ds.files import write_file
+from albert_ds.json_files import check as check_json
+from albert_ds.json_files import read_json
+from albert_ds.lab.scaling.fit import (
+    KEYS,
+    check,
+    divide,
+    fit_machine,
+    read_cells,
+    read_hold_out,
+    summarise,
+)
+from albert_ds.lab.scaling.planner import (
+    Plan,
+    Recipe,
+    find_layouts,
+    find_plans,
+    largest_batch,
+    predict_grid,
+)
+from albert_ds.lab.scaling.report import (
     batches_as_table,
     checks_as_table,
     plan_as_text,
     predictions_as_table,
 )
-from albert_ds.scaling.sweep import Recipe, largest_batch, predict_grid
+from albert_ds.lab.scaling.step_time import GPUS, LAUNCH_SECONDS, MFU, describe_gpu
+from albert_ds.model.config import SIZES
 
-NODES = 64  # where `predict` asks up to what batch a speed-up lasts; twice as many change 1 %
+NODES = 64  # for `largest_batch`; twice as many nodes change its results by 1 %
 CONSTANTS = Path(__file__).parents[1] / "docs/raw/scaling_constants.json"
 
 
 def build_parser() -> Parser:
-    parser = Parser(
-        prog="tools/scaling_model.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="tools/scaling_model.py", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
-
-    def command(name: str, meaning: str) -> Parser:
-        return commands.add_parser(
-            name,
-            help=meaning,
-            description=meaning,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-            allow_abbrev=False,
-        )
-
-    _add_fit(command("fit", "constants of a machine, and their error on what was held back"))
-    _add_predict(command("predict", "steps of several models on clusters of a size and a link"))
-    _add_plan(command("plan", "the layout to use, and what it needs and takes"))
-    plot = command("plot", "speed-up against link speed and against the batch of a GPU")
-    plot.add_argument("--input", type=Path, required=True, help="what predict --output wrote")
-    plot.add_argument("--output", type=Path, required=True, metavar="PNG", help="picture to write")
+    for name, meaning, add_flags in (
+        (
+            "fit",
+            "fit a machine's constants to reports; print the error on held-back cells",
+            _add_fit,
+        ),
+        (
+            "predict",
+            "predict steps of several models on clusters of any size and link",
+            _add_predict,
+        ),
+        (
+            "plan",
+            "choose the layout for a model and a cluster: memory, samples/s, hours",
+            _add_plan,
+        ),
+    ):
+        add_flags(commands.add_parser(name, help=meaning, description=meaning).add_argument)
     return parser
 
 
-def _add_fit(parser: Parser) -> None:
-    add = parser.add_argument
+def _add_fit(add) -> None:
     add("--input", type=Path, nargs="+", required=True, help="reports of throughput_bench.py")
     add(
         "--hold-out",
         metavar="KEY=VALUE,...",
-        help="leave these cells out of the fit and print its error on them, key by key; keys: "
-        + ", ".join(KEYS),
+        help="leave cells with these values out of the fit and print the error on them, pair by "
+        f"pair; keys: {', '.join(KEYS)}",
     )
-    add("--memory", type=Path, help="report of memory_bench.py, whose errors `plan` then states")
-    add("--output", type=Path, help="JSON with constants, errors and every cell")
+    add("--memory", type=Path, help="report of memory_bench.py; `plan` then prints its errors")
+    add("--output", type=cli.new_file, help="JSON with constants, errors and every cell")
 
 
-def _add_hardware(parser: Parser) -> None:
-    add = parser.add_argument
+def _add_hardware(add) -> None:
     add("--hardware", choices=GPUS, default="h100", help="GPU; its rates are inputs, not measured")
-    add("--mfu", type=float, default=MFU, help="share of the peak in passes that are large enough")
-    add("--gpus-a-node", type=positive, default=8, help="GPUs behind one link")
-    add("--batch-size", type=positive, default=4096, help="sequences of one optimizer step")
-    add("--sequence-length", type=positive, default=512, help="tokens of a sequence, all real")
-    add("--launch-seconds", type=float, default=LAUNCH_SECONDS, help="least time of a layer's pass")
+    add(
+        "--mfu",
+        type=Number(above=0, high=1),
+        metavar="SHARE",
+        default=MFU,
+        help="share of the peak FLOP/s in large passes",
+    )
+    add("--gpus-a-node", type=positive, metavar="GPUS", default=8, help="GPUs that share one link")
+    add("--batch-size", type=positive, default=4096, help="sequences of an optimizer step")
+    add("--sequence-length", type=positive, default=512, help="tokens of a sequence, no padding")
+    add(
+        "--launch-seconds",
+        type=Number(low=0),
+        default=LAUNCH_SECONDS,
+        help="seconds of a layer's pass, at least: launching its kernels",
+    )
 
 
-def _add_predict(parser: Parser) -> None:
-    add = parser.add_argument
+def _add_predict(add) -> None:
+    models = ["bert-large", "albert-large", "albert-base", "albert-xlarge", "albert-xxlarge"]
+    text = "sizes; the first is the baseline"
+    add("--models", nargs="+", choices=SIZES, default=models, help=text)
+    counts, links = [8, 32, 128, 512, 1024, 4096], [10, 25, 100, 400, 3200]
+    add("--gpus", type=positive, nargs="+", default=counts, help="numbers of GPUs")
+    text = "Gb/s of a node's network, all adapters together"
+    add("--links", type=Number(above=0), metavar="GBIT/S", nargs="+", default=links, help=text)
+    add("--micro-batch-size", type=positive, default=32, help="maximum sequences of a pass")
     add(
-        "--models",
-        nargs="+",
-        choices=SIZES,
-        default=["bert-large", "albert-large", "albert-base", "albert-xlarge", "albert-xxlarge"],
-        help="the first is the yardstick",
+        "--zero",
+        type=int,
+        choices=(1, 2, 3),
+        metavar="STAGE",
+        default=1,
+        help="ZeRO stage, in bf16",
     )
-    add("--gpus", type=positive, nargs="+", default=[8, 32, 128, 512, 1024, 4096], help="counts")
-    add(
-        "--links",
-        type=float,
-        nargs="+",
-        default=[10, 25, 100, 400, 3200],
-        help="Gb/s of a node's network, all its adapters together",
-    )
-    add("--micro-batch-size", type=positive, default=32, help="sequences of a pass at most")
-    add("--zero", type=int, choices=(1, 2, 3), default=1, help="ZeRO stage, in bf16")
-    add("--tensor-parallel", type=positive, default=1, help="ranks that a block is cut over")
+    add("--tensor-parallel", type=positive, default=1, help="ranks that share a block")
+    text = "shares of backward during which complete gradients are reduced; the trainer's is 0"
     add(
         "--overlap",
-        type=float,
+        type=Number(low=0, high=1),
+        metavar="SHARE",
         nargs="+",
         default=[0.0],
-        help="shares of backward behind which complete gradients are reduced; as shipped 0",
+        help=text,
     )
+    text = "speed-ups of the second model over the first: print the largest batch with each"
     add(
         "--speed-ups",
-        type=float,
+        type=Number(above=0),
+        metavar="RATIO",
         nargs="+",
         default=[1.1, 1.7],
-        help="of the model that follows the yardstick: up to what batch each link gives them",
+        help=text,
     )
-    _add_hardware(parser)
-    add("--output", type=Path, help="JSON with every prediction")
+    _add_hardware(add)
+    add("--output", type=cli.new_file, help="JSON with every prediction, for plots.py scaling")
 
 
-def _add_plan(parser: Parser) -> None:
-    add = parser.add_argument
+def _add_plan(add) -> None:
     add("--model", choices=SIZES, required=True, help="size")
-    add("--gpus", type=positive, required=True, help="GPUs in all")
-    add("--gpu-memory", type=float, required=True, metavar="GB", help="of one GPU")
-    add("--link", type=float, required=True, metavar="GB/S", help="Gb/s of a node's network")
+    add("--gpus", type=positive, required=True, help="GPUs of the cluster")
+    text = "memory of a GPU in GB"
+    add("--gpu-memory", type=Number(above=0), required=True, metavar="GB", help=text)
+    text = "rate of a node's network in Gb/s, all adapters together"
+    add("--link", type=Number(above=0), required=True, metavar="GBIT/S", help=text)
     add("--steps", type=positive, required=True, help="optimizer steps")
     add("--micro-batch-size", type=positive, help="sequences of a pass (default: the best)")
-    add("--reserve", type=float, default=0.1, help="share of the memory left to CUDA and NCCL")
-    add("--constants", type=Path, default=CONSTANTS, help="what fit --output wrote: the errors")
-    _add_hardware(parser)
+    text = "share of the memory reserved for CUDA, NCCL and fragmentation"
+    add("--reserve", type=Number(low=0, below=1), metavar="SHARE", default=0.1, help=text)
+    text = "what fit --output wrote, for the errors (default: docs/raw/scaling_constants.json)"
+    add("--constants", type=Path, default=CONSTANTS, help=text)
+    _add_hardware(add)
 
 
 def run_fit(args) -> None:
@@ -171,13 +187,16 @@ def run_fit(args) -> None:
                 for found in check(cells, machine)
             ],
         }
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_file(args.output, json.dumps(report, indent=1) + "\n")
 
 
 def _read_memory_errors(path: Path | None) -> dict | None:
     if path is None:
         return None
-    errors = [abs(cell["error"]) for cell in json.loads(path.read_text())]
+    try:
+        errors = [abs(cell["error"]) for cell in json.loads(path.read_text())]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--memory {path}: not a report of memory_bench.py: {error!r}") from None
     return {"cells": len(errors), "mean": sum(errors) / len(errors), "largest": max(errors)}
 
 
@@ -207,27 +226,16 @@ def run_predict(args) -> None:
         pair = (args.models[0], args.models[1])
         for link, wanted in itertools.product(args.links, args.speed_ups):
             size = largest_batch(pair, machine, recipe, link=link, speed_up=wanted, nodes=NODES)
-            batches.append(
-                {
-                    "link_gbits": link,
-                    "overlap": overlap,
-                    "speed_up": wanted,
-                    "sequences_a_gpu": size,
-                }
-            )
+            batches.append({"link_gbits": link, "overlap": overlap, "speed_up": wanted})
+            batches[-1]["sequences_a_gpu"] = size
     print(predictions_as_table(rows, machine))
     print(batches_as_table(batches, args.models, NODES))
     if args.output:
         report = {"predicted": True, "machine": asdict(machine), "rows": rows, "batches": batches}
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_file(args.output, json.dumps(report, indent=1) + "\n")
 
 
 def run_plan(args) -> None:
-    if not 0 <= args.reserve < 1:
-        raise UserError(f"--reserve {args.reserve}: must be at least 0 and below 1")
-    for flag, value in (("--gpu-memory", args.gpu_memory), ("--link", args.link)):
-        if not value > 0:
-            raise UserError(f"{flag} {value}: must be above 0")
     if not args.constants.is_file():
         raise UserError(f"--constants {args.constants}: no such file; `fit --output` writes it")
     layouts = find_layouts(
@@ -242,28 +250,26 @@ def run_plan(args) -> None:
     machine = describe_gpu(args.hardware, mfu=args.mfu, launch_seconds=args.launch_seconds)
     limit = args.gpu_memory * 1e9 * (1 - args.reserve)
     plans: list[Plan] = find_plans(layouts, machine, link=args.link * 1e9, memory_limit=limit)
-    errors = json.loads(args.constants.read_text())
+    errors = read_errors(args.constants)
     print(plan_as_text(plans, steps=args.steps, limit=limit, machine=machine, errors=errors))
 
 
-def run_plot(args) -> None:
-    from albert_ds.pictures.scaling import draw_scaling
-    from albert_ds.pictures.style import read_report
+def read_errors(path: Path) -> dict:
+    """The errors of the fit and of the memory model, as `fit` wrote them beside the constants."""
+    errors, name = read_json(path, f"--constants {path}"), f"--constants {path}"
+    shares = dict.fromkeys(("mean", "largest"), Number(low=0))
+    if errors.get("memory"):
+        check_json(errors, {"memory": {**shares, "cells": Number(low=1, whole=True)}}, name)
+    if errors.get("held_back"):
+        check_json(errors, {"held_back": dict}, name)
+        check_json(errors, {"held_back": dict.fromkeys(errors["held_back"], shares)}, name)
+    return errors
 
-    draw_scaling(read_report(args.input, "rows")["rows"], args.output)
-    print(args.output)
 
-
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
-    run = {"fit": run_fit, "predict": run_predict, "plan": run_plan, "plot": run_plot}
-    run[args.command](args)
-    return 0
+    {"fit": run_fit, "predict": run_predict, "plan": run_plan}[args.command](args)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except ENDINGS as ending:
-        say(str(ending))
-        sys.exit(ending.code)
+    cli.run(main)

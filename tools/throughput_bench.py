@@ -1,81 +1,92 @@
 #!/usr/bin/env python
-"""Real train steps of several models, side by side in one run: speed, and where the time goes.
+"""Measure training steps of several models in one run: speed, memory, and where the time goes.
 
-Every model is built by the trainer's own `build` and stepped by its own `train_step`. The models of
-a layout take turns, round by round (A B A B ...), so that a drift of the machine's speed cancels in
-the ratios; each figure is the median, minimum and maximum over the rounds. Lists (`--ranks 1,2,4`)
-are swept: every combination is measured. With --link the ranks sit in network namespaces whose
-link has that rate, so that the collectives cross a real wire as slow as that.
+Every step is the trainer's own. The models of a layout take turns, round by round (A B A B ...),
+so a drift of the machine's speed cancels in the ratios. Each figure is the median, minimum and
+maximum over the rounds. Lists (--ranks 1,2,4) are swept: every combination is measured. With
+--link the ranks run in network namespaces whose links have that rate.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from albert_ds.bench import bench_config
+from albert_ds import cli
+from albert_ds.cli import Number, Parser, log_line, natural, positive
 from albert_ds.config import RunConfig
-from albert_ds.errors import ENDINGS, UserError
-from albert_ds.flags import Parser, natural, positive
-from albert_ds.measure.cells import close, describe, open_cells, take_turns, write_profile
-from albert_ds.measure.link import check_nodes, is_in_node, open_nodes, parse_rate
-from albert_ds.measure.memory import held_bytes
-from albert_ds.measure.ranks import start_ranks
-from albert_ds.measure.table import as_tables
+from albert_ds.errors import UserError
+from albert_ds.files import write_file
+from albert_ds.lab.bench_run import bench_config
+from albert_ds.lab.measurement import close, describe, open_cells, take_turns, write_profile
+from albert_ds.lab.nodes import check_nodes, is_in_node, open_nodes, parse_rate, start_ranks
+from albert_ds.lab.peak_memory import held_bytes
+from albert_ds.lab.scaling.layout import CHECKPOINTING
+from albert_ds.lab.throughput_tables import as_tables
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
-from albert_ds.runtime.ending import say
-from albert_ds.runtime.launch import World, join_world, leave_world, read_world
-from albert_ds.runtime.traffic import record_traffic
+from albert_ds.runtime.comm_counter import record_traffic
+from albert_ds.runtime.environment import World, read_world
+from albert_ds.runtime.rendezvous import join_world, leave_world
 
 
 def build_parser() -> Parser:
-    parser = Parser(
-        prog="tools/throughput_bench.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="tools/throughput_bench.py", description=__doc__)
     add = parser.add_argument
-    add("--models", nargs="+", choices=SIZES, required=True, help="the first is the yardstick")
-    add("--ranks", type=several(positive), help="processes to start where no launcher has (2)")
-    add("--tensor-parallel", type=several(positive), default=[1], help="ranks a block is cut over")
-    add("--micro-batch", type=several(positive), default=[4], help="samples a pass (4)")
-    add("--zero", type=several(natural), help="ZeRO stages (the JSON's)")
-    add("--accumulation", type=positive, default=1, help="passes an optimizer step (1)")
-    add("--sequence-length", type=positive, default=512, help="tokens of a synthetic row (512)")
-    add("--data", nargs="+", help="built folders: real sequences instead of synthetic rows")
-    add("--dropout", type=float, help="probability (the size's)")
-    add("--vocab-size", type=positive, default=30_000, help="pieces, without --data (30000)")
+    add(
+        "--models", nargs="+", choices=SIZES, required=True, help="sizes; the first is the baseline"
+    )
+    add(
+        "--ranks", type=several(positive), help="processes to start without a launcher (default: 2)"
+    )
+    add("--tensor-parallel", type=several(positive), default="1", help="ranks that share a block")
+    add("--micro-batch", type=several(positive), default="4", help="sequences per micro-batch")
+    add("--zero", type=several(natural), help="ZeRO stages (default: as in --deepspeed_config)")
+    add("--accumulation", type=positive, default=1, help="micro-batches per optimizer step")
+    add("--sequence-length", type=positive, default=512, help="tokens of a synthetic row")
+    add("--data", nargs="+", help="folders of build_shards.py (default: synthetic rows)")
+    add("--dropout", type=Number(low=0, below=1), help="probability (default: the size's)")
+    add("--vocab-size", type=positive, default=30_000, help="pieces, without --data")
     add(
         "--deepspeed_config",
         nargs="+",
         default=["ds_configs/zero1_fp32.json"],
         metavar="FILE",
-        help="DeepSpeed's JSON, one or several (zero1_fp32)",
+        help="DeepSpeed's JSON files (default: ds_configs/zero1_fp32.json)",
     )
-    add("--activation-checkpointing", choices=("none", "attention", "block"), default="none")
-    add("--nodes", type=positive, default=1, help="network namespaces to spread ranks over; root")
+    add(
+        "--activation-checkpointing",
+        type=several(checkpointing_mode),
+        default="none",
+        metavar="MODE",
+        help="none, attention or block: what backward recomputes",
+    )
+    add("--nodes", type=positive, default=1, help="network namespaces for the ranks; needs root")
     add(
         "--link",
         type=several(link_rate),
-        default=[None],
+        default="none",
         metavar="RATE",
-        help="what a node can send, such as 1gbit,100mbit,none; needs --nodes (none: no limit)",
+        help="rates at which a node sends, such as 1gbit,100mbit,none (no limit); needs --nodes",
     )
-    add("--warmup", type=natural, default=1, help="steps of each that are not counted (1)")
-    add("--steps", type=positive, default=1, help="steps of each in a round (1)")
-    add("--rounds", type=positive, default=5, help="turns of each (5)")
-    add("--peak-tflops", type=float, help="of a rank's device, for MFU (detected on known GPUs)")
+    add("--warmup", type=natural, default=1, help="steps of each model that are not counted")
+    add("--steps", type=positive, default=1, help="steps of each model per round")
+    add("--rounds", type=positive, default=5, help="rounds; each model takes part in each")
+    add(
+        "--peak-tflops",
+        type=Number(above=0),
+        metavar="TFLOPS",
+        help="of a rank's device, for MFU (default: of known GPUs)",
+    )
     add("--profile", type=Path, metavar="FILE", help="trace of one step each, for ui.perfetto.dev")
-    add("--output", type=Path, help="JSON with every raw number")
+    add("--output", type=cli.new_file, metavar="FILE", help="JSON with every raw number")
     add("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser
 
@@ -83,6 +94,12 @@ def build_parser() -> Parser:
 def several(one: Callable) -> Callable[[str], list]:
     """A comma-separated list."""
     return lambda text: [one(word) for word in text.split(",")]
+
+
+def checkpointing_mode(text: str) -> str:
+    if text not in CHECKPOINTING:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: {', '.join(CHECKPOINTING)}")
+    return text
 
 
 def link_rate(text: str):
@@ -123,16 +140,16 @@ def main(argv: list[str]) -> int:
 
 
 def write_report(path: Path | None, report: dict) -> None:
-    """A line a cell, of whatever was measured so far."""
+    """The report of all cells so far, one line per cell."""
     if path is None:
         return
     head = json.dumps({name: value for name, value in report.items() if name != "cells"}, indent=1)
     cells = ",\n".join(map(json.dumps, report["cells"]))
-    path.write_text(f'{head.removesuffix("}").rstrip()},\n "cells": [\n{cells}\n]}}\n')
+    write_file(path, f'{head.removesuffix("}").rstrip()},\n "cells": [\n{cells}\n]}}\n')
 
 
 def choose_layouts(args, world: World) -> list[tuple[int, int]]:
-    """All (ranks, tensor parallel) to measure, checked before anything starts."""
+    """All (ranks, tensor parallel) to measure, checked before any rank starts."""
     if world.launcher != "none":
         if (args.ranks or [world.size]) != [world.size] or len(args.tensor_parallel) > 1:
             raise UserError(
@@ -150,9 +167,9 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
     for ranks in sizes:
         for tensor_parallel in args.tensor_parallel:
             if ranks % (tensor_parallel * (1 if ranks == 1 else args.nodes)):
-                say(
+                log_line(
                     f"left out: {ranks} ranks on {args.nodes} nodes with --tensor-parallel "
-                    f"{tensor_parallel}, which does not divide"
+                    f"{tensor_parallel}: the ranks are not divisible"
                 )
                 continue
             layouts.append((ranks, tensor_parallel))
@@ -166,40 +183,40 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
 
 
 def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> list[RunConfig]:
-    """A run of every model, ZeRO stage and DeepSpeed configuration in one layout."""
+    """A run for every model, ZeRO stage, configuration and checkpointing mode in one layout."""
     configs = []
-    for file in args.deepspeed_config:
-        for zero in args.zero or [None]:
-            for name in args.models:
-                size = replace(SIZES[name], vocab_size=args.vocab_size)
-                check_tensor_parallel(
-                    tensor_parallel,
-                    world_size=data_parallel * tensor_parallel,
-                    num_heads=size.num_heads,
-                    ffn_size=size.ffn_size,
-                )
-                if args.dropout is not None:
-                    size = replace(size, dropout=args.dropout)
-                configs.append(
-                    bench_config(
-                        name,
-                        size,
-                        deepspeed_config=file,
-                        zero=zero,
-                        micro_batch_size=micro_batch,
-                        sequence_length=args.sequence_length,
-                        data_parallel=data_parallel,
-                        tensor_parallel=tensor_parallel,
-                        accumulation=args.accumulation,
-                        activation_checkpointing=args.activation_checkpointing,
-                        data=args.data,
-                    )
-                )
+    for file, zero, name, mode in itertools.product(
+        args.deepspeed_config, args.zero or [None], args.models, args.activation_checkpointing
+    ):
+        size = replace(SIZES[name], vocab_size=args.vocab_size)
+        check_tensor_parallel(
+            tensor_parallel,
+            world_size=data_parallel * tensor_parallel,
+            num_heads=size.num_heads,
+            ffn_size=size.ffn_size,
+        )
+        if args.dropout is not None:
+            size = replace(size, dropout=args.dropout)
+        configs.append(
+            bench_config(
+                name,
+                size,
+                deepspeed_config=file,
+                zero=zero,
+                micro_batch_size=micro_batch,
+                sequence_length=args.sequence_length,
+                data_parallel=data_parallel,
+                tensor_parallel=tensor_parallel,
+                accumulation=args.accumulation,
+                activation_checkpointing=mode,
+                data=args.data,
+            )
+        )
     return configs
 
 
 def start_each(argv: list[str], args, layouts: list[tuple[int, int]]) -> int:
-    """Start the ranks of one layout after the other; their reports become one."""
+    """Start the ranks of each layout, one layout after the other, and join their reports."""
     if args.nodes > 1:
         check_nodes(args.nodes)
     report: dict = {}
@@ -208,7 +225,7 @@ def start_each(argv: list[str], args, layouts: list[tuple[int, int]]) -> int:
         for ranks, tensor_parallel in layouts:
             own = ["--ranks", str(ranks), "--tensor-parallel", str(tensor_parallel)]
             own += ["--output", str(part)]
-            # One rank has no peer to be cut from.
+            # A single rank uses no link.
             several_nodes = args.nodes > 1 and ranks > 1
             with open_nodes(args.nodes) if several_nodes else nullcontext() as nodes:
                 if args.nodes > 1 and not several_nodes:
@@ -226,7 +243,7 @@ def describe_machine(args, device) -> dict:
     import torch
 
     from albert_ds.runtime.metrics import peak_flops
-    from albert_ds.runtime.versions import read_versions
+    from albert_ds.runtime.run_folder import read_versions
 
     on_gpu = device.type == "cuda"
     threads = torch.get_num_threads()
@@ -245,8 +262,4 @@ def describe_machine(args, device) -> dict:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except ENDINGS as ending:
-        say(str(ending))
-        sys.exit(ending.code)
+    cli.run(main)

@@ -2,9 +2,9 @@
 
     p(n) = (1/n) / (1/1 + ... + 1/N),  N = 3:  6/11, 3/11, 2/11
 
-Two things differ from the release on purpose: n-grams end with their segment (there they may run
-across the [SEP] in the middle), and everything is drawn from the generator that is passed in
-(there n comes from one that is never seeded). Pure functions.
+Two things differ from the release on purpose. An n-gram ends with its segment; in the release it
+may continue beyond the [SEP] in the middle. Everything is drawn from the generator that is passed
+in; the release draws n from a generator that is never seeded. Pure functions.
 """
 
 from bisect import bisect
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def count_predictions(length: int, fraction: float, limit: int | None) -> int:
-    """How many of `length` tokens, [CLS] and [SEP] among them, are to be predicted."""
+    """How many of `length` tokens, including [CLS] and [SEP], are to be predicted."""
     wanted = max(1, round(fraction * length))
     return wanted if limit is None else min(wanted, limit)
 
@@ -24,8 +24,8 @@ def draw_positions(
 ) -> np.ndarray:
     """Draw whole-word n-grams until `budget` tokens are covered; returns their ascending indices.
 
-    Candidates are visited in random order; n is lowered until the n-gram fits what is left of the
-    budget, and one that overlaps an earlier one is skipped. So up to `budget`, and never more.
+    Candidates are visited in random order. n is lowered until the n-gram fits into the rest of the
+    budget; an n-gram that overlaps an earlier one is skipped. Never more than `budget` tokens.
 
     Args:
         starts: bool [T], whether the token starts a word.
@@ -38,16 +38,16 @@ def draw_positions(
     bounds = begins.tolist()
     bounds.append(len(starts))
     sums = list(accumulate(1 / n for n in range(1, max_ngram + 1)))
-    # Of each word: the sum for the n that its segment has room for.
+    # For each word: the sum up to the longest n-gram that fits into its segment.
     totals = sums[-1:] * len(begins)
     for wall in begins.searchsorted(edges).tolist():
         for n in range(1, min(max_ngram, wall + 1)):
             totals[wall - n] = min(totals[wall - n], sums[n - 1])
     masked = bytearray(len(starts))
     for edge in edges:
-        masked[edge] = 1  # so that it is never drawn
+        masked[edge] = 1  # never drawn
     visits, draws = rng.permutation(len(begins)), rng.random(len(begins))
-    few = 2 * budget // 3 + 8  # mostly the budget is used before these are; lists of all cost time
+    few = 2 * budget // 3 + 8  # mostly enough to use the budget; lists of all words take longer
     first = zip(visits[:few].tolist(), draws[:few].tolist(), strict=True)
     for word, draw in chain(first, zip(visits[few:], draws[few:], strict=True)):
         begin = bounds[word]
@@ -70,9 +70,9 @@ def draw_positions(
 def draw_replacements(
     labels: np.ndarray, mask_id: int, vocab_size: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """What stands at the masked positions: 80 % [MASK], 10 % the token itself, 10 % any piece.
+    """The model's input at the masked positions: 80 % [MASK], 10 % the token, 10 % any piece.
 
-    Drawn for each token by itself, and "any" is the full vocabulary with its special pieces.
+    Drawn for each token independently; "any" is the full vocabulary, special pieces included.
     """
     choice, anything = rng.random((2, len(labels)))
     replacements = (anything * vocab_size).astype(np.int64)

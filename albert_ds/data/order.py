@@ -1,12 +1,12 @@
 """Which sequence stands at which position of the endless stream: arithmetic, no state.
 
-    position -> (source, its local position)    in blocks that mix the sources by weight
-    local position -> (epoch, shard, sample)    shards permuted by (seed, epoch), taken in rounds
-                                                of 8 that are interleaved; the samples of each
+    position -> (source, local position)        sources mixed by weight, in blocks of positions
+    local position -> (epoch, shard, sample)    shards permuted by (seed, epoch), in rounds of 8
+                                                that are interleaved; the samples of each shard
                                                 permuted by (seed, epoch, shard)
 
-So a run can go on at any position without reading what was before it, any number of processes
-sees the same stream, and a process that needs every n-th position needs few shards at a time.
+So a run can resume at any position without reading what came before, any number of processes
+sees the same stream, and a process that reads every n-th position needs few shards at a time.
 """
 
 import math
@@ -18,34 +18,50 @@ import numpy as np
 
 from albert_ds.errors import UserError
 
-ROUND_SHARDS = 8  # interleaved, and in memory, at a time
-BLOCK_SAMPLES = 10_000  # weights are exact within each block of so many positions
+ROUND_SHARDS = 8  # interleaved, and held in memory, at a time
+BLOCK_SAMPLES = 10_000  # positions in a block; the weights are exact within each
 
-# What is drawn, so that no two purposes share random numbers.
+# The purposes of random numbers: no two of them share any.
 SHARD_ORDER, SAMPLE_ORDER, SOURCE_ORDER, SAMPLE_DRAWS = range(4)
 
 
 class Draws:
-    """The random numbers of one purpose: every place has its own, at a tenth of a new generator.
+    """The random numbers of one purpose: `with draws.at(1, 2, 3) as rng` starts those of a place.
 
-    Philox is a function of (key, counter): the seed and the purpose are the key, the place is the
-    upper part of the counter, and the lower 64 bits count what is drawn there.
+    Every place has its own, in any order of visits. Philox is a function of (key, counter): seed
+    and purpose are the key, the place is the upper part of the counter, and the lower 64 bits
+    count what is drawn there. One generator serves all places, since a new one costs ten times as
+    much; so a place must be left before the next one begins, which an assertion checks.
     """
 
     def __init__(self, purpose: int, seed: int):
         self._philox = np.random.Philox(key=[seed, purpose])
         self._generator = np.random.Generator(self._philox)
         self._state = self._philox.state
+        self._in_use = False
 
-    def at(self, *place: int) -> np.random.Generator:
-        """The generator at the start of a place of up to three numbers; valid until the next."""
+    def at(self, *place: int) -> "Draws":
+        """The start of a place of up to three numbers, for a `with` statement."""
+        assert not self._in_use, "one place at a time"
         self._state["state"]["counter"][:] = (0, *place, *[0] * (3 - len(place)))
         self._philox.state = self._state
+        return self
+
+    def __enter__(self) -> np.random.Generator:
+        self._in_use = True
         return self._generator
+
+    def __exit__(self, *exception) -> None:
+        self._in_use = False
+
+    def permutation(self, items: int | np.ndarray, *place: int) -> np.ndarray:
+        """A permutation of `items`, or of the numbers under it."""
+        with self.at(*place) as rng:
+            return rng.permutation(items)
 
 
 class Place(NamedTuple):
-    """Where a position of one source lies."""
+    """Which sample of a source stands at a position."""
 
     epoch: int
     shard: int
@@ -54,7 +70,7 @@ class Place(NamedTuple):
 
 
 class ShardOrder:
-    """The stream of source number `source`, whose shards hold `sizes` samples."""
+    """The order of samples in source number `source`, whose shards hold `sizes` samples."""
 
     def __init__(self, sizes: np.ndarray, seed: int, source: int):
         self._sizes = sizes
@@ -63,11 +79,11 @@ class ShardOrder:
         self._source = source
         self._shard_draws = Draws(SHARD_ORDER, seed)
         self._sample_draws = Draws(SAMPLE_ORDER, seed)
-        self._epoch = self._round = -1  # whose tables are at hand
+        self._epoch = self._round = -1  # whose tables are in memory
 
     @property
-    def shards_at_hand(self) -> list[int]:
-        """The shards of the round that was located last."""
+    def round_shards(self) -> list[int]:
+        """The shards of the round of the last located position."""
         return self._rounds[self._round]
 
     def locate(self, position: int) -> Place:
@@ -83,7 +99,7 @@ class ShardOrder:
 
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch, self._round = epoch, -1
-        shards = self._shard_draws.at(self._source, epoch).permutation(len(self._sizes))
+        shards = self._shard_draws.permutation(len(self._sizes), self._source, epoch)
         self._rounds = [
             shards[i : i + ROUND_SHARDS].tolist() for i in range(0, len(shards), ROUND_SHARDS)
         ]
@@ -91,11 +107,11 @@ class ShardOrder:
         self._round_ends = list(accumulate(sizes))
 
     def _begin_round(self, number: int) -> None:
-        """Table [samples of the round, 2] of (shard, sample): a sample of each shard in turn."""
+        """Make the table [samples of the round, 2] of (shard, sample): the shards take turns."""
         self._round = number
         shards = self._rounds[number]
         samples = [
-            self._sample_draws.at(self._source, self._epoch, shard).permutation(self._sizes[shard])
+            self._sample_draws.permutation(self._sizes[shard], self._source, self._epoch, shard)
             for shard in shards
         ]
         turns = np.concatenate([np.arange(len(s)) for s in samples])
@@ -122,14 +138,14 @@ class SourceOrder:
     def _begin_block(self, block: int) -> None:
         self._block = block
         sources = np.repeat(np.arange(len(self._quotas)), self._quotas)
-        self._sources = self._draws.at(block).permutation(sources)
+        self._sources = self._draws.permutation(sources, block)
         self._locals = np.empty(BLOCK_SAMPLES, np.int64)
         for source, quota in enumerate(self._quotas):
             self._locals[self._sources == source] = block * quota + np.arange(quota)
 
 
 def count_quotas(weights: list[float]) -> list[int]:
-    """Samples of each source in a block: the weights' shares, rounded to sum to a block."""
+    """Samples of each source in a block: its share by weight, rounded so that they fill a block."""
     total = math.fsum(weights)
     if not all(0 < weight < math.inf for weight in weights):
         raise UserError(f"--data-weights {weights}: every weight must be a positive number")

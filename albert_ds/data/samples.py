@@ -1,7 +1,7 @@
 """From a stored sequence to a masked sample, and from samples to a micro-batch.
 
 A micro-batch is the concatenation of its sequences, [CLS] A [SEP] B [SEP] each (paper Sec. 3.1),
-or [CLS] A [SEP] where the sequence has one sentence. Nothing is ever padded.
+or [CLS] A [SEP] where the window is one sentence. Nothing is ever padded.
 Shapes: B sequences, N tokens, P predicted positions of a micro-batch; T tokens of a sequence.
 """
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from albert_ds.data.masking import count_predictions, draw_positions, draw_replacements
-from albert_ds.data.records import Sequence
-from albert_ds.data.segments import NO_LABEL, OBJECTIVES, draw_pair, draw_target
+from albert_ds.data.segments import NO_LABEL, draw_pair, draw_target
+from albert_ds.data.shards import Sequence
+from albert_ds.data.stream_config import StreamConfig
 from albert_ds.data.vocab import CLS, MASK, SEP
-from albert_ds.data.words import WORD_RULES
-from albert_ds.errors import UserError
+from albert_ds.data.words import find_word_starts
 
 if TYPE_CHECKING:
     import torch
@@ -25,58 +25,25 @@ NUM_MARKS = 3  # [CLS] and two [SEP]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StreamConfig:
-    """How samples are drawn from stored sequences."""
-
-    objective: str = "sop"  # OBJECTIVES: sentence order, next sentence, or masked tokens alone
-    sequence_length: int = 512  # tokens at most, [CLS] and [SEP] among them
-    short_fraction: float = 0.1  # of the sequences are cut to a random length
-    masked_fraction: float = 0.15  # of a sequence's tokens are to be predicted
-    max_predictions: int | None = None  # tokens at most; 20 as released, None as in the paper
-    max_ngram: int = 3  # words that are masked together, at most
-    word_boundaries: str = "unicode"  # WORD_RULES: what a whole word is
-    seed: int = 0  # of everything that is drawn
-
-    def __post_init__(self):
-        if self.objective not in OBJECTIVES:
-            raise UserError(f"--objective {self.objective}: must be one of {', '.join(OBJECTIVES)}")
-        if self.word_boundaries not in WORD_RULES:
-            allowed = ", ".join(WORD_RULES)
-            raise UserError(f"--word-boundaries {self.word_boundaries}: must be one of {allowed}")
-        if self.sequence_length < NUM_MARKS + 2:
-            raise UserError(f"--sequence-length {self.sequence_length}: must be at least 5")
-        for flag in ("short_fraction", "masked_fraction"):
-            if not 0 <= getattr(self, flag) <= 1:
-                name = "--" + flag.replace("_", "-")
-                raise UserError(f"{name} {getattr(self, flag)}: must be in 0 .. 1")
-        if self.max_ngram < 1:
-            raise UserError(f"--max-ngram {self.max_ngram}: must be at least 1")
-        if self.max_predictions is not None and self.max_predictions < 1:
-            raise UserError(f"--max-predictions {self.max_predictions}: must be at least 1")
-        if not 0 <= self.seed < 1 << 63:
-            raise UserError(f"--seed {self.seed}: must be in 0 .. 2**63 - 1")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """The tensors that the model takes as keywords, and what there is to count about them.
+    """The tensors that the model takes as keywords, and counts for the metrics.
 
     input_ids, token_type_ids, position_ids int64 [N]; cu_seqlens int32 [B+1]; max_seqlen int;
     masked_positions, masked_labels int64 [P]; pair_labels int64 [B].
     """
 
     tensors: dict[str, "torch.Tensor | int"]
-    samples: int  # B, but 0 for the dummy that a rank without a sample is given
+    samples: int  # B; 0 for the dummy that a rank without a sample is given
     tokens: int  # N of those samples
     masked: int  # P
     pairs: int  # sequences with a pair label
     unpaired: int  # sequences whose sop or nsp label is ignored: no pair could be made
-    set_aside: int  # stored tokens left out by a short draw
+    truncated_tokens: int  # stored tokens left out by a short draw
     available: int  # stored tokens of these sequences
-    sample_ids: list[int]  # their positions in the global stream
+    sample_ids: list[int]  # positions of the samples in the global stream
 
     def on(self, device: "torch.device") -> dict[str, "torch.Tensor | int"]:
-        """The model's keywords on `device`; the copies do not make the host wait."""
+        """The model's keywords on `device`, copied without waiting for the device."""
         return {
             name: value if isinstance(value, int) else value.to(device, non_blocking=True)
             for name, value in self.tensors.items()
@@ -87,24 +54,26 @@ class Sample(NamedTuple):
     ids: np.ndarray  # int64 [T], masked
     first: int  # tokens of [CLS] A [SEP]
     positions: np.ndarray  # of the predicted tokens, ascending
-    labels: np.ndarray  # what stood there
+    labels: np.ndarray  # their ids before masking
     pair_label: int
     used: int  # of the stored tokens
     available: int  # stored tokens
+    starts: np.ndarray  # bool [T], whether the token starts a word
 
 
 def draw_sample(
     sequence: Sequence,
     config: StreamConfig,
     word_starts: np.ndarray,
-    draw_other: Callable[[], Sequence | None],
+    draw_other: Callable[[int], np.ndarray | None],
     rng: np.random.Generator,
 ) -> Sample:
     """Draw window, pair and mask of one stored sequence.
 
     Args:
-        word_starts: bool [V], whether a piece starts a word.
-        draw_other: draws a sequence of another document, None if there is none at hand (nsp).
+        word_starts: int8 [V] of `build_word_starts`. A segmented sequence has its own words.
+        draw_other: draws sentences of another document by their number of tokens, for nsp; see
+            `draw_pair`.
     """
     target = draw_target(config.sequence_length - NUM_MARKS, config.short_fraction, rng)
     pair = draw_pair(sequence, target, config.objective, draw_other, rng)
@@ -114,17 +83,24 @@ def draw_sample(
     ids[1 : first - 1] = pair.first
     ids[first - 1] = ids[-1] = SEP
     ids[first : first + len(pair.second)] = pair.second
+    if sequence.segmented:
+        starts = ids >= len(word_starts)
+        ids %= len(word_starts)
+    else:
+        starts = find_word_starts(word_starts[ids])
     edges = [0, first - 1, len(ids) - 1] if second else [0, first - 1]
     budget = count_predictions(len(ids), config.masked_fraction, config.max_predictions)
-    positions = draw_positions(word_starts[ids], edges, budget, config.max_ngram, rng)
+    positions = draw_positions(starts, edges, budget, config.max_ngram, rng)
     labels = ids[positions]
     ids[positions] = draw_replacements(labels, MASK, len(word_starts), rng)
-    return Sample(ids, first, positions, labels, pair.label, pair.used, len(sequence.ids))
+    available = len(sequence.ids)
+    return Sample(ids, first, positions, labels, pair.label, pair.used, available, starts)
 
 
 def collate(samples: list[Sample], sample_ids: list[int], objective: str) -> MicroBatch:
-    """Concatenate samples; of none at all, a dummy [CLS] [SEP] that no loss depends on."""
-    dummy = Sample(np.array([CLS, SEP]), 2, np.empty(0, int), np.empty(0, int), NO_LABEL, 0, 0)
+    """Concatenate samples; without samples, a dummy [CLS] [SEP] on which no loss depends."""
+    none = np.empty(0, int)
+    dummy = Sample(np.array([CLS, SEP]), 2, none, none, NO_LABEL, 0, 0, np.ones(2, bool))
     parts = samples or [dummy]
     lengths = np.array([len(part.ids) for part in parts])
     ends = np.cumsum(lengths)
@@ -151,7 +127,7 @@ def collate(samples: list[Sample], sample_ids: list[int], objective: str) -> Mic
         masked=len(arrays["masked_labels"]),
         pairs=pairs,
         unpaired=0 if objective == "none" else len(samples) - pairs,
-        set_aside=available - used,
+        truncated_tokens=available - used,
         available=available,
         sample_ids=sample_ids,
     )

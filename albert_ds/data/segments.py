@@ -1,7 +1,8 @@
 """From sentences to sequences, and from a sequence to a pair of segments (paper Sec. 3.1, 4.1).
 
-When shards are built, the sentences of a document are packed into sequences. Whenever a sequence
-is read, its window, split point, order and partner are drawn anew. Pure functions.
+When shards are built, the sentences of a document are packed into sequences. Each time a sequence
+is read, its window, split point, order and partner are drawn anew. Nothing here keeps state but
+`SentenceRuns`, an index of one shard.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -9,32 +10,38 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_ds.data.records import Sequence
+from albert_ds.data.shards import Sequence
 
 NO_LABEL = -100  # ignored in loss and accuracy
-OBJECTIVES = ("sop", "nsp", "none")
+PACKINGS = ("whole", "full")
 
 
 class Pair(NamedTuple):
     first: np.ndarray  # token ids of segment A
     second: np.ndarray  # of segment B; empty where the window is a single sentence
     label: int  # 0 in order, 1 swapped (sop) or from another document (nsp), NO_LABEL
-    used: int  # tokens of the stored sequence that were drawn
+    used: int  # tokens of both segments
 
 
 def pack_sentences(
-    sentences: Iterable[list[int]], capacity: int
+    sentences: Iterable[list[int]], capacity: int, packing: str = "whole"
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Pack whole sentences greedily into (ids, ends) of at most `capacity` tokens each.
+    """Pack the sentences of a document greedily into sequences (ids, ends).
 
-    One that does not fit starts the next sequence; one longer than `capacity` is cut into pieces.
+    whole   At most `capacity` tokens: a sentence that does not fit starts the next sequence.
+    full    At least `capacity` tokens: the sentence that reaches `capacity` is the last one.
+            The document's last sequence may be shorter.
+
+    A sentence longer than `capacity` is first cut into pieces of at most `capacity` tokens.
     """
+    assert packing in PACKINGS
     ids: list[int] = []
     ends: list[int] = []
     for sentence in sentences:
         for begin in range(0, len(sentence), capacity):
             piece = sentence[begin : begin + capacity]
-            if len(ids) + len(piece) > capacity:
+            held = len(ids) + (len(piece) if packing == "whole" else 1)
+            if ids and held > capacity:
                 yield ids, ends
                 ids, ends = [], []
             ids.extend(piece)
@@ -44,15 +51,16 @@ def pack_sentences(
 
 
 def draw_target(capacity: int, short_fraction: float, rng: np.random.Generator) -> int:
-    """The number of tokens a pair is to have: mostly `capacity`, else uniform in 2..capacity."""
+    """The number of tokens for a pair: mostly `capacity`, else uniform in 2..capacity."""
     short = rng.random() < short_fraction
     return int(rng.integers(2, capacity, endpoint=True)) if short else capacity
 
 
 def draw_window(ends: np.ndarray, target: int, rng: np.random.Generator) -> tuple[int, int]:
-    """Sentences [i, j): the fewest from a random i on that hold `target` tokens.
+    """Sentences [i, j): from a random i on, the fewest that hold `target` tokens.
 
-    i is uniform over the sentences from which that many are left (0 where there are too few).
+    i is uniform over the sentences after which `target` tokens are left, counting their own; it is
+    0 where the sequence has fewer tokens.
     """
     spare = int(ends[-1]) - target
     if spare <= 0:
@@ -62,17 +70,91 @@ def draw_window(ends: np.ndarray, target: int, rng: np.random.Generator) -> tupl
     return i, int(ends.searchsorted(begin + target)) + 1
 
 
+class SentenceRuns:
+    """Finds runs of whole sentences by their number of tokens, among all sequences of a shard.
+
+    No run begins with the first sentence of its sequence, as no second segment does: that one is
+    often a title, which would tell the two apart.
+    """
+
+    def __init__(self, sequences: Iterable[Sequence]):
+        starts, stops, owners, documents, ends, firsts = [], [], [], [], [], []
+        total = 0  # tokens of all sequences so far; every place below counts them
+        for number, sequence in enumerate(sequences):
+            firsts.append(total)
+            places = total + sequence.ends.astype(np.int64)
+            total = int(places[-1])
+            ends.append(places)
+            starts.append(places[:-1])
+            stops.append(np.full(len(places) - 1, total))
+            owners.append(np.full(len(places) - 1, number))
+            documents.append(np.full(len(places) - 1, sequence.document, np.uint64))
+        self._firsts = firsts
+        self._ends = np.concatenate(ends)
+        self._is_end = np.zeros(total + 1, bool)
+        self._is_end[self._ends] = True
+        self._starts = np.concatenate(starts)
+        self._stops = np.concatenate(stops)  # where the sequence of each start ends
+        self._owners = np.concatenate(owners)
+        self._documents = np.concatenate(documents)
+
+    def find(
+        self, length: int, document: int, rng: np.random.Generator
+    ) -> tuple[int, int, int] | None:
+        """(sequence, begin, end) of a run of `length` tokens outside `document`, drawn at random.
+
+        Where there is none, a run whose length is the nearest; None where there is no other
+        document with two sentences in a sequence.
+        """
+        count = len(self._starts)
+        if not count:
+            return None
+        offset, begin, size = int(rng.integers(count)), 0, 512
+        while begin < count:  # mostly the first few hundred starts hold one
+            runs = (offset + np.arange(begin, min(begin + size, count))) % count
+            stops = self._starts[runs] + length
+            fits = (stops <= self._stops[runs]) & (self._documents[runs] != document)
+            fits[fits] = self._is_end[stops[fits]]
+            if fits.any():
+                return self._place(int(runs[fits.argmax()]), length)
+            begin, size = begin + size, 8 * size
+        return self._find_nearest(length, document, offset)
+
+    def _find_nearest(self, length: int, document: int, offset: int) -> tuple[int, int, int] | None:
+        runs = (offset + np.arange(len(self._starts))) % len(self._starts)
+        runs = runs[self._documents[runs] != document]
+        if not len(runs):
+            return None
+        starts, last = self._starts[runs], self._stops[runs]
+        above = self._ends.searchsorted(np.minimum(starts + length, last))
+        longer = self._ends[above] - starts
+        shorter = self._ends[above - 1] - starts
+        lengths = np.where(
+            (shorter > 0) & (length - shorter < abs(longer - length)), shorter, longer
+        )
+        best = int(abs(lengths - length).argmin())
+        return self._place(int(runs[best]), int(lengths[best]))
+
+    def _place(self, run: int, length: int) -> tuple[int, int, int]:
+        number = int(self._owners[run])
+        begin = int(self._starts[run] - self._firsts[number])
+        return number, begin, begin + length
+
+
 def draw_pair(
     sequence: Sequence,
     target: int,
     objective: str,
-    draw_other: Callable[[], Sequence | None],
+    draw_other: Callable[[int], np.ndarray | None],
     rng: np.random.Generator,
 ) -> Pair:
     """Draw a window of `target` tokens and make two segments of it.
 
-    sop swaps them with probability 0.5, nsp takes the second from the document of `draw_other`
-    with probability 0.5, none leaves them as they are. A single sentence has no pair: no label.
+    sop swaps them with probability 0.5, none leaves them as they are. nsp replaces the second with
+    probability 0.5 by what `draw_other` draws for its length (whole sentences of another document,
+    as many tokens or the nearest number; None without another document). Where the lengths differ,
+    both candidates are cut at their end to one length below both; so the lengths and cuts of a
+    pair never depend on its label. A single sentence makes no pair: no label.
     """
     ids, ends = sequence.ids, sequence.ends
     i, j = draw_window(ends, target, rng)
@@ -83,34 +165,43 @@ def draw_pair(
         return Pair(whole, whole[:0], NO_LABEL, target)
     split = int(ends[rng.integers(i, j - 1)])
     first, second, label = ids[begin:split], ids[split:end], NO_LABEL
-    if objective != "none":
+    if objective == "sop":
         label = int(rng.random() < 0.5)
-        if label and objective == "sop":
+        if label:
             first, second = second, first
-        elif label:
-            other = draw_other()
-            if other is None:
-                label = NO_LABEL
-            else:
-                second = _draw_text(other, max(1, target - len(first)), rng)
+    elif objective == "nsp":
+        other = draw_other(len(second))
+        if other is not None:
+            label = int(rng.random() < 0.5)
+            length = len(second)
+            if len(other) != length:
+                length = max(1, min(len(other), length) - 1)
+            second = (other if label else second)[:length]
     first, second = truncate_pair(first, second, target, rng)
-    return Pair(first, second, label, target)
+    return Pair(first, second, label, len(first) + len(second))
 
 
 def truncate_pair(
     first: np.ndarray, second: np.ndarray, target: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Take single tokens off the longer segment, at its front or back alike, down to `target`.
+    """Take single tokens off the longer segment, front or back at random, down to `target`."""
+    kept_first, kept_second = cut_pair(len(first), len(second), target)
+    first = _cut(first, len(first) - kept_first, rng)
+    return first, _cut(second, len(second) - kept_second, rng)
 
-    The release's loop in closed form: of two equally long segments it is the second's turn.
+
+def cut_pair(first: int, second: int, target: int) -> tuple[int, int]:
+    """Tokens left of two segments when the longer one loses a token until `target` are left.
+
+    The loop of BERT and ALBERT in closed form: of two equally long segments the second loses one.
     """
-    excess = len(first) + len(second) - target
+    excess = first + second - target
     if excess <= 0:
         return first, second
-    lead = len(first) - len(second)  # what the longer one loses before they take turns
+    lead = first - second  # what the longer one loses before they take turns
     turns = max(0, excess - abs(lead))
     from_first = turns // 2 + (min(excess, lead) if lead > 0 else 0)
-    return _cut(first, from_first, rng), _cut(second, excess - from_first, rng)
+    return first - from_first, second - (excess - from_first)
 
 
 def _cut(segment: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
@@ -119,8 +210,3 @@ def _cut(segment: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarr
         return segment
     front = int(rng.binomial(number, 0.5))
     return segment[front : len(segment) - number + front]
-
-
-def _draw_text(sequence: Sequence, target: int, rng: np.random.Generator) -> np.ndarray:
-    i, j = draw_window(sequence.ends, target, rng)
-    return sequence.ids[(int(sequence.ends[i - 1]) if i else 0) : int(sequence.ends[j - 1])]

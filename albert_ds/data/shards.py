@@ -1,37 +1,105 @@
 """Shards: WebDataset tars of a fixed number of sequences, and the index.json that lists them.
 
-    train-000000.tar        members train-000000-00000.seq, train-000000-00001.seq, ... (records.py)
+    train-000000.tar        members train-000000-00000.seq, train-000000-00001.seq, ...
     heldout-000000.tar      the same for the documents that are held out
     spiece.model, tokenizer_config.json      the vocabulary
-    index.json              written last: without it there is no data set
+    index.json              written last: a folder without it is not a data set
+
+A member holds one sequence, little-endian:
+
+    crc32 of all that follows  u32 | number of sentences S  u32 | document  u64 |
+    ends of the S sentences | token ids        both in the token dtype of index.json
+
+Where index.json says "segmented": true, the vocabulary size is added to the id of every token that
+starts a word of the user's segmenter.
 
 The same sequences in the same order give the same bytes. Any WebDataset reader can read a shard;
-here the headers are walked directly (8 microseconds a member against WebDataset's 50 and more),
-since records are needed in another order than they lie in, and often only some of them.
+here the headers are read directly, because records are needed in another order than in the file,
+and often only some of them (8 microseconds a member; WebDataset takes 50 and more).
 """
 
-import functools
 import hashlib
 import io
 import json
 import re
+import struct
 import tarfile
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from albert_ds.data.ledger import write_file
-from albert_ds.data.records import Sequence, read_document, unpack_sequence
+from albert_ds.cli import Number
 from albert_ds.data.storage import is_url, join, read_bytes
 from albert_ds.data.vocab import MODEL_NAME, Vocab, read_vocab
 from albert_ds.errors import DamagedData, UserError
+from albert_ds.files import write_file
+from albert_ds.json_files import check, parse_json
 
 INDEX_NAME = "index.json"
 FORMAT = 1
 SPLITS = ("train", "heldout")
-_BLOCK = 512  # a tar is made of these: one for a member's header, then its bytes, filled up
+_SIZE = Number(low=0, high=1 << 48, whole=True)
+_SHARD = {
+    "name": str,
+    "samples": Number(low=1, high=1 << 32, whole=True),
+    "tokens": _SIZE,
+    "bytes": _SIZE,
+    "sha256": str,
+}
+_SPLIT = {"shards": [_SHARD], "samples": _SIZE, "tokens": _SIZE, "documents": _SIZE}
+SCHEMA = {
+    "format": FORMAT,
+    "splits": dict.fromkeys(SPLITS, _SPLIT),
+    "sequence_length": Number(low=1, high=1 << 20, whole=True),
+    "token_dtype": ("uint16", "uint32"),
+    "vocab_sha256": str,
+}
+_BLOCK = 512  # bytes of a tar block: one for a member's header, then as many as its content needs
+_HEADER = struct.Struct("<IIQ")
+_CHECKED = struct.Struct("<IQ")  # the header without its crc32
 _SHARD_NAME = re.compile(r"(train|heldout)-\d{6,}\.tar")
+
+
+class Sequence(NamedTuple):
+    """The sentences of one stored sequence."""
+
+    document: int  # a hash of the document's text
+    ends: np.ndarray  # [S] one past the last token of each sentence; the last one is T
+    ids: np.ndarray  # [T] token ids without [CLS] and [SEP], as stored
+    segmented: bool = False  # the vocabulary size is added to the id of a token that starts a word
+
+
+def token_dtype(vocab_size: int, *, segmented: bool = False) -> str:
+    """Narrowest unsigned type that holds every id as it is stored."""
+    return "uint16" if vocab_size * (1 + segmented) <= 1 << 16 else "uint32"
+
+
+def pack_sequence(document: int, ends: list[int], ids: list[int], dtype: np.dtype) -> bytes:
+    """The bytes of one sequence."""
+    body = np.array(ends + ids, dtype).tobytes()
+    checked = _CHECKED.pack(len(ends), document) + body
+    return struct.pack("<I", zlib.crc32(checked)) + checked
+
+
+def unpack_sequence(
+    record: bytes, dtype: np.dtype, vocab_size: int, *, segmented: bool = False
+) -> Sequence:
+    """Inverse of `pack_sequence`; ValueError says what is wrong with a damaged record."""
+    if len(record) < _HEADER.size or (len(record) - _HEADER.size) % dtype.itemsize:
+        raise ValueError(f"{len(record)} bytes is not the length of a record")
+    crc, sentences, document = _HEADER.unpack_from(record)
+    if zlib.crc32(memoryview(record)[4:]) != crc:
+        raise ValueError("its checksum is wrong")
+    body = np.frombuffer(record, dtype, offset=_HEADER.size)
+    ends, ids = body[:sentences], body[sentences:]
+    if not 0 < sentences < len(body) or ends[-1] != len(ids):
+        raise ValueError(f"its {sentences} sentences do not end at its {len(ids)} tokens")
+    if ids.max() >= vocab_size * (1 + segmented):
+        raise ValueError(f"token id {ids.max()} is not under the vocabulary size {vocab_size}")
+    return Sequence(document, ends, ids, segmented)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,12 +121,13 @@ class ShardSet:
     split: str
     shards: tuple[ShardInfo, ...]
     vocab: Vocab
-    sequence_length: int  # the longest sequence, with [CLS] and two [SEP]
+    sequence_length: int  # tokens of the longest sample, with [CLS] and two [SEP]
     token_dtype: np.dtype
+    segmented: bool = False  # built with --segmented
 
     @property
     def fingerprint(self) -> str:
-        """Tells these shards from any others, wherever they lie."""
+        """A hash of the content of all shards, independent of where they are stored."""
         return hashlib.sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
 
     @property
@@ -68,7 +137,7 @@ class ShardSet:
 
 
 def write_shard(folder: Path, name: str, records: list[bytes], tokens: int) -> ShardInfo:
-    """Write `records`, of so many tokens, to the shard `name`; there and complete, or not there."""
+    """Write `records`, which hold `tokens` tokens, to the shard `name` in one atomic step."""
     stem, tar = name[: -len(".tar")], io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w", format=tarfile.USTAR_FORMAT) as writer:
         for number, record in enumerate(records):
@@ -86,13 +155,14 @@ def write_shard(folder: Path, name: str, records: list[bytes], tokens: int) -> S
 
 
 class Shard:
-    """A shard in memory; its records are unpacked, and checked, when they are asked for."""
+    """A shard in memory. A record is unpacked and checked when it is asked for."""
 
     def __init__(self, source: ShardSet, number: int):
         self._info = source.shards[number]
         self._path = join(source.folder, self._info.name)
         self._dtype = source.token_dtype
         self._vocab_size = source.vocab.size
+        self._segmented = source.segmented
         try:
             self._content = read_bytes(self._path)
         except FileNotFoundError:
@@ -105,14 +175,11 @@ class Shard:
     def __getitem__(self, number: int) -> Sequence:
         begin, end = self._places[number]
         try:
-            return unpack_sequence(self._content[begin:end], self._dtype, self._vocab_size)
+            return unpack_sequence(
+                self._content[begin:end], self._dtype, self._vocab_size, segmented=self._segmented
+            )
         except ValueError as error:
             raise self._damaged(number, str(error)) from None
-
-    @functools.cached_property
-    def documents(self) -> np.ndarray:
-        """Document of every record, uint64; unchecked, as the records are not unpacked for it."""
-        return np.array([read_document(self._content, begin) for begin, _ in self._places])
 
     def _find_records(self) -> list[tuple[int, int]]:
         """Begin and end of every record in the tar, whose headers are all checked."""
@@ -146,7 +213,7 @@ def _read_header(header: bytes) -> tuple[str | None, int]:
     """Name and size of a tar member; ("", 0) at the end of the tar, (None, 0) if damaged."""
     if not any(header):
         return "", 0
-    total = sum(header) - sum(header[148:156]) + 8 * ord(" ")  # its own field counts as blanks
+    total = sum(header) - sum(header[148:156]) + 8 * ord(" ")  # the sum's own field is blank
     try:
         if int(header[148:155].strip(b"\0 "), 8) != total:
             return None, 0
@@ -156,7 +223,7 @@ def _read_header(header: bytes) -> tuple[str | None, int]:
 
 
 def write_index(folder: Path, index: dict) -> None:
-    """Write index.json in one step: it is there and complete, or not there."""
+    """Write index.json in one atomic step."""
     write_file(folder / INDEX_NAME, (json.dumps(index, indent=1) + "\n").encode())
 
 
@@ -171,40 +238,37 @@ def index_split(shards: list[dict], documents: int) -> dict:
 
 
 def read_index(folder: Path | str) -> dict:
-    """index.json of a built folder, checked to be one of ours."""
+    """The content of a built folder's index.json. Raises UserError where it is not one."""
     path = join(str(folder), INDEX_NAME)
     try:
-        index = json.loads(read_bytes(path))
+        content = read_bytes(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{folder}: no {INDEX_NAME} here; build the shards with build_shards.py"
         ) from None
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
-        raise UserError(f"{path}: not an index of format {FORMAT}")
+    index = parse_json(content, path)
+    check(index, SCHEMA, path)
     return index
 
 
 def open_shards(folder: Path | str, split: str) -> ShardSet:
     """Open the "train" or "heldout" split of a built folder, at a path or a URL.
 
-    Raises UserError where the folder, a shard or the vocabulary is missing or is not the one that
-    index.json names. The shards' content is read, and checked, when it is needed.
+    Raises UserError where the folder, a shard or the vocabulary is missing, or where the vocabulary
+    is not the one that index.json names. A shard's content is read and checked when it is needed.
     """
     folder = str(folder)
     index, path = read_index(folder), join(folder, INDEX_NAME)
-    try:
-        shards = tuple(ShardInfo(**entry) for entry in index["splits"][split]["shards"])
-        sequence_length, vocab_sha256 = index["sequence_length"], index["vocab_sha256"]
-        dtype = np.dtype(index["token_dtype"]).newbyteorder("<")
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: not as build_shards.py writes it: {error}") from None
-    vocab = read_vocab(join(folder, MODEL_NAME), sha256=vocab_sha256)
+    names = [field.name for field in fields(ShardInfo)]
+    entries = index["splits"][split]["shards"]
+    shards = tuple(ShardInfo(**{name: entry[name] for name in names}) for entry in entries)
+    if len({shard.name for shard in shards}) < len(shards):
+        raise UserError(f"{path}: splits.{split}.shards: names a shard twice")
+    vocab = read_vocab(join(folder, MODEL_NAME), sha256=index["vocab_sha256"])
     for shard in shards:
         if not _SHARD_NAME.fullmatch(shard.name):
             raise UserError(f"{path}: {shard.name!r} is not the name of a shard")
-        # Behind a URL this shows when the shard is needed: asking for each would take long.
+        # At a URL a missing shard is found when it is needed: one request for each takes long.
         if not is_url(folder) and not Path(folder, shard.name).is_file():
             raise UserError(f"{join(folder, shard.name)}: this shard of {INDEX_NAME} is missing")
     if not shards:
@@ -214,6 +278,7 @@ def open_shards(folder: Path | str, split: str) -> ShardSet:
         split=split,
         shards=shards,
         vocab=vocab,
-        sequence_length=sequence_length,
-        token_dtype=dtype,
+        sequence_length=index["sequence_length"],
+        token_dtype=np.dtype(index["token_dtype"]).newbyteorder("<"),
+        segmented=index.get("segmented", False),  # earlier versions do not say
     )

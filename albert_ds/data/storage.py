@@ -1,7 +1,7 @@
-"""Bytes by their location: a path, or any URL that fsspec reads (http://, s3://, ...).
+"""Files at a path, or at any URL that fsspec reads (http://, s3://, ...).
 
-A server that fails or falls silent is asked again, after pauses that double; a missing object is
-not asked for twice. Nothing here ever runs a command, whatever a location looks like.
+A request that fails or gets no answer is repeated, after pauses that double; a request for a
+missing object is not. No location is ever run as a command.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from albert_ds.errors import DamagedData, UserError
 
 TRIES = 6
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds
-PATIENCE = 60.0  # seconds that a server may stay silent
+PATIENCE = 60.0  # seconds without an answer after which a request has failed
 
 
 class Stored(NamedTuple):
-    """A file as it lies there; another size or time: other content."""
+    """Size and time of a stored file: where either differs, its content has changed."""
 
     size: int  # bytes
     modified: str
@@ -65,7 +65,7 @@ def open_file(location: str) -> IO[bytes]:
     if not is_url(location):
         return open(location, "rb")
     system, path = _find_system(location)
-    # What some file systems give can only read whole lines.
+    # Some file systems return a file that can only read whole lines.
     return io.BufferedReader(system.open(path, "rb"), 1 << 20)
 
 
@@ -81,7 +81,7 @@ def look_up(location: str) -> Stored:
 
 
 def read_bytes(location: str) -> bytes:
-    """All of a file. Raises OSError, and DamagedData for a server that goes on failing."""
+    """The content of a file. Raises OSError, and DamagedData where all tries have failed."""
     if not is_url(location):
         return Path(location).read_bytes()
     import tenacity
@@ -111,8 +111,10 @@ def _read_url(location: str) -> bytes:
 
 
 def _find_system(location: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path there. Always asked for anew: one that was opened
-    before a fork is of no use after it, and fsspec knows."""
+    """The file system of a URL, and the path there.
+
+    Never kept: a file system from before a fork does not work after it, and fsspec keeps track.
+    """
     import fsspec
 
     options: dict[str, Any] = {}
@@ -128,7 +130,7 @@ def _find_system(location: str) -> tuple[Any, str]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What the file systems of fsspec raise: those over HTTP let aiohttp's errors through."""
+    """The errors of fsspec's file systems; those over HTTP also raise aiohttp's own."""
     import aiohttp
 
     return (OSError, asyncio.TimeoutError, aiohttp.ClientError)

@@ -3,22 +3,26 @@
     positions of this rank -> ranges of a micro-batch -> (every W-th to each of W workers) ->
     sequence from its shard -> pair of segments -> masked -> concatenated
 
-The stages are a WebDataset pipeline, over records that are found by position instead of read in the
-order they lie in: so the stream can go on anywhere, which WebDataset's own cannot.
-The position in the stream is one integer, the number of samples before it. What a sample looks
-like is drawn from (seed, source, epoch, its number there) and depends on nothing else, so neither
-the number of ranks or workers nor a stop in between changes a sample.
+The stages are a WebDataset pipeline. Its records are found by position, not read in the order of
+the file, so the stream can start anywhere, which WebDataset's own readers cannot.
+The position in the stream is one integer, the number of samples before it. A sample is drawn from
+(seed, source, epoch, number in the source) and depends on nothing else: the number of ranks, the
+number of workers and an interruption change no sample.
 """
 
 import functools
 import itertools
+import math
+import os
+import signal
+import threading
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from albert_ds.data.order import SAMPLE_DRAWS, Draws, Place, ShardOrder, SourceOrder
-from albert_ds.data.records import Sequence
 from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate, draw_sample
+from albert_ds.data.segments import SentenceRuns
 from albert_ds.data.shards import Shard, ShardSet
 from albert_ds.data.words import build_word_starts
 from albert_ds.errors import ENDINGS, UserError
@@ -39,8 +43,9 @@ def training_batches(
     """The micro-batches of one data-parallel rank from position `start` on, without end.
 
     Each step of `batch_size` samples gives every rank batch_size / dp_size of them, in
-    micro-batches of `micro_batch_size`. `weights` are the shares of the sources, None for shares
-    by size. Raises UserError for numbers that do not divide, DamagedData for a shard.
+    micro-batches of `micro_batch_size`. `weights` are the shares of the sources; with None the
+    shares follow the sources' sizes. Raises UserError for sizes that do not divide, DamagedData
+    for a damaged shard.
     """
     if start < 0 or start % batch_size:
         raise UserError(f"start {start}: must be a multiple of the batch size {batch_size}")
@@ -59,13 +64,14 @@ def training_batches(
     if not num_workers:
         return iter(pipeline)
     pipeline.append(_carry_endings)
-    from albert_ds.data.workers import end_with_the_trainer
-
+    # A step takes its micro-batches at once; meanwhile the workers make those of the next step.
+    accumulation = batch_size // (dp_size * micro_batch_size)
     loader = WebLoader(
         pipeline,
         batch_size=None,
         num_workers=num_workers,
-        worker_init_fn=end_with_the_trainer,
+        prefetch_factor=math.ceil(2 * accumulation / num_workers),
+        worker_init_fn=_obey_trainer_only,
     )
     return _raise_endings(loader)
 
@@ -79,15 +85,15 @@ def heldout_batches(
     dp_rank: int,
     dp_size: int,
 ) -> Iterator[MicroBatch]:
-    """One rank's part of the first `limit` samples of a split: the same masks at every call.
+    """One rank's part of the first `limit` samples of a split, with the same masks at every call.
 
-    Every rank is given the same number of micro-batches; one that has run out of samples is given
-    dummies, with `samples` 0.
+    Every rank gets the same number of micro-batches; a rank without samples left gets dummies,
+    with `samples` 0.
     """
     reader = MicroBatchReader([source], None, config)
     samples = min(limit, int(source.sizes.sum()))
     mine = range(dp_rank, samples, dp_size)
-    most = len(range(0, samples, dp_size))  # what rank 0 has
+    most = len(range(0, samples, dp_size))  # samples of rank 0, which has the most
     for begin in range(0, most, micro_batch_size):
         yield reader.read(mine[begin : begin + micro_batch_size])
 
@@ -102,8 +108,24 @@ def plan_training(
             yield mine[i : i + micro_batch_size]
 
 
+def _obey_trainer_only(worker: int) -> None:
+    """In a new worker process: only the trainer's own SIGTERM ends it.
+
+    Slurm sends SIGTERM to every process of a job at once. The trainer still needs its workers for
+    the step after which it stops; torch's workers would end at once, and the trainer with them.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_await_sigterm_of, args=(os.getppid(),), daemon=True).start()
+
+
+def _await_sigterm_of(trainer: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer:
+        pass
+    os._exit(0)
+
+
 def _carry_endings(batches: Iterator[MicroBatch]) -> Iterator[MicroBatch | Exception]:
-    """In a worker: hand what ends the run over; a loader would add a traceback to its line."""
+    """In a worker: yield an error that ends the run; the loader would add a traceback to it."""
     try:
         yield from batches
     except ENDINGS as ending:
@@ -118,7 +140,7 @@ def _raise_endings(batches: Iterable[MicroBatch | Exception]) -> Iterator[MicroB
 
 
 class MicroBatchReader:
-    """Makes the micro-batch of any positions of the stream."""
+    """Makes micro-batches from any positions of the stream."""
 
     def __init__(self, sources: list[ShardSet], weights: list[float] | None, config: StreamConfig):
         _check_sources(sources, config)
@@ -135,42 +157,54 @@ class MicroBatchReader:
         self._config = config
 
     def read(self, positions: range) -> MicroBatch:
-        """The samples at `positions` of the stream, all drawn anew."""
-        samples = [self._draw(position) for position in positions]
+        """The micro-batch of the samples at `positions` of the stream."""
+        samples = [self.draw(position) for position in positions]
         return collate(samples, list(positions), self._config.objective)
 
     def read_each(self, ranges: Iterable[range]) -> Iterator[MicroBatch]:
         return map(self.read, ranges)
 
-    def _draw(self, position: int) -> Sample:
+    def draw(self, position: int) -> Sample:
+        """The sample at a position of the stream."""
         number, local = self._mixture.locate(position)
         place, shard = self._sources[number].find(local)
         sequence = shard[place.sample]
-        rng = self._draws.at(number, place.epoch, place.number)
+        with self._draws.at(number, place.epoch, place.number) as rng:
 
-        def draw_other() -> Sequence | None:
-            others = np.flatnonzero(shard.documents != sequence.document)
-            return shard[int(others[rng.integers(len(others))])] if len(others) else None
+            def draw_other(length: int) -> np.ndarray | None:
+                runs = self._sources[number].find_runs(place.shard)
+                found = runs.find(length, sequence.document, rng)
+                return found and shard[found[0]].ids[found[1] : found[2]]
 
-        return draw_sample(sequence, self._config, self.word_starts, draw_other, rng)
+            return draw_sample(sequence, self._config, self.word_starts, draw_other, rng)
 
 
 class _SourceReader:
-    """One source, and in memory those shards of the round at hand that were needed so far."""
+    """One source; in memory are those shards of the current round that were needed so far."""
 
     def __init__(self, source: ShardSet, number: int, seed: int):
         self._source = source
         self._order = ShardOrder(source.sizes, seed, number)
         self._loaded: dict[int, Shard] = {}
+        self._runs: dict[int, SentenceRuns] = {}
 
     def find(self, position: int) -> tuple[Place, Shard]:
-        """Where a local position lies, and the shard that holds it."""
+        """The place of a local position, and the shard that holds it."""
         place = self._order.locate(position)
         if place.shard not in self._loaded:
-            at_hand = self._order.shards_at_hand
-            self._loaded = {n: shard for n, shard in self._loaded.items() if n in at_hand}
+            current = self._order.round_shards
+            for tables in (self._loaded, self._runs):
+                for gone in tables.keys() - set(current):
+                    del tables[gone]
             self._loaded[place.shard] = Shard(self._source, place.shard)
         return place, self._loaded[place.shard]
+
+    def find_runs(self, number: int) -> SentenceRuns:
+        """The index of a loaded shard, made when it is first needed (nsp)."""
+        if number not in self._runs:
+            shard = self._loaded[number]
+            self._runs[number] = SentenceRuns(shard[i] for i in range(len(shard)))
+        return self._runs[number]
 
 
 def _check_sources(sources: list[ShardSet], config: StreamConfig) -> None:

@@ -1,12 +1,12 @@
 """The vocabulary: SentencePiece unigram in ALBERT's layout (paper Sec. 4.1; ids as released).
 
     0 <pad>  1 <unk>  2 [CLS]  3 [SEP]  4 [MASK]
-    5 (  6 )  7 "  8 -  9 .  10 en dash  11 pound sign  12 euro sign  13 and on: as trained
+    5 (  6 )  7 "  8 -  9 .  10 en dash  11 pound sign  12 euro sign
+    13 and on: as trained; with byte fallback the 256 bytes first
 
-The ids of a text are the same here and in Hugging Face's `AlbertTokenizer` built from the same
-`spiece.model`: text is normalised by the very same code, and `make_portable` removes what the two
-would read differently in the model. How text is normalised is kept beside the model in
-`tokenizer_config.json`, where `AlbertTokenizer` looks for it as well.
+Text is normalised once, by `Normalisation`, before SentencePiece sees it, in training and in
+encoding alike. Hugging Face does the same steps: `build_tokenizer` writes them to `tokenizer.json`.
+`tokenizer_config.json` beside the model says which steps these are.
 """
 
 import hashlib
@@ -17,46 +17,112 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from albert_ds.data.storage import join, read_bytes
 from albert_ds.errors import DamagedData, UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 SPECIAL_PIECES = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 USER_SYMBOLS = ("(", ")", '"', "-", ".", "\N{EN DASH}", "\N{POUND SIGN}", "\N{EURO SIGN}")
 NUM_FIXED = len(SPECIAL_PIECES) + len(USER_SYMBOLS)
+NUM_BYTES = 256
 
 MODEL_NAME = "spiece.model"
 PIECES_NAME = "spiece.vocab"
 CONFIG_NAME = "tokenizer_config.json"
+TOKENIZER_NAME = "tokenizer.json"
 
+WORD_MARK = "\u2581"  # SentencePiece's space
+WORD_END = "\x01"  # between the words of segmented text for training; never in normalised text
+CHARSMAP = "nmt_nfkc"  # SentencePiece's own normalisation, as in the released models
 SCORE_STEP = 1 / 1024  # float32 sums of multiples of this are exact for up to 16,000 nats of text
 NEVER = -100.0  # added to the score (log probability) of a piece that is not to be used
 NUM_THREADS = 16  # a constant, never the machine's: the order of float sums depends on it
 
+TRAINER: Any = {
+    "model_type": "unigram",
+    "normalization_rule_name": "identity",
+    "pad_id": PAD,
+    "unk_id": UNK,
+    "bos_id": -1,
+    "eos_id": -1,
+    "control_symbols": list(SPECIAL_PIECES[2:]),
+    "user_defined_symbols": list(USER_SYMBOLS),
+    "shuffle_input_sentence": True,  # as released; of no effect on the sample
+    "max_sentence_length": 1 << 30,  # in bytes; the default silently skips what is longer
+    "num_threads": NUM_THREADS,
+    "minloglevel": 4,
+}
+# What spells the piece of a byte has pieces of its own, so that text that spells one is told apart.
+BYTE_FALLBACK: Any = {"byte_fallback": True, "required_chars": "<>x0123456789ABCDEFabcdef"}
+
+FORMS = ("nfkc", "albert")
+# Removed by form nfkc: control characters that are not white space, the soft hyphen, the zero-width
+# space and no-break space, the word joiner, and the marks that set the direction of writing. The
+# zero-width joiner and non-joiner stay: Persian and the scripts of India spell words with them.
+INVISIBLE = (
+    r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e"
+    r"\u2060\u2066-\u2069\ufeff]"
+)
+SPACES = r"[\t-\r\u0085\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\u2581]"
+# NFKC takes these vowels of Thai and Lao apart, which no keyboard and no other text does.
+COMPOSED_AGAIN = {"\u0e4d\u0e32": "\u0e33", "\u0ecd\u0eb2": "\u0eb3"}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Normalisation:
-    """What ALBERT does to text before SentencePiece sees it."""
+    """The steps from text to what SentencePiece sees.
+
+    nfkc    ALBERT's quotes; invisible characters removed; NFKC, which composes letters and marks;
+            lower case. Accents and all other marks stay.
+    albert  The steps of Hugging Face's `AlbertTokenizer`: ALBERT's quotes; NFKD without accents;
+            lower case; SentencePiece's own map. As released, and as older vocabularies have it.
+    """
 
     lower_case: bool = True  # False: --keep-case
-    keep_accents: bool = False  # True: --keep-accents
+    keep_accents: bool = True  # False: --strip-accents
+    form: str = "nfkc"  # FORMS
 
-    def build(self, charsmap: bytes = b"") -> Callable[[str], str]:
-        """The function text -> text of `AlbertTokenizer`, with a SentencePiece model's own map."""
-        from tokenizers import normalizers
+    def __post_init__(self):
+        assert self.form in FORMS and (self.keep_accents or self.form == "albert")
 
-        steps: list[normalizers.Normalizer] = [
-            normalizers.Replace("``", '"'),
-            normalizers.Replace("''", '"'),
-        ]
-        if not self.keep_accents:
+    @property
+    def name(self) -> str:
+        """What a model trained so is marked with; those of form albert as they always were."""
+        if self.form == "albert":
+            return CHARSMAP
+        return self.form + ("-lower" if self.lower_case else "-cased")
+
+    def build_steps(self, charsmap: bytes) -> Any:
+        """The steps as a normalizer of the tokenizers library; `charsmap` is the model's own."""
+        from tokenizers import Regex, normalizers
+
+        steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+        if self.form == "nfkc":
+            steps.append(normalizers.Replace(Regex(INVISIBLE), ""))
+            steps.append(normalizers.Replace(Regex(SPACES), " "))
+            steps.append(normalizers.NFKC())
+        elif not self.keep_accents:
             steps += [normalizers.NFKD(), normalizers.StripAccents()]
         if self.lower_case:
             steps.append(normalizers.Lowercase())
-        if charsmap:
+        if self.form == "nfkc":
+            steps += [normalizers.Replace(*pair) for pair in COMPOSED_AGAIN.items()]
+        elif charsmap:
             steps.append(normalizers.Precompiled(charsmap))
-        full = normalizers.Sequence(steps).normalize_str
+        return normalizers.Sequence(steps)
+
+    def build_for_text(self) -> Callable[[str], str]:
+        """The function text -> normalised text, with the map that new vocabularies have."""
+        return self.build(_default_charsmap())
+
+    def build(self, charsmap: bytes) -> Callable[[str], str]:
+        """The function text -> normalised text; `charsmap` is the model's own."""
+        full = self.build_steps(charsmap).normalize_str
 
         def normalise(text: str) -> str:
             if text.isascii() and text.isprintable():  # the same, several times faster
@@ -66,6 +132,9 @@ class Normalisation:
             return full(text).replace("\N{NEXT LINE}", " ")
 
         return normalise
+
+
+RELEASED = Normalisation(lower_case=True, keep_accents=False, form="albert")
 
 
 class Vocab:
@@ -86,6 +155,7 @@ class Vocab:
         )
         self.pieces: list[str] = [piece.piece for piece in proto.pieces]
         self.size = len(self.pieces)
+        self.byte_fallback: bool = proto.trainer_spec.byte_fallback
 
     def __reduce__(self):
         return Vocab, (self.model, self.normalisation)  # for worker processes
@@ -95,22 +165,69 @@ class Vocab:
         return self._processor.encode([self.normalise(text) for text in texts], num_threads=1)
 
     def encode_with_offsets(self, normalised: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a text that is normalised already; of each the characters it stands for."""
+        """The ids of a text that is normalised already, and the characters that each stands for."""
         found = self._processor.encode(normalised, return_type="offset_mapping")
         return list(found["ids"]), found["offsets"]
 
     def decode(self, ids: list[int]) -> str:
-        """The text of `ids`, normalised as `encode` had left it."""
+        """The text of `ids`, in the normalised form."""
         return self._processor.decode(ids)
 
+    @property
+    def needs_tokenizer_file(self) -> bool:
+        """Whether `AlbertTokenizer` cannot do it from `spiece.model`, as it can for form albert."""
+        return self.normalisation.form != "albert" or self.byte_fallback
+
+    def build_tokenizer(self) -> "Tokenizer":
+        """The same vocabulary for the tokenizers library, and so for Hugging Face: same ids.
+
+        It puts [CLS] and [SEP] around one text or a pair of texts, as `AlbertTokenizer` does.
+        """
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+        proto = _parse(self.model)
+        scores = [(piece.piece, piece.score) for piece in proto.pieces]
+        tokenizer: Any = Tokenizer(
+            models.Unigram(scores, unk_id=UNK, byte_fallback=self.byte_fallback)
+        )
+        tokenizer.normalizer = self.normalisation.build_steps(
+            proto.normalizer_spec.precompiled_charsmap
+        )
+        spaces: Any = {"replacement": WORD_MARK, "prepend_scheme": "always"}
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**spaces)]
+        )
+        last = decoders.Metaspace(**spaces)
+        tokenizer.decoder = (
+            decoders.Sequence([decoders.ByteFallback(), last]) if self.byte_fallback else last
+        )
+        cls, sep = SPECIAL_PIECES[CLS], SPECIAL_PIECES[SEP]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{cls}:0 $A:0 {sep}:0",
+            pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+            special_tokens=[(cls, CLS), (sep, SEP)],
+        )
+        tokenizer.add_special_tokens(list(SPECIAL_PIECES))
+        return tokenizer
+
     def write(self, folder: Path) -> None:
-        """Write `spiece.model` and `tokenizer_config.json` into `folder`."""
+        """Write `spiece.model`, `tokenizer_config.json` and, where needed, `tokenizer.json`."""
         (folder / MODEL_NAME).write_bytes(self.model)
-        config = {
+        config: dict[str, Any] = {
             "tokenizer_class": "AlbertTokenizer",
             "do_lower_case": self.normalisation.lower_case,
             "keep_accents": self.normalisation.keep_accents,
         }
+        if self.needs_tokenizer_file:
+            roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+            config |= {
+                # AlbertTokenizer would put its own steps in the place of those of tokenizer.json.
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "normalization": self.normalisation.form,
+                **dict(zip(roles, SPECIAL_PIECES, strict=True)),
+                "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            }
+            self.build_tokenizer().save(str(folder / TOKENIZER_NAME))
         (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
     def write_pieces(self, folder: Path) -> None:
@@ -142,13 +259,33 @@ def read_vocab(location: Path | str, *, sha256: str | None = None) -> Vocab:
         config = {}
     except ValueError as error:
         raise UserError(f"{beside}: not JSON: {error}") from None
-    normalisation = Normalisation(
-        lower_case=config.get("do_lower_case", True), keep_accents=config.get("keep_accents", False)
-    )
+    portable = make_portable(model, location)
+    normalisation = read_normalisation(config, beside)
+    trained = _parse(portable).normalizer_spec.name
+    if trained != normalisation.name and "nfkc-" in f"{trained} {normalisation.name}":
+        raise UserError(
+            f"{beside}: {'says' if config else 'is absent, which means'} normalisation "
+            f"{normalisation.name}, but {location} was trained under {trained}: keep both files of "
+            "one vocabulary together"
+        )
     try:
-        return Vocab(make_portable(model, location), normalisation)
+        return Vocab(portable, normalisation)
     except RuntimeError as error:
         raise UserError(f"{location}: SentencePiece cannot read it: {error}") from None
+
+
+def read_normalisation(config: dict, name: str = CONFIG_NAME) -> Normalisation:
+    """What a `tokenizer_config.json` says; without "normalization" it is AlbertTokenizer's."""
+    form = config.get("normalization", "albert")
+    keep_accents = config.get("keep_accents", False)
+    if form not in FORMS or not (keep_accents or form == "albert"):
+        raise UserError(
+            f'{name}: "normalization" is {form!r} with "keep_accents" {keep_accents}: must be '
+            f"one of {', '.join(FORMS)}, and nfkc keeps accents"
+        )
+    return Normalisation(
+        lower_case=config.get("do_lower_case", True), keep_accents=keep_accents, form=form
+    )
 
 
 def train_vocab(
@@ -158,26 +295,33 @@ def train_vocab(
     vocab_size: int,
     character_coverage: float = 0.99995,
     sample_size: int = 10_000_000,
+    byte_fallback: bool = False,
+    segmented: bool = False,
     seed: int = 0,
 ) -> Vocab:
     """Train on a stream of sentences, of which a random `sample_size` are held in memory.
 
-    The sample is drawn here, as SentencePiece's own cannot be seeded: the same text gives the same
-    bytes. Raises UserError if the text is too little for `vocab_size` pieces, and whatever
-    `sentences` raises.
+    SentencePiece sees the text as `Vocab.encode` will give it, and adds no step of its own. The
+    sample is drawn here, as SentencePiece's own cannot be seeded: the same text gives the same
+    bytes. With `segmented`, WORD_END stands between the words of a sentence, and no piece holds
+    characters of two of them. Raises UserError if the text is too little for `vocab_size` pieces,
+    and whatever `sentences` raises.
     """
     import sentencepiece
 
-    if vocab_size <= NUM_FIXED:
-        raise UserError(f"--vocab-size {vocab_size}: must be over the {NUM_FIXED} fixed pieces")
+    fixed = NUM_FIXED + NUM_BYTES * byte_fallback
+    if vocab_size <= fixed:
+        raise UserError(f"--vocab-size {vocab_size}: must be over the {fixed} fixed pieces")
     failure: list[Exception] = []  # SentencePiece turns every exception into a RuntimeError
+    charsmap = _default_charsmap()
 
     def normalised() -> Iterator[str]:
-        normalise = normalisation.build()
+        normalise = normalisation.build(charsmap)
         try:
             sample = _draw_sample(sentences, sample_size, random.Random(seed))
             while sample:
-                yield normalise(sample.pop())  # SentencePiece keeps its own copy
+                words = sample.pop().split(WORD_END) if segmented else [sample.pop()]
+                yield WORD_END.join(map(normalise, words))  # SentencePiece keeps its own copy
         except (UserError, DamagedData, OSError) as error:
             failure.append(error)
             raise
@@ -187,26 +331,22 @@ def train_vocab(
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=normalised(),
             model_writer=model,
-            model_type="unigram",
             vocab_size=vocab_size,
             character_coverage=character_coverage,
-            pad_id=PAD,
-            unk_id=UNK,
-            bos_id=-1,
-            eos_id=-1,
-            control_symbols=list(SPECIAL_PIECES[2:]),
-            user_defined_symbols=list(USER_SYMBOLS),
-            shuffle_input_sentence=True,  # as released; of no effect on this sample
             input_sentence_size=sample_size,
-            max_sentence_length=1 << 30,  # in bytes; the default silently skips what is longer
-            num_threads=NUM_THREADS,
-            minloglevel=4,
+            **TRAINER,
+            **(BYTE_FALLBACK if byte_fallback else {}),
+            **({"pretokenization_delimiter": WORD_END} if segmented else {}),
         )
     except RuntimeError as error:
         if failure:
             raise failure[0] from None
         raise UserError(_explain(str(error), vocab_size)) from None
-    return Vocab(make_portable(model.getvalue(), "the trained model"), normalisation)
+    trained = _parse(model.getvalue())
+    # For readers of spiece.model that know nothing of the steps before it; the name is for ours.
+    trained.normalizer_spec.name = normalisation.name
+    trained.normalizer_spec.precompiled_charsmap = charsmap
+    return Vocab(make_portable(trained.SerializeToString(), "the trained model"), normalisation)
 
 
 def _draw_sample(sentences: Iterable[str], size: int, rng: random.Random) -> list[str]:
@@ -223,9 +363,16 @@ def _draw_sample(sentences: Iterable[str], size: int, rng: random.Random) -> lis
 def _explain(error: str, vocab_size: int) -> str:
     """SentencePiece's complaint as one line about the flag it concerns."""
     if limit := re.search(r"Vocabulary size too high .* <= (\d+)", error):
-        return f"--vocab-size {vocab_size}: this text yields at most {limit[1]} pieces"
+        return (
+            f"--vocab-size {vocab_size}: this text yields at most {limit[1]} pieces, since too few "
+            "different strings occur in it more than once; give more text or ask for fewer pieces"
+        )
     if needed := re.search(r"smaller than required_chars. (\d+) vs (\d+)", error):
-        return f"--vocab-size {vocab_size}: this text has {needed[2]} characters and fixed pieces"
+        return (
+            f"--vocab-size {vocab_size}: this text has {needed[2]} characters and fixed pieces, "
+            "and each needs a piece; ask for more pieces, or lower --character-coverage and add "
+            "--byte-fallback"
+        )
     if "!sentences_.empty()" in error:
         return "--input: the files hold no text"
     return f"SentencePiece cannot train on this text: {error}"
@@ -238,7 +385,8 @@ def make_portable(model: bytes, name: str) -> bytes:
        score is 0, the best, so SentencePiece segments as before; `AlbertTokenizer` would make
        "added tokens" of them and put a word boundary after each one.
     2. A piece that ends in digit + comma is never used. ALBERT's tokeniser takes the comma off
-       such pieces; Hugging Face has done so in some versions and not in others.
+       such pieces; Hugging Face has done so in some versions and not in others. Nor is the piece
+       of a byte, "<0x41>", found in text that spells it, as Hugging Face would do.
     3. Scores are rounded to multiples of 2**-10, so that sums are exact in float32 (SentencePiece)
        and in float64 (Hugging Face) and both break a tie ("0|00" or "00|0") alike.
 
@@ -251,8 +399,11 @@ def make_portable(model: bytes, name: str) -> bytes:
     for piece in proto.pieces:
         if piece.type == piece.USER_DEFINED:
             piece.type = piece.NORMAL
-        if piece.piece[-1:] == "," and piece.piece[-2:-1].isdigit() and piece.score > NEVER:
+        is_comma = piece.piece[-1:] == "," and piece.piece[-2:-1].isdigit()
+        if is_comma and piece.score > NEVER:
             piece.score += NEVER
+        if piece.type == piece.BYTE:
+            piece.score = 10 * NEVER
         piece.score = round(piece.score / SCORE_STEP) * SCORE_STEP
     return proto.SerializeToString()
 
@@ -266,3 +417,13 @@ def _parse(model: bytes, name: str = MODEL_NAME):
         return ModelProto.FromString(model)
     except DecodeError:
         raise UserError(f"{name}: not a SentencePiece model") from None
+
+
+def _default_charsmap() -> bytes:
+    """SentencePiece's map of CHARSMAP, compiled."""
+    import sentencepiece
+
+    proto = _parse(
+        sentencepiece.SentencePieceNormalizer(rule_name=CHARSMAP).serialized_model_proto()
+    )
+    return proto.normalizer_spec.precompiled_charsmap

@@ -6,16 +6,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from albert_ds.cli import log_line
 from albert_ds.data.samples import MicroBatch, StreamConfig
 from albert_ds.data.shards import open_shards, read_index
 from albert_ds.data.stream import heldout_batches
 from albert_ds.errors import DamagedData
 from albert_ds.parallel.mesh import Mesh
-from albert_ds.runtime.agreement import Counts, agree
-from albert_ds.runtime.ending import say
+from albert_ds.runtime.consensus import Counts, agree
 from albert_ds.runtime.metrics import OUTPUTS, summarise
 
-LEAK_ACCURACY = 0.97  # SOP accuracy that only a leak of the order reaches; the paper's is 0.865
+LEAK_ACCURACY = 0.97  # a SOP accuracy above it means a leak of the order; the paper's is 0.865
 
 
 def evaluate_heldout(
@@ -45,7 +45,9 @@ def evaluate_heldout(
     values = evaluate(module, batches, mesh, device, stream.objective)
     accuracy = values.get("heldout_sop_accuracy") or 0
     if mesh.rank == 0 and accuracy > LEAK_ACCURACY:
-        say(f"held-out SOP accuracy {accuracy:.3f}: look for a leak of the order (paper: 0.865)")
+        log_line(
+            f"held-out SOP accuracy {accuracy:.3f}: look for a leak of the order (paper: 0.865)"
+        )
     return values
 
 
@@ -60,7 +62,7 @@ def evaluate(
     """Run `module` over this rank's micro-batches; the metrics are over all ranks. Collective.
 
     Every rank must have the same number of micro-batches, since under ZeRO-3 a forward pass is
-    collective. Raises DamagedData on every rank where any rank's data is damaged.
+    collective. Raises DamagedData on every rank if the data of any rank is damaged.
     """
     error = None
     try:

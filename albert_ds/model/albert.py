@@ -1,21 +1,51 @@
-"""ALBERT: embedding, encoder and pooler, and with its two heads what is pretrained (section 3.1).
+"""ALBERT: factorised embedding, encoder and pooler, and the two pretraining heads (section 3.1).
 
-Plain PyTorch: no rank, no process group, no precision. The forward pass returns its intermediates,
-so that whoever studies them needs no hooks.
-Shapes: B sequences, N tokens, P masked positions, V vocabulary, E embedding, H hidden.
+Plain PyTorch: it knows nothing of ranks, process groups or precision. The forward pass returns its
+hidden states, so that studying them needs no hooks. Losses are SUMS of cross entropies in fp32,
+because only the trainer knows how many positions the whole batch has.
+Shapes: B sequences, N tokens, R output positions, P masked positions, V vocabulary, E embedding, H
+hidden, L layers.
 """
 
+from functools import partial
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from albert_ds.model.config import ModelConfig
-from albert_ds.model.embedding import FactorizedEmbedding
+from albert_ds.model.dropout import Dropout
 from albert_ds.model.encoder import Encoder
-from albert_ds.model.heads import MlmHead, score_pairs
+
+CHUNK_ROWS = 4096  # positions whose V-wide scores exist at once: 0.5 GB in fp32 at V = 30,000
+
+
+class FactorizedEmbedding(nn.Module):
+    """Word, segment and position vectors summed at width E, normalised, then projected to H.
+
+    V x E + E x H parameters instead of V x H. Where E = H (the BERT baselines) there is no map.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        width = config.embedding_size
+        self.word = nn.Embedding(config.vocab_size, width)
+        self.token_type = nn.Embedding(config.type_vocab_size, width)
+        self.position = nn.Embedding(config.max_position_embeddings, width)
+        self.layer_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.dropout)
+        factorized = width != config.hidden_size
+        self.projection = nn.Linear(width, config.hidden_size) if factorized else nn.Identity()
+
+    def forward(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Embed ids, each int64 [N]; returns [N, H]."""
+        x = self.word(input_ids) + self.token_type(token_type_ids) + self.position(position_ids)
+        return self.projection(self.dropout(self.layer_norm(x)))  # [N, E] -> [N, H]
 
 
 class AlbertModel(nn.Module):
-    """The encoder, which fine-tuning starts from; load its weights, or `init_weights`."""
+    """The part that fine-tuning starts from. Load its weights, or call `init_weights`."""
 
     def __init__(self, config: ModelConfig, *, activation_checkpointing: str = "none"):
         super().__init__()
@@ -32,24 +62,75 @@ class AlbertModel(nn.Module):
         position_ids: Tensor,
         cu_seqlens: Tensor,
         max_seqlen: int,
-        read: Tensor | None = None,
+        output_positions: Tensor | None = None,
     ) -> dict:
         """Encode sequences end to end: ids int64 [N], ends int32 [B + 1], the longest length.
 
-        read: the tokens, int64 [R] ascending, whose last state is asked for, each [CLS] among
-        them; None: all. What nobody reads is not computed, and R takes the place of N there.
+        output_positions: int64 [R], ascending, with every [CLS]: the tokens whose last hidden state
+        is needed. The last layer is computed for these alone, and its state is [R, H]. None: all.
 
         Returns `last_hidden_state` [N, H], `pooled` [B, H] (None without a pooler) and
         `hidden_states`, the L + 1 states [N, H] from the embedding to the last layer.
         """
         embedded = self.embeddings(input_ids, token_type_ids, position_ids)
-        states = self.encoder(embedded, cu_seqlens, max_seqlen, read)
+        states = self.encoder(embedded, cu_seqlens, max_seqlen, output_positions)
         pooled = None
         if self.pooler is not None:
             first = cu_seqlens[:-1]  # the [CLS] of each sequence
-            place = first if read is None else torch.searchsorted(read, first)
+            place = (
+                first if output_positions is None else torch.searchsorted(output_positions, first)
+            )
             pooled = torch.tanh(self.pooler(states[-1].index_select(0, place)))
         return {"last_hidden_state": states[-1], "pooled": pooled, "hidden_states": states}
+
+
+class MlmHead(nn.Module):
+    """H -> E, tanh-GELU, LayerNorm, then the word embedding, transposed, and a bias of its own."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.transform = nn.Linear(config.hidden_size, config.embedding_size)
+        self.layer_norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Bring states [P, H] back to the embedding's width: [P, E]."""
+        return self.layer_norm(F.gelu(self.transform(hidden), approximate="tanh"))
+
+    def logits(self, hidden: Tensor, word: Tensor) -> Tensor:
+        """Score the vocabulary: states [P, H], embedding [V, E]; returns fp32 [P, V]."""
+        return F.linear(self.project(hidden), word, self.bias).float()
+
+    def forward(self, hidden: Tensor, labels: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict labels int64 [P] from states [P, H] with the embedding [V, E].
+
+        Returns the sum of the cross entropies (fp32 scalar) and the number of correct predictions
+        (int64 scalar). Without positions both are 0 and still depend on every parameter, because
+        ranks wait for each other's gradients.
+        """
+        x = self.project(hidden)
+        # split() of no rows is one chunk of no rows.
+        chunks = list(zip(x.split(CHUNK_ROWS), labels.split(CHUNK_ROWS), strict=True))
+        score = score_words
+        if len(chunks) > 1 and torch.is_grad_enabled():
+            score = partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
+        parts = [score(*chunk, word, self.bias) for chunk in chunks]
+        losses, corrects = zip(*parts, strict=True)
+        return torch.stack(losses).sum(), torch.stack(corrects).sum()
+
+
+def score_words(x: Tensor, labels: Tensor, word: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of cross entropies and number of correct predictions for states [rows, E]."""
+    logits = F.linear(x, word, bias).float()  # [rows, V]
+    loss = F.cross_entropy(logits, labels, reduction="sum")
+    return loss, (logits.detach().argmax(-1) == labels).sum()
+
+
+def score_pairs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of cross entropies and number correct for logits [B, 2]; -100 counts in neither."""
+    logits = logits.float()
+    loss = F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+    return loss, (logits.detach().argmax(-1) == labels).sum()
 
 
 class AlbertForPretraining(nn.Module):
@@ -79,16 +160,18 @@ class AlbertForPretraining(nn.Module):
         masked_labels: Tensor,
         pair_labels: Tensor,
     ) -> dict[str, Tensor]:
-        """Losses of a micro-batch: ids int64 [N], ends int32 [B + 1], masked int64 [P], pairs [B].
+        """Compute the losses of a micro-batch: ids int64 [N], ends int32 [B + 1], masked int64 [P].
 
         Returns `mlm_loss_sum`, `pair_loss_sum` (fp32 sums of cross entropies), `mlm_correct` and
-        `pair_correct` (int64 counts), all scalars. A pair labelled -100 counts in neither; without
-        a sentence head both are 0.
+        `pair_correct` (int64 counts), all scalars. Pair labels are int64 [B]; -100 counts in
+        neither, and without a sentence head both are 0.
         """
-        # Of the last layer only these tokens are read, and only the masked reach the vocabulary.
-        read, _ = torch.cat([cu_seqlens[:-1], masked_positions]).sort()
-        encoded = self.albert(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen, read)
-        place = torch.searchsorted(read, masked_positions)
+        # The heads need the last state of these tokens only: [CLS] and the masked ones.
+        output_positions, _ = torch.cat([cu_seqlens[:-1], masked_positions]).sort()
+        encoded = self.albert(
+            input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen, output_positions
+        )
+        place = torch.searchsorted(output_positions, masked_positions)
         masked = encoded["last_hidden_state"].index_select(0, place)  # [P, H]
         word = self.albert.embeddings.word.weight
         mlm_loss, mlm_correct = self.mlm_head(masked, masked_labels, word)
@@ -114,7 +197,7 @@ def init_weights(module: nn.Module, std: float, seed: int) -> None:
     | *layer_norm.weight                  | 1                                                 |
     | every other (kernels, embeddings)   | normal(0, std), drawn again while beyond 2 std    |
 
-    Parameters on the meta device have no values and are left alone.
+    Parameters on the meta device have no values and are skipped.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in module.named_parameters():
@@ -129,8 +212,8 @@ def init_weights(module: nn.Module, std: float, seed: int) -> None:
 
 
 def _truncated_normal_(x: Tensor, std: float, generator: torch.Generator) -> None:
-    # Drawing again the 4.6 % beyond two standard deviations takes a thirtieth of the time of
-    # trunc_normal_, which inverts the error function for every value.
+    # Drawing the 4.6 % beyond two standard deviations again is 30 times faster than trunc_normal_,
+    # which inverts the error function for every value.
     x.normal_(0, std, generator=generator)
     outside = (x.abs() > 2 * std).nonzero().squeeze(1)
     while len(outside):

@@ -1,10 +1,10 @@
-"""Dropout that costs little on a CPU too (Srivastava et al. 2014).
+"""Dropout that is fast on a CPU too (Srivastava et al. 2014).
 
 On a GPU this is torch's. On a CPU torch draws a random number for each value, which at 512 tokens
-takes longer than the attention whose probabilities it drops. Here a random number decides on a
-whole run of kept values: how far it is from one dropped value to the next is geometrically
-distributed, so at probability 0.1 a tenth of the draws say the same, independently for each value.
-The numbers come from torch's own generator: what replays that, replays these.
+takes longer than the attention itself. Here one random number covers a run of kept values: the
+distance from one dropped value to the next is geometrically distributed. At probability 0.1 this
+takes a tenth of the draws, and values are still dropped independently. The numbers come from
+torch's own generator, so restoring its state repeats them.
 """
 
 import math
@@ -16,14 +16,14 @@ from torch.autograd.function import once_differentiable
 
 
 class Dropout(nn.Dropout):
-    """In training each value is 0 with probability p, and larger else; [...] -> [...]."""
+    """In training each value is 0 with probability p, else divided by 1 - p; [...] -> [...]."""
 
     def forward(self, input: Tensor) -> Tensor:
         return drop(input, self.p if self.training else 0.0)
 
 
 def drop(x: Tensor, probability: float) -> Tensor:
-    """Set each value of x [...] to 0 with `probability`, and divide the others by what is left."""
+    """Set each value of x [...] to 0 with `probability`; divide the others by 1 - probability."""
     if not probability:
         return x
     if x.device.type != "cpu" or probability == 1 or torch.compiler.is_compiling():
@@ -34,7 +34,7 @@ def drop(x: Tensor, probability: float) -> Tensor:
 def draw_dropped(count: int, probability: float) -> Tensor:
     """Which of `count` values to drop, each with `probability`: ascending indices, int64."""
     expected = count * probability
-    draws = int(expected + 5 * math.sqrt(expected) + 5)  # enough at once but in one of 10^6 cases
+    draws = int(expected + 5 * math.sqrt(expected) + 5)  # too few in one of 10^6 cases
     indices = torch.empty(0, dtype=torch.int64)
     last = -1
     while last < count:
@@ -46,7 +46,7 @@ def draw_dropped(count: int, probability: float) -> Tensor:
 
 
 class _Drop(torch.autograd.Function):
-    """x * scale without what is dropped; keeps the indices for backward."""
+    """x * scale with the dropped values set to 0; keeps their indices for the backward pass."""
 
     @staticmethod
     def forward(ctx, x: Tensor, dropped: Tensor, scale: float) -> Tensor:

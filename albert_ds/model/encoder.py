@@ -1,10 +1,11 @@
 """The encoder: L post-LN layers over blocks that layers may share (section 3.1).
 
-A micro-batch is its sequences end to end, so nothing is padded; only `VarlenAttention` looks at
-where a sequence ends. Of the last layer nothing is computed that nobody reads: pretraining reads
-the masked tokens and each [CLS], a seventh of all. Nothing here knows of ranks: heads are counted
-by view(N, -1, D), because a rank that was given a part of the projections holds some of the heads.
-Shapes: B sequences, N tokens, R of them read, H hidden, F feed-forward, n heads, D head width.
+A micro-batch is its sequences end to end, so nothing is padded. Only `VarlenAttention` uses the
+ends of the sequences. The last layer is computed only for the output positions: in pretraining the
+masked tokens and each [CLS], a seventh of all tokens. Nothing here knows of ranks: the number of
+heads comes from view(N, -1, D), because under tensor parallelism a rank holds some of the heads.
+Shapes: B sequences, N tokens, R output positions, T longest sequence, H hidden, F feed-forward,
+n heads, D head width, L layers.
 """
 
 import torch
@@ -20,9 +21,9 @@ from albert_ds.model.dropout import Dropout, drop
 class VarlenAttention(nn.Module):
     """Scaled dot-product attention inside each sequence of a concatenation.
 
-    CUDA in half precision: flash attention over the concatenation. CUDA in fp32, which serves
-    comparisons only and which that kernel does not take: a padded copy. CPU: one call a sequence,
-    so that there too only real tokens cost anything.
+    CUDA in half precision: flash attention over the concatenation. CUDA in fp32: a padded copy,
+    because that kernel takes no fp32, which only comparisons need. CPU: one call a sequence, so
+    that there too only real tokens are computed.
     """
 
     def __init__(self, dropout: float):
@@ -34,7 +35,7 @@ class VarlenAttention(nn.Module):
     ) -> Tensor:
         """Attend: q [R, n, D] to k, v [N, n, D]; returns [R, n, D].
 
-        q_ends and kv_ends int32 [B + 1] say where each sequence's tokens begin and end in either.
+        q_ends and kv_ends, int32 [B + 1], are the bounds of the sequences in q and in k and v.
         """
         dropout = self.dropout if self.training else 0.0
         if not q.is_cuda:
@@ -49,11 +50,11 @@ class VarlenAttention(nn.Module):
         return attend(q, k, v, *ends, dropout, is_causal, returns_mask)[0]
 
 
-@torch.compiler.disable  # how many calls it makes is known only as it runs
+@torch.compiler.disable  # the number of calls depends on the data
 def attend_each(
     q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, dropout: float
 ) -> Tensor:
-    """Attention one sequence at a time; it reads the lengths, which would stall a CUDA stream."""
+    """Attention one sequence at a time. Reads the lengths: on CUDA that would synchronise."""
     heads_first = (
         x.transpose(0, 1).unsqueeze(0).split(ends.diff().tolist(), dim=2)
         for x, ends in ((q, q_ends), (k, kv_ends), (v, kv_ends))
@@ -68,7 +69,7 @@ def attend_each(
 def _attend_one(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     if not dropout:
         return F.scaled_dot_product_attention(q, k, v)
-    # With dropout torch would do the same on a CPU, but draw its random numbers at leisure.
+    # torch computes the same on a CPU, but its dropout is slow there (model/dropout.py).
     probabilities = torch.softmax(q * q.size(-1) ** -0.5 @ k.mT, dim=-1)
     return drop(probabilities, dropout) @ v
 
@@ -82,23 +83,18 @@ def attend_padded(
     max_seqlen: int,
     dropout: float,
 ) -> Tensor:
-    """Attention over a copy [B, max_seqlen] with its padding masked; it waits for no device.
+    """Attention over a copy [B, T] with its padding masked; does not synchronise the device.
 
     The memory-efficient kernel would take the concatenation in fp32, but drops other probabilities
     in its backward pass than in its forward pass (seen in PyTorch 2.11).
     """
     num_sequences = len(kv_ends) - 1
 
-    def find_slots(x: Tensor, ends: Tensor) -> Tensor:
-        token = torch.arange(len(x), device=x.device)
-        sequence = torch.searchsorted(ends, token, right=True) - 1
-        return sequence * max_seqlen + token - ends[sequence]
-
     def pad(x: Tensor, slots: Tensor) -> Tensor:
         rows = x.new_zeros(num_sequences * max_seqlen, *x.shape[1:]).index_copy(0, slots, x)
         return rows.unflatten(0, (num_sequences, max_seqlen)).transpose(1, 2)  # [B, n, T, D]
 
-    q_slots, kv_slots = find_slots(q, q_ends), find_slots(k, kv_ends)
+    q_slots, kv_slots = (find_slots(y, len(x), max_seqlen) for x, y in ((q, q_ends), (k, kv_ends)))
     real = pad(torch.ones_like(kv_slots, dtype=torch.bool)[:, None, None], kv_slots).mT
     attended = F.scaled_dot_product_attention(
         pad(q, q_slots),
@@ -108,6 +104,19 @@ def attend_padded(
         dropout_p=dropout,
     )
     return attended.transpose(1, 2).flatten(0, 1).index_select(0, q_slots)
+
+
+def find_sequences(ends: Tensor, tokens: int) -> Tensor:
+    """The sequence that each of N tokens belongs to, int64 [N]. Does not synchronise the device."""
+    token = torch.arange(tokens, device=ends.device, dtype=ends.dtype)
+    return torch.searchsorted(ends, token, right=True) - 1
+
+
+def find_slots(ends: Tensor, tokens: int, width: int) -> Tensor:
+    """The index of each of N tokens in a flattened [B, width], int64 [N]."""
+    sequence = find_sequences(ends, tokens)
+    token = torch.arange(tokens, device=ends.device)
+    return sequence * width + token - ends.long().index_select(0, sequence)
 
 
 class SelfAttention(nn.Module):
@@ -124,22 +133,26 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(
-        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, read: Tensor | None = None
+        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, output_positions: Tensor | None = None
     ) -> Tensor:
         """Mix the tokens of each sequence: [N, H] -> [R, H], without the residual."""
         q_ends = cu_seqlens
-        if read is not None:
-            q_ends = torch.searchsorted(read, cu_seqlens, out_int32=True)
+        if output_positions is not None:
+            q_ends = torch.searchsorted(output_positions, cu_seqlens, out_int32=True)
         q, k, v = (
             projection(y).view(len(y), -1, self.head_dim)  # [R, n, D], [N, n, D]
-            for projection, y in ((self.query, select(x, read)), (self.key, x), (self.value, x))
+            for projection, y in (
+                (self.query, select(x, output_positions)),
+                (self.key, x),
+                (self.value, x),
+            )
         )
         return self.output(self.core(q, k, v, q_ends, cu_seqlens, max_seqlen).flatten(1))
 
 
-def select(x: Tensor, read: Tensor | None) -> Tensor:
-    """The states [R, H] of the tokens int64 [R], of all [N, H] where none are named."""
-    return x if read is None else x.index_select(0, read)
+def select(x: Tensor, output_positions: Tensor | None) -> Tensor:
+    """The states [R, H] at the output positions int64 [R]; all states [N, H] for None."""
+    return x if output_positions is None else x.index_select(0, output_positions)
 
 
 class FeedForward(nn.Module):
@@ -151,12 +164,12 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(config.ffn_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform each token by itself: [N, H] -> [N, H], without the residual."""
+        """Transform each token separately: [N, H] -> [N, H], without the residual."""
         return self.down(F.gelu(self.up(x), approximate="tanh"))
 
 
 class AttentionBlock(nn.Module):
-    """LN(x + dropout(attention(x))): what layers share under `attention`."""
+    """LN(x + dropout(attention(x))): the part that --sharing attention shares."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -165,15 +178,15 @@ class AttentionBlock(nn.Module):
         self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(
-        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, read: Tensor | None = None
+        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, output_positions: Tensor | None = None
     ) -> Tensor:
-        """[N, H] -> [R, H], or [N, H] where all tokens are read."""
-        mixed = self.self_attention(x, cu_seqlens, max_seqlen, read)
-        return self.layer_norm(select(x, read) + self.dropout(mixed))
+        """[N, H] -> [R, H]; [N, H] without output positions."""
+        mixed = self.self_attention(x, cu_seqlens, max_seqlen, output_positions)
+        return self.layer_norm(select(x, output_positions) + self.dropout(mixed))
 
 
 class FeedForwardBlock(nn.Module):
-    """LN(x + dropout(ffn(x))): what layers share under `ffn`."""
+    """LN(x + dropout(ffn(x))): the part that --sharing ffn shares."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -187,10 +200,10 @@ class FeedForwardBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """L layers over as many distinct blocks as the sharing asks for.
+    """L layers over as many distinct blocks as the sharing needs.
 
-    activation_checkpointing chooses what backward computes again instead of keeping: `none`
-    nothing, `attention` the attention blocks, `block` whole layers but for their input.
+    activation_checkpointing is what the backward pass computes again instead of keeping: `none`,
+    `attention` (the attention blocks) or `block` (whole layers; only their inputs are kept).
     """
 
     def __init__(self, config: ModelConfig, activation_checkpointing: str = "none"):
@@ -207,22 +220,24 @@ class Encoder(nn.Module):
         self.ffn = nn.ModuleList(FeedForwardBlock(config) for _ in range(num_ffn))
 
     def compile_blocks(self) -> None:
-        """Compile each distinct block once, for any number of tokens; the layers replay it."""
+        """Compile each distinct block once, for any number of tokens; all its layers use it."""
         for block in (*self.attention, *self.ffn):
             block.compile(dynamic=True)
 
     def forward(
-        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, read: Tensor | None = None
+        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, output_positions: Tensor | None = None
     ) -> list[Tensor]:
         """Encode [N, H]; returns the L + 1 states [N, H], the input first.
 
-        read: the tokens, int64 [R] ascending, whose last state is asked for; the last layer is
-        computed for these alone, and its state is [R, H]. None: all.
+        output_positions: int64 [R], ascending: the tokens whose last state is needed. The last
+        layer is computed for these alone, and its state is [R, H]. None: all.
         """
         states = [x]
         for layer, (a, f) in enumerate(self.plan, start=1):
-            asked = read if layer == len(self.plan) else None
-            x = self._layer(self.attention[a], self.ffn[f], x, cu_seqlens, max_seqlen, asked)
+            last_positions = output_positions if layer == len(self.plan) else None
+            x = self._layer(
+                self.attention[a], self.ffn[f], x, cu_seqlens, max_seqlen, last_positions
+            )
             states.append(x)
         return states
 

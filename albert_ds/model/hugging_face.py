@@ -1,14 +1,18 @@
-"""Our weights under Hugging Face's names, and back: one table of pairs, read both ways.
+"""Our weights under Hugging Face's names, and back: one table of name pairs, read both ways.
 
-What the table cannot say:
+Where the two formats differ:
 
 - Hugging Face always has the map E -> H. Where E = H ours has none: an identity is written, and
-  only an identity is read; another map there has no place in our model.
-- Hugging Face shares whole layers. What `attention` and `ffn` share is written once a layer; blocks
-  that are equal, bit for bit, in all layers are read as shared.
-- The decoder is tied to the word embedding: its tensors are not written, and where a file has them
-  they must equal what they are tied to.
+  only an identity is read, because our model has no place for another map.
+- Hugging Face shares whole layers, in groups of neighbours of one size. Any other sharing is
+  written with one group a layer, so shared blocks are repeated in the file. Blocks that are equal,
+  bit for bit, in all layers are read as shared.
+- The decoder is tied to the word embedding: its tensors are not written. Where a file has them,
+  they must equal the embedding.
 - Released files have a pooler and may lack the sentence head (sop_classifier): then it is zeros.
+- The head of SQuAD 2.0 has no counterpart in Hugging Face and is refused.
+
+Shapes: E embedding, H hidden, L layers, G groups of Hugging Face.
 """
 
 import logging
@@ -17,8 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from albert_ds.errors import UserError
-from albert_ds.model.config import ModelConfig, share
-from albert_ds.model.head_config import HeadConfig
+from albert_ds.model.config import HeadConfig, ModelConfig, share
 
 if TYPE_CHECKING:  # importing torch takes seconds, which --help does not have
     from torch import Tensor
@@ -52,7 +55,7 @@ FFN = (
     ("feed_forward.down", "ffn_output"),
     ("layer_norm", "full_layer_layer_norm"),
 )
-# Config fields: ours -> theirs, type. Their other dropout, sharing and pair_head are worked out.
+# Config fields: ours -> theirs, type. Their other dropout, sharing and pair_head are derived.
 FIELDS = {
     "vocab_size": ("vocab_size", int),
     "embedding_size": ("embedding_size", int),
@@ -66,6 +69,13 @@ FIELDS = {
     "initializer_range": ("initializer_range", int | float),
     "layer_norm_eps": ("layer_norm_eps", int | float),
 }
+# Kind of head -> (their architecture, their name of our head's linear map).
+ARCHITECTURES = {
+    "classification": ("AlbertForSequenceClassification", "classifier"),
+    "regression": ("AlbertForSequenceClassification", "classifier"),
+    "choice": ("AlbertForMultipleChoice", "classifier"),
+    "span": ("AlbertForQuestionAnswering", "qa_outputs"),
+}
 ENCODER = "albert."
 IDENTITY = "albert.encoder.embedding_hidden_mapping_in"
 TIED = {
@@ -75,7 +85,7 @@ TIED = {
 
 
 def name_pairs(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Every (our name, their name) of a model; ours repeats where Hugging Face cannot share."""
+    """Every (our name, their name) of a model. Ours repeats where Hugging Face cannot share."""
     for ours, theirs in TABLES:
         yield f"{ours}.weight", f"{theirs}.weight"
     yield "mlm_head.bias", "predictions.bias"
@@ -85,7 +95,7 @@ def name_pairs(config: ModelConfig) -> Iterator[tuple[str, str]]:
     if not config.pair_head:
         absent |= {"albert.pooler", "pair_head"}
     modules = [pair for pair in MODULES if pair[0] not in absent]
-    for group, (attention, ffn) in enumerate(distinct_layers(config)):
+    for group, (attention, ffn) in enumerate(list_groups(config)):
         layer = f"albert.encoder.albert_layer_groups.{group}.albert_layers.0"
         for kind, index, table in (("attention", attention, ATTENTION), ("ffn", ffn, FFN)):
             modules += [(f"albert.encoder.{kind}.{index}.{a}", f"{layer}.{b}") for a, b in table]
@@ -94,13 +104,23 @@ def name_pairs(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield f"{ours}.{leaf}", f"{theirs}.{leaf}"
 
 
-def distinct_layers(config: ModelConfig) -> list[tuple[int, int]]:
-    """The distinct layers of a model in order: what Hugging Face calls its hidden groups."""
-    return sorted(set(share(config.sharing, config.num_layers)))
+def list_groups(config: ModelConfig) -> list[tuple[int, int]]:
+    """The (attention, ffn) block of each of Hugging Face's hidden groups, [G].
+
+    Hugging Face's layer l uses group l * G // L, so G is the smallest divisor of L that expresses
+    the sharing. G = L always does.
+    """
+    plan = share(config.sharing, config.num_layers)
+    for size in range(len(plan), 0, -1):  # layers a group
+        if len(plan) % size == 0:
+            groups = plan[::size]
+            if plan == [group for group in groups for _ in range(size)]:
+                return groups
+    raise AssertionError("one group a layer expresses every sharing")
 
 
 def to_hf(config: ModelConfig, state: Weights) -> tuple[dict, Weights]:
-    """Our weights as Hugging Face's (config.json as a dict, state dict).
+    """A pretrained model in Hugging Face's form (config.json as a dict, state dict).
 
     Loads as AlbertForPreTraining, or as AlbertForMaskedLM where there is no sentence head.
     """
@@ -109,14 +129,41 @@ def to_hf(config: ModelConfig, state: Weights) -> tuple[dict, Weights]:
     return build_hf_config(config, architecture), hf_state | build_identity(config)
 
 
+def task_to_hf(
+    config: ModelConfig, head: HeadConfig, state: Weights, where: str
+) -> tuple[dict, Weights]:
+    """A fine-tuned model in Hugging Face's form (config.json as a dict, state dict).
+
+    Raises UserError, with `where`, for the head of SQuAD 2.0.
+    """
+    if head.kind not in ARCHITECTURES:
+        raise UserError(
+            f"{where}: its head scores the end of an answer given the start, and answerability by "
+            "a classifier of its own (SQuAD 2.0); Hugging Face has no such ALBERT. Exported are "
+            "pretrained models, GLUE, RACE and SQuAD 1.1"
+        )
+    architecture, name = ARCHITECTURES[head.kind]
+    hf_config = build_hf_config(config, architecture) | {"classifier_dropout_prob": head.dropout}
+    if head.kind == "classification":
+        words = dict(enumerate(head.labels))
+        hf_config["id2label"] = {str(number): word for number, word in words.items()}
+        hf_config["label2id"] = {word: number for number, word in words.items()}
+        hf_config["problem_type"] = "single_label_classification"
+    elif head.kind == "regression":
+        hf_config |= {"num_labels": 1, "problem_type": "regression"}
+    pairs = [pair for pair in name_pairs(config) if pair[0].startswith(ENCODER)]
+    pairs += [(f"head.score.{leaf}", f"{name}.{leaf}") for leaf in ("weight", "bias")]
+    return hf_config, {theirs: state[ours] for ours, theirs in pairs} | build_identity(config)
+
+
 def build_hf_config(config: ModelConfig, architecture: str) -> dict:
-    """Hugging Face's config.json of a model, which is to be loaded as `architecture`."""
+    """Hugging Face's config.json of a model that loads as `architecture`."""
     return {
         "architectures": [architecture],
         "model_type": "albert",
         **{theirs: getattr(config, ours) for ours, (theirs, _) in FIELDS.items()},
         "attention_probs_dropout_prob": config.dropout,
-        "num_hidden_groups": len(distinct_layers(config)),
+        "num_hidden_groups": len(list_groups(config)),
         "inner_group_num": 1,
         "hidden_act": "gelu_new",  # their name of the tanh form
         "classifier_dropout_prob": 0.1,
@@ -129,7 +176,7 @@ def build_hf_config(config: ModelConfig, architecture: str) -> dict:
 
 
 def build_identity(config: ModelConfig) -> Weights:
-    """The map that Hugging Face has even where E = H; nothing elsewhere."""
+    """Hugging Face's map E -> H as an identity where E = H; empty elsewhere."""
     import torch
 
     if config.embedding_size != config.hidden_size:
@@ -141,10 +188,10 @@ def build_identity(config: ModelConfig) -> Weights:
 def from_hf(
     hf_config: dict, hf_state: Weights, where: str, *, encoder_only: bool = False
 ) -> tuple[ModelConfig, Weights]:
-    """A Hugging Face config.json and state dict, of AlbertForPreTraining or -MaskedLM, as ours.
+    """Read config.json and the state dict of an AlbertForPreTraining or AlbertForMaskedLM.
 
-    `encoder_only` takes the encoder of any ALBERT there and leaves the heads behind. Tensors become
-    fp32. Raises UserError, with `where`, for what our model cannot compute.
+    `encoder_only` reads the encoder of any ALBERT and leaves the heads out. Tensors become fp32.
+    Raises UserError, with `where`, for what our model cannot compute.
     """
     import torch
 
@@ -205,30 +252,60 @@ def _read_hf_config(hf_config: dict, *, pair_head: bool, where: str) -> ModelCon
 
 
 def _recognise_sharing(config: ModelConfig, state: Weights) -> tuple[ModelConfig, Weights]:
-    import torch
-
+    """Find out which blocks of a file with one group a layer are shared, and keep one of each."""
     if config.sharing != "none":
         return config, state
-    shared = []
-    for kind in ("attention", "ffn"):
-        first = f"albert.encoder.{kind}.0."
-        leaves = [name.removeprefix(first) for name in state if name.startswith(first)]
-        blocks = [f"albert.encoder.{kind}.{layer}." for layer in range(config.num_layers)]
-        if all(torch.equal(state[b + x], state[first + x]) for b in blocks for x in leaves):
-            shared.append(kind)
-    if shared:
-        sharing = "all" if len(shared) == 2 else shared[0]
-        log = logging.getLogger(__name__)
-        log.warning("%s equal in all layers: read as --sharing %s", " and ".join(shared), sharing)
-        config = replace(config, sharing=sharing)
-    kept = [our_name for our_name, _ in name_pairs(config) if our_name in state]
-    return config, {our_name: state[our_name] for our_name in kept}
+    layers = config.num_layers
+    owners = {kind: _find_owners(state, kind, layers) for kind in ("attention", "ffn")}
+    plan = [
+        tuple(sorted(set(found)).index(found[layer]) for found in owners.values())
+        for layer in range(layers)
+    ]
+    if plan == share("none", layers):
+        return config, state
+    log = logging.getLogger(__name__)
+    groups = [f"groups:{count}" for count in range(2, layers) if layers % count == 0]
+    for sharing in ("all", "attention", "ffn", *groups):
+        if share(sharing, layers) == plan:
+            break
+    else:
+        log.warning("some layers have equal blocks, but no --sharing fits: read as --sharing none")
+        return config, state
+    log.warning("blocks of different layers are equal: read as --sharing %s", sharing)
+    kept = {}
+    for name, tensor in state.items():
+        encoder, found, rest = name.partition(".encoder.")
+        if found:
+            kind, layer, leaf = rest.split(".", 2)
+            if owners[kind][int(layer)] != int(layer):
+                continue
+            number = sorted(set(owners[kind])).index(int(layer))
+            name = f"{encoder}{found}{kind}.{number}.{leaf}"
+        kept[name] = tensor
+    return replace(config, sharing=sharing), kept
+
+
+def _find_owners(state: Weights, kind: str, layers: int) -> list[int]:
+    """For every layer the first layer that has the same block of this kind, bit for bit."""
+    import torch
+
+    blocks = [f"albert.encoder.{kind}.{layer}." for layer in range(layers)]
+    leaves = [name.removeprefix(blocks[0]) for name in state if name.startswith(blocks[0])]
+    owners: list[int] = []
+    for layer, block in enumerate(blocks):
+        equal = (
+            first
+            for first in sorted(set(owners))
+            if all(torch.equal(state[block + x], state[blocks[first] + x]) for x in leaves)
+        )
+        owners.append(next(equal, layer))
+    return owners
 
 
 def build_shapes(config: ModelConfig, head: HeadConfig | None = None) -> dict[str, tuple]:
-    """The shape of every tensor of a model, by name, without building any.
+    """The shape of every tensor of a model, by name, without allocating any.
 
-    Of the pretrained model, or with `head` of one fine-tuned for a task.
+    Of the pretrained model, or, with `head`, of one fine-tuned for a task.
     """
     import torch
 

@@ -1,10 +1,10 @@
-"""What fine-tuning asks (section 4.9): a class or a score, an option, a span of the context.
+"""The heads of fine-tuning (section 4.9): a class, a score, an option, or a span of the context.
 
-The sequence, score and option heads and SQuAD 1.1's are BERT's: one linear map, of the pooled
-[CLS] or of every token. SQuAD 2.0's is the release's: the end is scored given the start, and
-whether there is an answer at all by a classifier of its own, all trained together. Losses are SUMS
-in fp32 over the examples of a micro-batch, as in pretraining.
-Shapes: B sequences, N tokens, T the longest sequence, H hidden, C classes, K = NUM_TOP.
+The heads for classes, scores and options, and that of SQuAD 1.1, are BERT's: one linear map of the
+pooled [CLS] or of every token. That of SQuAD 2.0 is the release's: the end is scored given the
+start, and a classifier decides whether there is an answer; all three are trained together. Losses
+are SUMS in fp32 over the examples of a micro-batch, as in pretraining.
+Shapes: B sequences, N tokens, T longest sequence, H hidden, C classes, K = NUM_TOP.
 """
 
 import torch
@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albert_ds.model.albert import AlbertModel, init_weights
-from albert_ds.model.config import ModelConfig
-from albert_ds.model.head_config import CHOICES, NUM_TOP, HeadConfig
+from albert_ds.model.config import CHOICES, NUM_TOP, HeadConfig, ModelConfig
+from albert_ds.model.encoder import find_sequences, find_slots
 
-HIDDEN = -1e30  # score of a position where no span may begin or end; finite, so never NaN
+HIDDEN = -1e30  # score of a position where no span may begin or end; finite, to avoid NaN
 
 
 class PooledHead(nn.Module):
@@ -60,7 +60,7 @@ class SpanHead(nn.Module):
     ) -> dict:
         """`start`, `end` fp32 [N]; `loss_sum`, the mean of both cross entropies, given a span [B].
 
-        Every token of a sequence competes, as in BERT; an impossible span is that of [CLS].
+        Every token of a sequence is a candidate, as in BERT. The span of [CLS] means no answer.
         """
         start, end = self.score(encoded["last_hidden_state"]).float().unbind(1)
         if span_starts is None or span_ends is None:
@@ -75,7 +75,7 @@ class SpanHead(nn.Module):
 class ConditionalSpanHead(nn.Module):
     """SQuAD 2.0: starts, ends given a start, and whether there is an answer (as released).
 
-    In training the start is the true one; else the K best starts each have their K best ends.
+    In training the start is the true one. Otherwise each of the K best starts has K best ends.
     """
 
     def __init__(self, config: ModelConfig, head: HeadConfig):
@@ -99,9 +99,9 @@ class ConditionalSpanHead(nn.Module):
         span_ends: Tensor | None = None,
         impossible: Tensor | None = None,
     ) -> dict:
-        """With spans [B] `loss_sum`; without `start_score`, `start_index` [B, K], `end_score`,
-        `end_index` [B, K, K] (log probabilities, positions from [CLS]) and `impossible` [B], a
-        logit. `allowed` bool [N] is where a span may begin and end.
+        """With spans [B]: `loss_sum`. Without: `start_score`, `start_index` [B, K], `end_score`,
+        `end_index` [B, K, K] (log probabilities, positions from [CLS]) and `impossible` [B], the
+        logit of no answer. `allowed` bool [N] marks the tokens where a span may begin or end.
         """
         states = encoded["last_hidden_state"]  # [N, H]
         begins = ends[:-1].long()
@@ -123,7 +123,7 @@ class ConditionalSpanHead(nn.Module):
         start_score, start_index = starts.log_softmax(1).topk(NUM_TOP)  # [B, K]
         tops = []
         for k in range(NUM_TOP):
-            # A sequence of fewer than K tokens has no k-th start; what is scored there is nothing.
+            # A sequence of fewer than K tokens has no k-th start; its score here is HIDDEN.
             start = (begins + start_index[:, k]).clamp(max=len(states) - 1)
             end_scores = close(self._score_ends(states, start, ends))
             tops.append(end_scores.log_softmax(1).topk(NUM_TOP))
@@ -138,15 +138,16 @@ class ConditionalSpanHead(nn.Module):
 
     def _score_ends(self, states: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
         """Scores [N] of every token as the end, given the start [B] of its sequence (in N)."""
-        given = states.index_select(0, starts).index_select(0, sequence_of(ends, len(states)))
+        given = states.index_select(0, starts).index_select(0, find_sequences(ends, len(states)))
         hidden = torch.tanh(self.end_hidden(torch.cat([states, given], dim=1)))
         return self.end_score(self.layer_norm(hidden)).float().squeeze(1)
 
     def _judge(self, states: Tensor, starts: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
         """The logit [B] that there is no answer, from [CLS] and the expected start."""
         shares = starts.softmax(1)  # [B, T]
-        sequence = sequence_of(ends, len(states))
-        share = shares.flatten().index_select(0, slot_of(ends, sequence, shares.shape[1]))  # [N]
+        sequence = find_sequences(ends, len(states))
+        slots = find_slots(ends, len(states), shares.shape[1])
+        share = shares.flatten().index_select(0, slots)  # [N]
         weighted = states * share.unsqueeze(1).to(states.dtype)
         expected = torch.zeros_like(states[: len(begins)]).index_add(0, sequence, weighted)
         both = torch.cat([expected, states.index_select(0, begins)], dim=1)
@@ -158,7 +159,7 @@ HEADS = {"span": SpanHead, "conditional_span": ConditionalSpanHead}
 
 
 class AlbertForTask(nn.Module):
-    """The encoder, with a pooler where the head reads it, and the head of a task.
+    """The encoder, with a pooler where the head needs it, and the head of a task.
 
     The same seed gives the same weights on every machine.
     """
@@ -187,26 +188,16 @@ class AlbertForTask(nn.Module):
         max_seqlen: int,
         **targets: Tensor,
     ) -> dict[str, Tensor]:
-        """What the head gives for sequences end to end: ids int64 [N], ends int32 [B + 1]."""
-        read = cu_seqlens[:-1].long() if self.albert.pooler is not None else None
-        encoded = self.albert(input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen, read)
+        """The head's outputs for sequences end to end: ids int64 [N], ends int32 [B + 1]."""
+        output_positions = cu_seqlens[:-1].long() if self.albert.pooler is not None else None
+        encoded = self.albert(
+            input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen, output_positions
+        )
         return self.head(encoded, cu_seqlens, max_seqlen, **targets)
 
 
-def sequence_of(ends: Tensor, tokens: int) -> Tensor:
-    """Which sequence each of N tokens belongs to, int64 [N]; waits for no device."""
-    token = torch.arange(tokens, device=ends.device, dtype=ends.dtype)
-    return torch.searchsorted(ends, token, right=True) - 1
-
-
-def slot_of(ends: Tensor, sequence: Tensor, max_seqlen: int) -> Tensor:
-    """The place of each token in a flattened [B, T], int64 [N]."""
-    token = torch.arange(len(sequence), device=ends.device)
-    return sequence * max_seqlen + token - ends.long().index_select(0, sequence)
-
-
 def pad(x: Tensor, ends: Tensor, max_seqlen: int, fill: float | bool = HIDDEN) -> Tensor:
-    """[N] -> [B, T]; T is at least NUM_TOP, so that there is always a best K."""
+    """[N] -> [B, T]; T is at least NUM_TOP, so that there are always K best."""
     width = max(max_seqlen, NUM_TOP)
-    slots = slot_of(ends, sequence_of(ends, len(x)), width)
+    slots = find_slots(ends, len(x), width)
     return x.new_full(((len(ends) - 1) * width,), fill).index_copy(0, slots, x).view(-1, width)

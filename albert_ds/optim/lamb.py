@@ -5,11 +5,12 @@
     u  = m / (sqrt(v) + eps) + decay * w
     w -= lr * ratio * u          ratio = ||w|| / ||u||, or 1 where either norm is 0
 
-No bias correction unless asked for; eps stands outside the root; biases and LayerNorm parameters
-get neither decay nor ratio. The ratio belongs to a whole logical tensor. A layout (ZeRO, tensor
-parallelism) may leave this process only pieces of it, so the optimizer thinks in `Segment`s: it
-sums squares over the pieces it holds and lets `reduce` add what the other processes hold. Bound to
-no layout it is plain one-process LAMB. This file knows no ranks; optim/zero.py knows no LAMB.
+There is no bias correction unless asked for; eps is added outside the root; biases and LayerNorm
+parameters get neither decay nor ratio. The ratio belongs to a whole logical tensor. Under ZeRO or
+tensor parallelism a process may hold only pieces of it, so the optimizer works on `Segment`s: it
+sums squares over the pieces that it holds, and `reduce` adds the sums of the other processes. Sums
+of squares are float64 (optim/norms.py), so the ratio does not depend on how a tensor is cut.
+Without a layout this is plain one-process LAMB. This file knows no ranks.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-ENDLESS = 1e9  # steps, after which 1 - beta^t is 1
+from albert_ds.optim.norms import compute_norms
+
+ENDLESS = 1e9  # a step count at which 1 - beta^t is 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +31,11 @@ class Segment:
     tensor: int  # which logical tensor of the parameter group
     start: int  # first element in the flat parameter
     numel: int
-    counted: bool = True  # False where another process already adds this very piece to the norm
+    counted: bool = True  # False where another process adds the same piece to the norm
 
 
 def decay_groups(parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict]:
-    """Two parameter groups: matrices (decayed, adapted), then biases and LayerNorms (neither)."""
+    """Two parameter groups: matrices (decay and ratio), biases and LayerNorms (neither)."""
     matrices, vectors = [], []
     for name, parameter in parameters:
         plain = name.endswith("bias") or "layer_norm" in name
@@ -47,12 +50,12 @@ class Lamb(torch.optim.Optimizer):
     """LAMB over flat parameters; one trust ratio per logical tensor.
 
     Args:
-        params: groups of `decay_groups`, or plain parameters (then all are adapted).
+        params: the groups of `decay_groups`, or plain parameters, which all get a ratio.
         lr: learning rate.
-        betas: decay of the first and second moment.
+        betas: decay rates of the first and second moment.
         eps: added to the root of the second moment.
-        weight_decay: decoupled decay, added to the update before its norm is taken.
-        bias_correction: divide the moments by 1 - beta^t as You et al. do; the release does not.
+        weight_decay: decoupled decay, added to the update before its norm is computed.
+        bias_correction: divide the moments by 1 - beta^t, as You et al. do; the release does not.
     """
 
     def __init__(
@@ -76,19 +79,19 @@ class Lamb(torch.optim.Optimizer):
     def disarm(self) -> None:
         """Make `step` do nothing until the next `bind`.
 
-        Some DeepSpeed wrappers call `step` with zero gradients while they are being built; weight
-        decay alone would make that a full-size update.
+        Some DeepSpeed wrappers call `step` with zero gradients while they are built; because of
+        weight decay that would be a full-size update.
         """
         self.armed = False
 
     def bind(self, segments: dict[Tensor, list[Segment]], reduce: Callable[[Tensor], None]) -> None:
-        """Tell which pieces each flat parameter holds, and how sums of squares are completed.
+        """Set the pieces that each flat parameter holds, and the reduction over processes.
 
-        `reduce` sums a float64 vector over all processes in place. It is called once for each
-        `step` of an adapted group, on every process alike, whether or not it holds a piece.
+        `reduce` sums a float64 tensor over all processes in place. Every process calls it once for
+        each `step` of an adapted group, also where it holds no piece.
         """
         self._segments, self._reduce, self.armed = segments, reduce, True
-        # On the device once, so that no step waits for a copy from the host.
+        # Copied to the device once, so that no step waits for a copy.
         self._tensor_of_segment = {
             parameter: torch.tensor([s.tensor for s in pieces], device=parameter.device)
             for parameter, pieces in segments.items()
@@ -99,12 +102,12 @@ class Lamb(torch.optim.Optimizer):
         }
 
     @torch.no_grad()
-    def step(self, closure=None):  # returns no loss: none of our callers passes a closure
+    def step(self, closure=None):  # no caller passes a closure
         assert closure is None
         if not self.armed:
             return
         for group in self.param_groups:
-            # ZeRO-3 leaves the groups that are not being stepped empty.
+            # ZeRO-3 steps one group at a time and leaves the others empty.
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
                 continue
@@ -115,7 +118,7 @@ class Lamb(torch.optim.Optimizer):
                 torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
     def _update_moments(self, parameters: list[Tensor], group: dict) -> list[Tensor]:
-        """Move the moments on; returns each parameter's u."""
+        """Update the moments; returns each parameter's u."""
         states = [self.state[parameter] for parameter in parameters]
         for parameter, state in zip(parameters, states, strict=True):
             if not state:
@@ -123,13 +126,13 @@ class Lamb(torch.optim.Optimizer):
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
             state["step"] += 1
-        # torch's Adam reads and writes everything once, all tensors in one launch. Begun at
-        # decay * w with a rate of -1 it leaves u; at a count without end it corrects no bias.
+        # torch's fused Adam reads and writes everything once. Starting from decay * w with a rate
+        # of -1 it leaves u; with a very large step count it corrects no bias.
         corrects = group["bias_correction"]
         updates = list(torch._foreach_mul(parameters, group["weight_decay"]))
         torch._fused_adam_(
             updates,
-            [p.grad.contiguous() for p in parameters if p.grad is not None],  # as it trusts
+            [p.grad.contiguous() for p in parameters if p.grad is not None],  # it assumes so
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
@@ -150,14 +153,14 @@ class Lamb(torch.optim.Optimizer):
         return updates
 
     def _apply_adapted(self, parameters: list[Tensor], updates: list[Tensor], group: dict) -> None:
-        """w -= lr * ratio * u with the ratio of each element's logical tensor."""
+        """w -= lr * ratio * u, with one ratio for each logical tensor."""
         sums = torch.zeros(2, group["num_tensors"], dtype=torch.float64, device=updates[0].device)
         for parameter, update in zip(parameters, updates, strict=True):
             if not self._segments[parameter]:
                 continue
             for row, tensor in zip(sums, (parameter, update), strict=True):
-                norms = torch.stack(torch._foreach_norm(self._slices(parameter, tensor)))
-                squares = norms.double().square_() * self._counted[parameter]
+                norms = compute_norms(self._slices(parameter, tensor))
+                squares = norms.square_() * self._counted[parameter]
                 row.index_add_(0, self._tensor_of_segment[parameter], squares)
         self._reduce(sums)
         weight, update = sums.sqrt_()
@@ -175,7 +178,7 @@ class Lamb(torch.optim.Optimizer):
     def _slices(self, parameter: Tensor, tensor: Tensor) -> list[Tensor]:
         """Views of `tensor`, one for each segment of `parameter`.
 
-        Padding at the end of a flat partition lies in none of them: it is 0 and stays 0.
+        Padding at the end of a flat partition is in no segment: it is 0 and stays 0.
         """
         flat = tensor.view(-1)
         return [flat[s.start : s.start + s.numel] for s in self._segments[parameter]]

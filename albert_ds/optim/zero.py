@@ -1,14 +1,14 @@
-"""Where DeepSpeed has put each logical tensor, and what follows from it.
+"""Find each logical tensor inside DeepSpeed's ZeRO wrappers.
 
-ZeRO flattens a parameter group and leaves every rank one slice of the flat vector; tensor
-parallelism has already left it one shard of some tensors. `read_layout` turns the wrapper's own
-bookkeeping into a list of `Piece`s, the one description that everything else uses: LAMB's exact
-trust ratios (`bind_lamb`) and checkpoints that no layout can be told from.
+ZeRO flattens a parameter group and gives every rank one slice of the flat vector; tensor
+parallelism cuts some tensors before that. `read_layout` turns the wrapper's bookkeeping into a list
+of `ParamFragment`s. LAMB's trust ratios (`bind_lamb`), the fp32 master weights (`fill_masters`) and
+the layout-independent checkpoints use that list.
 
-Asked of DeepSpeed since 2020 (its issues 88 and 490): a LAMB that takes the norm of a flat
-partition for the norm of a tensor is off by 43 to 52 % of the update after three steps.
+DeepSpeed's issues 88 and 490 ask for LAMB under ZeRO since 2020. A LAMB that uses the norm of a
+flat partition as the norm of a tensor is off by 43 to 52 % of the update after three steps.
 
-The attribute names are those of DeepSpeed 0.19; `tests/optim/test_zero.py` holds them.
+The attribute names are those of DeepSpeed 0.19; `tests/optim/test_zero.py` checks them.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from albert_ds.optim.lamb import Lamb, Segment
+from albert_ds.optim.norms import compute_norms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """A run of elements of one (tensor-parallel shard of a) parameter held by this rank in fp32."""
+class ParamFragment:
+    """Consecutive elements of a parameter (or its tensor-parallel shard), held in fp32 here."""
 
     name: str  # logical tensor
     group: int  # parameter group of the optimizer
@@ -31,26 +32,36 @@ class Piece:
     offset: int  # first element in the flattened local shard
     numel: int
 
+    @property
+    def in_flat(self) -> slice:
+        """Its elements in `flat`."""
+        return slice(self.start, self.start + self.numel)
 
-def read_layout(engine) -> list[Piece]:
-    """Every piece of every parameter whose fp32 master this rank holds, for any ZeRO stage."""
+    @property
+    def in_shard(self) -> slice:
+        """Its elements in the flattened local shard."""
+        return slice(self.offset, self.offset + self.numel)
+
+
+def read_layout(engine) -> list[ParamFragment]:
+    """All fragments whose fp32 master weights this rank holds, for any ZeRO stage."""
     wrapper = engine.optimizer
     names = {id(p): name for name, p in engine.module.named_parameters()}
     if hasattr(wrapper, "fp32_partitioned_groups_flat"):  # ZeRO-3
-        return list(_zero3_pieces(wrapper, names))
+        return list(_zero3_fragments(wrapper, names))
     if hasattr(wrapper, "single_partition_of_fp32_groups"):  # ZeRO-1 and 2
         flats = wrapper.single_partition_of_fp32_groups
         offsets = wrapper.round_robin_bit16_offsets
         groups = wrapper.round_robin_bit16_groups
-        return list(_flat_pieces(wrapper, names, groups, offsets, flats))
+        return list(_flat_fragments(wrapper, names, groups, offsets, flats))
     if hasattr(wrapper, "fp32_groups_flat_partition"):  # ZeRO-1, bf16 with fp32 accumulation
         groups = wrapper.bf16_groups
         offsets = [_running_sum(p.numel() for p in group) for group in groups]
         return list(
-            _flat_pieces(wrapper, names, groups, offsets, wrapper.fp32_groups_flat_partition)
+            _flat_fragments(wrapper, names, groups, offsets, wrapper.fp32_groups_flat_partition)
         )
     return [  # no ZeRO: the parameters themselves
-        Piece(name=names[id(p)], group=index, flat=p, start=0, offset=0, numel=p.numel())
+        ParamFragment(name=names[id(p)], group=index, flat=p, start=0, offset=0, numel=p.numel())
         for index, group in enumerate(wrapper.param_groups)
         for p in group["params"]
     ]
@@ -64,7 +75,7 @@ def _running_sum(sizes: Iterable[int]) -> list[int]:
     return offsets
 
 
-def _flat_pieces(wrapper, names, groups, offsets, flats):
+def _flat_fragments(wrapper, names, groups, offsets, flats):
     """ZeRO-1/2: a group is one flat vector, cut into equal partitions."""
     for index, (group, starts, flat) in enumerate(zip(groups, offsets, flats, strict=True)):
         rank = torch.distributed.get_rank(wrapper.real_dp_process_group[index])
@@ -72,7 +83,7 @@ def _flat_pieces(wrapper, names, groups, offsets, flats):
         for parameter, start in zip(group, starts, strict=True):
             left, right = max(low, start), min(high, start + parameter.numel())
             if left < right:
-                yield Piece(
+                yield ParamFragment(
                     name=names[id(parameter)],
                     group=index,
                     flat=flat,
@@ -82,8 +93,8 @@ def _flat_pieces(wrapper, names, groups, offsets, flats):
                 )
 
 
-def _zero3_pieces(wrapper, names):
-    """ZeRO-3: every parameter is cut into equal partitions, and those are laid end to end."""
+def _zero3_fragments(wrapper, names):
+    """ZeRO-3: every parameter is cut into equal partitions, which are concatenated."""
     for index, group in enumerate(wrapper.fp16_groups):
         rank = torch.distributed.get_rank(wrapper.sub_group_process_groups[index])
         start = 0
@@ -92,7 +103,7 @@ def _zero3_pieces(wrapper, names):
             offset = rank * size
             numel = min(size, parameter.ds_numel - offset)
             if numel > 0:
-                yield Piece(
+                yield ParamFragment(
                     name=names[id(parameter)],
                     group=wrapper.sub_group_to_group_id[index],
                     flat=wrapper.fp32_partitioned_groups_flat[index],
@@ -103,13 +114,13 @@ def _zero3_pieces(wrapper, names):
             start += size
 
 
-def init_states(optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> None:
-    """Make every moment now, as zeros, under the names that torch's AdamW and our LAMB share.
+def init_states(optimizer: torch.optim.Optimizer, fragments: list[ParamFragment]) -> None:
+    """Allocate all optimizer states as zeros, with the names that torch's AdamW and `Lamb` share.
 
-    DeepSpeed links states to parameters after the first group's step only; states made lazily
-    leave the later groups unlinked, and a checkpoint before the first step would find none.
+    DeepSpeed links states to parameters once, after the step of the first group: states that are
+    allocated later stay unlinked, and a checkpoint before the first step would find none.
     """
-    for flat in {piece.flat for piece in pieces}:
+    for flat in {fragment.flat for fragment in fragments}:
         optimizer.state[flat] = {
             "exp_avg": torch.zeros_like(flat),
             "exp_avg_sq": torch.zeros_like(flat),
@@ -118,9 +129,9 @@ def init_states(optimizer: torch.optim.Optimizer, pieces: list[Piece]) -> None:
 
 
 def set_step_count(optimizer: torch.optim.Optimizer, flat: Tensor, updates: int) -> None:
-    """How many updates the moments of `flat` have seen.
+    """Set the number of updates that the moments of `flat` contain.
 
-    DeepSpeed's LAMB counts in a plain int, ours on the host, torch's fused AdamW on the device.
+    DeepSpeed's LAMB keeps an int, ours a tensor on the host, torch's fused AdamW one on the device.
     """
     count: int | Tensor = updates
     if not hasattr(optimizer, "fused_lamb_cuda"):
@@ -130,31 +141,63 @@ def set_step_count(optimizer: torch.optim.Optimizer, flat: Tensor, updates: int)
     optimizer.state[flat]["step"] = count
 
 
+def fill_masters(fragments: list[ParamFragment], weights: dict[str, Tensor]) -> None:
+    """Copy `weights` (this rank's fp32 shards by name) into the master weights.
+
+    DeepSpeed makes the masters of a 16-bit run from the weights after it has rounded them.
+    """
+    for fragment in fragments:
+        source = weights[fragment.name].reshape(-1)[
+            fragment.offset : fragment.offset + fragment.numel
+        ]
+        fragment.flat.data.view(-1)[fragment.in_flat] = source
+
+
+def use_exact_norms(wrapper) -> None:
+    """Let DeepSpeed's bf16 wrapper compute the clipping norm from exact norms of the tensors.
+
+    It adds squares in fp32 (the other ZeRO wrappers use float64). It is given one number for each
+    gradient, the gradient's norm, because the norm of a single number is that number.
+    """
+    if not hasattr(wrapper, "get_grads_for_norm"):
+        return
+    find_gradients = wrapper.get_grads_for_norm
+
+    def find_norms(for_clipping: bool = False):
+        if for_clipping:  # these gradients are scaled in place
+            return find_gradients(for_clipping=True)
+        gradients, experts = find_gradients()
+        norms = compute_norms(gradients).float() if gradients else torch.zeros(0)
+        return list(norms), experts
+
+    wrapper.get_grads_for_norm = find_norms
+
+
 def bind_lamb(
     optimizer: Lamb,
-    pieces: list[Piece],
+    fragments: list[ParamFragment],
     *,
     tensor_names: list[list[str]],
-    is_counted: Callable[[Piece], bool],
+    is_counted: Callable[[ParamFragment], bool],
     reduce: Callable[[Tensor], None],
 ) -> None:
-    """Make the trust ratios those of whole logical tensors.
+    """Tell LAMB which fragments of which logical tensors this rank holds.
 
     Args:
         optimizer: the LAMB inside the engine.
-        pieces: this rank's `read_layout`.
+        fragments: this rank's `read_layout`.
         tensor_names: the logical tensors of each parameter group, the same list on every rank.
-        is_counted: False for a piece that another rank holds as well and counts.
+        is_counted: False for a fragment that another rank also holds, and counts.
         reduce: sums a float64 tensor over all ranks, in place.
     """
-    segments: dict[Tensor, list[Segment]] = {piece.flat: [] for piece in pieces}
-    for piece in pieces:
-        segments[piece.flat].append(
+    segments: dict[Tensor, list[Segment]] = {fragment.flat: [] for fragment in fragments}
+    for fragment in fragments:
+        segments[fragment.flat].append(
             Segment(
-                tensor=tensor_names[piece.group].index(piece.name),
-                start=piece.start,
-                numel=piece.numel,
-                counted=is_counted(piece),
+                tensor=tensor_names[fragment.group].index(fragment.name),
+                start=fragment.start,
+                numel=fragment.numel,
+                counted=is_counted(fragment),
             )
         )
     for group, names in zip(optimizer.param_groups, tensor_names, strict=True):

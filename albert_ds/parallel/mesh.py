@@ -1,27 +1,28 @@
 """The grid of ranks, tensor parallel x data parallel, over megatron-core's `parallel_state`.
 
-Tensor-parallel peers are neighbours (ranks 0..T-1, T..2T-1, ...), so that they sit inside a node
-and only data-parallel traffic, which sharing makes small, crosses the network.
+Tensor-parallel peers have consecutive ranks (0..T-1, T..2T-1, ...), so that they share a node and
+only data-parallel traffic crosses the network; parameter sharing makes that traffic small.
 
-`Mesh` is also what DeepSpeed takes as `mpu`. megatron-core's module alone will not do: DeepSpeed
-asks for `get_model_parallel_world_size` and `get_model_parallel_rank`, which it lacks, and its
-configuration code swallows the error and carries on with a world of one.
+`Mesh` is also DeepSpeed's `mpu`. megatron-core's module cannot be: it lacks
+`get_model_parallel_world_size` and `get_model_parallel_rank`, and DeepSpeed's configuration code
+ignores the error and continues with a world size of 1.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from albert_ds.errors import UserError
 
-if TYPE_CHECKING:  # the check of a command line must not wait for torch
+if TYPE_CHECKING:  # checking a command line must not import torch
     from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
-    """This rank's place, and its groups. The `get_*` methods are DeepSpeed's `mpu` contract."""
+    """This rank's place in the grid, and its groups. DeepSpeed calls the `get_*` methods."""
 
     rank: int
     world_size: int
@@ -31,7 +32,7 @@ class Mesh:
     dp_rank: int
     dp_size: int
     dp_group: ProcessGroup
-    control_group: ProcessGroup  # all ranks over gloo: flags and counts that live on the host
+    control_group: ProcessGroup  # all ranks over gloo, for flags and counts on the host
 
     def get_model_parallel_rank(self) -> int:
         return self.tp_rank
@@ -72,7 +73,7 @@ class Mesh:
 def check_tensor_parallel(
     tensor_parallel: int, *, world_size: int, num_heads: int, ffn_size: int
 ) -> None:
-    """Raise UserError where `tensor_parallel` cannot cut this model or this world."""
+    """Raise UserError where `tensor_parallel` does not divide the ranks, heads or FFN size."""
     for what, size in (
         ("the number of ranks", world_size),
         ("--num-heads", num_heads),
@@ -86,19 +87,29 @@ def check_tensor_parallel(
             )
 
 
+def collective_timeout(timeout_minutes: float) -> timedelta:
+    """How long a collective waits for a peer, given --timeout-minutes.
+
+    A minute longer, because the heartbeat can name the missing rank: it must report first.
+    """
+    return timedelta(minutes=timeout_minutes + 1)
+
+
 def build_mesh(tensor_parallel: int, *, timeout_minutes: float = 10) -> Mesh:
     """Build the grid; torch.distributed must be initialised. Collective over all ranks.
 
-    A collective of its groups that a peer never joins fails after `timeout_minutes`.
+    `timeout_minutes` is --timeout-minutes; `collective_timeout` applies to every group.
     """
     import torch.distributed as dist
     from megatron.core import parallel_state
 
+    timeout = collective_timeout(timeout_minutes)
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=tensor_parallel,
             create_gloo_process_groups=False,
-            distributed_timeout_minutes=timeout_minutes,  # ty: ignore (a float does; default 30)
+            # megatron-core passes it to timedelta, which takes a fraction of a minute too.
+            distributed_timeout_minutes=timeout.total_seconds() / 60,  # ty: ignore
         )
     everyone = dist.group.WORLD
     assert everyone is not None
@@ -111,13 +122,13 @@ def build_mesh(tensor_parallel: int, *, timeout_minutes: float = 10) -> Mesh:
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
         dp_group=parallel_state.get_data_parallel_group(),
-        control_group=everyone if dist.get_backend() == "gloo" else _gloo_group(),
+        control_group=everyone if dist.get_backend() == "gloo" else _gloo_group(timeout),
     )
 
 
-def _gloo_group() -> ProcessGroup:
+def _gloo_group(timeout: timedelta) -> ProcessGroup:
     import torch.distributed as dist
 
-    group = dist.new_group(backend="gloo")
+    group = dist.new_group(backend="gloo", timeout=timeout)
     assert isinstance(group, dist.ProcessGroup)
     return group

@@ -1,12 +1,12 @@
-"""Random numbers that are right in every layout.
+"""Random numbers that are correct in every layout.
 
-Every step starts from seeds that are a function of (seed, step, data-parallel rank), so there is no
-generator state to save: resuming at a step, in any layout, is the same as having run up to it.
-Tensor-parallel peers share that stream, because dropout on replicated activations must agree.
-Dropout on sharded activations (the probabilities of this rank's heads) must differ: `PerRankRandom`
-draws a seed from the common stream, which moves it alike on all peers, and adds the rank.
+Every step seeds the generators with a function of (seed, step, data-parallel rank), so a checkpoint
+needs no generator state. Tensor-parallel peers use the same seeds, because dropout on replicated
+activations must agree. Dropout on sharded activations (the attention probabilities of this rank's
+heads) must differ: `PerRankRandom` draws a seed from the common generator, which advances it
+equally on all peers, and adds the rank.
 
-Activation checkpointing replays the common stream, and with it, for free, the per-rank one.
+Activation checkpointing replays the common generator and so the per-rank seeds too.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ def seed_step(seed: int, step: int, dp_rank: int) -> None:
 
 
 class PerRankRandom(nn.Module):
-    """Run a parameterless module on random numbers of this tensor-parallel rank's own."""
+    """Run a module without parameters on random numbers that differ between peers."""
 
     def __init__(self, module: nn.Module, tp_rank: int):
         super().__init__()
@@ -33,7 +33,7 @@ class PerRankRandom(nn.Module):
     def forward(self, *args):
         if not self.training:
             return self.module(*args)
-        # From the host's generator, so that no device has to be waited for.
+        # The host's generator: no wait for a device.
         seed = int(torch.randint(SEED_RANGE, ())) + self.tp_rank
         devices = [args[0].device] if args[0].is_cuda else []
         with torch.random.fork_rng(devices=devices):

@@ -1,11 +1,10 @@
-"""Tensor parallelism: the shared block's linears become megatron-core's, by name.
+"""Tensor parallelism: replace the block's linear layers with megatron-core's, by name.
 
-Shoeybi et al. 2019 (Megatron-LM): Y = gelu(X A) B with A cut by columns and B by rows needs one
-all-reduce forward and one backward; attention is the same with heads for columns. The model is
-built and initialised whole on every rank, then each linear keeps its shard, so every tensor-
-parallel size starts from bit-equal weights, and state-dict names stay those of one process. Since
-layers share the block, ALBERT's whole encoder is six swaps. Embedding (E = 128) and heads stay
-replicated.
+Shoeybi et al. 2019 (Megatron-LM): Y = gelu(X A) B, with A cut by columns and B by rows, needs one
+all-reduce in the forward pass and one in the backward pass; attention is cut by heads in the same
+way. Every rank builds and initialises the whole model and keeps its shards, so all sizes start from
+the same weights, and names in the state dict do not change. ALBERT's layers share one block, so the
+encoder needs six replacements. Embedding (E = 128) and heads stay replicated.
 """
 
 import torch
@@ -22,15 +21,15 @@ from torch import Tensor, nn
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.random import PerRankRandom
 
-SHARED_INPUT = "self_attention"  # its query, key and value read one input
-DROPS_SHARDED = "core"  # its dropout falls on this rank's heads only
+SHARED_INPUT = "self_attention"  # query, key and value have the same input
+DROPS_SHARDED = "core"  # its dropout applies to this rank's heads only
 
 
 class Column(ColumnParallelLinear):
     """Y_i = X A_i + b_i: this rank's rows of the weight, as a drop-in for `nn.Linear`."""
 
     cut = {"weight": 0, "bias": 0}
-    get_extra_state = nn.Module.get_extra_state  # else state dicts would grow an `_extra_state`
+    get_extra_state = nn.Module.get_extra_state  # without it state dicts contain `_extra_state`
 
     def __init__(self, full: nn.Linear, config: ModelParallelConfig, *, reduces_input_grad: bool):
         super().__init__(
@@ -77,7 +76,7 @@ PLAN = {
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: Mesh) -> None:
-    """Swap the linears named in `PLAN`, in place; nothing at tensor-parallel size 1."""
+    """Replace the layers named in `PLAN`, in place; do nothing at tensor-parallel size 1."""
     if mesh.tp_size == 1:
         return
     config = ModelParallelConfig(
@@ -93,46 +92,46 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh) -> None:
             elif name == DROPS_SHARDED:
                 setattr(module, name, PerRankRandom(child, mesh.tp_rank))
             elif name == SHARED_INPUT:
-                # One all-reduce of the common input's gradient instead of one each for Q, K and V.
+                # One all-reduce of the common input's gradient instead of three for Q, K and V.
                 child.register_forward_pre_hook(_copy_input)
 
 
 def _copy_input(module: nn.Module, inputs: tuple) -> tuple:
     copied = copy_to_tensor_model_parallel_region(inputs[0])
     if copied.requires_grad:
-        # megatron-core gives a gradient that is not contiguous back unreduced, without a word.
+        # megatron-core silently returns a non-contiguous gradient without reducing it.
         copied.register_hook(Tensor.contiguous)
     return (copied, *inputs[1:])
 
 
 def _shard(full: nn.Linear, linear: Column | Row, mesh: Mesh) -> nn.Module:
-    """Give `linear` this rank's shard of `full`, and mark what is a shard."""
+    """Copy this rank's shard of `full` into `linear`, and mark sharded parameters."""
     for name, parameter in linear.named_parameters():
         whole, dim = getattr(full, name).data, linear.cut.get(name)
         parameter.data = shard(whole, dim, mesh).clone()
         if dim is not None and not hasattr(parameter, "tensor_model_parallel"):
-            # DeepSpeed's norm and clipping count a shard on every rank only where this is set.
+            # DeepSpeed's norm counts a shard on every rank only if this is set.
             set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=dim, stride=1)
     return linear
 
 
 def shard_dim(parameter: nn.Parameter) -> int | None:
-    """The dimension along which `parameter` is cut over tensor-parallel ranks, None if whole."""
+    """The dimension along which tensor parallelism cuts `parameter`; None if it is whole."""
     if getattr(parameter, "tensor_model_parallel", False):
         return getattr(parameter, "partition_dim", None)
     return None
 
 
 def shard(whole: Tensor, dim: int | None, mesh: Mesh) -> Tensor:
-    """This rank's shard of a logical tensor (a view); all of it where `dim` is None."""
+    """This rank's shard of a logical tensor, as a view; the whole tensor if `dim` is None."""
     return whole if dim is None else whole.chunk(mesh.tp_size, dim)[mesh.tp_rank]
 
 
 def find_drift(model: nn.Module, mesh: Mesh) -> list[str]:
     """Names of replicated parameters that are not bit-equal on all tensor-parallel peers.
 
-    One all-reduce of a vector with two exact integer checksums a parameter. Kernels that are not
-    deterministic could let replicas drift apart; nothing else would ever tell.
+    Kernels that are not deterministic could make replicas drift apart without any error. This costs
+    one all-reduce of two integer checksums per parameter. Collective over tensor-parallel peers.
     """
     if mesh.tp_size == 1:
         return []
@@ -147,7 +146,7 @@ def find_drift(model: nn.Module, mesh: Mesh) -> list[str]:
 
 
 def _checksum(tensor: Tensor) -> Tensor:
-    """Sum of the bits as integers, weighted by position so that a swap shows too."""
+    """Sum of the bits as integers, weighted by position so that swapped values change it."""
     bits = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32).flatten()
     weights = torch.arange(bits.numel(), device=bits.device) % 8191 + 1
     return (bits.long() * weights).sum()

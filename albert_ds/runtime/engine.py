@@ -1,8 +1,7 @@
-"""A model and DeepSpeed's JSON -> a DeepSpeed engine whose optimizer is exact.
+"""Build a DeepSpeed engine whose optimizer is exact in every layout, and take its steps.
 
-One optimizer step costs one reduction of the unique parameters (a shared block is reduced once, not
-once a layer) and, with ZeRO, one gather of the updated weights; LAMB adds one all-reduce of a small
-vector.
+One optimizer step reduces the unique parameters once (a shared block once, not once per layer) and,
+with ZeRO, gathers the updated weights once; LAMB adds one all-reduce of a small vector.
 """
 
 from dataclasses import dataclass
@@ -11,43 +10,96 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
-from torch import Tensor, nn
+from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
+from torch import nn
 
 from albert_ds.errors import UserError
+from albert_ds.model.encoder import SelfAttention
 from albert_ds.optim.lamb import Lamb, decay_groups
-from albert_ds.optim.zero import Piece, bind_lamb, init_states, read_layout
+from albert_ds.optim.norms import compute_norms
+from albert_ds.optim.zero import (
+    ParamFragment,
+    bind_lamb,
+    fill_masters,
+    init_states,
+    read_layout,
+    use_exact_norms,
+)
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.tensor import shard_dim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """DeepSpeed's engine with what this trainer must know of its inside."""
+    """DeepSpeed's engine, and where it keeps the fp32 weights and moments."""
 
     deepspeed: deepspeed.DeepSpeedEngine
     optimizer: torch.optim.Optimizer  # the one inside DeepSpeed's wrapper
-    pieces: list[Piece]  # where this rank's fp32 masters and moments lie
+    fragments: list[ParamFragment]  # this rank's fp32 master weights and moments
     shard_dims: dict[str, int | None]  # logical tensor -> dimension cut by tensor parallelism
-    shapes: dict[str, torch.Size]  # logical tensor -> its whole shape
+    shapes: dict[str, torch.Size]  # logical tensor -> shape before it is cut
     mesh: Mesh
+    max_norm: float  # gradients are clipped to this norm; 0: never
 
     @property
     def stage(self) -> int:
         return self.deepspeed.zero_optimization_stage()
 
-    def is_counted(self, piece: Piece) -> bool:
-        """False where another rank holds this very piece too and counts it in sums over ranks."""
+    def is_counted(self, fragment: ParamFragment) -> bool:
+        """False where another rank holds the same fragment and counts it in sums over ranks."""
         if self.stage == 0 and self.mesh.dp_rank > 0:
             return False
-        return self.shard_dims[piece.name] is not None or self.mesh.tp_rank == 0
+        return self.shard_dims[fragment.name] is not None or self.mesh.tp_rank == 0
 
     def set_learning_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
+    def take_step(self) -> tuple[float, bool]:
+        """Reduce, clip and update after the last micro-batch of a step. Collective.
+
+        Returns the gradient norm before clipping, and whether the update was applied: a gradient
+        that is not finite skips it, on all ranks alike.
+        """
+        if self.stage > 0:
+            self.deepspeed.step()
+            norm = self.deepspeed.get_global_grad_norm()
+            assert norm is not None, "zero_optimization.compute_grad_norm is off"
+            return float(norm), self.deepspeed.was_step_applied()
+        # DeepSpeed clips by an fp32 norm here, and would write a non-finite gradient.
+        norm = self._clip_gradients()
+        applied = norm < float("inf")  # False for NaN too
+        if applied:
+            self.deepspeed.step()
+        else:
+            self.deepspeed.zero_grad()
+            self.deepspeed.micro_steps += 1
+        return norm, applied
+
+    def _clip_gradients(self) -> float:
+        """Clip at ZeRO-0, where every rank has the reduced gradients; returns their norm."""
+        gradients = {
+            name: p.grad
+            for name, p in self.deepspeed.module.named_parameters()
+            if p.grad is not None
+        }
+        sharded = [self.shard_dims[name] is not None for name in gradients]
+        counted = torch.tensor(sharded, device=self.deepspeed.device) | (self.mesh.tp_rank == 0)
+        total = (compute_norms(list(gradients.values())).square_() * counted).sum()
+        dist.all_reduce(total, group=self.mesh.tp_group)
+        norm = float(total.sqrt())
+        scale = self.max_norm / (norm + 1e-6)
+        if 0 < scale < 1:  # 0: no clipping, or an infinite norm
+            torch._foreach_mul_(list(gradients.values()), scale)
+        return norm
+
 
 def build_engine(model: nn.Module, mesh: Mesh, ds_config: dict) -> Engine:
-    """Wrap `model` (on its device, already cut for tensor parallelism). Collective."""
+    """Wrap `model`: fp32, on its device, already cut for tensor parallelism. Collective.
+
+    In 16 bits the fp32 master weights start from the model's fp32 weights, and the 16-bit weights
+    are their roundings. Raises UserError where the device does not support fp16.
+    """
     if ds_config.get("fp16", {}).get("enabled") and not get_accelerator().is_fp16_supported():
         raise UserError(
             "--deepspeed_config: fp16 is not supported by this device; use bf16 or fp32"
@@ -61,6 +113,10 @@ def build_engine(model: nn.Module, mesh: Mesh, ds_config: dict) -> Engine:
     tensor_names = [[name_of[id(p)] for p in group["params"]] for group in groups]
     assert sum(map(len, tensor_names)) == len(name_of), "a parameter is in no group"
     optimizer = _build_optimizer(block["type"], groups, params)
+    is_half = any(ds_config.get(kind, {}).get("enabled") for kind in ("bf16", "fp16"))
+    if is_half:
+        check_head_width(model)
+    masters = {name: p.detach().clone() for name, p in model.named_parameters()} if is_half else {}
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=optimizer,
@@ -71,16 +127,20 @@ def build_engine(model: nn.Module, mesh: Mesh, ds_config: dict) -> Engine:
     built = Engine(
         deepspeed=engine,
         optimizer=optimizer,
-        pieces=read_layout(engine),
+        fragments=read_layout(engine),
         shard_dims=shard_dims,
         shapes=shapes,
         mesh=mesh,
+        max_norm=ds_config.get("gradient_clipping", GRADIENT_CLIPPING_DEFAULT) or 0.0,
     )
-    init_states(optimizer, built.pieces)
+    if is_half:
+        fill_masters(built.fragments, masters)
+    use_exact_norms(engine.optimizer)
+    init_states(optimizer, built.fragments)
     if isinstance(optimizer, Lamb):
         bind_lamb(
             optimizer,
-            built.pieces,
+            built.fragments,
             tensor_names=tensor_names,
             is_counted=built.is_counted,
             reduce=dist.all_reduce,
@@ -94,10 +154,36 @@ def _build_optimizer(kind: str, groups: list[dict], params: dict) -> torch.optim
         optimizer.disarm()
         return optimizer
     if kind == "FusedLamb":
-        from deepspeed.ops.lamb import FusedLamb  # compiles a CUDA extension
-
-        return FusedLamb(groups, **params)
+        return _build_fused_lamb(groups, params)
     return torch.optim.AdamW(groups, **params, fused=True)
+
+
+def _build_fused_lamb(groups: list[dict], params: dict) -> torch.optim.Optimizer:
+    """DeepSpeed's LAMB, whose CUDA extension is compiled here; UserError where it cannot be."""
+    from deepspeed.ops.lamb import FusedLamb
+    from deepspeed.ops.op_builder.builder import CUDAMismatchException, MissingCUDAException
+
+    try:
+        return FusedLamb(groups, **params)
+    except (CUDAMismatchException, MissingCUDAException, RuntimeError, OSError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise UserError(
+            '--deepspeed_config: "FusedLamb" needs the CUDA toolkit that torch was built with '
+            f'(nvcc, in CUDA_HOME), and does not compile ({str(error)[:160]}); "Lamb" needs none'
+        ) from None
+
+
+def check_head_width(model: nn.Module) -> None:
+    """Raise UserError where the CUDA kernel of 16-bit attention does not take the heads' width."""
+    for module in model.modules():
+        if isinstance(module, SelfAttention) and module.query.weight.is_cuda:
+            width = module.head_dim
+            if width % 8 or width > 256:
+                raise UserError(
+                    f"--hidden-size over --num-heads is {width}: in 16 bits on CUDA it must be a "
+                    "multiple of 8, at most 256; allowed: other heads, or fp32"
+                )
 
 
 def _whole_shape(parameter: nn.Parameter, mesh: Mesh) -> torch.Size:
@@ -108,58 +194,27 @@ def _whole_shape(parameter: nn.Parameter, mesh: Mesh) -> torch.Size:
 
 
 def _complete(ds_config: dict, num_parameters: int) -> dict:
-    """What DeepSpeed is given: the user's JSON without the optimizer, which we hand over built."""
+    """DeepSpeed's configuration: the user's JSON without the optimizer, and our defaults."""
     config = {key: value for key, value in ds_config.items() if key != "optimizer"}
     config["zero_allow_untested_optimizer"] = True
     config.setdefault("steps_per_print", 10**12)
+    # DeepSpeed's timer waits for the device twice a micro-batch.
+    config["timers"] = {"throughput": {"enabled": False}}
     if config.get("bf16", {}).get("enabled"):
-        # Else ZeRO-2 and 3 would write a NaN gradient into the weights instead of skipping it.
+        # Without it ZeRO-2 and 3 write a NaN gradient into the weights instead of skipping it.
         config["bf16"] = {"check_grad_overflow": True, **config["bf16"]}
     zero = dict(config.get("zero_optimization", {}))
     if zero.get("stage", 0) > 0:
-        # One bucket for the whole model: one reduction a step. The default allocates 5e8 elements.
+        # One bucket for the whole model: one reduction per step. The default is 5e8 elements.
         for key in ("reduce_bucket_size", "allgather_bucket_size"):
             if zero.get(key, "auto") == "auto":
                 zero[key] = num_parameters + num_parameters % 2
     if zero.get("stage", 0) == 3:
-        # DeepSpeed's own linear rounds before it adds the bias: gradients 1 % off in bf16.
+        # DeepSpeed's own linear rounds before it adds the bias: bf16 gradients are 1 % off.
         zero.setdefault("memory_efficient_linear", False)
-        # Parameters this few are cheaper to gather together than to keep apart.
+        # With so few parameters, gathering all together is cheaper than keeping some.
         zero.setdefault("stage3_param_persistence_threshold", 0)
+    if zero.get("stage", 0) == 0:
+        config["gradient_clipping"] = 0.0  # `Engine.take_step` clips; the default is 1.0
     config["zero_optimization"] = zero
     return config
-
-
-def take_step(engine: Engine) -> tuple[float, bool]:
-    """Reduce, clip and update after the last micro-batch of a step.
-
-    Returns the gradient norm before clipping, and whether the update was applied: a gradient that
-    is not finite skips it, on all ranks alike.
-    """
-    if engine.stage > 0:
-        engine.deepspeed.step()
-        norm = engine.deepspeed.get_global_grad_norm()
-        assert norm is not None, "zero_optimization.compute_grad_norm is off"
-        return float(norm), engine.deepspeed.was_step_applied()
-    norm = float(_gradient_norm(engine))
-    applied = norm < float("inf")  # False for NaN too
-    if applied:
-        engine.deepspeed.step()
-    else:
-        # DeepSpeed would scale by NaN and write the result into the weights.
-        engine.deepspeed.zero_grad()
-        engine.deepspeed.micro_steps += 1
-    return norm, applied
-
-
-def _gradient_norm(engine: Engine) -> Tensor:
-    """Global norm at ZeRO-0, where every data-parallel rank has the reduced gradient."""
-    mesh = engine.mesh
-    squares = [
-        p.grad.double().square().sum()
-        for name, p in engine.deepspeed.module.named_parameters()
-        if p.grad is not None and (engine.shard_dims[name] is not None or mesh.tp_rank == 0)
-    ]
-    total = torch.stack(squares).sum()
-    dist.all_reduce(total, group=mesh.tp_group)
-    return total.sqrt()

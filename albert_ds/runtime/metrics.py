@@ -1,11 +1,10 @@
-"""Numbers of a run: RUN/metrics.jsonl first, TensorBoard and Weights & Biases from the same dict.
+"""Metrics of a run: RUN/metrics.jsonl, and the same numbers for TensorBoard and Weights & Biases.
 
-Sums stay on the device and are gathered once a logging interval; a step itself waits for none.
+Sums stay on the device and are gathered once per logging interval, so no step waits for them.
 """
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Generator
@@ -16,20 +15,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from albert_ds.model.arithmetic import count_flops
-from albert_ds.model.config import ModelConfig
+from albert_ds.files import write_file
+from albert_ds.json_files import read_lines
+from albert_ds.model.config import ModelConfig, count_flops
 from albert_ds.parallel.mesh import Mesh
-from albert_ds.runtime.agreement import Counts
-from albert_ds.runtime.traffic import Traffic
+from albert_ds.runtime.comm_counter import Traffic
+from albert_ds.runtime.consensus import Counts
 
 OUTPUTS = ("mlm_loss_sum", "mlm_correct", "pair_loss_sum", "pair_correct")
 
-# Dense bf16 peak in FLOP/s by what the device calls itself; from NVIDIA's datasheets.
+# Dense bf16 peak in FLOP/s by part of the device's name; from NVIDIA's datasheets.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "V100": 125e12}
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """The device's dense 16-bit peak, None where it is not known (MFU is then null)."""
+    """The device's dense 16-bit peak in FLOP/s; None where it is unknown (MFU is then null)."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -37,9 +37,9 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def summarise(outputs: Tensor, counts: Counts, objective: str) -> dict[str, float | None]:
-    """Means of summed model outputs (in the order of OUTPUTS, all data-parallel ranks).
+    """Means of the model's summed outputs (in the order of OUTPUTS, over all ranks).
 
-    A mean over nothing is None. The sentence task is named by its objective (`sop_`, `nsp_`).
+    The mean of no values is None. The keys of the sentence task begin with its objective.
     """
     mlm_loss, mlm_correct, pair_loss, pair_correct = outputs.tolist()
 
@@ -58,7 +58,7 @@ def summarise(outputs: Tensor, counts: Counts, objective: str) -> dict[str, floa
 
 
 class Window:
-    """Everything since the last log line: model outputs, counts, waiting time."""
+    """Sums since the last log line: model outputs, counts, time spent waiting for data."""
 
     def __init__(self, device: torch.device, traffic: Traffic):
         self._device, self._traffic, self._peak = device, traffic, peak_flops(device)
@@ -75,7 +75,7 @@ class Window:
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Leave evaluation and saving out of the window's time and traffic."""
+        """Leave the block (evaluation, saving) out of the window's time and traffic."""
         stopped, before = time.perf_counter(), self._traffic.copy()
         yield
         self.started += time.perf_counter() - stopped
@@ -91,7 +91,7 @@ class Window:
         self.skipped += not applied
 
     def close(self, mesh: Mesh, model: ModelConfig, objective: str) -> dict[str, float | None]:
-        """The window's numbers, the same on every rank. Collective; starts a new window."""
+        """The window's metrics, the same on every rank. Collective; starts a new window."""
         comm_bytes = (self._traffic - self.moved).total_bytes // self.steps
         dist.all_reduce(self.outputs, group=mesh.dp_group)
         values = summarise(self.outputs, self.counts, objective)  # waits for the device
@@ -109,8 +109,10 @@ class Window:
             "tokens_per_second": counts.tokens / seconds,
             "mfu": flops / seconds / (self._peak * mesh.world_size) if self._peak else None,
             "data_wait_fraction": self.data_seconds / seconds,
-            "comm_bytes": comm_bytes,  # of this rank, a step
-            "set_aside_fraction": counts.set_aside / counts.available if counts.available else 0.0,
+            "comm_bytes": comm_bytes,  # of this rank, per step
+            "set_aside_fraction": counts.truncated_tokens / counts.available
+            if counts.available
+            else 0.0,
             "unpaired": counts.unpaired,
             "skipped_steps": self.skipped,
         }
@@ -119,7 +121,7 @@ class Window:
 
 
 class Metrics:
-    """Rank 0's sinks: the file is the source of truth, the others show the same numbers."""
+    """Writes the metrics, on rank 0. A resumed run reads only metrics.jsonl."""
 
     def __init__(self, output: Path, mesh: Mesh, step: int, *, num_steps: int, wandb: bool):
         self._writes = mesh.rank == 0
@@ -142,10 +144,10 @@ class Metrics:
             self._wandb = library.init(dir=output, id=output.name, resume="allow")
 
     def write(self, step: int, values: dict) -> None:
-        """Write one record; None becomes null in the file and is left out elsewhere."""
+        """Write one record. None is null in the file; TensorBoard and W&B do not get it."""
         if not self._writes or not values:
             return
-        # JSON has no NaN: a loss or norm that is not finite is null, and `skipped_steps` counts it.
+        # JSON has no NaN: a non-finite loss or norm is null, and `skipped_steps` counts the step.
         values = {k: v if v is None or math.isfinite(v) else None for k, v in values.items()}
         self._file.write(json.dumps({"step": step, **values}) + "\n")
         self._file.flush()
@@ -173,17 +175,8 @@ def _short(value: float) -> str:
 
 
 def cut_back(path: Path, step: int) -> None:
-    """Drop the lines after `step` (a resume does those steps again), and a line half written."""
+    """Delete the lines after `step`, which a resumed run writes again, and what is no record."""
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # the last line of a process that was killed while it wrote
-        if record["step"] <= step:
-            kept.append(line + "\n")
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept))
-    os.replace(temporary, path)
+    kept = [json.dumps(r) + "\n" for r in read_lines(path) if r["step"] <= step]
+    write_file(path, "".join(kept))

@@ -1,20 +1,30 @@
 """Tokenised texts, and the sequences made of them: [CLS] A [SEP], or [CLS] A [SEP] B [SEP].
 
-A text that many sequences read (a passage of RACE, a context of SQuAD) is stored once, and a
-sequence is six integers: text A from token .. to token, text B from token .. to token. A
-micro-batch is put together when it is needed, as in pretraining: sequences end to end, not padded.
+A text that many sequences use (a passage of RACE, a context of SQuAD) is stored once. A sequence is
+six integers: text A, its first token, the token after its last; the same for text B. A micro-batch
+is collated when it is needed, as in pretraining: sequences end to end, not padded.
+
+Features are built once and kept as OUTPUT/features/<sha256>.safetensors. The name is the checksum
+of everything that decides them (the task's files, the vocabulary, the lengths), so a file that
+exists is valid, and several runs may share a folder.
 Shapes: B sequences and N tokens of a micro-batch, F sequences of a split.
 """
 
+import hashlib
+import json
+import os
 from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from albert_ds.data.vocab import CLS, SEP
+from albert_ds.errors import UserError
 from albert_ds.tasks.recipes import Lengths
 
+FORMAT = 1  # of the cached arrays; another number makes every older file a different one
 NO_TEXT = -1  # in the place of text B where a sequence has one text
 
 
@@ -23,18 +33,18 @@ class Features:
     """One split of a task, ready to be batched.
 
     `arrays` always has `ids` int32 (all texts end to end), `ends` int64 [texts], `rows` int32
-    [F, 6] and `example` int32 [F], the number of the example that a sequence belongs to. What else
-    there is depends on the task: `labels`, spans, character offsets.
+    [F, 6] and `example` int32 [F], the number of the example that a sequence belongs to. Others
+    depend on the task: `labels`, spans, character offsets.
     """
 
     arrays: dict[str, np.ndarray]
-    counts: dict[str, int]  # examples, and all that was cut, skipped or found unusual
+    counts: dict[str, int]  # `examples`, and everything that was cut, skipped or unusual
     choices: int = 1  # sequences that are scored together (RACE: 4)
-    key: str = ""  # tells these features from any others
+    key: str = ""  # fingerprint of the features
 
     @property
     def units(self) -> int:
-        """Things to be drawn: sequences, or groups of `choices` of them."""
+        """Number of units to draw: sequences, or groups of `choices` of them."""
         return len(self.arrays["rows"]) // self.choices
 
     @property
@@ -50,7 +60,7 @@ class Features:
         return self.lengths.reshape(-1, self.choices).sum(1)
 
     def text(self, number: int) -> slice:
-        """Where a text lies in `ids`."""
+        """The part of `ids` that holds a text."""
         ends = self.arrays["ends"]
         return slice(int(ends[number - 1]) if number else 0, int(ends[number]))
 
@@ -66,7 +76,7 @@ class Features:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """One split of a task with all that scoring it takes."""
+    """One split of a task with everything that scoring needs."""
 
     data: Path  # the task's folder
     name: str  # train, dev, test, dev_matched, ...
@@ -93,7 +103,7 @@ class FeatureBuilder:
         return len(self._ends) - 1
 
     def add_row(self, example: int, a: tuple[int, int, int], b=(NO_TEXT, 0, 0), **extra) -> None:
-        """A sequence of text A and perhaps B, each (number, first token, token after the last)."""
+        """Add a sequence of text A and perhaps B: (number, first token, token after the last)."""
         self._rows.extend((*a, *b))
         self._example.append(example)
         for name, value in extra.items():
@@ -115,20 +125,8 @@ class FeatureBuilder:
         )
 
 
-def cut_pair(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of two texts fit into `room`: the longer one loses its end first (BERT)."""
-    excess = first + second - room
-    if excess <= 0:
-        return first, second
-    lead = first - second
-    turns = max(0, excess - abs(lead))
-    # When both are equally long it is the second's turn, as in BERT's loop.
-    from_first = turns // 2 + (min(excess, lead) if lead > 0 else 0)
-    return first - from_first, second - (excess - from_first)
-
-
 def collate(features: Features, units, *, with_targets: bool) -> dict:
-    """The model's keywords for some units: tensors as in pretraining, and the targets of the task.
+    """The model's keyword arguments for some units: tensors as in pretraining, and targets.
 
     input_ids, token_type_ids, position_ids int64 [N]; cu_seqlens int32 [B + 1]; max_seqlen int.
     Targets: `labels` [units], or `span_starts`, `span_ends`, `impossible` [B]. Span tasks also get
@@ -161,3 +159,42 @@ def collate(features: Features, units, *, with_targets: bool) -> dict:
                 found[name] = arrays[name][rows].astype(np.int64)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in found.items()}
     return tensors | {"max_seqlen": int(lengths.max())}
+
+
+def fingerprint(files: Iterable[Path], **settings) -> str:
+    """sha256 of the files' content and of everything else that decides the features."""
+    digest = hashlib.sha256(json.dumps({"format": FORMAT, **settings}, sort_keys=True).encode())
+    for path in files:
+        digest.update(path.name.encode())
+        try:
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        except OSError as error:
+            raise UserError(f"--data: {path}: {error.strerror}") from None
+    return digest.hexdigest()
+
+
+def cached(folder: Path, key: str, build: Callable[[], Features]) -> Features:
+    """The features of a fingerprint: read from `folder`, or built and written there."""
+    from safetensors.numpy import save_file
+
+    path = folder / f"{key}.safetensors"
+    if not path.is_file():
+        features = build()
+        about = {"counts": features.counts, "choices": features.choices}
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f".{key}.{os.getpid()}.tmp"
+        save_file(features.arrays, temporary, metadata={"about": json.dumps(about)})
+        os.replace(temporary, path)
+    return read_features(path)
+
+
+def read_features(path: Path) -> Features:
+    """Read features that `cached` has written."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        about = json.loads(file.metadata()["about"])
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return Features(arrays=arrays, key=path.stem, **about)

@@ -1,8 +1,8 @@
-"""GLUE: nine tasks over sentences or pairs of them, read from the files as published.
+"""GLUE: nine tasks over sentences or pairs of sentences, read from the published files.
 
 Every task is a row of one table. Headers differ between splits (CoLA has one in its test file
-alone), so columns are found by name. Predictions are written as the leaderboard takes them. The
-diagnostic set has no training data: it is one more test set of MNLI, handed in as AX.tsv.
+only), so columns are found by name. Predictions are written in the leaderboard's format. The
+diagnostic set has no training data: it is another test set of MNLI, submitted as AX.tsv.
 """
 
 from collections.abc import Iterator
@@ -12,33 +12,33 @@ from pathlib import Path
 
 import numpy as np
 
+from albert_ds.data.segments import cut_pair
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import DamagedData
-from albert_ds.tasks.features import NO_TEXT, FeatureBuilder, Features, Split, cut_pair
-from albert_ds.tasks.metrics import score_glue
+from albert_ds.tasks.features import NO_TEXT, FeatureBuilder, Features, Split
 from albert_ds.tasks.recipes import Lengths
 from albert_ds.tasks.tsv import Table
 
-BLOCK = 1000  # examples that are tokenised together
+BLOCK = 1000  # examples tokenised in one call
 ENTAILMENT = ("entailment", "not_entailment")
 DIAGNOSTIC = "test_diagnostic"
-# In MNLI's folder or beside it, by the name it is published under now or was at first.
+# In MNLI's folder or beside it, under its present or its first published name.
 DIAGNOSTIC_FILES = ("diagnostic.tsv", "AX.tsv", "../diagnostic/diagnostic.tsv")
-SUBMITTED = {"": "", "matched": "-m", "mismatched": "-mm"}  # what a file is called after the folder
+SUBMITTED = {"": "", "matched": "-m", "mismatched": "-mm"}  # endings of submitted files' names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GlueTask:
-    """One of the nine: where its texts and labels stand, how it is scored and handed in."""
+    """One of the nine tasks: its columns, labels, metrics and names of files."""
 
     texts: tuple[str, ...]  # columns of A and, for pairs, B
-    labels: tuple[str, ...]  # in the order of their numbers; none for a score from 0 to 5
+    labels: tuple[str, ...]  # in the order of their numbers; empty for a score from 0 to 5
     label_column: str
     metrics: tuple[str, ...]  # the first decides which evaluation is best
-    folder: str  # how GLUE spells it, in its archive and for its leaderboard
+    folder: str  # its name in GLUE's archive and leaderboard
     published: dict[str, int]  # examples of each split
     headless: tuple[str, ...] = ()  # all columns, where train and dev have no header
-    tolerance: float = 0.0  # malformed rows that the published training file is known to have
+    tolerance: float = 0.0  # share of malformed rows that the published training file may have
 
     @property
     def has_test_labels(self) -> bool:
@@ -222,4 +222,50 @@ GLUE: dict[str, GlueTask] = {
         folder="WNLI",
         published={"train": 635, "dev": 71, "test": 146},
     ),
+}
+
+
+def score_glue(names: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """The named metrics, each from -1 or 0 to 1, over logits [F, labels] (or [F, 1]: scores)."""
+    scored = logits[:, 0] if logits.shape[1] == 1 else logits.argmax(1)
+    return {name: float(METRICS[name](labels, scored)) for name in names}
+
+
+def _matthews(labels, predicted) -> float:
+    from sklearn.metrics import matthews_corrcoef
+
+    return matthews_corrcoef(labels, predicted)
+
+
+def _accuracy(labels, predicted) -> float:
+    from sklearn.metrics import accuracy_score
+
+    return float(accuracy_score(labels, predicted))
+
+
+def _f1(labels, predicted) -> float:
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, predicted, zero_division=0.0))
+
+
+def _pearson(labels, predicted) -> float:
+    from scipy.stats import pearsonr
+
+    # A constant has no correlation; 0 as in Matthews' coefficient.
+    return float(pearsonr(labels, predicted)[0]) if np.ptp(predicted) and np.ptp(labels) else 0.0
+
+
+def _spearman(labels, predicted) -> float:
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(labels, predicted)[0]) if np.ptp(predicted) and np.ptp(labels) else 0.0
+
+
+METRICS = {
+    "matthews": _matthews,
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "pearson": _pearson,
+    "spearman": _spearman,
 }

@@ -1,7 +1,7 @@
-"""RACE: four options to each question on a passage; middle and high school apart and together.
+"""RACE: questions on a passage with four options each; scored for both school levels and in all.
 
-As released: segment A is the passage, B question and option; an option takes the place of every "_"
-of its question, or stands behind it. B keeps its last 128 tokens, the passage its first.
+As released: segment A is the passage, segment B question and option. An option replaces every "_"
+in its question, or follows it. B keeps its last 128 tokens, the passage its first.
 """
 
 import json
@@ -29,7 +29,7 @@ class Question:
 
 
 class RaceTask:
-    """Reads RACE as its archive holds it: {train,dev,test}/{middle,high}/*.txt, each JSON."""
+    """Reads RACE in its archive's layout: {train,dev,test}/{middle,high}/*.txt, each JSON."""
 
     labels = tuple(OPTIONS)
     metrics = ("accuracy",)
@@ -39,7 +39,7 @@ class RaceTask:
     published = {"train": 87866, "dev": 4887, "test": 4934}
 
     def files(self, data: Path, split: str) -> list[Path]:
-        """All passages of a split. A level that is not there is left out, and so counted."""
+        """All passages of a split. A missing level is left out; `build` counts both levels."""
         found = [p for level in LEVELS for p in sorted((data / split / level).glob("*.txt"))]
         if not found:
             folders = " or ".join(f"{data / split / level}" for level in LEVELS)
@@ -47,7 +47,7 @@ class RaceTask:
         return found
 
     def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
-        """Tokenise a split, a passage at a time."""
+        """Tokenise a split, one passage at a time."""
         builder, labels, levels = FeatureBuilder(), [], []
         for path in self.files(data, split):
             passage, questions = read_passage(path)
@@ -79,7 +79,7 @@ class RaceTask:
         builder.add_row(example, (number, 0, min(len(ids), room)), (text, 0, len(kept)))
 
     def score(self, split: Split, outputs: dict) -> dict[str, float]:
-        """Accuracy over logits [questions, 4]: of all, and of each level there is."""
+        """Accuracy over logits [questions, 4]: of all questions, and of each level present."""
         right = outputs["logits"].argmax(1) == split.features.arrays["labels"]
         found = {"accuracy": float(right.mean())}
         for number, level in enumerate(LEVELS):
@@ -89,7 +89,7 @@ class RaceTask:
         return found
 
     def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> list[Path]:
-        """The letter predicted for each question, as "high/1001.txt-0": "C"."""
+        """Write the letter predicted for each question, as "high/1001.txt-0": "C"."""
         letters = iter(outputs["logits"].argmax(1))
         answers = {
             f"{path.parent.name}/{path.name}-{number}": OPTIONS[next(letters)]
@@ -102,7 +102,7 @@ class RaceTask:
 
 
 def read_passage(path: Path) -> tuple[str, list[Question]]:
-    """The passage and its questions; DamagedData names the file and the question."""
+    """Read a passage and its questions; DamagedData names the file and the question."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         passage = content["article"]

@@ -1,13 +1,14 @@
-"""How each task is fine-tuned unless told otherwise: the release's published settings.
+"""The default settings of each task: those that the release published.
 
 GLUE: run_glue.sh of google-research/albert, which agrees with the paper's Table 14 in all eight
-rows; WNLI, which the script leaves out, is Table 14's, and so are the dropouts, which no script of
-the release sets (0.1 before a classifier is in its code as well).
+rows. The script has no WNLI and sets no dropout: both are Table 14's (the dropout of 0.1 before the
+classifier is in the release's code as well).
 
-SQuAD and RACE: the commands in the release's README. There Table 14 differs: SQuAD 2.0 at 3e-5 for
-8,144 steps of up to 512 tokens (814 of them warm-up), RACE at 2e-5 with ALBERT's dropout at 0.1.
-The README has RACE at 1e-5 without dropout, since the paper's setting diverges with the second
-version of its models. SQuAD 1.1 agrees: Table 14's 3,649 steps are two epochs of batches of 48.
+SQuAD and RACE: the commands in the release's README. Table 14 differs from it: SQuAD 2.0 at 3e-5
+for 8,144 steps of up to 512 tokens (814 of them warm-up), RACE at 2e-5 with ALBERT's dropout at
+0.1. The README has RACE at 1e-5 without dropout, because the paper's setting diverges with the
+second version of its models. SQuAD 1.1 agrees: Table 14's 3,649 steps are two epochs of batches of
+48 questions.
 """
 
 from dataclasses import dataclass
@@ -15,17 +16,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """Limits in tokens, [CLS] and [SEP] among them where a whole sequence is meant."""
+    """Limits in tokens; that of a sequence includes [CLS] and [SEP]."""
 
     sequence: int = 512
-    question: int = 64  # SQuAD: of the question; RACE: the last tokens of question and option
-    stride: int = 128  # SQuAD: from the start of a window to that of the next
-    answer: int = 30  # SQuAD: longest answer that is predicted
+    question: int = 64  # SQuAD: the question's first; RACE: the last of question and option
+    stride: int = 128  # SQuAD: from the start of a window to the start of the next
+    answer: int = 30  # SQuAD: the longest answer that is predicted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Settings of one task. Steps are given, or follow from `epochs`."""
+    """Settings of one task. It has either `steps` or `epochs`."""
 
     learning_rate: float
     batch_size: int
@@ -35,6 +36,22 @@ class Recipe:
     dropout: float = 0.0  # of ALBERT itself
     classifier_dropout: float = 0.1
     lengths: Lengths = Lengths()
+
+    def count_steps(self, *, examples: int, batch_size: int) -> int:
+        """Optimizer steps, from the epochs where the recipe gives no number of steps.
+
+        As the release counts them: SQuAD's epochs are over questions, although a step trains on
+        `batch_size` windows, and what is left of a division is dropped. At least 1.
+        """
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return max(1, int(examples / batch_size * self.epochs))
+
+    def count_warmup(self, steps: int) -> int:
+        """Warm-up steps; rounded down, as the release does, where the steps follow from epochs."""
+        share = self.warmup * steps
+        return int(share) if self.steps is None else round(share)
 
 
 def _glue(rate: float, batch_size: int, steps: int, warmup: int, dropout: float = 0.0) -> Recipe:

@@ -1,6 +1,6 @@
-"""Tab-separated files as GLUE ships them: a byte-order mark, bare double quotes, no or one header.
+"""Tab-separated files as GLUE ships them: byte-order marks, bare double quotes, 0 or 1 headers.
 
-No field is ever quoted, so a line is split at its tabs and nothing else.
+No field is quoted, so a line is split at its tabs only.
 """
 
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from albert_ds.errors import DamagedData, UserError
 
 @dataclass(kw_only=True, slots=True)
 class Table:
-    """The rows of a file as (line number, {column: field}); counts what it had to leave out.
+    """The rows of a file as (line number, {column: field}); keeps the numbers of skipped lines.
 
-    Raises UserError where the file cannot be read, DamagedData, with the line, where it is not the
-    table it should be.
+    Raises UserError where the file cannot be read, DamagedData, with the line, where a row or the
+    header is wrong.
     """
 
     path: Path
-    columns: list[str]  # needed by the reader; of a file without header: all, in order
+    columns: list[str]  # those the reader needs; without a header: all columns, in order
     has_header: bool = True
-    tolerance: float = 0.0  # share of the rows that may be malformed, and is then left out
-    malformed: list[int] = field(default_factory=list)  # their line numbers
+    tolerance: float = 0.0  # share of the rows that may be malformed; they are skipped
+    malformed: list[int] = field(default_factory=list)  # line numbers of the skipped rows
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, str]]]:
         names, total = self.columns, 0

@@ -1,11 +1,11 @@
-# Sourced by every table: pretrain a row, judge it on the paper's five tasks, print the table.
+# Sourced by every table: pretrain a row, fine-tune it on the paper's five tasks, print the table.
 #
 #   DATA=shards TASKS=tasks bash slurm/ablations/table4.sh
 #
 # DATA   folder of shards (tools/build_shards.py)
-# TASKS  folder with what there is of squad1/ squad2/ MNLI/ SST-2/ RACE/, files as published
-#        (tools/small_tasks.py makes one for a small machine)
-# OUT    folder of the results (default: ablations/<table>); run again, it goes on where it was
+# TASKS  folder with any of squad1/ squad2/ MNLI/ SST-2/ RACE/, files as published
+#        (tools/demo/small_tasks.py makes one for a small machine)
+# OUT    folder of the results (default: ablations/<table>); the same command continues there
 # SCALE  tiny (default): albert-tiny shapes and few steps, minutes a row on a CPU; shows the machinery
 #        paper: the paper's sizes, batch and steps, to be run on a cluster, a row at a time (ROWS)
 # ROWS   names of the rows to run (default: all); the table prints what is there
@@ -78,5 +78,5 @@ table() {
     local rows=() pair
     [ "$SCALE" = paper ] || set -- --heldout "$@"
     for pair in "${ALL[@]}"; do [ -d "${pair#*=}" ] && rows+=("$pair"); done
-    "$PYTHON" tools/paper_table.py --rows "${rows[@]}" --output "$OUT/table.json" "$@"
+    "$PYTHON" tools/lab/paper_table.py --rows "${rows[@]}" --output "$OUT/table.json" "$@"
 }

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import settings
 
 from albert_ds.data.shards import ShardSet, open_shards
-from albert_ds.data.vocab import Normalisation, Vocab, train_vocab
+from albert_ds.data.vocab import RELEASED, Vocab, train_vocab
 from tests.data.corpus import SHARED, build, make_documents, write_wiki
 
 # The same examples every time, and no deadline: a busy machine is not a failure.
@@ -25,7 +25,7 @@ def vocab(documents) -> Vocab:
     text += [
         "(it's 1,000, or 0.0003 in 1999) \u2013 caf\u00e9 \u4e2d\u6587 \u03a3\u03b1\u03c2"
     ] * 50
-    return train_vocab(text, Normalisation(), vocab_size=240)
+    return train_vocab(text, RELEASED, vocab_size=240)
 
 
 @pytest.fixture(scope="session")

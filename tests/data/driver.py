@@ -12,12 +12,12 @@ import signal
 import time
 from pathlib import Path
 
-from albert_ds.data import inputs, merge, runs
-from albert_ds.data.ledger import Ledger
+from albert_ds.data.prepare import external_sort, sources
+from albert_ds.data.prepare.manifest import Manifest
 
-inputs.UNIT_BYTES, runs.RUN_BYTES, merge.RANGE_BYTES = 4000, 3000, 3000
+sources.UNIT_BYTES, external_sort.RUN_BYTES, external_sort.RANGE_BYTES = 4000, 3000, 3000
 number = itertools.count(1)
-write = Ledger.write
+write = Manifest.write
 
 
 def write_or_die(self, *args):
@@ -31,5 +31,5 @@ def write_or_die(self, *args):
     return note
 
 
-Ledger.write = write_or_die
+Manifest.write = write_or_die
 runpy.run_path(str(Path(__file__).parents[2] / "tools" / "build_shards.py"), run_name="__main__")

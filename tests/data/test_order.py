@@ -22,11 +22,11 @@ from albert_ds.errors import UserError
 
 def enumerate_epoch(sizes, seed, source, epoch):
     """(shard, sample) of one epoch, written as one would say it."""
-    shards = Draws(SHARD_ORDER, seed).at(source, epoch).permutation(len(sizes)).tolist()
+    shards = Draws(SHARD_ORDER, seed).permutation(len(sizes), source, epoch).tolist()
     while shards:
         at_hand, shards = shards[:ROUND_SHARDS], shards[ROUND_SHARDS:]
         decks = [
-            (s, Draws(SAMPLE_ORDER, seed).at(source, epoch, s).permutation(sizes[s]).tolist())
+            (s, Draws(SAMPLE_ORDER, seed).permutation(sizes[s], source, epoch, s).tolist())
             for s in at_hand
         ]
         for turn in itertools.count():
@@ -105,16 +105,27 @@ def test_bad_weights(weights):
         count_quotas(weights)
 
 
+def draw(draws: Draws, *place: int) -> list[float]:
+    with draws.at(*place) as rng:
+        return rng.random(5).tolist()
+
+
 def test_draws_depend_on_the_place_alone():
     draws = Draws(2, seed=5)
-    first = draws.at(1, 2, 3).random(5)
-    draws.at(1, 2, 4).integers(9, size=3)
-    assert (draws.at(1, 2, 3).random(5) == first).all()
-    others = [
-        Draws(2, 5).at(1, 2, 4),
-        Draws(2, 5).at(1, 3, 3),
-        Draws(2, 6).at(1, 2, 3),
-        Draws(1, 5).at(1, 2, 3),
-        Draws(2, 5).at(2, 2, 3),
-    ]
-    assert all((other.random(5) != first).all() for other in others)
+    first = draw(draws, 1, 2, 3)
+    draws.permutation(9, 1, 2, 4)
+    assert draw(draws, 1, 2, 3) == first
+    fresh = np.random.Philox(key=[5, 2], counter=[0, 1, 2, 3])
+    assert np.random.Generator(fresh).random(5).tolist() == first
+    places = [(2, 5, (1, 2, 4)), (2, 5, (1, 3, 3)), (2, 5, (2, 2, 3)), (2, 6, (1, 2, 3))]
+    for purpose, seed, place in [*places, (1, 5, (1, 2, 3))]:
+        assert not set(draw(Draws(purpose, seed), *place)) & set(first)
+
+
+def test_a_place_is_left_before_the_next_begins():
+    draws = Draws(2, seed=5)
+    with draws.at(1) as rng:
+        rng.random()
+        with pytest.raises(AssertionError, match="one place at a time"):
+            draws.at(2)
+    assert draw(draws, 2) == draw(Draws(2, seed=5), 2)

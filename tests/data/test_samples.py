@@ -6,11 +6,11 @@ import torch
 
 from albert_ds.data.samples import StreamConfig
 from albert_ds.data.segments import NO_LABEL
-from albert_ds.data.shards import Shard, open_shards
+from albert_ds.data.shards import Shard, open_shards, read_index
 from albert_ds.data.vocab import CLS, MASK, SEP
 from albert_ds.data.words import build_word_starts
 from tests.data.corpus import SEQUENCE_LENGTH, build, write_wiki
-from tests.data.drawing import BATCH, CONFIG, restore, samples_of, stream, take
+from tests.data.drawing import BATCH, CONFIG, restore, samples_of, stored_sequences, stream, take
 
 
 def test_layout_of_a_micro_batch(train):
@@ -95,13 +95,13 @@ def test_nsp_takes_partners_from_other_documents(train):
     assert abs(np.mean(labels) - 0.5) < 0.1
 
 
-def test_nsp_without_another_document_has_no_negatives(vocab, tmp_path):
+def test_nsp_without_another_document_has_no_labels(vocab, tmp_path):
     path = write_wiki(tmp_path / "wiki", [["Ba be bi bo.", "Da de di do."] * 30])
     build(tmp_path / "built", vocab, [path], holdout=0)
     config = StreamConfig(objective="nsp", sequence_length=SEQUENCE_LENGTH, short_fraction=0)
-    batches = list(take(stream([open_shards(tmp_path / "built", "train")], config), 80))
-    assert {label for b in batches for label in b.tensors["pair_labels"].tolist()} == {0, NO_LABEL}
-    assert sum(batch.unpaired for batch in batches) > 20
+    for batch in take(stream([open_shards(tmp_path / "built", "train")], config), 80):
+        assert set(batch.tensors["pair_labels"].tolist()) == {NO_LABEL}
+        assert batch.unpaired == batch.samples
 
 
 def test_objective_none_has_no_labels_and_misses_none(train):
@@ -118,8 +118,8 @@ def test_tokens_set_aside_are_counted(train):
             markers = sum(len(s[0]) for s in samples_of([batch]).values()) - sum(
                 i not in (CLS, SEP) for s in samples_of([batch]).values() for i in restore(s)
             )
-            assert batch.tokens - markers == batch.available - batch.set_aside
-        return sum(b.set_aside for b in batches) / sum(b.available for b in batches)
+            assert batch.tokens - markers == batch.available - batch.truncated_tokens
+        return sum(b.truncated_tokens for b in batches) / sum(b.available for b in batches)
 
     assert share(StreamConfig(sequence_length=SEQUENCE_LENGTH, short_fraction=0)) == 0
     assert 0.02 < share(CONFIG) < 0.09  # a tenth of the sequences, half of each and the full ones
@@ -148,3 +148,27 @@ def test_words_are_masked_whole(train):
         for i in range(1, len(ids)):
             inside = not starts[ids[i]] and ids[i - 1] not in (CLS, SEP)
             assert not inside or (i in masked) == (i - 1 in masked)
+
+
+def test_full_packing_fills_samples_to_the_length(vocab, corpus, train, tmp_path):
+    """Each reading cuts the overhang of a sequence anew; only a document's rest is shorter."""
+    build(tmp_path / "built", vocab, [corpus], packing="full")
+    index = read_index(tmp_path / "built")
+    assert index["packing"] == "full" and index["counts"]["spare_tokens"] > 0
+    source = open_shards(tmp_path / "built", "train")
+    config = StreamConfig(sequence_length=SEQUENCE_LENGTH, short_fraction=0)
+    full, whole = (
+        [len(s[0]) for s in samples_of(take(stream([each], config), 400)).values()]
+        for each in (source, train)
+    )
+    assert max(full) == max(whole) == SEQUENCE_LENGTH
+    assert np.mean(np.array(full) == SEQUENCE_LENGTH) > 0.7
+    assert np.mean(np.array(whole) == SEQUENCE_LENGTH) < 0.2
+    stored = [
+        len(ids)
+        for split in ("train", "heldout")
+        for ids in stored_sequences(open_shards(tmp_path / "built", split))
+    ]
+    assert index["counts"]["spare_tokens"] == sum(max(0, n - SEQUENCE_LENGTH + 3) for n in stored)
+    read = sum(min(n, SEQUENCE_LENGTH - 3) for n in stored)
+    assert index["fill"] == pytest.approx(read / (len(stored) * (SEQUENCE_LENGTH - 3)))

@@ -5,15 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from albert_ds.data.records import Sequence
 from albert_ds.data.segments import (
     NO_LABEL,
+    SentenceRuns,
+    cut_pair,
     draw_pair,
     draw_target,
     draw_window,
     pack_sentences,
     truncate_pair,
 )
+from albert_ds.data.shards import Sequence
 
 seeds = st.integers(0, 2**32)
 sentence_lengths = st.lists(st.integers(1, 30), min_size=1, max_size=12)
@@ -40,9 +42,22 @@ def test_packing_keeps_every_token_in_order(lengths, capacity):
     assert len(ends) == sum(-(-length // capacity) for length in lengths)
 
 
+@given(st.lists(st.integers(1, 40), max_size=30), st.integers(1, 20))
+def test_full_packing_reaches_the_length_with_its_last_sentence(lengths, capacity):
+    sentences = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1]) if lengths else []
+    packed = list(pack_sentences([s.tolist() for s in sentences], capacity, "full"))
+    assert [i for ids, _ in packed for i in ids] == list(range(sum(lengths)))
+    for ids, ends in packed:
+        assert ends[-1] == len(ids) and (np.diff(ends, prepend=0) <= capacity).all()
+        assert [0, *ends][-2] < capacity  # without its last sentence it was not full
+    assert all(len(ids) >= capacity for ids, _ in packed[:-1])
+
+
 def test_packing_is_greedy():
     sentences = [[1] * n for n in (3, 3, 5, 4, 11, 1)]
     assert [ends for _, ends in pack_sentences(sentences, 10)] == [[3, 6], [5, 9], [10], [1, 2]]
+    full = [ends for _, ends in pack_sentences(sentences, 10, "full")]
+    assert full == [[3, 6, 11], [4, 14], [1, 2]]
 
 
 @given(sentence_lengths, st.integers(1, 400), seeds)
@@ -65,6 +80,7 @@ def test_window_starts_uniformly_where_the_target_is_left():
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 80), seeds)
 def test_truncation_is_the_release_s(first, second, target, seed):
+    lengths = first, second
     a, b = truncate_pair(
         np.arange(first), np.arange(100, 100 + second), target, np.random.default_rng(seed)
     )
@@ -73,7 +89,7 @@ def test_truncation_is_the_release_s(first, second, target, seed):
             first -= 1
         else:
             second -= 1
-    assert (len(a), len(b)) == (first, second)
+    assert (len(a), len(b)) == (first, second) == cut_pair(*lengths, target)
     assert first >= 1 and second >= 1
     assert (np.diff(a) == 1).all() and (np.diff(b) == 1).all()  # only ends were cut
 
@@ -111,7 +127,7 @@ def test_sop_and_none(objective, lengths, target, seed):
         assert after[0] in stored.ends  # the split is where a sentence ends
 
 
-def _no_partner():
+def _no_partner(length):
     raise AssertionError("only nsp may ask for another document")
 
 
@@ -123,20 +139,110 @@ def test_sop_swaps_half_and_splits_uniformly():
     np.testing.assert_allclose(np.bincount(splits)[[2, 5]] / 4000, 0.5, atol=0.03)
 
 
-def test_nsp_takes_the_second_segment_from_the_partner():
+def marked(rng, count: int) -> list[Sequence]:
+    """Sequences of several documents, whose ids tell the document and the place."""
+    lengths = [rng.integers(1, 9, rng.integers(1, 12)).tolist() for _ in range(count)]
+    return [sequence(each, n // 3, 1000 * n) for n, each in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_runs_are_whole_sentences_of_another_document(count):
+    rng = np.random.default_rng(count)
+    sequences = marked(rng, count)
+    runs = SentenceRuns(sequences)
+    for length in [*range(1, 60), 500]:
+        for document in (0, count // 6):
+            lengths = {
+                int(stored.ends[j] - stored.ends[i])
+                for stored in sequences
+                if stored.document != document
+                for i in range(len(stored.ends))
+                for j in range(i + 1, len(stored.ends))
+            }
+            found = runs.find(length, document, rng)
+            if not lengths:
+                assert found is None
+                continue
+            number, begin, end = found
+            stored = sequences[number]
+            assert stored.document != document
+            assert begin in stored.ends[:-1] and end in stored.ends  # never the first sentence
+            assert abs(end - begin - length) == min(abs(n - length) for n in lengths)
+
+
+def test_runs_are_drawn_from_all_that_fit():
     rng = np.random.default_rng(0)
-    other = sequence([5, 5, 5, 5], document=1, first=1000)
-    pairs = [draw_pair(sequence([4, 4, 4]), 12, "nsp", lambda: other, rng) for _ in range(2000)]
-    labels = np.array([pair.label for pair in pairs])
-    assert abs(labels.mean() - 0.5) < 0.04
-    for pair in pairs:
-        assert (pair.first < 12).all()
-        assert (pair.second >= 1000).all() if pair.label else (pair.second < 12).all()
-        assert len(pair.first) + len(pair.second) == 12  # no longer and no shorter: no hint
-    starts = {int(pair.second[0]) for pair in pairs if pair.label}
-    assert len(starts) > 3  # the partner's start is drawn, too
-    nobody = [draw_pair(sequence([4, 4, 4]), 12, "nsp", lambda: None, rng) for _ in range(100)]
-    assert {pair.label for pair in nobody} == {0, NO_LABEL}
+    runs = SentenceRuns([sequence([3, 5, 5, 5], document, 0) for document in range(5)])
+    found = [runs.find(5, 0, rng) for _ in range(4000)]
+    counts = np.zeros((5, 4), int)
+    for number, begin, end in found:
+        assert end - begin == 5
+        counts[number, (begin + 2) // 5 - 1] += 1
+    assert counts[0].sum() == 0
+    assert counts[1:, :3].min() > 150  # 12 of them; the first after document 0 is drawn more often
+
+
+def test_a_shard_without_pairs_has_no_runs():
+    rng = np.random.default_rng(0)
+    assert SentenceRuns([sequence([3]), sequence([4], 1)]).find(3, 0, rng) is None
+    assert SentenceRuns([sequence([3, 4])]).find(3, 0, rng) is None
+
+
+@given(lengths=sentence_lengths, target=st.integers(2, 400), other=st.integers(1, 60), seed=seeds)
+def test_nsp_pairs_have_one_form_whatever_their_label(lengths, target, other, seed):
+    """The second segment of either label has the same length and loses tokens at the same ends."""
+    stored, asked = sequence(lengths), []
+
+    def draw_other(length):
+        asked.append(length)
+        return np.arange(1000, 1000 + other)
+
+    pair = draw_pair(stored, target, "nsp", draw_other, np.random.default_rng(seed))
+    if not len(pair.second):
+        assert pair.label == NO_LABEL and not asked
+        return
+    assert pair.label in (0, 1) and len(asked) == 1
+    if pair.label == 1:
+        assert (pair.second >= 1000).all()
+    else:
+        assert pair.second[0] > pair.first[-1] and pair.second[-1] < stored.ends[-1]
+    assert pair.used == len(pair.first) + len(pair.second) <= target
+    # The same draw with the other label: all that differs is whose tokens the second ones are.
+    twin = draw_pair(stored, target, "nsp", draw_other, Relabelled(seed))
+    assert twin.label == 1 - pair.label
+    assert twin.first.tolist() == pair.first.tolist()
+    assert len(twin.second) == len(pair.second)
+    true, false = (pair, twin) if twin.label else (twin, pair)
+    kept = asked[0] if other == asked[0] else max(1, min(other, asked[0]) - 1)
+    begin = int(false.second[0]) - 1000  # tokens cut at its front
+    assert int(true.second[0]) - begin in stored.ends  # the same number is cut of the true one
+    assert begin + len(false.second) <= kept
+
+
+class Relabelled:
+    """A generator that draws the other label."""
+
+    def __init__(self, seed):
+        self._rng = np.random.default_rng(seed)
+
+    def __getattr__(self, name):
+        return getattr(self._rng, name)
+
+    def random(self):
+        return 1 - self._rng.random()
+
+
+def test_nsp_replaces_half():
+    rng = np.random.default_rng(0)
+
+    def draw_other(length):
+        return np.arange(1000, 1000 + length)
+
+    pairs = [draw_pair(sequence([4, 4, 4]), 12, "nsp", draw_other, rng) for _ in range(2000)]
+    assert abs(np.mean([pair.label for pair in pairs]) - 0.5) < 0.04
+    assert {len(pair.first) + len(pair.second) for pair in pairs} == {12}
+    nobody = [draw_pair(sequence([4, 4, 4]), 12, "nsp", lambda n: None, rng) for _ in range(100)]
+    assert {pair.label for pair in nobody} == {NO_LABEL}
 
 
 def test_short_draws():

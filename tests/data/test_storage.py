@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from albert_ds.data import storage
-from albert_ds.data.inputs import cut_units, read_documents
+from albert_ds.data.prepare.sources import cut_units, read_documents
 from albert_ds.data.shards import open_shards
 from albert_ds.data.storage import find_files, read_bytes
 from albert_ds.errors import DamagedData, UserError

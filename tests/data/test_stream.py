@@ -1,8 +1,10 @@
 """The stream: one integer is the position, and nothing else changes a sample."""
 
 import itertools
+import multiprocessing
 import pickle
 import shutil
+import time
 from dataclasses import fields
 
 import pytest
@@ -57,6 +59,23 @@ def test_ranks_workers_and_micro_batches_change_nothing(train, objective, ranks,
             assert ids == list(range(step * BATCH + rank, (step + 1) * BATCH, ranks))
         found |= samples_of(mine)
     assert found == expected
+
+
+def test_workers_make_two_steps_ahead(train, monkeypatch):
+    made, read = multiprocessing.Value("i", 0), MicroBatchReader.read
+
+    def count(self, positions):
+        with made.get_lock():
+            made.value += 1
+        return read(self, positions)
+
+    monkeypatch.setattr(MicroBatchReader, "read", count)
+    batches = stream([train], micro=1, workers=1)  # 8 micro-batches a step
+    next(batches)
+    deadline = time.monotonic() + 60
+    while made.value < 2 * BATCH and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert made.value >= 2 * BATCH
 
 
 def test_a_reader_can_be_sent_to_another_process(train):

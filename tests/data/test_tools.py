@@ -23,7 +23,8 @@ def test_both_tools_leave_what_they_promise(tmp_path):
     done = run(VOCAB, "--input", corpus, "--output", tmp_path / "v", "--vocab-size", 200)
     assert (done.returncode, done.stderr) == (0, "")
     names = {path.name for path in (tmp_path / "v").iterdir()}
-    assert names == {"spiece.model", "spiece.vocab", "tokenizer_config.json"}
+    tokenizer = {"tokenizer_config.json", "tokenizer.json"}
+    assert names == {"spiece.model", "spiece.vocab", *tokenizer}
     pieces = (tmp_path / "v" / "spiece.vocab").read_text(encoding="utf-8").splitlines()
     assert [
         line.split("\t")[0] for line in pieces[:6]
@@ -33,11 +34,12 @@ def test_both_tools_leave_what_they_promise(tmp_path):
     model, data = tmp_path / "v" / "spiece.model", tmp_path / "d"
     argv = ["--input", corpus, "--vocab", model, "--output", data, "--sequence-length", 32]
     done = run(SHARDS, *argv, "--holdout", 0.1, "--samples-per-shard", 50)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") == 1 and "have one sentence and so no pair" in done.stderr
     index = json.loads((data / "index.json").read_text())
     listed = [s["name"] for entry in index["splits"].values() for s in entry["shards"]]
     assert {"train-000000.tar", "train-000001.tar", "heldout-000000.tar"} <= set(listed)
-    others = {"index.json", "spiece.model", "tokenizer_config.json"}
+    others = {"index.json", "spiece.model", *tokenizer}
     assert {path.name for path in data.iterdir()} == set(listed) | others
     assert (data / "spiece.model").read_bytes() == model.read_bytes()
     assert index["sequence_length"] == 32 and index["vocab_size"] == 200
@@ -84,7 +86,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path, vocab, monkeypatch, 
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("tool", [VOCAB, SHARDS, "tools/data_bench.py"])
+@pytest.mark.parametrize("tool", [VOCAB, SHARDS, "tools/lab/data_bench.py"])
 def test_help_explains_every_flag_and_loads_nothing_heavy(tool):
     script = (
         "import runpy, sys\n"

@@ -1,4 +1,4 @@
-"""`make exactness`: run the matrix and put it into docs/exactness.md."""
+"""`make exactness`: measure, and write the tables of docs/exactness.md and its raw page."""
 
 import argparse
 import os
@@ -15,20 +15,30 @@ from tests.exactness.run import train_all  # noqa: E402
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.exactness", description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("docs/exactness.md"))
+    add = parser.add_argument
+    add("--output", type=Path, default=Path("docs/exactness.md"), help="the page (%(default)s)")
+    add("--raw", type=Path, default=Path("docs/raw/exactness.md"), help="long tables (%(default)s)")
+    add("--short", action="store_true", help="leave out the full cross product of the layouts")
     args = parser.parse_args(argv)
-    crossed, pairwise = modes_.crossed_modes(), modes_.pairwise_modes()
+    replace_section(args.output, "sizes", report.size_table())
+    pairwise = modes_.pairwise_modes()
+    crossed = [] if args.short else modes_.crossed_modes()
     chosen = [*crossed, *pairwise, *modes_.half_precision_modes()]
-    chosen += [modes_.yardstick(mode) for mode in chosen if mode.precision == "bf16"]
+    half = [mode for mode in chosen if mode.precision == "bf16"]
+    chosen += [modes_.same_order(mode) for mode in half]
     outcomes = train_all(list(dict.fromkeys(chosen)))
     rows = report.measure_rows(outcomes)
     by_mode = {row.mode: row for row in rows}
-    replace_section(args.output, "worst", report.worst_table(rows))
-    replace_section(args.output, "bf16", report.half_precision_table(outcomes, rows))
-    pairwise_lines = report.as_table([by_mode[mode] for mode in pairwise])
-    replace_section(args.output, "pairwise", [*pairwise_lines, *report.refused_lines()])
-    replace_section(args.output, "crossed", report.as_table([by_mode[mode] for mode in crossed]))
-    print("\n".join(report.worst_table(rows)))
+    worst = report.worst_table(rows)
+    replace_section(args.output, "worst", worst)
+    replace_section(args.output, "bf16", report.half_precision_table(outcomes))
+    replace_section(args.raw, "tensors", report.tensor_table(outcomes))
+    lines = [*report.as_table([by_mode[mode] for mode in pairwise]), *report.refused_lines()]
+    replace_section(args.raw, "pairwise", lines)
+    if crossed:
+        lines = report.as_table([by_mode[mode] for mode in crossed])
+        replace_section(args.raw, "crossed", lines)
+    print("\n".join(worst))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A document whose figures are written by the commands that measured them."""
+"""Write tables into a document, between marks, by the command that measured them."""
 
 from pathlib import Path
 

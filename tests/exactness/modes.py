@@ -1,8 +1,8 @@
-"""Which modes are run: full cross products where that is cheap, pairwise coverage elsewhere."""
+"""The modes that are run: full cross products where they are cheap, pairwise coverage elsewhere."""
 
 import itertools
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 
 FACTORS = {
     "grid": ((1, 1), (1, 2), (2, 1), (2, 2), (4, 1)),  # tensor parallel x data parallel
@@ -14,7 +14,7 @@ FACTORS = {
     "sharing": ("all", "attention", "ffn", "none", "groups:2"),
     "objective": ("sop", "nsp", "none"),
 }
-TASK = ("sharing", "objective")  # what is rotated through the cross product of the others
+TASK = ("sharing", "objective")  # rotated through the cross product of the other factors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +29,7 @@ class Mode:
     checkpointing: str = "none"
     sharing: str = "all"
     objective: str = "sop"
+    dealt_to: int = 1  # samples are ordered as that many data-parallel ranks would take them
 
     @property
     def tensor_parallel(self) -> int:
@@ -44,16 +45,16 @@ class Mode:
 
     @property
     def is_refused(self) -> bool:
-        """Refused before anything runs: DeepSpeed's 16-bit wrapper at stage 0 is wrong."""
+        """Whether the configuration check refuses it: DeepSpeed's 16-bit ZeRO-0 is wrong."""
         return self.stage == 0 and self.precision == "bf16"
 
 
 def _pairs(mode: Mode) -> set:
-    return set(itertools.combinations(asdict(mode).items(), 2))
+    return set(itertools.combinations([(name, getattr(mode, name)) for name in FACTORS], 2))
 
 
 def all_pairs() -> set:
-    """Every pair of values of two factors that some mode which is not refused has."""
+    """Every pair of values of two factors that a mode may have."""
     return {
         pair
         for one, two in itertools.combinations(FACTORS, 2)
@@ -65,7 +66,7 @@ def all_pairs() -> set:
 
 
 def pairwise_modes(seed: int = 8, tries: int = 300) -> list[Mode]:
-    """Modes that hold every pair, chosen greedily: of `tries` random ones the most new pairs."""
+    """Modes that contain every pair. Greedy: the best of `tries` random modes, again and again."""
     rng = random.Random(seed)
     missing, chosen = all_pairs(), []
     while missing:
@@ -89,8 +90,8 @@ def _draw(rng: random.Random, wanted) -> Mode:
 def crossed_modes() -> list[Mode]:
     """The full cross product of the layout, with sharing and objective rotated through it.
 
-    Each of the 15 pairs of sharing and objective meets every value of every other factor;
-    checkpointing is on (`block`) or off here, `attention` is left to the pairwise modes.
+    Each of the 15 pairs of sharing and objective meets every value of every other factor.
+    Checkpointing is `block` or `none` here; the pairwise modes have `attention` too.
     """
     factors = {**FACTORS, "checkpointing": ("none", "block")}
     layout = [name for name in factors if name not in TASK]
@@ -109,7 +110,7 @@ def crossed_modes() -> list[Mode]:
 
 
 def half_precision_modes() -> list[Mode]:
-    """bf16 in every grid, stage and cut of the batch, all else alike."""
+    """bf16 in every grid and stage, with and without accumulation; all else is the default."""
     return [
         Mode(grid=grid, stage=stage, precision="bf16", accumulation=accumulation)
         for grid in FACTORS["grid"]
@@ -118,11 +119,10 @@ def half_precision_modes() -> list[Mode]:
     ]
 
 
-def yardstick(mode: Mode) -> Mode:
-    """The same steps by one process in one micro-batch: what the arithmetic itself gives."""
-    return Mode(
-        precision=mode.precision,
-        sharing=mode.sharing,
-        objective=mode.objective,
-        clipping=mode.clipping,
-    )
+def same_order(mode: Mode) -> Mode:
+    """One process that takes the micro-batches of all of this mode's ranks, one after the other.
+
+    It rounds the same sums in the same order as `mode`, but for those that tensor parallelism cuts.
+    """
+    ranks = mode.data_parallel
+    return replace(mode, grid=(1, 1), accumulation=mode.accumulation * ranks, dealt_to=ranks)

@@ -1,10 +1,9 @@
 """The measured rows -> Markdown."""
 
-import statistics
 from dataclasses import dataclass
 
-from tests.exactness.modes import FACTORS, Mode, yardstick
-from tests.exactness.run import Difference, Outcome, References, compare
+from tests.exactness.modes import FACTORS, Mode, same_order
+from tests.exactness.run import Difference, Outcome, References, compare, tensor_errors
 
 HEAD = (
     "| ZeRO | TP | DP | precision | accumulation | clipping | checkpointing | sharing | objective "
@@ -15,7 +14,7 @@ HEAD = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A mode and how far it is from its float64 reference."""
+    """A mode and its difference from the float64 reference."""
 
     mode: Mode
     off: Difference
@@ -34,7 +33,7 @@ def as_table(rows: list[Row]) -> list[str]:
 
 
 def refused_lines() -> list[str]:
-    """The modes that end with code 2 before anything runs."""
+    """The modes that the configuration check refuses."""
     return [
         _as_line(Mode(grid=grid, stage=0, precision="bf16"), ["refused"] * 4, anything="any")
         for grid in FACTORS["grid"]
@@ -58,7 +57,7 @@ def _figures(off: Difference) -> list[str]:
 
 
 def worst_table(rows: list[Row]) -> list[str]:
-    """The worst figures of each precision, and how many modes they are of."""
+    """The worst figures of each precision, and the number of modes."""
     lines = [
         "| precision | modes | loss | gradient | parameters | key bias |",
         "| --- | --: | --: | --: | --: | --: |",
@@ -74,21 +73,31 @@ def worst_table(rows: list[Row]) -> list[str]:
     return lines
 
 
-def half_precision_table(outcomes: dict[Mode, Outcome], rows: list[Row]) -> list[str]:
-    """What bf16 costs by itself, what a layout adds, and how far layouts are from each other."""
-    off = {row.mode: row.off for row in rows}
-    half = [m for m in outcomes if m.precision == "bf16" and yardstick(m) in outcomes]
-    own = {yardstick(m): off[yardstick(m)] for m in half}
-    groups = _same_cut(half)
-    early = [d for group in groups for d in _spread(outcomes, [m for m in group if m.stage < 3])]
-    late = [d for group in groups for d in _spread(outcomes, [m for m in group if m.stage != 2])]
-    other_cut = [compare(outcomes[m], outcomes[yardstick(m)]) for m in half if m != yardstick(m)]
+def half_precision_table(outcomes: dict[Mode, Outcome]) -> list[str]:
+    """The error of bf16 itself, and the difference that each kind of layout adds to it."""
+    references = References()
+    half = [m for m in outcomes if m.precision == "bf16" and same_order(m) in outcomes]
+    own = [m for m in half if m.grid == (1, 1)]
+
+    def added(chosen: list[Mode]) -> list[Difference]:
+        return [compare(outcomes[m], outcomes[same_order(m)]) for m in chosen]
+
     described = (
-        ("bf16, one process, one micro-batch, against float64", list(own.values())),
-        ("every bf16 mode against float64", [off[m] for m in half]),
-        ("every bf16 mode against bf16 in one process (other sums are rounded)", other_cut),
-        ("ZeRO-2 against ZeRO-1, in one grid, for one cut of the batch", early),
-        ("ZeRO-3 against ZeRO-1, in one grid, for one cut of the batch", late),
+        ("float64 from bf16 weights", [references.spread(m, outcomes[m]) for m in own]),
+        (
+            "bf16, one process, against float64",
+            [compare(outcomes[m], references.of(m, outcomes[m])) for m in own],
+        ),
+        (
+            "bf16, every layout, against float64",
+            [compare(outcomes[m], references.of(m, outcomes[m])) for m in half],
+        ),
+        (
+            "added by data parallelism and ZeRO",
+            added([m for m in half if m.tensor_parallel == 1 and m.data_parallel > 1]),
+        ),
+        ("added by tensor parallelism 2", added([m for m in half if m.tensor_parallel == 2])),
+        ("added by tensor parallelism 4", added([m for m in half if m.tensor_parallel == 4])),
     )
     lines = [
         "| compared | pairs | loss | gradient | parameters, worst tensor | all tensors together |",
@@ -101,37 +110,37 @@ def half_precision_table(outcomes: dict[Mode, Outcome], rows: list[Row]) -> list
         ]
         cells = [what, len(found), *(f"{value:.1e}" for value in figures)]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return [
-        *lines,
-        "",
-        *_ratio_table({m: off[m].overall / own[yardstick(m)].overall for m in half}),
-    ]
-
-
-def _ratio_table(ratios: dict[Mode, float]) -> list[str]:
-    """Error of a bf16 mode over that of bf16 in one process, by grid."""
-    lines = [
-        "| TP x DP | modes | error over that of one process: minimum | median | maximum |",
-        "| --- | --: | --: | --: | --: |",
-    ]
-    for grid in FACTORS["grid"]:
-        found = [r for m, r in ratios.items() if m.grid == grid and m != yardstick(m)]
-        if found:
-            figures = (min(found), statistics.median(found), max(found))
-            cells = [f"{grid[0]} x {grid[1]}", len(found), *(f"{value:.2f}" for value in figures)]
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
 
 
-def _same_cut(modes: list[Mode]) -> list[list[Mode]]:
-    """Modes that differ in nothing but the stage, the first of them first."""
-    groups: dict[tuple, list[Mode]] = {}
-    for mode in modes:
-        key = (mode.grid, mode.accumulation, mode.checkpointing, mode.clipping)
-        groups.setdefault((*key, mode.sharing, mode.objective), []).append(mode)
-    return [sorted(group, key=lambda mode: mode.stage) for group in groups.values()]
+def tensor_table(outcomes: dict[Mode, Outcome]) -> list[str]:
+    """Tensor by tensor, in bf16: its error in one process, and what tensor parallelism adds."""
+    cut = [Mode(grid=(size, 1), precision="bf16") for size in (2, 4)]
+    alone = same_order(cut[0])
+    exact = References().of(alone, outcomes[alone])
+    own = tensor_errors(outcomes[alone], exact)
+    added = [tensor_errors(outcomes[mode], outcomes[alone]) for mode in cut]
+    far = [tensor_errors(outcomes[mode], exact) for mode in cut]
+    lines = [
+        "| tensor | one process against float64 | TP 2 | TP 4 | TP 2 against one process | TP 4 |",
+        "| --- | --: | --: | --: | --: | --: |",
+    ]
+    for name, error in own.items():
+        figures = [error, *(column[name] for column in (*far, *added))]
+        lines.append(f"| {name} | " + " | ".join(f"{value:.1e}" for value in figures) + " |")
+    return lines
 
 
-def _spread(outcomes: dict[Mode, Outcome], group: list[Mode]) -> list[Difference]:
-    first, others = group[:1], group[1:]
-    return [compare(outcomes[other], outcomes[one]) for one in first for other in others]
+def size_table() -> list[str]:
+    """One step of LAMB on one tensor of real size against float64, on this CPU."""
+    from tests.optim.test_real_sizes import PIECES, SHAPES, measure_norm, measure_update
+
+    lines = [
+        "| tensor | " + " | ".join(f"{pieces} pieces" for pieces in PIECES) + " | norm |",
+        "| --- " + "| --: " * (len(PIECES) + 1) + "|",
+    ]
+    for shape in SHAPES:
+        figures = [*measure_update(shape).values(), measure_norm(shape)]
+        cells = [f"{shape[0]} x {shape[1]}", *(f"{value:.1e}" for value in figures)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines

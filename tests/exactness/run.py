@@ -1,4 +1,4 @@
-"""Train every mode with the product, its reference in float64 beside it, and compare."""
+"""Train every mode with the product and with a float64 reference, and compare."""
 
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What five steps of the product gave; logical tensors."""
+    """The results of five steps of the product; the tensors are logical ones."""
 
     initial: Tensors
     weights: Tensors
@@ -30,7 +30,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Between a mode and what it is held against; relative but for the key bias."""
+    """The difference between two runs; relative except for the key bias."""
 
     loss: float  # worst step's
     norm: float  # worst step's
@@ -40,13 +40,17 @@ class Difference:
     key_bias: float  # largest |dp|
 
 
-def batches_of(objective: str) -> list[list[dict]]:
-    """The global batches: next-sentence labels are others than sentence-order ones."""
-    first = 0 if objective != "nsp" else 100
-    return [
+def batches_of(mode: Mode) -> list[list[dict]]:
+    """The global batches, in the order in which `mode.dealt_to` ranks take their samples.
+
+    `nsp` has other pair labels than `sop`.
+    """
+    first, ranks = 0 if mode.objective != "nsp" else 100, mode.dealt_to
+    batches = [
         random_samples(BATCH_SIZE, vocab_size=MODEL.vocab_size, max_length=24, seed=first + step)
         for step in range(NUM_STEPS)
     ]
+    return [[s for rank in range(ranks) for s in batch[rank::ranks]] for batch in batches]
 
 
 def config_of(mode: Mode) -> RunConfig:
@@ -74,7 +78,7 @@ def train_modes(rank: int, modes: list[Mode]) -> list[Outcome]:
     joined = join(modes[0].tensor_parallel)
     outcomes = []
     for mode in modes:
-        config, batches = config_of(mode), batches_of(mode.objective)
+        config, batches = config_of(mode), batches_of(mode)
         run = open_small_run(config, batches, *joined)
         initial, before, losses, norms = gather(run.engine, "weights.safetensors"), {}, [], []
         for step in range(NUM_STEPS):
@@ -88,7 +92,7 @@ def train_modes(rank: int, modes: list[Mode]) -> list[Outcome]:
             Outcome(
                 initial=initial,
                 weights=gather(run.engine, "weights.safetensors"),
-                # m = 0.9 m + 0.1 g, and so back
+                # m' = 0.9 m + 0.1 g, solved for g
                 gradients={
                     n: (m.double() - 0.9 * before[n].double()) / 0.1 for n, m in after.items()
                 },
@@ -100,7 +104,7 @@ def train_modes(rank: int, modes: list[Mode]) -> list[Outcome]:
 
 
 def train_all(modes: list[Mode]) -> dict[Mode, Outcome]:
-    """Every mode on its grid; one start of the processes a grid."""
+    """Train every mode; the processes are started once for each grid."""
     outcomes = {}
     for grid in sorted({mode.grid for mode in modes}):
         group = [mode for mode in modes if mode.grid == grid]
@@ -110,33 +114,52 @@ def train_all(modes: list[Mode]) -> dict[Mode, Outcome]:
 
 
 class References:
-    """The float64 process, run once for each task, clipping and set of starting weights."""
+    """Float64 training in one process, run once for each task, clipping and starting weights."""
 
     def __init__(self):
         self._known: dict[tuple, Reference] = {}
 
-    def of(self, mode: Mode, outcome: Outcome) -> Reference:
-        key = (mode.sharing, mode.objective, mode.clipping, mode.precision)
+    def of(self, mode: Mode, outcome: Outcome, *, rounded: bool = False) -> Reference:
+        """Training from the outcome's initial weights, or from these `rounded` to bf16."""
+        key = (mode.sharing, mode.objective, mode.clipping, rounded)
         if key not in self._known:
-            config = config_of(mode)
+            config, start = config_of(mode), outcome.initial
+            if rounded:
+                start = {name: w.bfloat16().float() for name, w in start.items()}
             self._known[key] = reference_training(
                 config.model,
-                outcome.initial,
-                batches_of(mode.objective),
+                start,
+                batches_of(mode),
                 rates=[config.rate_at(step) for step in range(NUM_STEPS)],
                 clip=mode.clipping,
             )
         return self._known[key]
 
+    def spread(self, mode: Mode, outcome: Outcome) -> Difference:
+        """How much float64 training changes when its initial weights are rounded to bf16."""
+        found = self.of(mode, outcome, rounded=True)
+        weights = {  # the update counts, not the rounding of its start
+            name: w - outcome.initial[name].bfloat16().double() + outcome.initial[name].double()
+            for name, w in found.weights.items()
+        }
+        moved = Outcome(
+            initial=outcome.initial,
+            weights=weights,
+            gradients=found.gradients,
+            losses=found.losses,
+            norms=found.norms,
+        )
+        return compare(moved, self.of(mode, outcome))
+
 
 def compare(found: Outcome, goal: Reference | Outcome) -> Difference:
-    """How far `found` is from `goal`, which started from the same weights."""
+    """The difference of `found` from `goal`, which started from the same weights."""
     gradient = parameter = key_bias = 0.0
     missed, moved = [], []
     for name, target in goal.weights.items():
         target = target.double()
         off = found.weights[name].double() - target
-        if name.endswith("key.bias"):  # its true gradient is 0: whatever moves it is noise
+        if name.endswith("key.bias"):  # its true gradient is 0, so only noise moves it
             key_bias = max(key_bias, float(off.abs().max()))
             continue
         way = target - found.initial[name].double()
@@ -153,6 +176,18 @@ def compare(found: Outcome, goal: Reference | Outcome) -> Difference:
         overall=float(torch.stack(missed).norm() / torch.stack(moved).norm()),
         key_bias=key_bias,
     )
+
+
+def tensor_errors(found: Outcome, goal: Reference | Outcome) -> dict[str, float]:
+    """||dp|| / ||p - p_init|| of each tensor but the key bias."""
+    return {
+        name: float(
+            (found.weights[name].double() - target.double()).norm()
+            / (target.double() - found.initial[name].double()).norm()
+        )
+        for name, target in goal.weights.items()
+        if not name.endswith("key.bias")
+    }
 
 
 def _worst(found: list[float], goal: list[float]) -> float:

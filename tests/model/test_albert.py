@@ -67,7 +67,7 @@ def test_equal_to_hugging_face(make_config, make_batch, reference, sharing, embe
 def test_what_is_read_of_the_last_layer_is_what_it_is_among_all(make_config, make_batch):
     model, inputs = build_rough(make_config()), list(make_batch(LENGTHS).values())[:5]
     read = torch.cat([inputs[3][:-1].long(), torch.tensor([1, 9, 20])]).unique()
-    some, whole = model.albert(*inputs, read=read), model.albert(*inputs)
+    some, whole = model.albert(*inputs, output_positions=read), model.albert(*inputs)
     torch.testing.assert_close(some["last_hidden_state"], whole["last_hidden_state"][read])
     torch.testing.assert_close(some["pooled"], whole["pooled"])
     torch.testing.assert_close(some["hidden_states"][:-1], whole["hidden_states"][:-1])

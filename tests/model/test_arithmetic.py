@@ -8,8 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.model.arithmetic import count_flops, count_params
-from albert_ds.model.config import SIZES
+from albert_ds.model.config import SIZES, count_flops, count_params
 
 ENCODER = ("embeddings", "attention", "ffn", "pooler")  # what the paper's tables count
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from albert_ds.model import heads
-from albert_ds.model.heads import MlmHead, score_pairs
+from albert_ds.model import albert
+from albert_ds.model.albert import MlmHead, score_pairs
 
 ROWS, V = 50, 101  # chunks of more rows than E, since the embedding's transpose is E x V
 
@@ -45,7 +45,7 @@ def test_chunks_do_not_change_the_sums(make_config, monkeypatch, rows):
     logits = F.linear(head.project(hidden), word, head.bias)
     expected = F.cross_entropy(logits, labels, reduction="sum")
     gradients = torch.autograd.grad(expected, [*head.parameters(), word, hidden])
-    monkeypatch.setattr(heads, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(albert, "CHUNK_ROWS", rows)
     loss, correct, ours = score(head, word, hidden, labels)
     torch.testing.assert_close(loss, expected)
     assert correct == (logits.argmax(-1) == labels).sum() >= 4
@@ -56,7 +56,7 @@ def test_chunks_do_not_change_the_sums(make_config, monkeypatch, rows):
 
 def test_scores_never_exist_for_more_than_a_chunk(make_config, monkeypatch):
     head, word, hidden, labels = make_head(make_config())
-    monkeypatch.setattr(heads, "CHUNK_ROWS", 20)
+    monkeypatch.setattr(albert, "CHUNK_ROWS", 20)
     kept = []
 
     def keep(x):

@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from albert_ds.model.head_config import HeadConfig
-from albert_ds.model.hugging_face import name_pairs
-from albert_ds.model.hugging_face_tasks import ARCHITECTURES, task_to_hf
+from albert_ds.model.config import HeadConfig
+from albert_ds.model.hugging_face import ARCHITECTURES, name_pairs, task_to_hf
 from albert_ds.model.task_heads import AlbertForTask
 from tests.model.conftest import build_batch, build_config
 

@@ -1,7 +1,7 @@
-"""DeepSpeed 0.19's CUDA LAMB, transcribed to float64, beside the release's.
+"""DeepSpeed 0.19's CUDA LAMB, transcribed to float64, compared with the release's.
 
-`python -m tests.optim.fused_lamb` trains a small model with both and with every single term of the
-one put into the other, and writes the differences into docs/lamb.md.
+`python -m tests.optim.fused_lamb` trains a small model with both, and with each single term of the
+first put into the second, and writes the differences into docs/lamb.md.
 """
 
 import sys
@@ -26,7 +26,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """What two LAMBs may differ in; the defaults are the release's."""
+    """The terms in which two LAMBs may differ; the defaults are the release's."""
 
     eps: float = 1e-6
     bias_correction: bool = False  # times sqrt(1 - b2^t) / (1 - b1^t), outside the ratio
@@ -110,7 +110,7 @@ def differ(found: Tensors, goal: Tensors, before: Tensors, *, vectors: bool) -> 
 
 
 def compare_terms() -> dict[str, tuple[float, float]]:
-    """What each term changes in the update: (matrices, biases and LayerNorms)."""
+    """The effect of each term on the update: (matrices, biases and LayerNorms)."""
     before, released = train(Rules())
     changed = {}
     for what, rules in TERMS.items():

@@ -1,7 +1,7 @@
-"""DeepSpeed's own LAMB: where it may run, what it computes, and that the trainer can hold it.
+"""DeepSpeed's own LAMB: where it is allowed, what it computes, its way through the trainer.
 
-Its kernel needs CUDA. Here a float64 transcription of it stands in, so what is tested is the way
-through the engine and the checkpoint; on a GPU it has not been run.
+Its kernel needs CUDA. Here a float64 transcription replaces it, so only the path through the engine
+and the checkpoint is tested. It has not been run on a GPU.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from albert_ds.errors import UserError
-from albert_ds.runtime.ds_config import check_fused_lamb
+from albert_ds.runtime.deepspeed_config import check_fused_lamb
 from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.optim.fused_lamb import DEEPSPEED, RATE, Rules, compare_terms, fused_update
@@ -75,7 +75,7 @@ class Kernel:
 
 
 def train_and_resume(rank: int, folder: Path):
-    """Four steps; and two, a checkpoint, and two in an engine built from it."""
+    """Four steps, and two steps, a checkpoint, and two more in an engine built from it."""
     from deepspeed.ops.lamb import fused_lamb
 
     from albert_ds.runtime.checkpoint import (

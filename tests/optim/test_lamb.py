@@ -1,4 +1,4 @@
-"""LAMB's arithmetic against the release's formula written anew in float64."""
+"""LAMB against the release's formula, written again in float64."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A checkpoint written by any layout is read by any other, bit for bit."""
+"""Every layout reads the checkpoint of every other, bit for bit."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 
 
 def train_and_save(rank: int, configs, batches, output: Path):
-    """Train the first config, save; read into the others; return what each of them holds."""
+    """Train the first config, save, restore into the others; return the tensors of each."""
     from albert_ds.runtime.checkpoint import (
         TrainState,
         gather,

@@ -1,11 +1,11 @@
-"""Means over what was counted, and a metrics file that a resume cuts back."""
+"""Means are over the counted items; a resume cuts the metrics file back."""
 
 import json
 
 import pytest
 import torch
 
-from albert_ds.runtime.agreement import Counts
+from albert_ds.runtime.consensus import Counts
 from albert_ds.runtime.metrics import cut_back, summarise
 
 

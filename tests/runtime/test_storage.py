@@ -1,4 +1,4 @@
-"""A full disk, a folder that turns read-only: the run ends with 5, and what was saved is whole."""
+"""A full disk or a read-only folder ends the run with 5 and leaves saved checkpoints whole."""
 
 import json
 import os

@@ -1,12 +1,12 @@
-"""A real Slurm cluster on this machine: munged, slurmctld and a slurmd a node, all of it private.
+"""A real, private Slurm cluster on this machine: munged, slurmctld, and one slurmd per node.
 
-Everything lives in namespaces of one keeper process, a `cat` that ends when its standard input
-does: however the owner of that pipe ends, kill -9 included, the kernel then takes the processes
-(pid namespace), the network (net namespace) and the files (a tmpfs at /run, seen only inside) with
-it. So nothing global is touched, no port can be taken, and nothing needs to be cleaned up.
+Everything runs in namespaces of one keeper process, a `cat` that ends with its standard input. When
+the owner of that pipe ends, even by kill -9, the kernel removes the processes (pid namespace), the
+network (net namespace) and the files (a tmpfs at /run, visible only inside). So nothing global
+changes, no port can be in use, and nothing has to be cleaned up.
 
-Each node is a machine of its own as far as Slurm can tell: address, host name, processes. It can be
-killed, cut from the network and brought back; the link can be given a rate.
+To Slurm each node is a machine with its own address, host name and processes. A test can kill it,
+cut it from the network, bring it back, and limit the rate of its link.
 """
 
 import os
@@ -28,7 +28,7 @@ SlurmctldHost=head({head})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-# A requeued job waits this long, so that its credentials have expired; the default is 120 s.
+# A requeued job waits until its credentials have expired; the default is 120 s.
 AuthInfo=socket=/run/munge/sock,cred_expire=5
 CredType=cred/munge
 StateSaveLocation=/run/state
@@ -48,7 +48,7 @@ MpiDefault=none
 MailProg=/bin/true
 # Back without an operator after a crash; with 2, a job would collide with its old self.
 ReturnToService=1
-# Lets nodes of any size be declared.
+# Allows nodes of any declared size.
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
@@ -78,7 +78,7 @@ echo "127.0.0.1 localhost" > /run/hosts
 echo "{head} head" >> /run/hosts
 for i in $(seq {nodes}); do echo "10.77.0.$i n$i" >> /run/hosts; done
 mount --bind /run/hosts /etc/hosts
-for i in $(seq 0 7); do mknod /run/dev/gpu$i c 1 3; done  # what a node with GPUs has: devices
+for i in $(seq 0 7); do mknod /run/dev/gpu$i c 1 3; done  # the device files of a node with GPUs
 head -c 1024 /dev/urandom > /run/munge/key
 chmod 600 /run/munge/key
 ip link set lo up
@@ -103,7 +103,7 @@ MUNGED = (
 
 
 def why_not() -> str | None:
-    """Why this machine cannot have the cluster; None where it can."""
+    """Why the cluster cannot run on this machine; None if it can."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     missing = [tool for tool in TOOLS if shutil.which(tool, path=path) is None]
     if missing:
@@ -114,7 +114,7 @@ def why_not() -> str | None:
 
 
 class Cluster:
-    """Nodes n1, n2, ... each of 64 cores and 8 pretended GPUs; partitions `batch` and `urgent`."""
+    """Nodes n1, n2, ... each of 64 cores and 8 fake GPUs; partitions `batch` and `urgent`."""
 
     def __init__(self, nodes: int, *, node_timeout: int = 10):
         self.size = nodes
@@ -144,7 +144,7 @@ class Cluster:
         wait_for(lambda: psutil.Process(self._keeper.pid).children(), "the keeper")
         self._inside = psutil.Process(self._keeper.pid).children()[0].pid
         wait_for(lambda: self._is_apart(), "its namespaces")
-        # As seen from outside: the tmpfs has no other name here.
+        # The path from outside: the tmpfs has no other name here.
         self.files = Path(f"/proc/{self._inside}/root/run")
         self.run("sh", "-c", SETUP.format(nodes=self.size, head=HEAD))
         config = CONFIG.format(nodes=self.size, head=HEAD, node_timeout=self._node_timeout)
@@ -193,14 +193,14 @@ class Cluster:
         return done.returncode == 0
 
     def run(self, *argv: str, cwd: str | Path = "/", environ: dict | None = None) -> str:
-        """What a command prints inside; AssertionError with its stderr where it fails."""
+        """Run a command inside; returns its output. Raises AssertionError if it fails."""
         command = self._command(*argv, cwd=cwd, environ=environ)
         done = subprocess.run(command, capture_output=True, text=True, env=self._environ())
         assert done.returncode == 0, f"{' '.join(map(str, argv))}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
     def wait(self, condition, what: str, timeout: float = 240):
-        """Poll until `condition` holds; AssertionError with the controller's last words if not."""
+        """Poll until `condition` holds. AssertionError shows the end of the controller's log."""
         return wait_for(condition, what, timeout, self._last_words)
 
     def _last_words(self) -> str:
@@ -213,7 +213,7 @@ class Cluster:
         return self.run("sinfo", "-h", "-N", "-p", "batch", "-t", "idle", "-o", "%N").split()
 
     def submit(self, *script: str, flags: tuple[str, ...], cwd: Path, environ: dict) -> int:
-        """`sbatch` a script with its arguments; the job's number."""
+        """`sbatch` a script with its arguments; returns the job's number."""
         asked = self.run("sbatch", "--parsable", *flags, *script, cwd=cwd, environ=environ)
         return int(asked.split(";")[0])
 
@@ -221,7 +221,7 @@ class Cluster:
         return self.job(number)["JobState"] in LASTING
 
     def job(self, number: int) -> dict[str, str]:
-        """What `scontrol show job` knows: JobState, Restarts, ExitCode, NodeList, ..."""
+        """Fields of `scontrol show job`: JobState, Restarts, ExitCode, NodeList, ..."""
         text = self.run("scontrol", "show", "job", "-o", str(number))
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
@@ -242,7 +242,7 @@ class Cluster:
         return found
 
     def kill_node(self, node: str) -> None:
-        """As a power cut does: every process of the node, at once."""
+        """Kill every process of the node at once, as a power cut does."""
         for process in psutil.Process(self._daemons[node].pid).children(recursive=True):
             if process.is_running() and process.name() == "slurmd":
                 process.kill()  # the first process of its pid namespace: the kernel kills the rest
@@ -253,11 +253,11 @@ class Cluster:
         self._daemon(node, *self._slurmd(node))
 
     def set_cable(self, node: str, state: str) -> None:
-        """Pull the node's cable (`down`) or plug it in again (`up`)."""
+        """Disconnect the node from the network (`down`) or connect it again (`up`)."""
         self.run("ip", "link", "set", f"v{node[1:]}", state)
 
     def shape(self, rate: str) -> None:
-        """Give every node's link a rate, such as 100mbit."""
+        """Limit every node's link to a rate, such as 100mbit."""
         for number in range(1, self.size + 1):
             bucket = ("rate", rate, "burst", "1mb", "latency", "50ms")
             self.run(*f"tc -n n{number} qdisc replace dev eth0 root tbf".split(), *bucket)

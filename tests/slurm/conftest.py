@@ -1,4 +1,4 @@
-"""One cluster for all tests here, and a way to submit the recipes as they are shipped."""
+"""One cluster for all tests of this folder, and a way to submit the recipes unchanged."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ def cluster():
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A recipe in the queue, and what it leaves."""
+    """A submitted recipe: its number in the queue, its RUN, its log."""
 
     number: int
     output: Path  # its RUN

@@ -1,4 +1,4 @@
-"""What clusters do to a run, done for real: it comes back by itself, with the same numbers."""
+"""Real faults of a cluster: the run resumes by itself, with the same numbers."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import finish, start_ranks, train_command
 from tests.test_resume import files_of, records
 
-# A very small model; the rest is the recipe's.
+# A very small model; the recipe gives all other flags.
 SMALL = ("--num-layers", "2", "--hidden-size", "32", "--embedding-size", "16")
 STEPS = 160
 LONG = (*SMALL, "--steps", str(STEPS), "--eval-every", "1000", "--num-workers", "1")
@@ -18,7 +18,7 @@ TWO_RANKS = ("--ntasks-per-node=1", "--exclusive")
 
 
 def reference_command(data: Path, output: Path, **flags) -> list[str]:
-    """What slurm/smoke.sh asks of the trainer, typed by hand."""
+    """The command line of slurm/smoke.sh, without Slurm."""
     given = dict(batch_size=32, micro_batch_size=4, steps=20, eval_every=10, eval_samples=64)
     return train_command(data, output, **{**given, "save_every": 5, **flags})
 
@@ -36,7 +36,7 @@ def test_completes_and_equals_the_same_run_outside_slurm(cluster, submit, data, 
 
 
 class Life:
-    """A job that is disturbed again and again, followed through its log and metrics."""
+    """A job that suffers several faults, followed through its log and metrics."""
 
     def __init__(self, cluster, job):
         self.cluster, self.job = cluster, job
@@ -146,7 +146,7 @@ def test_the_users_mistake_is_not_requeued(cluster, submit, data):
 
 
 def test_a_run_in_use_is_not_requeued_and_keeps_its_ending(cluster, submit, data, tmp_path):
-    from albert_ds.runtime.ending import RunLock
+    from albert_ds.runtime.run_folder import RunLock
 
     (tmp_path / "run").mkdir()
     lock = RunLock(tmp_path / "run")

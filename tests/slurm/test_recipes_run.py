@@ -1,7 +1,7 @@
-"""Every recipe, as it is shipped, on a cluster of the size that it states.
+"""Every recipe, unchanged, on a cluster of the size that it states.
 
-The programs are stood in for by a script that says who it is and where, so that 64 ranks on 8 nodes
-of 8 pretended GPUs run here; srun, the environment and the batch script are real.
+A script that prints its rank and node replaces the programs, so that 64 ranks run here on 8 nodes
+with 8 fake GPUs each. srun, the environment and the batch script are real.
 """
 
 import os
@@ -93,7 +93,7 @@ def test_gpus_may_be_given_per_task(cluster, submit, stand_in):
 
 
 def test_a_container_is_asked_for_where_the_site_names_one(cluster, submit, stand_in, tmp_path):
-    # pyxis is not installed here: an srun in front of the real one writes down what it was asked.
+    # pyxis is not installed here: an srun before the real one in PATH records its arguments.
     real = cluster.run("sh", "-c", "command -v srun")
     asked = tmp_path / "asked"
     tool = tmp_path / "srun"

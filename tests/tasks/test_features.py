@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from albert_ds.data.segments import cut_pair
 from albert_ds.errors import UserError
-from albert_ds.tasks.cache import cached, fingerprint
-from albert_ds.tasks.features import FeatureBuilder, collate, cut_pair
+from albert_ds.tasks.features import FeatureBuilder, cached, collate, fingerprint
 
 
 @pytest.mark.parametrize(("first", "second"), list(product(range(0, 12), repeat=2)))

@@ -1,4 +1,4 @@
-"""Masks are filled with what the model itself finds most likely."""
+"""Masks are filled with the pieces that the model finds most likely."""
 
 import json
 from dataclasses import asdict, replace
@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from albert_ds.data.vocab import Normalisation, train_vocab
+from albert_ds.errors import UserError
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import SIZES
 from tools.fill_mask import main
@@ -32,7 +33,7 @@ def run(text_file, tmp_path):
 
 def test_each_mask_gets_the_best_pieces(run, capsys):
     folder, (first, second, third) = run
-    assert main(["--checkpoint", str(folder), "a [MASK] is", "[MASK][MASK]"]) == 0
+    main(["--checkpoint", str(folder), "a [MASK] is", "[MASK][MASK]"])
     lines = capsys.readouterr().out.splitlines()
     assert [lines[0], lines[2]] == ["a [MASK] is", "[MASK][MASK]"]
     for line in (lines[1], *lines[3:]):
@@ -46,10 +47,12 @@ def test_each_mask_gets_the_best_pieces(run, capsys):
     [
         (["no mask"], "'no mask': has no [MASK]"),
         (["[MASK]" * 15], "17 tokens, the model takes 16"),
-        (["--top", "201", "[MASK]"], "--top 201: must be from 1 to the vocabulary's 200"),
+        (["--top", "0", "[MASK]"], "--top 0: must be at least 1"),
+        (["--top", "201", "[MASK]"], "--top 201: must be at most 200"),
     ],
 )
 def test_what_cannot_be_filled_is_refused(run, capsys, argv, words):
-    assert main(["--checkpoint", str(run[0]), *argv]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and words in err and err.count("\n") == 1
+    with pytest.raises(UserError) as caught:
+        main(["--checkpoint", str(run[0]), *argv])
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert capsys.readouterr().out == ""

@@ -56,7 +56,7 @@ def test_samples_and_counts_are_those_of_training(data, tmp_path):
 def test_wrong_input_is_one_line_and_code_2(data, tmp_path):
     for flags, words in (
         ((tmp_path,), "no index.json here"),
-        ((data, "--count", "0"), "--count 0"),
+        ((data, "--count", "0"), "--count"),
         ((data, "--sequence-length", "4096"), "--sequence-length 4096"),
     ):
         done = inspect(*flags)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from tests.scaling.bench import write_report
+from tests.lab.scaling.bench import write_report
 
 LIMIT = 100_000  # bytes of a picture
 
@@ -61,7 +61,7 @@ def test_curves_and_how_far_runs_are_apart(tmp_path):
     ("flags", "says"),
     [
         (("split", "--only", "ranks=9"), "ranks=9"),
-        (("split", "--only", "model=albert-base"), "first model"),
+        (("speed-up", "--only", "model=bert-base"), "no model"),
         (("speed-up", "--input", "absent.json"), "absent.json"),
         (("curves", "--runs", "absent"), "absent"),
     ],

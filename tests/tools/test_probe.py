@@ -9,21 +9,27 @@ from safetensors.torch import load_file, save_file
 from albert_ds.data.samples import StreamConfig
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches
+from albert_ds.errors import UserError
 from tests.distributed import run_ranks
-from tests.tuning import write_checkpoint
+from tests.finetuning import write_checkpoint
 from tools.probe import interval
 
 
-def probe_rank(rank: int, argv: list[str]) -> int:
+def probe_rank(rank: int, argv: list[str]) -> str:
+    """The tool on this rank; the error that it ended with, if any."""
     from tools.probe import main
 
-    return main(argv)
+    try:
+        main(argv)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def probe(tmp_path, *argv) -> dict:
     output = tmp_path / "values.json"
     words = [*map(str, argv), "--output", str(output)]
-    assert run_ranks(probe_rank, 1, words) == [0]
+    assert run_ranks(probe_rank, 1, words) == [""]
     return json.loads(output.read_text())
 
 
@@ -97,5 +103,6 @@ def test_another_vocabulary_is_refused(data, tmp_path):
         state[name] = state[name][:700].clone()
     save_file(state, weights)
     argv = ["--checkpoint", str(run), "--data", str(data), "--output", str(tmp_path / "none")]
-    assert run_ranks(probe_rank, 1, argv) == [2]
+    (error,) = run_ranks(probe_rank, 1, argv)
+    assert "its vocabulary has 800 pieces" in error and "700" in error
     assert not (tmp_path / "none").exists()

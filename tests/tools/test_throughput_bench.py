@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from albert_ds.measure.table import PAPER
+from albert_ds.lab.throughput_tables import PAPER
 from tests.conftest import ROOT
 
 SMALL = ("--sequence-length", "16", "--vocab-size", "50")
@@ -77,7 +77,7 @@ def test_a_sweep_measures_every_combination_that_divides(tmp_path):
     "flags, named",
     [
         (("--models", "albert-huge"), "albert-huge"),
-        (("--models", "albert-tiny", "--ranks", "1,x"), "'x'"),
+        (("--models", "albert-tiny", "--ranks", "1,x"), "--ranks x: must be a whole number"),
         (("--models", "albert-tiny", "--tensor-parallel", "3", "--ranks", "3"), "--num-heads"),
         (("--models", "albert-tiny", "--link", "1gbit"), "--nodes"),
         (("--models", "albert-tiny", "--link", "slow", "--nodes", "2"), "slow"),

@@ -1,0 +1,321 @@
+"""One way in and out of every command: the parser, checked flag values, errors and exit codes.
+
+A flag is declared once. Where it fills a field of a configuration, `flag` declares it beside that
+field and `add_flags` gives it to a parser. `--help`, the defaults, the ranges, the resume check and
+the reference in the docs are all read from that declaration.
+"""
+
+import argparse
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from albert_ds.errors import ENDINGS, UserError, name_os_error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Number:
+    """A range of finite numbers: the type of a flag, and the check of the field that it fills."""
+
+    low: float | None = None  # smallest value allowed
+    above: float | None = None  # or: a bound that is not allowed itself
+    high: float | None = None
+    below: float | None = None
+    whole: bool = False
+
+    def __call__(self, text: str) -> int | float:
+        """Read a typed value; raise ArgumentTypeError for text that is no number in the range."""
+        try:
+            value = int(text) if self.whole else float(text)
+        except ValueError:
+            kind = "a whole number" if self.whole else "a number"
+            raise argparse.ArgumentTypeError(f"{text}: must be {kind}, {self}") from None
+        if value not in self:
+            raise argparse.ArgumentTypeError(f"{text}: must be {self}")
+        return value
+
+    def __contains__(self, value: float) -> bool:
+        is_finite = isinstance(value, int) or math.isfinite(value)
+        return (
+            is_finite
+            and (self.low is None or value >= self.low)
+            and (self.above is None or value > self.above)
+            and (self.high is None or value <= self.high)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        words = {
+            "at least": self.low,
+            "above": self.above,
+            "at most": self.high,
+            "below": self.below,
+        }
+        bounds = [f"{how} {_show(bound)}" for how, bound in words.items() if bound is not None]
+        return " and ".join(bounds) or "finite"
+
+
+natural = Number(low=0, whole=True)
+positive = Number(low=1, whole=True)
+
+
+def path(text: str) -> str:
+    """The name of a file or folder. An empty name would mean the current folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r}: must be the name of a file or folder")
+    return text
+
+
+def new_file(text: str) -> Path:
+    """The name of a file to write, checked before the work whose result it will hold."""
+    found = Path(path(text))
+    folder = found.absolute().parent
+    is_free = found.is_file() or not os.path.lexists(found)
+    if not is_free or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be a file in a folder that exists and may be written to"
+        )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flag:
+    """How the command line fills a field."""
+
+    help: str  # what it does
+    type: Callable[[str], Any] = str  # a `Number` also checks the range
+    choices: Iterable[str] | None = None
+    nargs: str | None = None
+    metavar: str | None = None  # the unit of a number, or what a word names
+    shown_default: str | None = None  # where the default depends on something else
+    group: str = ""  # heading in --help
+    name: str | None = None  # where it is not the field's name in kebab case
+    may_change: bool = False  # whether a resumed run may have another value
+
+
+def flag(declared: str | Flag, *, default: Any = MISSING, **how: Any) -> Any:
+    """A dataclass field that a flag fills.
+
+    `declared` is the flag's help, or a `Flag` that several commands share; `how` are the other
+    fields of `Flag`. Without `default` and `shown_default` the flag must be typed.
+    """
+    made = replace(declared, **how) if isinstance(declared, Flag) else Flag(help=declared, **how)
+    return field(default=default, metadata={"flag": made})
+
+
+def flags_of(config: Any) -> dict[str, Flag]:
+    """Field name -> flag, of every field of a dataclass that `flag` declared."""
+    return {f.name: f.metadata["flag"] for f in fields(config) if "flag" in f.metadata}
+
+
+def check_ranges(config: Any) -> None:
+    """Raise UserError for the first field of a dataclass whose value its flag does not allow."""
+    for name, declared in flags_of(config).items():
+        value, allowed = getattr(config, name), declared.type
+        if isinstance(allowed, Number) and value is not None and value not in allowed:
+            raise UserError(f"{declared.name or as_flag(name)} {value}: must be {allowed}")
+        if declared.choices is not None and value not in declared.choices:
+            words = ", ".join(declared.choices)
+            raise UserError(f"{declared.name or as_flag(name)} {value}: must be one of {words}")
+
+
+# Units of flags that several commands have, by the last word or words of their names.
+UNITS = {
+    "batch_size": "SAMPLES",
+    "samples": "SAMPLES",
+    "length": "TOKENS",
+    "vocab_size": "PIECES",
+    "num_layers": "LAYERS",
+    "fraction": "SHARE",
+    "holdout": "SHARE",
+    "dropout": "P",
+    "seed": "N",
+    "steps": "STEPS",
+    "warmup": "STEPS",
+    "accumulation": "PASSES",
+    "passes": "PASSES",
+    "rounds": "ROUNDS",
+    "repeats": "TIMES",
+    "ranks": "RANKS",
+    "parallel": "RANKS",
+    "nodes": "NODES",
+    "gpus": "GPUS",
+    "megabytes": "MB",
+    "seconds": "SECONDS",
+}
+
+
+def unit_of(action: argparse.Action) -> str | None:
+    """The unit that --help shows after a flag; None where nothing says it."""
+    if action.metavar is not None or action.choices is not None:
+        return action.metavar if isinstance(action.metavar, str) else None
+    words = action.dest.split("_")
+    ends = ("_".join(words[begin:]) for begin in range(len(words)))
+    return next((UNITS[end] for end in ends if end in UNITS), None)
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Shows the unit of every flag, and "(required)" or its default where its help does not."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text.strip():  # a docstring, wrapped already
+            return "".join(indent + line for line in text.strip().splitlines(keepends=True))
+        return super()._fill_text(text, width, indent)
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return unit_of(action) or super()._get_default_metavar_for_optional(action)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help or ""
+        if not action.option_strings or "default:" in text:
+            return text
+        if action.required:
+            return f"{text} (required)"
+        has_none = action.default is None or action.default is False
+        if has_none or action.default == argparse.SUPPRESS:
+            return text
+        return f"{text} (default: %(default)s)"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, ours, no abbreviations, and --version."""
+
+    def __init__(self, **how: Any):
+        how |= {"allow_abbrev": False, "formatter_class": HelpFormatter}
+        super().__init__(**how)
+        if how.get("add_help", True):
+            self.add_argument(
+                "--version", action=_PrintVersion, help="print the version of albert-ds and exit"
+            )
+
+    def error(self, message: str):
+        # "argument --steps: 0: must be ..." -> "--steps 0: must be ..."
+        raise UserError(re.sub(r"^argument (\S+): (.*: must be )", r"\1 \2", message))
+
+
+class _PrintVersion(argparse.Action):
+    """Reads the version only where it is asked for: importlib.metadata takes a while to import."""
+
+    def __init__(self, option_strings, dest, help: str | None = None):
+        super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        from importlib.metadata import version
+
+        print(f"albert-ds {version('albert-ds')}")
+        parser.exit()
+
+
+def add_flags(parser: argparse.ArgumentParser, config: Any, *, suppress: bool = False) -> None:
+    """Add every field of the dataclass `config` that `flag` declared, under its group's heading.
+
+    `suppress` leaves a flag that was not typed out of the parsed namespace.
+    """
+    for declared in fields(config):
+        how: Flag | None = declared.metadata.get("flag")
+        if how is None:
+            continue
+        depends = declared.default is MISSING or how.shown_default is not None
+        default = None if depends else declared.default
+        required = declared.default is MISSING and how.shown_default is None and not suppress
+        is_switch = declared.type in (bool, "bool")
+        add_flag(
+            parser,
+            declared.name,
+            how,
+            default=argparse.SUPPRESS if suppress else default,
+            required=required,
+            is_switch=is_switch,
+        )
+
+
+def add_flag(
+    parser: argparse.ArgumentParser,
+    name: str,
+    how: Flag,
+    *,
+    default: Any = None,
+    required: bool = False,
+    is_switch: bool = False,
+) -> None:
+    """Add one flag, whose value the parsed namespace holds as `name`."""
+    groups = {group.title: group for group in parser._action_groups}
+    if how.group and how.group not in groups:
+        groups[how.group] = parser.add_argument_group(how.group)
+    target = groups.get(how.group, parser)
+    text = how.help if how.shown_default is None else f"{how.help} (default: {how.shown_default})"
+    common: dict[str, Any] = {"dest": name, "default": default, "help": text.replace("%", "%%")}
+    typed = how.name or as_flag(name)
+    if is_switch:
+        target.add_argument(typed, action="store_true", **common)
+        return
+    common |= {"choices": how.choices, "nargs": how.nargs, "metavar": how.metavar}
+    target.add_argument(typed, type=how.type, required=required, **common)
+
+
+def list_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every argument that --help shows, those of subcommands among them."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                yield from list_actions(subparser)
+        elif action.help != argparse.SUPPRESS and action.dest not in ("help", argparse.SUPPRESS):
+            yield action
+
+
+def as_reference(parser: argparse.ArgumentParser) -> str:
+    """The flags of a command as a Markdown table: name, unit or choices, default, what it does."""
+    rows = ["| flag | value | default | what it does |", "| --- | --- | --- | --- |"]
+    for action in list_actions(parser):
+        name = f"`{action.option_strings[-1]}`" if action.option_strings else f"`{action.metavar}`"
+        value = unit_of(action) or ", ".join(map(str, action.choices or ()))
+        if isinstance(action.type, Number):
+            value = f"{value}, {action.type}"
+        text, _, default = (action.help or "").replace("%%", "%").partition(" (default: ")
+        default = default.removesuffix(")")
+        if not default and (action.required or not action.option_strings):
+            default = "required"
+        elif not default and action.default not in (None, argparse.SUPPRESS):
+            default = "off" if action.default is False else str(action.default)
+        cells = (name, value, default, text)
+        rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def run(main: Callable[[list[str]], int | None]) -> None:
+    """Run a command and leave the process: one line on stderr and the exit code for an ending."""
+    try:
+        try:
+            code = main(sys.argv[1:]) or 0
+        except OSError as error:
+            raise (name_os_error(error) if error.filename else error) from None
+    except ENDINGS as ending:
+        log_line(str(ending))
+        code = ending.code
+    sys.exit(code)
+
+
+def log_line(message: str) -> None:
+    """One line on stderr."""
+    print(f"albert-ds: {' '.join(message.split())}", file=sys.stderr, flush=True)
+
+
+def as_flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def peek_output(argv: list[str]) -> Path | None:
+    """The RUN folder of a command line that may be wrong elsewhere; None where it names none."""
+    parser = Parser(add_help=False)
+    parser.add_argument("--output", nargs="?")
+    output = parser.parse_known_args(argv)[0].output
+    return Path(output) if output and output.strip() else None
+
+
+def _show(bound: float) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)

@@ -1,0 +1,187 @@
+"""An external merge sort: sequences in sorted runs on disk, and ranges of all runs as shards.
+
+A run holds what a process encoded until its buffer was full: entries by ascending key, then the
+records. A range of keys is found in each run by bisection, so a process reads only the range that
+it writes, and memory holds one run or one range.
+
+The keys are hashes, so shards that divide the keys evenly hold about as many sequences each, and
+the range of a shard is known without counting. Copies of a document have the same keys, so they
+meet in one range, whichever process read them.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from albert_ds.data.shards import SPLITS, ShardInfo, write_shard
+from albert_ds.files import write_file
+
+RUN_BYTES = 16 << 20  # of records
+KEYS = 1 << 64  # keys are hashes under this
+RANGE_BYTES = 16 << 20  # of records that are sorted in memory at a time
+DUPLICATES = ("duplicate_documents", "duplicate_sequences", "duplicate_tokens")
+_ENTRY = np.dtype(
+    [("key", "<u8"), ("draw", "<u8"), ("end", "<u8"), ("tokens", "<u4"), ("opens", "?")]
+)
+
+
+class Spilled(NamedTuple):
+    """A sequence on its way to a shard; sorts by its key."""
+
+    key: int
+    record: bytes
+    tokens: int
+    draw: int  # of its document, for the held-out split
+    opens_document: bool  # the first sequence of its document
+
+
+class RunWriter:
+    """Collects sequences and writes the files stem-000.run, stem-001.run, ..."""
+
+    def __init__(self, stem: Path):
+        self.files: dict[Path, str] = {}  # written, with their sha256
+        self._stem = stem
+        self._waiting: list[Spilled] = []
+        self._bytes = 0
+
+    def add(self, spilled: Spilled) -> None:
+        self._waiting.append(spilled)
+        self._bytes += len(spilled.record)
+        if self._bytes >= RUN_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        self._waiting.sort()
+        ends = accumulate(len(s.record) for s in self._waiting)
+        entries = np.array(
+            [
+                (s.key, s.draw, end, s.tokens, s.opens_document)
+                for s, end in zip(self._waiting, ends, strict=True)
+            ],
+            _ENTRY,
+        )
+        content = b"".join(
+            [
+                np.uint64(len(entries)).tobytes(),
+                entries.tobytes(),
+                *(s.record for s in self._waiting),
+            ]
+        )
+        path = self._stem.with_name(f"{self._stem.name}-{len(self.files):03d}.run")
+        self.files[path] = write_file(path, content)
+        self._waiting, self._bytes = [], 0
+
+
+def read_range(
+    runs: Iterable[Path], low: int, high: int, *, lowest_draw: int, end_of_draws: int
+) -> list[Spilled]:
+    """The sequences with low <= key < high whose draw is in the range, by ascending key."""
+    found = []
+    for path in runs:
+        found += _read_range(path, low, high, lowest_draw, end_of_draws)
+    found.sort()
+    return found
+
+
+def _read_range(
+    path: Path, low: int, high: int, lowest_draw: int, end_of_draws: int
+) -> Iterator[Spilled]:
+    with path.open("rb") as file:
+        number = int.from_bytes(file.read(8), "little")
+        entries = np.memmap(file, _ENTRY, mode="r", offset=8, shape=number)
+        first = bisect_left(entries, low, key=_key)
+        # One entry more at the front: a record begins where the one before it ends.
+        chosen: Any = np.array(entries[max(0, first - 1) : bisect_left(entries, high, key=_key)])
+        del entries
+        ends = chosen["end"].astype(np.int64)
+        if first:
+            begins, ends, chosen = ends[:-1], ends[1:], chosen[1:]
+        else:
+            begins = np.concatenate([[0], ends[:-1]])
+        if not len(chosen):
+            return
+        origin = int(begins[0])
+        file.seek(8 + number * _ENTRY.itemsize + origin)
+        content = file.read(int(ends[-1]) - origin)
+    wanted = (chosen["draw"] >= lowest_draw) & (chosen["draw"] < end_of_draws)
+    places = zip(begins[wanted].tolist(), ends[wanted].tolist(), strict=True)
+    for entry, (begin, end) in zip(chosen[wanted].tolist(), places, strict=True):
+        key, draw, _, tokens, opens = entry
+        yield Spilled(key, content[begin - origin : end - origin], tokens, draw, opens)
+
+
+def _key(entry) -> int:
+    return int(entry["key"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """Shards first .. last - 1 of the `shards` of a split, which share the keys out evenly."""
+
+    split: str
+    shards: int
+    first: int
+    last: int
+
+    @property
+    def keys(self) -> tuple[int, int]:
+        return -(-self.first * KEYS // self.shards), -(-self.last * KEYS // self.shards)
+
+
+def cut_ranges(counts: Mapping[str, int], holdout: float, samples_per_shard: int) -> list[Range]:
+    """All shards of both splits, some at a time; a function of the text, not of who reads it."""
+    ranges = []
+    shares = {"train": 1 - holdout, "heldout": holdout}
+    for split in SPLITS:
+        samples = counts["sequences"] * shares[split]
+        shards = max(1, round(samples / samples_per_shard))
+        # Ends and ids take up to four bytes a token.
+        a_shard = 4 * counts["tokens"] / counts["sequences"] * samples / shards
+        step = max(1, int(RANGE_BYTES / max(a_shard, 1)))
+        ranges += [
+            Range(split=split, shards=shards, first=first, last=min(first + step, shards))
+            for first in range(0, shards, step)
+        ]
+    return ranges
+
+
+def write_range(
+    part: Range, runs: list[Path], output: Path, threshold: int, *, dedup: bool
+) -> tuple[list[ShardInfo], dict[str, int]]:
+    """Write the shards of one range, empty ones left out; those and what was counted on the way.
+
+    Documents whose draw is under `threshold` are held out. Copies are counted, and with `dedup`
+    all but one are dropped.
+    """
+    counts = dict.fromkeys(("documents", *DUPLICATES), 0)
+    draws = (0, threshold) if part.split == "heldout" else (threshold, KEYS)
+    low, high = part.keys
+    members: dict[int, list[Spilled]] = {}
+    last = None
+    for spilled in read_range(runs, low, high, lowest_draw=draws[0], end_of_draws=draws[1]):
+        is_copy = last is not None and (spilled.key, spilled.record) == (last.key, last.record)
+        last = spilled
+        if is_copy:
+            counts["duplicate_documents"] += spilled.opens_document
+            counts["duplicate_sequences"] += 1
+            counts["duplicate_tokens"] += spilled.tokens
+        if not (is_copy and dedup):
+            counts["documents"] += spilled.opens_document
+            members.setdefault(spilled.key * part.shards // KEYS, []).append(spilled)
+    shards = [
+        write_shard(
+            output,
+            f"{part.split}-{number:06d}.tar",
+            [spilled.record for spilled in sequences],
+            sum(spilled.tokens for spilled in sequences),
+        )
+        for number, sequences in sorted(members.items())
+    ]
+    return shards, counts

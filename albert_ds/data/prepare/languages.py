@@ -1,0 +1,136 @@
+"""The languages that --language takes: their scripts, and where their sentences end.
+
+The splitter, sentencex, has rules for some 30 languages and passes others on to a related one or to
+general rules; it takes any code at all, so the codes are listed here. It never splits Thai, Lao,
+Khmer or Tibetan: those have rules here.
+"""
+
+import re
+import unicodedata
+
+from albert_ds.data.words import is_unspaced
+
+_BY_SCRIPT = {
+    "LATIN": "af an ast az bar br bs ca co cs cy da de en eo es et eu fi fo fr fy ga gd gl gn ha "
+    "hr ht hu id ig io is it jv ku la lb lt lv mg mi ms mt nb nds nl nn no oc pl pt qu rm ro sc "
+    "sco scn sh sk sl so sq su sv sw tk tl tr uz vec vi wa wo xh yo zu",
+    "CYRILLIC": "ba be bg ce cv kk ky mk mn os ru rue sah sr tg tt tyv udm uk",
+    "ARABIC": "ar ary arz azb ckb fa ks ps sd ug ur",
+    "HEBREW": "he yi",
+    "GREEK": "el",
+    "ARMENIAN": "hy",
+    "GEORGIAN": "ka",
+    "DEVANAGARI": "awa bho hi mai mr ne sa",
+    "BENGALI": "as bn bpy",
+    "GURMUKHI": "pa",
+    "GUJARATI": "gu",
+    "ORIYA": "or",
+    "TAMIL": "ta",
+    "TELUGU": "te",
+    "KANNADA": "kn",
+    "MALAYALAM": "ml",
+    "SINHALA": "si",
+    "ETHIOPIC": "am ti",
+    "THAI": "th",
+    "LAO": "lo",
+    "KHMER": "km",
+    "MYANMAR": "my",
+    "TIBETAN": "bo dz",
+    "HANGUL": "ko",
+    "CJK": "ja lzh wuu yue zh",
+}
+_MORE_SCRIPTS = {
+    "ja": ("HIRAGANA", "KATAKANA"),
+    "ko": ("CJK",),
+    "sr": ("LATIN",),
+    "uz": ("CYRILLIC",),
+    "ku": ("ARABIC",),
+    "kk": ("LATIN", "ARABIC"),
+    "mn": ("MONGOLIAN",),
+    "az": ("CYRILLIC", "ARABIC"),
+}
+SCRIPTS: dict[str, tuple[str, ...]] = {
+    code: (script, *_MORE_SCRIPTS.get(code, ()))
+    for script, codes in _BY_SCRIPT.items()
+    for code in codes.split()
+}
+WITHOUT_SPACES = frozenset(
+    code
+    for script in ("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "CJK")
+    for code in _BY_SCRIPT[script].split()
+)
+SENTENCE_ENDS = ("rules", "spaces")
+_ENDED_BY_SPACES = ("th", "lo")
+_OWN_MARKS = {
+    "km": re.compile("(?<=[\u17d4\u17d5])\\s*"),
+    "bo": re.compile("(?<=[\u0f0d-\u0f12])(?![\u0f0d-\u0f12])\\s*"),
+}
+_OWN_MARKS["dz"] = _OWN_MARKS["bo"]
+_REPEATS = "\u0e46\u0e2f\u0ec6\u0eaf"  # signs of repetition and abbreviation after a word
+
+
+def default_ends(language: str) -> str:
+    """What ends a sentence where nothing else is asked for, of SENTENCE_ENDS."""
+    return "spaces" if language in _ENDED_BY_SPACES else "rules"
+
+
+def split_paragraph(paragraph: str, language: str, ends: str | None) -> list[str]:
+    """The sentences of a paragraph; `ends` of SENTENCE_ENDS, None for what suits the language."""
+    ends = ends or default_ends(language)
+    # Blanks that are not ASCII (a no-break space after an initial) make sentencex 1.0.32 panic.
+    paragraph = " ".join(paragraph.split())
+    if ends == "spaces":
+        found = _split_at_spaces(paragraph)
+    else:
+        from sentencex import segment  # ty: ignore[import-not-found]
+
+        found = segment(language, paragraph)
+        if language in _OWN_MARKS:
+            found = [part for text in found for part in _OWN_MARKS[language].split(text)]
+    return [sentence for sentence in map(str.strip, found) if sentence]
+
+
+def _split_at_spaces(paragraph: str) -> list[str]:
+    """Cut where a space stands between two letters of a script without spaces between words.
+
+    A space beside a number or a word of another script is no end, nor is one beside a sign of
+    repetition.
+    """
+    first, *rest = paragraph.split(" ")
+    found = [first]
+    for part in rest:
+        before, after = found[-1][-1:], part[:1]
+        repeats = before in _REPEATS or after in _REPEATS
+        if _is_letter(before) and _is_letter(after) and not repeats:
+            found.append(part)
+        else:
+            found[-1] += " " + part
+    return found
+
+
+def _is_letter(char: str) -> bool:
+    return bool(char) and unicodedata.category(char)[0] in "LM" and is_unspaced(char)
+
+
+def join_lines(lines: list[str]) -> str:
+    """Wrapped lines as one paragraph; between letters of a script without spaces, without one."""
+    text = lines[0] if lines else ""
+    for line in lines[1:]:
+        before, after = text[-1], line[0]
+        is_wide_mark = any(
+            unicodedata.category(char)[0] == "P" and is_unspaced(char) for char in (before, after)
+        )
+        unspaced = is_wide_mark or (is_unspaced(before) and is_unspaced(after))
+        text += line if unspaced else " " + line
+    return text
+
+
+def needs_no_space(before: str, after: str) -> bool:
+    """Whether a segmenter put the space between two characters, as plain text has none there.
+
+    One of them is of a script without spaces, or a mark of its own such as a curved quote.
+    """
+    return any(
+        is_unspaced(char) or (not char.isascii() and unicodedata.category(char)[0] == "P")
+        for char in (before, after)
+    )

@@ -1,0 +1,101 @@
+"""How samples are drawn from stored sequences: the fields, their flags and ranges.
+
+Apart from the code that draws, because a command line reads it and must not wait for numpy.
+"""
+
+from dataclasses import dataclass, field
+
+from albert_ds.cli import Number, check_ranges, flag
+from albert_ds.errors import UserError
+
+OBJECTIVES = ("sop", "nsp", "none")
+WORD_RULES = ("scripts", "unicode", "released")
+MIN_SEQUENCE_LENGTH = 5  # [CLS] A [SEP] B [SEP] with one token in A and in B
+TASK = "the task"
+# What is drawn for (seed, source, epoch, sample) is a format, and a resumed run must draw in the
+# one it began with. Whoever changes a draw raises the number of each objective it changes.
+DRAW_FORMATS = {"sop": 1, "none": 1, "nsp": 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamConfig:
+    """How samples are drawn from stored sequences.
+
+    Raises UserError, naming the flag, for a value out of its range.
+    """
+
+    objective: str = flag(
+        "sentence loss beside MLM: sentence order (sop), next sentence (nsp) or none",
+        default="sop",
+        choices=OBJECTIVES,
+        group=TASK,
+    )
+    sequence_length: int = flag(
+        "longest sequence, with [CLS] and [SEP]",
+        default=512,
+        shown_default="that of the shards, at most --max-position-embeddings",
+        type=Number(low=MIN_SEQUENCE_LENGTH, high=1 << 20, whole=True),
+        metavar="TOKENS",
+        group=TASK,
+    )
+    short_fraction: float = 0.1  # share of the sequences that are cut to a random length
+    masked_fraction: float = flag(
+        "share of a sequence's tokens to predict",
+        default=0.15,
+        type=Number(above=0, below=1),
+        metavar="SHARE",
+        group=TASK,
+    )
+    max_predictions: int | None = flag(
+        "largest number of tokens of a sequence to predict; the release takes 20, which is 4 % of "
+        "512",
+        default=None,
+        shown_default="no limit, as in the paper",
+        type=Number(low=1, high=1 << 20, whole=True),
+        metavar="TOKENS",
+        group=TASK,
+    )
+    max_ngram: int = flag(
+        "largest number of whole words that are masked together",
+        default=3,
+        type=Number(low=1, high=100, whole=True),
+        metavar="WORDS",
+        group=TASK,
+    )
+    word_boundaries: str = flag(
+        "what a whole word is: by each script's own use of spaces (scripts), the rule of earlier "
+        "runs (unicode), or only a-z continue a word (released)",
+        default="scripts",
+        shown_default="scripts; a resumed run keeps its own",
+        choices=WORD_RULES,
+        group=TASK,
+    )
+    seed: int = flag(
+        "seed of the weights, the data order, the masks and dropout",
+        default=0,
+        type=Number(low=0, high=(1 << 63) - 1, whole=True),
+        metavar="N",
+        group=TASK,
+    )
+
+    format: int = field(init=False, metadata={"absent": 1})  # of the draws, in DRAW_FORMATS
+
+    def __post_init__(self):
+        check_ranges(self)
+        share = Number(low=0, high=1)
+        if self.short_fraction not in share:
+            raise UserError(f"--short-fraction {self.short_fraction}: must be {share}")
+        object.__setattr__(self, "format", DRAW_FORMATS[self.objective])
+
+    def check_format(self, recorded: dict, run: str) -> None:
+        """Refuse to resume `run`, whose config.json has `recorded`, where draws have changed.
+
+        A run without a recorded format is of format 1. Raises UserError.
+        """
+        found = recorded.get("format", 1)
+        if found != self.format and recorded.get("objective") == self.objective:
+            raise UserError(
+                f"{run} was started with format {found} of the samples for --objective "
+                f"{self.objective}, and this version draws format {self.format}; finish it with "
+                "the commit that its config.json names, or use another --output"
+            )

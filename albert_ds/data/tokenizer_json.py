@@ -1,0 +1,120 @@
+"""The vocabulary of a `tokenizer.json`, which is all that transformers 5 saves of a tokenizer.
+
+The file holds the pieces with their scores, the character map and the steps of normalisation:
+everything that the SentencePiece model is built from. `Vocab.build_tokenizer` writes such files.
+"""
+
+import base64
+import json
+import re
+from pathlib import Path
+
+from albert_ds.data.vocab import (
+    CONFIG_NAME,
+    SPECIAL_PIECES,
+    UNK,
+    Normalisation,
+    Vocab,
+    make_portable,
+)
+from albert_ds.errors import UserError
+from albert_ds.json_files import read_json
+
+BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+# A step of transformers 4: one blank instead of several, as every ALBERT tokenizer does later on.
+BLANKS = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+NORMALISATIONS = [
+    Normalisation(lower_case=lower_case, keep_accents=keep_accents, form=form)
+    for form, keep_accents in (("nfkc", True), ("albert", True), ("albert", False))
+    for lower_case in (True, False)
+]
+
+
+def read_tokenizer_json(path: Path) -> Vocab:
+    """Build the vocabulary of a `tokenizer.json` of an ALBERT, ours or `AlbertTokenizer`'s.
+
+    Raises UserError, with the path, where the file is not that of an ALBERT, or where the
+    `tokenizer_config.json` beside it contradicts it.
+    """
+    content = read_json(path)
+    try:
+        model = content["model"]
+        pieces = [(str(piece), float(score)) for piece, score in model["vocab"]]
+        kind, unk, byte_fallback = model["type"], model["unk_id"], bool(model.get("byte_fallback"))
+        steps = list(content["normalizer"]["normalizers"])
+        charsmap = _find_charsmap(steps)
+        splits = _read_splits(content["pre_tokenizer"])
+        added = [(token["id"], token["content"]) for token in content["added_tokens"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: not the tokenizer of an ALBERT: {error!r}") from None
+    if (kind, unk) != ("Unigram", UNK):
+        raise UserError(
+            f"{path}: its model is {kind}, unk_id {unk}; an ALBERT's is Unigram, unk_id {UNK}"
+        )
+    if splits != ["WhitespaceSplit", "Metaspace"]:
+        raise UserError(f"{path}: splits text by {splits}, an ALBERT by white space")
+    for number, token in added:
+        if number >= len(pieces) or pieces[number][0] != token:
+            raise UserError(f"{path}: added token {token!r}, id {number}, is no piece of the model")
+    built = make_portable(_build_model(pieces, charsmap, byte_fallback), str(path))
+    return Vocab(built, _find_normalisation(path, steps, charsmap))
+
+
+def _find_charsmap(steps: list[dict]) -> bytes:
+    for step in steps:
+        if step["type"] == "Precompiled":
+            return base64.b64decode(step["precompiled_charsmap"] or "")
+    return b""
+
+
+def _read_splits(pre_tokenizer: dict) -> list[str]:
+    found = []
+    for step in pre_tokenizer["pretokenizers"]:
+        has_prefix = step.get("prepend_scheme") == "always" or step.get("add_prefix_space", False)
+        found.append(step["type"] if step["type"] != "Metaspace" or has_prefix else "no prefix")
+    return found
+
+
+def _find_normalisation(path: Path, steps: list[dict], charsmap: bytes) -> Normalisation:
+    """The normalisation with exactly these steps; UserError where there is none."""
+    from tokenizers import Tokenizer, models
+
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0)], 0))
+    wanted = steps[:-1] if steps[-1:] == [BLANKS] else steps
+    for normalisation in NORMALISATIONS:
+        tokenizer.normalizer = normalisation.build_steps(charsmap)
+        if json.loads(tokenizer.to_str())["normalizer"]["normalizers"] == wanted:
+            break
+    else:
+        names = ", ".join(step["type"] for step in steps)
+        raise UserError(f"{path}: its normalizer ({names}) is none of an ALBERT")
+    beside = path.with_name(CONFIG_NAME)
+    config = read_json(beside) if beside.is_file() else {}
+    flags = {"do_lower_case": normalisation.lower_case, "keep_accents": normalisation.keep_accents}
+    for name, value in flags.items():
+        if config.get(name, value) != value:
+            raise UserError(f"{beside}: {name} is {config[name]}, but {path.name} does otherwise")
+    return normalisation
+
+
+def _build_model(pieces: list[tuple[str, float]], charsmap: bytes, byte_fallback: bool) -> bytes:
+    """A SentencePiece model of these (piece, score)."""
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # ty: ignore[import-not-found]
+
+    proto = ModelProto()
+    spec = proto.trainer_spec
+    spec.model_type = spec.UNIGRAM
+    spec.vocab_size = len(pieces)
+    spec.pad_id, spec.unk_id, spec.bos_id, spec.eos_id = 0, UNK, -1, -1
+    spec.pad_piece, spec.unk_piece = SPECIAL_PIECES[:2]
+    spec.control_symbols.extend(SPECIAL_PIECES[2:])
+    if byte_fallback:
+        spec.byte_fallback = True
+    proto.normalizer_spec.precompiled_charsmap = charsmap
+    for number, (text, score) in enumerate(pieces):
+        piece = proto.pieces.add(piece=text, score=score)
+        if number < len(SPECIAL_PIECES):
+            piece.type = piece.UNKNOWN if number == UNK else piece.CONTROL
+        elif byte_fallback and BYTE_PIECE.fullmatch(text):
+            piece.type = piece.BYTE
+    return proto.SerializeToString()

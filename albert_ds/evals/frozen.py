@@ -1,0 +1,84 @@
+"""What tools/probe.py measures of a frozen model beside its held-out losses.
+
+`measure_similarity` gives the L2 distance and the angle between input and output of every layer
+(Figure 1): in the paper ALBERT-large changes its input more smoothly from layer to layer than
+BERT-large, and does not converge. `encode_pairs` and `train_head` give NSP and SOP accuracy of a
+model that was trained for another objective (Table 5): a logistic regression of its [CLS] on pairs
+from the training shards. The model itself never changes.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from albert_ds.data.samples import MicroBatch
+from albert_ds.model.albert import AlbertForPretraining
+
+_ENCODER_INPUTS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "max_seqlen")
+
+
+def _encode(model: AlbertForPretraining, tensors: dict) -> dict:
+    return model.albert(**{name: tensors[name] for name in _ENCODER_INPUTS})
+
+
+@torch.no_grad()
+def encode_pairs(
+    model: AlbertForPretraining, batches: Iterable[MicroBatch], device: torch.device
+) -> tuple[np.ndarray, np.ndarray]:
+    """Features float32 [pairs, H] and labels int64 [pairs] of all pairs that have a label.
+
+    A feature is the pooled [CLS], or its last hidden state in a model without a pooler.
+    """
+    model.eval()
+    features, labels = [], []
+    for batch in batches:
+        tensors = batch.on(device)
+        encoded = _encode(model, tensors)
+        found = encoded["pooled"]
+        if found is None:
+            begins = torch.as_tensor(tensors["cu_seqlens"])[:-1].long()
+            found = encoded["last_hidden_state"][begins]
+        answers = torch.as_tensor(tensors["pair_labels"])
+        features.append(found[answers >= 0].float().cpu().numpy())
+        labels.append(answers[answers >= 0].cpu().numpy())
+    return np.concatenate(features), np.concatenate(labels)
+
+
+def train_head(features: np.ndarray, labels: np.ndarray, held: np.ndarray) -> np.ndarray:
+    """Labels int64 predicted for `held` [n, H] by a two-way head trained on the rest."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    head = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    return head.fit(features, labels).predict(held)
+
+
+@torch.no_grad()
+def measure_similarity(
+    model: AlbertForPretraining, batches: Iterable[MicroBatch], device: torch.device
+) -> dict[str, list[float] | int]:
+    """Means over all tokens, one number a layer: `l2`, `degrees` (0 to 180); and `tokens`."""
+    model.eval()
+    sums, tokens = None, 0
+    for batch in batches:
+        states = _encode(model, batch.on(device))["hidden_states"]
+        found = torch.stack([_compare(a, b) for a, b in zip(states, states[1:], strict=False)])
+        sums = found if sums is None else sums + found
+        tokens += batch.tokens
+    assert sums is not None and tokens, "no tokens to measure"
+    means = (sums / tokens).tolist()
+    return {
+        "l2": [distance for distance, _ in means],
+        "degrees": [angle for _, angle in means],
+        "tokens": tokens,
+    }
+
+
+def _compare(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Sums over tokens [N, H] of the distance and of the angle in degrees; float64 [2]."""
+    before, after = before.double(), after.double()
+    distance = (after - before).norm(dim=1)
+    cosine = torch.cosine_similarity(before, after, dim=1).clamp(-1, 1)
+    return torch.stack([distance.sum(), cosine.arccos().rad2deg().sum()])

@@ -1,0 +1,169 @@
+"""Evaluate a fine-tuned model on its task: the splits, the outputs, the scores and their files.
+
+DIR/results.json                metrics of the dev set, and the step they are from
+DIR/outputs.SPLIT.safetensors   logits, for tools/ensemble.py
+DIR/...                         predictions in the formats of the leaderboards
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from albert_ds.cli import log_line
+from albert_ds.data.vocab import Vocab
+from albert_ds.errors import DamagedData, UserError
+from albert_ds.files import write_file
+from albert_ds.finetuning.config import FinetuneConfig
+from albert_ds.parallel.mesh import Mesh
+from albert_ds.runtime.consensus import raise_first_error
+from albert_ds.tasks.features import Split, cached, fingerprint, read_features
+from albert_ds.tasks.registry import TASKS
+
+
+def list_splits(config: FinetuneConfig) -> list[str]:
+    """train, the dev sets, and the test sets whose files exist."""
+    task, data = TASKS[config.task], Path(config.data)
+    tests = [s for s in task.test_splits if _is_there(task, data, s)]
+    return ["train", *task.dev_splits, *tests]
+
+
+def _is_there(task, data: Path, split: str) -> bool:
+    try:
+        return all(path.is_file() for path in task.files(data, split))
+    except UserError:  # the folder of this split has no files
+        return False
+
+
+def fingerprint_splits(config: FinetuneConfig, vocab: Vocab) -> dict[str, str]:
+    """Hashes that identify the tokenised splits: their content, vocabulary and lengths."""
+    lengths = config.lengths
+    return {
+        split: fingerprint(
+            TASKS[config.task].files(Path(config.data), split),
+            task=config.task,
+            split=split,
+            vocab=vocab.sha256,
+            lower_case=vocab.normalisation.lower_case,
+            keep_accents=vocab.normalisation.keep_accents,
+            # Absent for form albert, so that older runs keep their features.
+            **({"form": form} if (form := vocab.normalisation.form) != "albert" else {}),
+            lengths=[lengths.sequence, lengths.question, lengths.stride],
+        )
+        for split in list_splits(config)
+    }
+
+
+def open_splits(config: FinetuneConfig, vocab: Vocab, mesh: Mesh) -> dict[str, Split]:
+    """Every split; rank 0 tokenises those that are not in the cache yet. Collective.
+
+    Raises UserError and DamagedData on every rank where a file is missing or wrong.
+    """
+    task, error = TASKS[config.task], None
+    if mesh.rank == 0:
+        try:
+            for split, key in config.features.items():
+                found = cached(
+                    Path(config.cache),
+                    key,
+                    lambda split=split: task.build(Path(config.data), split, vocab, config.lengths),
+                )
+                _report(config, split, found.counts)
+            _report_absent(config)
+        except (UserError, DamagedData) as caught:
+            error = caught
+        except OSError as caught:
+            error = UserError(f"--cache {config.cache}: {caught.strerror}; it must be writable")
+    raise_first_error(mesh, error)
+    return {split: read_split(config, split) for split in config.features}
+
+
+def read_split(config: FinetuneConfig, split: str) -> Split:
+    """A split that is in the cache."""
+    path = Path(config.cache) / f"{config.features[split]}.safetensors"
+    return Split(
+        data=Path(config.data), name=split, lengths=config.lengths, features=read_features(path)
+    )
+
+
+def _report(config: FinetuneConfig, split: str, counts: dict[str, int]) -> None:
+    parts = [f"{number:,} {what}" for what, number in counts.items()]
+    published = TASKS[config.task].published.get(split)
+    if published not in (None, counts["examples"]):
+        parts[0] += f" (published: {published:,})"
+    log_line(f"{config.task} {split}: {', '.join(parts)}")
+
+
+def _report_absent(config: FinetuneConfig) -> None:
+    for split in TASKS[config.task].test_splits:
+        if split not in config.features:
+            log_line(f"{config.task} {split}: not in {config.data}, so nothing is predicted for it")
+
+
+def score_splits(task_name: str, splits: dict[str, Split], outputs: dict) -> dict[str, float]:
+    """The metrics of all dev sets."""
+    task, metrics = TASKS[task_name], {}
+    for name in task.dev_splits:
+        metrics |= task.score(splits[name], outputs[name])
+    return metrics
+
+
+def write_results(
+    folder: Path, task_name: str, splits: dict[str, Split], outputs: dict, about: dict
+) -> dict:
+    """Score; write predictions, outputs and at the end results.json; returns its content."""
+    from safetensors.numpy import save_file
+
+    task, metrics = TASKS[task_name], score_splits(task_name, splits, outputs)
+    for name, found in outputs.items():
+        task.write(splits[name], found, folder, metrics)
+        metadata = {"task": task_name, "split": name, "key": splits[name].features.key}
+        save_file(found, folder / f"outputs.{name}.safetensors", metadata=metadata)
+    results = {"task": task_name, "metric": task.metrics[0], "dev": metrics, **about}
+    if task.has_test_labels:
+        tests = [name for name in outputs if name in task.test_splits]
+        results |= {name: task.score(splits[name], outputs[name]) for name in tests}
+    write_json(folder / "results.json", results)
+    return results
+
+
+def read_outputs(folder: Path, split: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The outputs of one split that `write_results` wrote, and their metadata."""
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / f"outputs.{split}.safetensors"
+    try:
+        with safe_open(path, framework="numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return arrays, file.metadata()
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+
+
+def summarise_seeds(results: list[dict]) -> dict:
+    """Median, mean and spread of every metric over runs with different seeds."""
+    metric = results[0]["metric"]
+    spread = {}
+    for name in results[0]["dev"]:
+        values = np.array([result["dev"][name] for result in results])
+        spread[name] = {
+            "median": float(np.median(values)),
+            "mean": float(values.mean()),
+            "std": float(values.std(ddof=1)) if len(values) > 1 else 0.0,
+            "min": float(values.min()),
+            "max": float(values.max()),
+            "values": values.tolist(),
+        }
+    best = max(results, key=lambda result: result["dev"][metric])
+    return {
+        "task": results[0]["task"],
+        "metric": metric,
+        "seeds": [result["seed"] for result in results],
+        "best_seed": best["seed"],
+        "dev": spread,
+    }
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Write a JSON file."""
+    write_file(path, json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,123 @@
+"""Line plots: curves of runs, layers of a model (Figure 1), predicted speed-ups."""
+
+from pathlib import Path
+
+from albert_ds.errors import UserError
+from albert_ds.json_files import read_lines
+from albert_ds.lab.plots.style import label, line_style, new_figure, save
+
+CURVES = (
+    ("mlm_loss", "MLM loss (nats per masked token)"),
+    ("mlm_accuracy", "MLM accuracy (share of masked tokens)"),
+    ("sop_loss", "SOP loss (nats per pair)"),
+)
+DISTANCES = (
+    ("l2", "L2 distance of input and output"),
+    ("degrees", "angle of input and output (degrees)"),
+)
+PAPER = ("albert-large", 1.7)  # over bert-large (Table 2)
+
+
+def read_metrics(run: Path) -> list[dict]:
+    """The records of a run folder or of a metrics.jsonl."""
+    path = run / "metrics.jsonl" if run.is_dir() else run
+    if not path.is_file():
+        raise UserError(f"--runs {run}: no metrics.jsonl there")
+    return read_lines(path)
+
+
+def draw_curves(runs: dict[str, Path], output: Path) -> None:
+    """A panel for each quantity: lines for training windows, markers for held-out evaluations."""
+    figure, axes = new_figure(len(CURVES), width=5)
+    for number, (name, run) in enumerate(runs.items()):
+        records = read_metrics(run)
+        style = line_style(number, markersize=7 + 4 * number)
+        marks = {**style, "linestyle": "none", "markerfacecolor": "none"}
+        for axis, (key, _) in zip(axes, CURVES, strict=True):
+            trained = [(r["step"], r[key]) for r in records if r.get(key) is not None]
+            held = [(r["step"], r[f"heldout_{key}"]) for r in records if f"heldout_{key}" in r]
+            if trained:
+                line = {**style, "marker": None, "linewidth": 1.2}
+                axis.plot(*zip(*trained, strict=True), **line, label=name)
+            if held:
+                axis.plot(*zip(*held, strict=True), **marks, label=f"{name}, held out")
+    for axis, (_, title) in zip(axes, CURVES, strict=True):
+        label(axis, "optimizer step", title)
+    axes[0].legend()
+    save(figure, output)
+
+
+def largest_differences(first: Path, other: Path) -> dict[str, float]:
+    """The largest absolute difference of each quantity over the steps that both runs logged."""
+    found = {}
+    for key, _ in CURVES:
+        one, two = (
+            {r["step"]: r[key] for r in read_metrics(run) if r.get(key) is not None}
+            for run in (first, other)
+        )
+        common = one.keys() & two.keys()
+        found[key] = max((abs(one[step] - two[step]) for step in common), default=float("nan"))
+    return found
+
+
+def draw_layers(models: dict[str, dict], output: Path) -> None:
+    """`models`: what tools/probe.py --similarity writes; a number per layer in l2 and degrees."""
+    figure, axes = new_figure(len(DISTANCES), width=5)
+    for axis, (key, title) in zip(axes, DISTANCES, strict=True):
+        for number, (name, values) in enumerate(models.items()):
+            if key not in values:
+                raise UserError(f"--input: {name} has no {key}")
+            axis.plot(range(1, len(values[key]) + 1), values[key], **line_style(number), label=name)
+        label(axis, "layer", title)
+    axes[0].legend(fontsize=8)
+    save(figure, output)
+
+
+def draw_scaling(rows: list[dict], output: Path) -> None:
+    """The second model's speed-up over the first. Left: against the link; right: against the batch.
+
+    With two overlaps there is a band: the line is without any hidden reduction, the other edge with
+    as much hidden as possible. One node is left out: its ranks use no link.
+    """
+    first, shown = list(dict.fromkeys(row["model"] for row in rows))[:2]
+    rows = [row for row in rows if row["model"] == shown and row["nodes"] > 1]
+    figure, (left, right) = new_figure(2)
+    links = sorted({row["link_gbits"] for row in rows})
+    clusters = sorted({(row["gpus"], row["sequences_a_gpu"]) for row in rows})
+    for number, (count, local) in enumerate(clusters):
+        name = f"{count:,} GPUs ({local} sequence{'s' * (local > 1)} each)"
+        _draw_line(left, [r for r in rows if r["gpus"] == count], "link_gbits", number, name)
+    for number, link in enumerate(links):
+        selected = [row for row in rows if row["link_gbits"] == link]
+        _draw_line(right, selected, "sequences_a_gpu", number, f"{link:g} Gb/s per node")
+    for axis in (left, right):
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.yaxis.set_minor_formatter("")
+        axis.set_ylim(0.85, 45)
+        axis.set_yticks([1, 1.4, 2, 3, 5, 10, 20])
+        for one in (axis.xaxis, axis.yaxis):
+            one.set_major_formatter("{x:g}")
+        axis.axhline(1, color="black", linewidth=0.8)
+        if (shown, first) == (PAPER[0], "bert-large"):
+            axis.axhline(PAPER[1], color="black", linewidth=0.8, linestyle=(0, (1, 2)))
+            axis.text(axis.get_xlim()[0] * 1.1, PAPER[1] * 1.03, "the paper's 1.7", fontsize=8)
+        axis.legend(fontsize=8)
+    left.set_xticks(links)
+    right.set_xticks(sorted({local for _, local in clusters}))
+    right.xaxis.set_minor_formatter("")
+    speed_up = f"speed-up of {shown} over {first}"
+    label(left, "link of a node (Gb/s)", speed_up, "predicted, not measured")
+    label(right, "sequences per GPU and step", speed_up, "predicted, not measured")
+    save(figure, output)
+
+
+def _draw_line(axis, rows: list[dict], x: str, number: int, name: str) -> None:
+    lines = []
+    for overlap in sorted({row["overlap"] for row in rows}):
+        found = sorted((row[x], row["speed_up"]) for row in rows if row["overlap"] == overlap)
+        lines.append(list(zip(*found, strict=True)))
+    style = line_style(number)
+    axis.plot(*lines[0], **style, label=name)
+    if len(lines) > 1:
+        axis.fill_between(lines[0][0], lines[0][1], lines[-1][1], alpha=0.18, color=style["color"])

@@ -1,0 +1,162 @@
+"""One way to run a model on a cluster, and what each rank then computes and holds.
+
+Letters as in model/config.py. N ranks = DP data-parallel x TP tensor-parallel; consecutive ranks
+form a tensor-parallel group (as in parallel/mesh.py); every node has the same number of ranks.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from albert_ds.errors import UserError
+from albert_ds.model.config import ModelConfig, count_flops, count_params, share
+
+PRECISIONS = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a weight in a pass
+CHECKPOINTING = ("none", "attention", "block")
+MASKED_FRACTION = 0.15  # share of the tokens that are predicted
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: cached_property stores its value in the instance
+class Layout:
+    """A model on a cluster. Raises UserError for a layout that cannot exist."""
+
+    name: str  # of the model, to print
+    model: ModelConfig
+    ranks: int  # N
+    nodes: int = 1  # machines that the ranks are spread over
+    zero: int = 1  # ZeRO stage
+    tensor_parallel: int = 1  # TP
+    micro_batch_size: int  # sequences of a pass (forward and backward) on one rank
+    accumulation: int = 1  # passes per optimizer step
+    sequence_length: int = 512  # tokens of a sequence, without padding
+    precision: str = "bf16"  # of the passes; PRECISIONS
+    gradient_bytes: int = 4  # per element while gradients are reduced (communication_data_type)
+    activation_checkpointing: str = "none"  # CHECKPOINTING
+
+    def __post_init__(self):
+        tp, model = self.tensor_parallel, self.model
+        if self.ranks % tp or self.ranks % self.nodes:
+            raise UserError(
+                f"{self.ranks} ranks on {self.nodes} nodes with tensor parallelism {tp}: "
+                "both must divide the ranks"
+            )
+        if model.num_heads % tp or model.ffn_size % tp:
+            raise UserError(
+                f"tensor parallelism {tp}: must divide {model.num_heads} heads and a "
+                f"feed-forward width of {model.ffn_size}"
+            )
+        if self.zero not in (0, 1, 2, 3):
+            raise UserError(f"ZeRO stage {self.zero}; allowed: 0, 1, 2, 3")
+        if self.precision not in PRECISIONS:
+            raise UserError(f"precision {self.precision}; allowed: {', '.join(PRECISIONS)}")
+        if self.activation_checkpointing not in CHECKPOINTING:
+            raise UserError(
+                f"activation checkpointing {self.activation_checkpointing}; "
+                f"allowed: {', '.join(CHECKPOINTING)}"
+            )
+
+    @property
+    def data_parallel(self) -> int:
+        return self.ranks // self.tensor_parallel
+
+    @property
+    def ranks_a_node(self) -> int:
+        return self.ranks // self.nodes
+
+    @property
+    def batch_size(self) -> int:
+        return self.micro_batch_size * self.accumulation * self.data_parallel
+
+    @property
+    def tokens_a_pass(self) -> int:
+        return self.micro_batch_size * self.sequence_length
+
+    @property
+    def masked_a_pass(self) -> int:
+        return self.micro_batch_size * max(1, round(MASKED_FRACTION * self.sequence_length))
+
+    @property
+    def needed_a_pass(self) -> int:
+        """Tokens whose last state the heads need: the masked ones and each [CLS]."""
+        return self.masked_a_pass + self.micro_batch_size
+
+    @property
+    def weight_bytes(self) -> int:
+        return PRECISIONS[self.precision]
+
+    @property
+    def block_parameters(self) -> int:
+        """This rank's parameters of one attention and one feed-forward block."""
+        h, f, tp = self.model.hidden_size, self.model.ffn_size, self.tensor_parallel
+        attention = 4 * h * h // tp + 3 * h // tp + h + 2 * h
+        return attention + 2 * h * f // tp + f // tp + h + 2 * h
+
+    @cached_property
+    def parameters(self) -> int:
+        """Unique parameters of a rank, before ZeRO divides them."""
+        counts = count_params(self.model)
+        blocks = len(set(share(self.model.sharing, self.model.num_layers)))
+        if self.tensor_parallel == 1:
+            return sum(counts.values())
+        if self.model.sharing in ("attention", "ffn"):
+            raise UserError(
+                f"--sharing {self.model.sharing}: no prediction with tensor parallelism; "
+                "allowed: all, none, groups:N"
+            )
+        return (
+            sum(counts.values()) - counts["attention"] - counts["ffn"]
+        ) + blocks * self.block_parameters
+
+    @property
+    def held_parameters(self) -> float:
+        """The parameters whose update this rank computes."""
+        return self.parameters / (self.data_parallel if self.zero else 1)
+
+    @cached_property
+    def used_parameters(self) -> int:
+        """Parameters that a pass reads: a shared block counts once per layer that uses it."""
+        counts = count_params(self.model)
+        outside = sum(counts.values()) - counts["attention"] - counts["ffn"]
+        return outside + self.model.num_layers * self.block_parameters
+
+    @cached_property
+    def hideable_share(self) -> float:
+        """Share of the parameters whose gradients are complete before backward ends.
+
+        These are the blocks that only one layer uses. The gradient of a shared block, and of the
+        embedding, which the MLM head shares, is complete only at the end of backward.
+        """
+        plan = share(self.model.sharing, self.model.num_layers)
+        counts = count_params(self.model)
+        early = 0.0
+        for part, used in zip(("attention", "ffn"), zip(*plan, strict=True), strict=True):
+            once = sum(used.count(block) == 1 for block in set(used))
+            early += counts[part] * once / len(set(used))
+        return early / sum(counts.values())
+
+    @cached_property
+    def flops(self) -> float:
+        """Model FLOPs of one rank's optimizer step, as counted for MFU."""
+        tokens = self.tokens_a_pass
+        a_pass = count_flops(
+            self.model,
+            tokens=tokens,
+            squared_lengths=tokens * self.sequence_length,
+            masked=self.masked_a_pass,
+        )
+        return a_pass * self.accumulation / self.tensor_parallel
+
+    @property
+    def recomputed_flops(self) -> float:
+        """FLOPs that activation checkpointing adds: a second forward pass of the dropped parts."""
+        h, layers = self.model.hidden_size, self.model.num_layers
+        attention = 2 * self.tokens_a_pass * layers * (4 * h * h + 2 * h * self.sequence_length)
+        ffn = 2 * self.tokens_a_pass * layers * 2 * h * self.model.ffn_size
+        again = {"none": 0, "attention": attention, "block": attention + ffn}
+        return again[self.activation_checkpointing] * self.accumulation / self.tensor_parallel
+
+    @property
+    def layer_elements(self) -> int:
+        """Activation elements that the layers write in one pass, limited by memory bandwidth."""
+        h, f = self.model.hidden_size, self.model.ffn_size
+        inner = (4 * h + 2 * f) // self.tensor_parallel
+        return self.tokens_a_pass * self.model.num_layers * (inner + 4 * h)

@@ -1,0 +1,112 @@
+"""Peak memory of a rank, counted from the tensors that the program keeps.
+
+Three moments compete: the MLM head's scores and every layer's activations; the last layer's
+backward and every layer's activations; the optimizer's temporaries, when the activations are
+freed. Added to each: the weights, master weights and moments, which always exist. Bytes per
+parameter were counted in DeepSpeed's optimizers and this project's LAMB; tools/lab/memory_bench.py
+measures them.
+"""
+
+from dataclasses import dataclass
+
+from albert_ds.lab.scaling.layout import Layout
+
+CHUNK_ROWS = 4096  # masked positions whose scores exist at the same time (model/albert.py)
+SCORE_BYTES = 12  # softmax's output, the gradient of the loss and that of the scores, in fp32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BytesAParameter:
+    """Of a rank. A pair: for each parameter, and for each in its partition of the DP ranks."""
+
+    lives: tuple[float, float]  # kept from step to step
+    gradients: tuple[float, float]  # kept between passes, if not in `lives`
+    bucket: float  # for the reduction, from the start of the last backward pass
+    update: tuple[float, float]  # beyond `lives` during the update, with the gradients
+
+
+# Lives: weights in the passes' type, fp32 masters and two moments; in bf16 also ZeRO-1's fp32 sum
+# of the gradients, and a further partition at ZeRO-3. Update: gradients, their bucket, LAMB's
+# update.
+STATES = {
+    ("fp32", 0): BytesAParameter(lives=(12, 0), gradients=(4, 0), bucket=0, update=(8, 0)),
+    ("fp32", 1): BytesAParameter(lives=(4, 12), gradients=(4, 0), bucket=4, update=(4, 8)),
+    ("bf16", 1): BytesAParameter(lives=(6, 12), gradients=(2, 0), bucket=0, update=(2, 4)),
+    ("bf16", 2): BytesAParameter(lives=(2, 12), gradients=(0, 4), bucket=2, update=(8, 4)),
+    ("bf16", 3): BytesAParameter(lives=(4, 18), gradients=(0, 4), bucket=2, update=(4, 4)),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes of one rank, by the moment of a step."""
+
+    lives: float  # weights, masters, moments
+    activations: float  # kept for backward
+    head: float  # scores over the vocabulary, and their gradients
+    backward: float  # of the last layer, with its recomputation
+    gradients: float  # of earlier passes, and the bucket
+    update: float  # the optimizer's temporaries
+
+    @property
+    def peak(self) -> float:
+        in_a_pass = self.gradients + self.activations + max(self.head, self.backward)
+        return self.lives + max(in_a_pass, self.update)
+
+
+def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
+    """Bytes of a rank. On a CPU attention keeps one more copy, and dropout is not counted.
+
+    Raises KeyError for a precision and ZeRO stage that no shipped configuration has.
+    """
+    states, model = STATES[states_key(layout)], layout.model
+    parameters, replicas = layout.parameters, layout.data_parallel
+
+    def held(pair: tuple[float, float]) -> float:
+        return parameters * (pair[0] + pair[1] / replicas)
+
+    width, tokens = layout.weight_bytes, layout.tokens_a_pass
+    rows = min(layout.masked_a_pass, CHUNK_ROWS)
+    kept, again = bytes_a_token(layout, on_cuda=on_cuda)
+    # Of a token whose last state no head needs, the last layer keeps only input, key and value.
+    unneeded = tokens - layout.needed_a_pass
+    spared = unneeded * (
+        kept + again - (1 + 2 / layout.tensor_parallel) * model.hidden_size * width
+    )
+    inner = model.ffn_size // layout.tensor_parallel
+    matrix = model.hidden_size * inner * width
+    word = model.vocab_size * model.embedding_size * width
+    # A block's gradients replace its last layer's activations, and can be larger.
+    growth = max(0.0, layout.block_parameters * width - tokens * (kept + again) + spared)
+    # At ZeRO-0 the norm of the gradients is computed in float64, tensor by tensor.
+    norm = 4 * parameters + 4 * max(word, matrix)
+    return Memory(
+        lives=held(states.lives),
+        activations=tokens * (model.num_layers * kept + 2 * model.hidden_size * width)
+        - max(0.0, spared - unneeded * again),
+        head=rows * model.vocab_size * SCORE_BYTES,
+        backward=word + matrix + 2 * tokens * inner * width + tokens * again + growth,
+        gradients=held(states.gradients) * (layout.accumulation > 1) + parameters * states.bucket,
+        update=max(held(states.update), 0 if layout.zero else norm),
+    )
+
+
+def states_key(layout: Layout) -> tuple[str, int]:
+    return ("fp32" if layout.precision == "fp32" else "bf16", layout.zero)
+
+
+def bytes_a_token(layout: Layout, *, on_cuda: bool) -> tuple[float, float]:
+    """Bytes that a layer keeps per token, and bytes that its backward recomputes."""
+    model, tp, width = layout.model, layout.tensor_parallel, layout.weight_bytes
+    h, f = model.hidden_size, model.ffn_size
+    copies = 4 if on_cuda else 5  # query, key, value, output; on a CPU the output twice
+    attention = 2 * h + copies * h / tp  # its input and its sum before LayerNorm
+    ffn = 2 * h + 2 * f / tp  # the same, and the inner layer before and after GELU
+    masks = 0 if width == 4 or not model.dropout else h  # one byte per element
+    attention, ffn = attention * width + masks, ffn * width + masks
+    match layout.activation_checkpointing:
+        case "block":
+            return h * width, attention + ffn
+        case "attention":
+            return h * width + ffn, attention
+    return attention + ffn, 0.0

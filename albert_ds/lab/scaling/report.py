@@ -1,0 +1,146 @@
+"""Results of the scaling model as Markdown."""
+
+from albert_ds.lab.scaling.fit import START, Check, summarise
+from albert_ds.lab.scaling.planner import Plan
+from albert_ds.lab.scaling.step_time import Machine
+from albert_ds.lab.tables import table
+
+
+def checks_as_table(
+    machine: Machine, fitted: list[Check], held_back: dict[str, list[Check]]
+) -> str:
+    """Constants, then every cell's measured and predicted step; held-back cells by group."""
+    parts = [
+        table(("constant", "seconds"), [(name, f"{getattr(machine, name):.3g}") for name in START])
+    ]
+    header = ("cell", "measured s", "predicted s", "compute, communication, optimizer s", "error")
+    for title, checks in {"fitted": fitted, **held_back}.items():
+        found = summarise(checks)
+        label = title if title == "fitted" else f"held back: {title}"
+        parts.append(
+            f"{label}: {found['cells']} cells, error {found['mean']:.1%} mean, "
+            f"{found['median']:.1%} median, {found['largest']:.1%} at most"
+        )
+        parts.append(table(header, map(_check, checks)))
+    return "\n\n".join(parts)
+
+
+def _check(check: Check) -> list[str]:
+    step = check.predicted
+    return [
+        check.cell.label,
+        f"{check.cell.total:.2f}",
+        f"{step.total:.2f}",
+        f"{step.compute:.2f}, {step.communication:.2f}, {step.optimizer + step.other:.2f}",
+        f"{check.error:+.1%}",
+    ]
+
+
+def predictions_as_table(rows: list[dict], machine: Machine) -> str:
+    """Speed-up over the first model: a line per cluster and overlap, a column per model."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    found: dict[tuple, dict[str, dict]] = {}
+    for row in rows:
+        key = (row["gpus"], row["sequences_a_gpu"], row["link_gbits"], row["overlap"])
+        found.setdefault(key, {})[row["model"]] = row
+    lines = []
+    for key, by_model in found.items():
+        first = by_model[models[0]]
+        exposed = first["communication_seconds"] / first["step_seconds"]
+        cells = [f"{first['samples_a_second']:,.0f}, {exposed:.0%}"]
+        cells += [f"{by_model[name]['speed_up']:.2f}" for name in models[1:]]
+        lines.append([f"{value:g}" for value in key] + cells)
+    header = ["GPUs", "sequences per GPU", "Gb/s per node", "overlap"]
+    header += [f"{models[0]} samples/s, exposed", *(f"{model}, speed-up" for model in models[1:])]
+    return f"PREDICTED, {machine.name}; {machine.source}\n\n{table(header, lines)}"
+
+
+def batches_as_table(batches: list[dict], models: list[str], nodes: int) -> str:
+    """The most sequences per GPU and step for each speed-up: a line for each link and overlap."""
+    if not batches:
+        return ""
+    wanted = list(dict.fromkeys(found["speed_up"] for found in batches))
+    found = {(b["link_gbits"], b["overlap"], b["speed_up"]): b["sequences_a_gpu"] for b in batches}
+    lines = []
+    for link, overlap in dict.fromkeys(key[:2] for key in found):
+        sizes = [found[link, overlap, value] for value in wanted]
+        cells = ["always" if n is None else f"{n:,}" if n else "never" for n in sizes]
+        lines.append([f"{link:g}", f"{overlap:g}", *cells])
+    header = ["Gb/s per node", "overlap", *(f"{value:g} times" for value in wanted)]
+    return (
+        f"\nThe most sequences per GPU and step at which {models[1]} is so many times as fast as "
+        f"{models[0]}, on {nodes} nodes:\n\n{table(header, lines)}"
+    )
+
+
+def plan_as_text(
+    plans: list[Plan], *, steps: int, limit: float, machine: Machine, errors: dict
+) -> str:
+    """The best plan with the error of each figure, its command, and other plans that fit."""
+    best = plans[0]
+    layout, memory, step = best.layout, best.memory, best.step
+    in_memory, in_time = "not validated", "not validated"
+    if errors.get("memory"):
+        in_memory = (
+            f"{errors['memory']['largest']:.0%} at most, {errors['memory']['mean']:.0%} on average "
+            f"of {errors['memory']['cells']} measured layouts (CPU)"
+        )
+    if errors.get("held_back"):
+        mean = max(group["mean"] for group in errors["held_back"].values())
+        in_time = f"{mean:.0%} on held-back cells (CPU); no error is claimed for {machine.name}"
+    rows = [
+        ("micro-batch x accumulation", f"{layout.micro_batch_size} x {layout.accumulation}", ""),
+        ("ZeRO stage", layout.zero, ""),
+        ("tensor parallel", layout.tensor_parallel, ""),
+        ("activation checkpointing", layout.activation_checkpointing, ""),
+        (f"GB per GPU (at most {limit / 1e9:.1f})", f"{memory.peak / 1e9:.2f}", in_memory),
+        ("- weights, masters, moments", f"{memory.lives / 1e9:.2f}", ""),
+        ("- activations", f"{memory.activations / 1e9:.2f}", ""),
+        ("- scores over the vocabulary", f"{memory.head / 1e9:.2f}", ""),
+        ("step, seconds", f"{step.total:.3f}", in_time),
+        ("- exposed communication", f"{step.communication / step.total:.0%}", ""),
+        ("samples/s", f"{best.samples_per_second:,.0f}", "as the step"),
+        (
+            f"hours for {steps:,} steps",
+            f"{best.hours(steps):,.1f}",
+            "as the step; without evaluation, checkpoints, restarts",
+        ),
+        ("MB sent by a GPU per step", f"{step.wire_bytes / 1e6:,.1f}", "2 % (a test checks it)"),
+        ("TB over a node's link in all", f"{step.link_bytes * steps / 1e12:,.2f}", "2 %"),
+    ]
+    header = ("micro-batch", "accumulation", "ZeRO", "TP", "checkpointing", "GB", "samples/s")
+    parts = [
+        f"PREDICTED: {layout.name} on {layout.ranks} {machine.name.upper()}, {layout.nodes} nodes",
+        table(("", "", "error of the model"), rows),
+        as_command(best, steps),
+        "The fastest others within the memory:",
+        table(header, map(_other, plans[1:6])),
+    ]
+    return "\n\n".join(parts)
+
+
+def _other(plan: Plan) -> list[object]:
+    layout = plan.layout
+    return [
+        *(layout.micro_batch_size, layout.accumulation, layout.zero, layout.tensor_parallel),
+        layout.activation_checkpointing,
+        f"{plan.memory.peak / 1e9:.2f}",
+        f"{plan.samples_per_second:,.0f}",
+    ]
+
+
+def as_command(plan: Plan, steps: int) -> str:
+    """The trainer's command; the user fills in DATA and RUN."""
+    layout = plan.layout
+    flags = [
+        f"    deepspeed albert_ds/train.py --model {layout.name} --data DATA --output RUN",
+        f"--steps {steps} --batch-size {layout.batch_size}",
+        f"--micro-batch-size {layout.micro_batch_size}",
+        f"--sequence-length {layout.sequence_length}",
+    ]
+    if layout.tensor_parallel > 1:
+        flags.append(f"--tensor-parallel {layout.tensor_parallel}")
+    if layout.activation_checkpointing != "none":
+        flags.append(f"--activation-checkpointing {layout.activation_checkpointing}")
+    flags.append(f"--deepspeed_config ds_configs/zero{layout.zero}_bf16.json")
+    return " \\\n        ".join(flags)

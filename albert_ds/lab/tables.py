@@ -1,0 +1,74 @@
+"""Markdown tables, the statistics that stand in them, and the reports they are made of."""
+
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from albert_ds.cli import Number
+from albert_ds.errors import UserError
+from albert_ds.json_files import check, read_json
+
+FIGURE = re.compile(r"-?|[-+]?[\d.,]+(e[-+]?\d+)?( ?%|x)?( \(.*\))?")
+
+_COUNT, _SECONDS = Number(low=1, high=1 << 32, whole=True), Number(low=0)
+_ROUND = {
+    "seconds_a_step": Number(above=0),
+    "forward_seconds": _SECONDS,
+    "backward_seconds": _SECONDS,
+    "communication_seconds": _SECONDS,
+    "kinds": dict,
+}
+_CELL = {
+    "model": str,
+    "ranks": _COUNT,
+    "nodes": _COUNT,
+    "zero": (0, 1, 2, 3),
+    "tensor_parallel": _COUNT,
+    "micro_batch_size": _COUNT,
+    "accumulation": _COUNT,
+    "sequence_length": _COUNT,
+    "link": (str, None),
+    "link_bits_per_second": (Number(above=0), None),
+    "rounds": [_ROUND],
+}
+
+
+def read_report(path: Path) -> dict:
+    """A report that throughput_bench.py --output wrote; UserError where it is none."""
+    name = f"--input {path}, a report of throughput_bench.py"
+    report = read_json(path, name)
+    check(report, {"cells": [_CELL]}, name)
+    if not report["cells"] or not all(cell["rounds"] for cell in report["cells"]):
+        raise UserError(f"{name}: must have measured cells")
+    return report
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table. Columns whose cells are all figures, "-" or empty are aligned right."""
+    lines = [[str(cell) for cell in row] for row in rows]
+    columns = zip(*lines, strict=True) if lines else [() for _ in header]
+    rule = ["---:" if all(map(FIGURE.fullmatch, column)) else "---" for column in columns]
+    cells = [
+        "".join(f" {cell} |" if cell else " |" for cell in row) for row in [header, rule, *lines]
+    ]
+    return "\n".join(f"|{row}" for row in cells)
+
+
+def group_by(items: Iterable[dict], names: Sequence[str]) -> list[list[dict]]:
+    """Items that agree in these fields, in their first order."""
+    found: dict[tuple, list[dict]] = {}
+    for item in items:
+        found.setdefault(tuple(item[name] for name in names), []).append(item)
+    return list(found.values())
+
+
+def three(values: Sequence[float], form: str = ".2f") -> list[str]:
+    """Minimum, median and maximum, formatted."""
+    return [format(f(values), form) for f in (min, statistics.median, max)]
+
+
+def spread(values: Sequence[float], form: str = ",.3g") -> str:
+    """`median (minimum .. maximum)`; a single value as it is."""
+    low, middle, high = three(values, form)
+    return middle if len(values) == 1 else f"{middle} ({low} .. {high})"

@@ -1,0 +1,79 @@
+"""Agreement of all ranks before a step, by one small all-reduce on the host.
+
+It sums the counts that normalise the losses over the global batch, and tells all ranks whether one
+of them was asked to stop or found damaged data. So every rank leaves at the same step, and none
+waits for a rank that has left.
+"""
+
+from dataclasses import asdict, dataclass, fields
+
+import torch
+import torch.distributed as dist
+
+from albert_ds.parallel.mesh import Mesh
+
+
+@dataclass(kw_only=True, slots=True)
+class Counts:
+    """Sums over the micro-batches of a step: of one rank, or (from `agree`) of all ranks."""
+
+    samples: int = 0
+    tokens: int = 0
+    squared_lengths: int = 0  # sum of squared sequence lengths, for attention's FLOPs
+    masked: int = 0
+    pairs: int = 0  # sequence pairs with a label
+    unpaired: int = 0  # sequences whose label is ignored
+    truncated_tokens: int = 0  # stored tokens that a shortened sequence left out
+    available: int = 0  # stored tokens of the sequences drawn
+
+    @classmethod
+    def of(cls, batch) -> "Counts":
+        """Of one micro-batch."""
+        lengths = batch.tensors["cu_seqlens"].diff().long()
+        return cls(
+            samples=batch.samples,
+            tokens=batch.tokens,
+            squared_lengths=int(lengths.square().sum()),
+            masked=batch.masked,
+            pairs=batch.pairs,
+            unpaired=batch.unpaired,
+            truncated_tokens=batch.truncated_tokens,
+            available=batch.available,
+        )
+
+    def __add__(self, other: "Counts") -> "Counts":
+        mine, theirs = asdict(self), asdict(other)
+        return Counts(**{name: mine[name] + theirs[name] for name in mine})
+
+
+def agree(
+    mesh: Mesh, counts: Counts, *, stop: bool = False, error: Exception | None = None
+) -> tuple[Counts, bool]:
+    """Sum `counts` over data-parallel ranks; return the sums and whether any rank wants to stop.
+
+    If a rank passes an error, it is raised on every rank. Collective over all ranks.
+    """
+    mine = list(asdict(counts).values()) if mesh.tp_rank == 0 else [0] * len(fields(Counts))
+    vector = torch.tensor([*mine, stop, error is not None])
+    dist.all_reduce(vector, group=mesh.control_group)
+    *sums, stops, errors = vector.tolist()
+    if errors:
+        raise_first_error(mesh, error)
+    names = [field.name for field in fields(Counts)]
+    return Counts(**dict(zip(names, sums, strict=True))), bool(stops)
+
+
+def raise_first_error(mesh: Mesh, error: Exception | None) -> None:
+    """Raise the error of the lowest rank that has one, on every rank. Collective."""
+    errors: list[Exception | None] = [None] * mesh.world_size
+    dist.all_gather_object(errors, error, group=mesh.control_group)
+    found = next((e for e in errors if e is not None), None)
+    if found is not None:
+        raise found
+
+
+def from_rank_0(mesh: Mesh, value):
+    """Broadcast rank 0's value. Collective."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0, group=mesh.control_group)
+    return box[0]

@@ -1,0 +1,231 @@
+"""Read and check DeepSpeed's JSON.
+
+The JSON sets ZeRO, precision, clipping, communication and the optimizer; the command line sets
+batch, steps and schedule. "auto" takes the command line's value. Two different values for the same
+setting are refused, and so is every setting that DeepSpeed 0.19 accepts and computes wrongly.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from albert_ds.cli import Number
+from albert_ds.errors import UserError
+from albert_ds.json_files import check, read_json
+
+AUTO_COUNT = ("auto", Number(low=1, whole=True))
+COUNT = Number(low=1, high=1 << 31, whole=True)
+SIZE = Number(low=1, high=1 << 40, whole=True)  # in elements
+PRECISION = ("fp32", "fp16", "bf16", "float32", "float16", "bfloat16")
+# Every key that is allowed, with its values; all may be absent.
+SCHEMA: dict[str, Any] = {
+    "optimizer": dict,
+    "zero_optimization": {
+        "stage": (0, 1, 2, 3),
+        "reduce_bucket_size": ("auto", SIZE),
+        "allgather_bucket_size": ("auto", SIZE),
+        "allgather_partitions": bool,
+        "overlap_comm": bool,
+        "contiguous_gradients": bool,
+        "reduce_scatter": bool,
+        "sub_group_size": SIZE,
+        "use_multi_rank_bucket_allreduce": bool,
+        "compute_grad_norm": bool,
+        "stage3_prefetch_bucket_size": Number(low=0, high=1 << 40, whole=True),
+        "stage3_max_live_parameters": Number(low=0, high=1 << 40, whole=True),
+        "stage3_max_reuse_distance": Number(low=0, high=1 << 40, whole=True),
+        "stage3_param_persistence_threshold": Number(low=0, high=1 << 40, whole=True),
+        "memory_efficient_linear": bool,
+    },
+    "bf16": {"enabled": bool, "check_grad_overflow": bool, "immediate_grad_update": bool},
+    "fp16": {
+        "enabled": bool,
+        "loss_scale": Number(low=0, high=2.0**64),
+        "initial_scale_power": Number(low=0, high=64, whole=True),
+        "loss_scale_window": COUNT,
+        "hysteresis": COUNT,
+        "consecutive_hysteresis": bool,
+        "min_loss_scale": Number(above=0, high=2.0**64),
+    },
+    "data_types": {"grad_accum_dtype": PRECISION},
+    "communication_data_type": PRECISION,
+    "gradient_clipping": Number(low=0, high=1e30),
+    "train_batch_size": AUTO_COUNT,
+    "train_micro_batch_size_per_gpu": AUTO_COUNT,
+    "gradient_accumulation_steps": AUTO_COUNT,
+    "prescale_gradients": bool,
+    "gradient_predivide_factor": Number(above=0, high=1e30),
+    "wall_clock_breakdown": bool,
+    "steps_per_print": Number(low=1, whole=True),
+}
+BETA = Number(low=0, below=1)
+PARAMS = {
+    "lr": ("auto", Number(low=0, high=10)),  # as --learning-rate
+    "betas": [BETA, BETA],
+    "eps": Number(low=0, high=1),
+    "weight_decay": Number(low=0, high=1e30),
+}
+OPTIMIZERS = {
+    "Lamb": {**PARAMS, "bias_correction": bool},
+    "AdamW": PARAMS,
+    # DeepSpeed's CUDA kernel, a different LAMB (docs/lamb.md).
+    "FusedLamb": {
+        **PARAMS,
+        "bias_correction": bool,
+        "max_coeff": Number(low=0, high=1e30),
+        "min_coeff": Number(low=0, high=1e30),
+    },
+}
+# Settings that DeepSpeed accepts silently and that break the update or the checkpoint.
+BROKEN_ZERO_SETTINGS = {
+    "round_robin_gradients": "it scrambles the map from parameters to master weights",
+    "stage3_module_granularity_threshold": "it crashes on a parameter held by the root module",
+    "offload_optimizer": "the state of sharing models is small; offloading is not supported",
+    "offload_param": "the parameters of sharing models are few; offloading is not supported",
+    "zero_quantized_weights": "quantised weights are not exact",
+    "zero_quantized_gradients": "quantised gradients are not exact",
+    "zero_hpz_partition_size": "a secondary partition is not supported",
+    "memory_efficient_linear": "it rounds in bf16 before it adds the bias: gradients 1 % off",
+}
+STATED_ELSEWHERE = {
+    "scheduler": "the schedule belongs to the command line (--learning-rate, --warmup-steps)",
+    "tensor_parallel": "use --tensor-parallel; DeepSpeed's own would replace the groups",
+    "checkpoint": "checkpoints are layout-free files of this trainer",
+    "activation_checkpointing": "use --activation-checkpointing; reentrant checkpointing of a "
+    "shared block fails from ZeRO-2 on",
+}
+
+
+def read_ds_config(path: Path) -> dict:
+    """Read and check DeepSpeed's JSON; UserError names file, key, value and what is allowed."""
+    name = f"--deepspeed_config {path}"
+    config = read_json(path, name)
+    for key, reason in STATED_ELSEWHERE.items():
+        if key in config:
+            raise UserError(f'{name}: "{key}" is refused: {reason}')
+    zero = config.get("zero_optimization")
+    for key, reason in BROKEN_ZERO_SETTINGS.items():
+        if isinstance(zero, dict) and zero.get(key):
+            raise UserError(f"{name}: zero_optimization.{key} is refused: {reason}")
+    check(config, SCHEMA, name, is_closed=True)
+    _check_optimizer(name, config.get("optimizer", {}))
+    _check_precision(name, config)
+    return config
+
+
+def _check_optimizer(name: str, block: dict) -> None:
+    kind = block.get("type")
+    if not isinstance(kind, str) or kind not in OPTIMIZERS:
+        raise UserError(
+            f'{name}: "optimizer" needs "type", one of {", ".join(OPTIMIZERS)}; found {kind!r}'
+        )
+    allowed = {"optimizer": {"type": kind, "params": OPTIMIZERS[kind]}}
+    check({"optimizer": block}, allowed, name, is_closed=True)
+
+
+def _check_precision(name: str, config: dict) -> None:
+    zero = config.get("zero_optimization", {})
+    if zero.get("compute_grad_norm") is False:
+        raise UserError(
+            f"{name}: zero_optimization.compute_grad_norm false is refused: "
+            "without the norm a gradient that is not finite would be applied"
+        )
+    if config.get("bf16", {}).get("check_grad_overflow") is False:
+        raise UserError(
+            f"{name}: bf16.check_grad_overflow false is refused: ZeRO-2 and 3 "
+            "would write a gradient that is not finite into the weights"
+        )
+    half = [kind for kind in ("bf16", "fp16") if config.get(kind, {}).get("enabled")]
+    if len(half) == 2:
+        raise UserError(f"{name}: bf16 and fp16 are both enabled; choose one")
+    if zero.get("stage", 0) == 0 and half:
+        raise UserError(
+            f"{name}: {half[0]} with ZeRO stage 0 is refused: DeepSpeed's "
+            f"wrapper for it {BROKEN_AT_STAGE_0[half[0]]}; stage 1 costs the same traffic"
+        )
+
+
+def check_fp16(path: Path, config: dict) -> None:
+    """Raise UserError where the device does not support the fp16 that the JSON asks for."""
+    if not config.get("fp16", {}).get("enabled"):
+        return
+    from deepspeed.accelerator import get_accelerator  # only here, since it is slow to import
+
+    if not get_accelerator().is_fp16_supported():
+        raise UserError(
+            f"--deepspeed_config {path}: fp16.enabled true: this device does not support it; "
+            "use bf16 or fp32"
+        )
+
+
+def check_fused_lamb(path: Path, config: dict, *, tensor_parallel: int) -> None:
+    """Raise UserError where DeepSpeed's own LAMB is wrong or cannot run."""
+    if config["optimizer"]["type"] != "FusedLamb":
+        return
+    stage = config.get("zero_optimization", {}).get("stage", 0)
+    reason = None
+    if stage > 0:
+        reason = (
+            f"ZeRO stage {stage}: it uses the norm of a flat partition as that of a tensor, and "
+            "is 43 to 52 % off its update after three steps on two ranks; allowed: stage 0"
+        )
+    elif tensor_parallel > 1:
+        reason = (
+            f"--tensor-parallel {tensor_parallel}: it uses the norm of a shard as that of a "
+            "tensor, and is 3 % off its update after five steps on two ranks; allowed: 1"
+        )
+    else:
+        import torch  # only here, since it is slow to import
+
+        if not torch.cuda.is_available():
+            reason = (
+                "a machine without CUDA: its kernel exists for CUDA alone, DeepSpeed fails to "
+                "build it in 9 of 9 combinations of stage and precision on a CPU"
+            )
+    if reason is not None:
+        raise UserError(
+            f'--deepspeed_config {path}: "FusedLamb" is refused with {reason}. "Lamb" is exact '
+            "in every layout"
+        )
+
+
+BROKEN_AT_STAGE_0 = {
+    "fp16": "divides the gradients by a loss scale that was never applied",
+    "bf16": "takes a hidden optimizer step at start and misses shards in the gradient norm",
+}
+
+
+def resolve_ds_config(
+    config: dict,
+    *,
+    batch_size: int,
+    micro_batch_size: int,
+    accumulation: int,
+    learning_rate: float | None,
+    default_learning_rate: float,
+) -> dict:
+    """Put the command line's values where the JSON has "auto" or nothing; refuse other values."""
+    resolved = json.loads(json.dumps(config))
+    owned = {
+        "train_batch_size": ("--batch-size", batch_size),
+        "train_micro_batch_size_per_gpu": ("--micro-batch-size", micro_batch_size),
+        "gradient_accumulation_steps": ("batch size / (micro-batch size x ranks)", accumulation),
+    }
+    for key, (flag, value) in owned.items():
+        _take(resolved, key, flag, value)
+    params = resolved["optimizer"].setdefault("params", {})
+    if params.get("lr", "auto") == "auto":
+        params["lr"] = default_learning_rate if learning_rate is None else learning_rate
+    elif learning_rate is not None:
+        _take(params, "lr", "--learning-rate", learning_rate)
+    return resolved
+
+
+def _take(block: dict, key: str, flag: str, value) -> None:
+    found = block.get(key, "auto")
+    if found not in ("auto", value):
+        raise UserError(
+            f'--deepspeed_config has "{key}": {found}, but {flag} is {value}; '
+            'allowed: the same number, or "auto"'
+        )
+    block[key] = value

@@ -1,0 +1,59 @@
+"""The tasks by the names that --task takes, and their common interface."""
+
+from pathlib import Path
+from typing import Protocol
+
+from albert_ds.data.vocab import Vocab
+from albert_ds.tasks.features import Features, Split
+from albert_ds.tasks.glue import GLUE
+from albert_ds.tasks.race import RaceTask
+from albert_ds.tasks.recipes import RECIPES, Lengths
+from albert_ds.tasks.squad.task import SQUAD
+
+
+class Task(Protocol):
+    """The interface of a task."""
+
+    @property
+    def labels(self) -> tuple[str, ...]: ...  # names of the classes; empty for scores and spans
+
+    @property
+    def metrics(self) -> tuple[str, ...]: ...  # the first decides which evaluation is best
+
+    @property
+    def published(self) -> dict[str, int]: ...  # examples of each split
+
+    @property
+    def dev_splits(self) -> tuple[str, ...]: ...
+
+    @property
+    def test_splits(self) -> tuple[str, ...]: ...  # evaluated where their files exist
+
+    @property
+    def has_test_labels(self) -> bool: ...  # True: the test sets are scored too
+
+    def files(self, data: Path, split: str) -> list[Path]: ...
+
+    def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features: ...
+
+    def score(self, split: Split, outputs: dict) -> dict[str, float]: ...
+
+    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> list[Path]: ...
+
+
+TASKS: dict[str, Task] = {
+    **{f"glue/{name}": task for name, task in GLUE.items()},
+    **SQUAD,
+    "race": RaceTask(),
+}
+assert TASKS.keys() == RECIPES.keys()
+
+HEADS = {"squad1": "span", "squad2": "conditional_span", "race": "choice"}
+
+
+def head_of(name: str) -> tuple[str, int]:
+    """Kind and width of a task's head (model/task_heads.py)."""
+    labels = len(TASKS[name].labels)
+    if name in HEADS:
+        return HEADS[name], 2 if HEADS[name] == "span" else 1
+    return ("classification", labels) if labels else ("regression", 1)

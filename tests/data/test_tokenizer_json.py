@@ -1,0 +1,169 @@
+"""tokenizer.json both ways: the ids of transformers' AlbertTokenizer, and each way to be wrong."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from albert_ds.data.tokenizer_json import NORMALISATIONS, read_tokenizer_json
+from albert_ds.data.vocab import RELEASED, Vocab, train_vocab
+from albert_ds.errors import UserError
+
+LANGUAGES = Path(__file__).parents[3] / "shared" / "data" / "languages.tar.xz"
+NUM_LINES = 2000
+
+
+@pytest.fixture(scope="module")
+def read_lines(text_file):
+    """A function language -> its first 2,000 lines that are not empty."""
+
+    def read(language: str) -> list[str]:
+        if language == "en":
+            lines = text_file.read_text(encoding="utf-8").splitlines()
+        elif not LANGUAGES.is_file():
+            pytest.skip(f"{LANGUAGES} is not on this machine")
+        else:
+            with tarfile.open(LANGUAGES) as archive:
+                file = archive.extractfile(f"languages/{language}.txt")
+                assert file is not None
+                lines = file.read().decode().splitlines()
+        return [line for line in lines if line.strip()][:NUM_LINES]
+
+    return read
+
+
+def write_folder(vocab: Vocab, folder: Path) -> Path:
+    """A tokenizer as an export leaves it."""
+    folder.mkdir()
+    vocab.write(folder)
+    vocab.build_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def encode_theirs(folder: Path, lines: list[str]) -> list[list[int]]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return tokenizer(lines, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("normalisation", NORMALISATIONS, ids=str)
+@pytest.mark.parametrize("language", ["en", "ko", "ja", "de", "vi"])
+def test_ids_are_equal_there_and_back(read_lines, tmp_path, language, normalisation):
+    from transformers import AutoTokenizer
+
+    lines = read_lines(language)
+    vocab = train_vocab(lines, normalisation, vocab_size=1500)
+    folder, again = write_folder(vocab, tmp_path / "ours"), tmp_path / "theirs"
+    expected = vocab.encode(lines)
+    assert encode_theirs(folder, lines) == expected
+    AutoTokenizer.from_pretrained(folder).save_pretrained(again)
+    assert not (again / "spiece.model").exists()
+    assert encode_theirs(again, lines) == expected
+    found = read_tokenizer_json(again / "tokenizer.json")
+    assert found.normalisation == normalisation
+    assert found.encode(lines) == expected
+    assert [found.decode(ids) for ids in expected[:50]] == [vocab.decode(i) for i in expected[:50]]
+
+
+@pytest.fixture(scope="module")
+def vocab(text_file):
+    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
+    return train_vocab(lines, RELEASED, vocab_size=300)
+
+
+@pytest.mark.parametrize("normalisation", NORMALISATIONS, ids=str)
+def test_byte_fallback_survives(read_lines, tmp_path, normalisation):
+    from transformers import AutoTokenizer
+
+    lines = [*read_lines("en")[:500], "\u4e00\u4e8c \U0001f600", "<0x41>"]
+    vocab = train_vocab(lines[:500], normalisation, vocab_size=600, byte_fallback=True)
+    again = tmp_path / "theirs"
+    AutoTokenizer.from_pretrained(write_folder(vocab, tmp_path / "ours")).save_pretrained(again)
+    found = read_tokenizer_json(again / "tokenizer.json")
+    assert found.byte_fallback
+    assert found.encode(lines) == vocab.encode(lines) == encode_theirs(again, lines)
+
+
+def test_what_is_written_is_what_transformers_saves(vocab, tmp_path):
+    from transformers import AutoTokenizer
+
+    folder = write_folder(vocab, tmp_path / "ours")
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    vocab.write(alone)
+    AutoTokenizer.from_pretrained(alone).save_pretrained(tmp_path / "theirs")
+    ours, theirs = (
+        json.loads((path / "tokenizer.json").read_text()) for path in (folder, tmp_path / "theirs")
+    )
+    assert ours == theirs
+
+
+def test_a_file_of_transformers_4_is_read(vocab, tmp_path):
+    """It joins blanks in the normalizer and spells the first blank of a text otherwise."""
+    path = write_folder(vocab, tmp_path / "old") / "tokenizer.json"
+    content = json.loads(path.read_text())
+    blanks = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+    content["normalizer"]["normalizers"].append(blanks)
+    marks = content["pre_tokenizer"]["pretokenizers"][1]
+    del marks["prepend_scheme"]
+    marks["add_prefix_space"] = True
+    path.write_text(json.dumps(content))
+    texts = ["The object  of a class.", "caf\u00e9"]
+    assert read_tokenizer_json(path).encode(texts) == vocab.encode(texts)
+
+
+def spoil(**changes):
+    return lambda content: content.update(changes)
+
+
+SPOILERS = {
+    "another model": (lambda c: c["model"].update(type="BPE"), "its model is BPE"),
+    "another unknown": (lambda c: c["model"].update(unk_id=0), "unk_id 0"),
+    "no pieces": (lambda c: c["model"].update(vocab=[["x"]]), "not the tokenizer of an ALBERT"),
+    "other pieces": (lambda c: c["model"]["vocab"].reverse(), "is no piece of the model"),
+    "no normalizer": (spoil(normalizer=None), "not the tokenizer of an ALBERT"),
+    "a step too few": (
+        lambda c: c["normalizer"]["normalizers"].pop(0),
+        "its normalizer .* is none of an ALBERT",
+    ),
+    "another split": (
+        lambda c: c["pre_tokenizer"]["pretokenizers"].pop(0),
+        "splits text by .*, an ALBERT by white space",
+    ),
+    "a token too many": (
+        lambda c: c["added_tokens"].append({"id": 300, "content": "<new>"}),
+        "added token '<new>', id 300, is no piece",
+    ),
+    "no added tokens, other pieces": (
+        lambda c: [c.update(added_tokens=[]), c["model"]["vocab"].insert(0, ["<s>", 0.0])],
+        "its first pieces are",
+    ),
+}
+
+
+@pytest.mark.parametrize("spoiler", SPOILERS)
+def test_a_file_of_another_tokenizer_is_refused_in_one_line(vocab, tmp_path, spoiler):
+    change, words = SPOILERS[spoiler]
+    path = write_folder(vocab, tmp_path / "wrong") / "tokenizer.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=words) as caught:
+        read_tokenizer_json(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "\x00"])
+def test_what_is_no_tokenizer_is_refused(tmp_path, text):
+    (tmp_path / "tokenizer.json").write_text(text)
+    with pytest.raises(UserError, match=r"tokenizer.json: "):
+        read_tokenizer_json(tmp_path / "tokenizer.json")
+
+
+def test_flags_that_contradict_the_file_are_refused(vocab, tmp_path):
+    folder = write_folder(vocab, tmp_path / "wrong")
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    with pytest.raises(UserError, match="do_lower_case is False, but tokenizer.json"):
+        read_tokenizer_json(folder / "tokenizer.json")

@@ -1,0 +1,55 @@
+"""Figure 1's measures against numpy; the trained head learns a linear rule and no coin."""
+
+import numpy as np
+import pytest
+import torch
+
+from albert_ds.evals.frozen import encode_pairs, measure_similarity, train_head
+from albert_ds.model.albert import AlbertForPretraining
+from tests.batches import concatenate, random_samples
+from tests.training import SMALL
+
+
+@pytest.fixture
+def batches():
+    samples = random_samples(12, vocab_size=SMALL.vocab_size, max_length=20, seed=1)
+    return [concatenate(samples[:5]), concatenate(samples[5:])]
+
+
+def test_distances_and_angles_are_those_of_numpy(batches):
+    model = AlbertForPretraining(SMALL, seed=2).eval()
+    found = measure_similarity(model, batches, torch.device("cpu"))
+    names = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "max_seqlen")
+    with torch.no_grad():
+        states = [
+            [
+                x.double().numpy()
+                for x in model.albert(**{n: b.tensors[n] for n in names})["hidden_states"]
+            ]
+            for b in batches
+        ]
+    layers = [np.concatenate(parts) for parts in zip(*states, strict=True)]
+    assert found["tokens"] == len(layers[0]) == sum(b.tokens for b in batches)
+    for layer, (a, b) in enumerate(zip(layers, layers[1:], strict=False)):
+        assert found["l2"][layer] == pytest.approx(np.sqrt(((a - b) ** 2).sum(1)).mean())
+        cosine = (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
+        assert found["degrees"][layer] == pytest.approx(np.degrees(np.arccos(cosine)).mean())
+
+
+def test_the_head_learns_what_is_linear_and_nothing_else():
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(600, 8)).astype(np.float32)
+    rule = (features @ np.arange(1, 9) > 0).astype(np.int64)
+    said = train_head(features[:400], rule[:400], features[400:])
+    assert (said == rule[400:]).mean() > 0.95
+    coin = rng.integers(0, 2, 600)
+    said = train_head(features[:400], coin[:400], features[400:])
+    assert 0.35 < (said == coin[400:]).mean() < 0.65
+
+
+def test_only_labelled_pairs_are_encoded(batches):
+    model = AlbertForPretraining(SMALL, seed=2)
+    features, labels = encode_pairs(model, batches, torch.device("cpu"))
+    every = torch.cat([b.tensors["pair_labels"] for b in batches])
+    assert labels.tolist() == every[every >= 0].tolist()
+    assert features.shape == (len(labels), SMALL.hidden_size)

@@ -1,0 +1,215 @@
+"""Make torch believe in CUDA. Import it before anything else that imports torch."""
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+assert "torch" not in sys.modules, "the device must be known before torch looks for one"
+TORCH = importlib.util.find_spec("torch")
+assert TORCH is not None and TORCH.origin is not None
+ctypes.CDLL(str(Path(TORCH.origin).with_name("lib") / "libtorch_python.so"))  # device links to it
+sys.path.insert(0, os.environ["FAKE_CUDA_FOLDER"])
+import device  # noqa: E402 (the compiled module)
+import torch  # noqa: E402
+import torch.cuda as cuda  # noqa: E402
+
+COUNT = int(os.environ["FAKE_CUDA_DEVICES"])
+device.set_count(COUNT)
+tell = lambda name, kind: None  # noqa: E731 (replaced by whoever listens)
+
+
+def listen(listener) -> None:
+    """Call `listener(name, kind)` for every event; the kinds stand at the top of device.cpp."""
+    global tell
+    tell = listener
+    device.listen(listener)
+
+
+def number_of(which=None) -> int:
+    if which is None or (not isinstance(which, int) and torch.device(which).index is None):
+        return device.current_device()
+    return which if isinstance(which, int) else torch.device(which).index
+
+
+def set_device(which) -> None:
+    number = number_of(which)
+    if number >= COUNT:
+        raise RuntimeError(f"CUDA error: invalid device ordinal ({number} of {COUNT})")
+    device.set_device(number)
+
+
+class Stream:
+    """A queue that is always empty; torch knows it by `stream_id`."""
+
+    stream_id, device_type, cuda_stream = 0, 1, 0
+
+    def __init__(self, device=None, **_):
+        self.device = torch.device("cuda", number_of(device))
+        self.device_index = self.device.index
+
+    def synchronize(self):
+        tell("stream.synchronize", "wait")
+
+    def record_event(self, event=None):
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def wait_stream(self, stream): ...
+
+    def wait_event(self, event): ...
+
+    def query(self):
+        return True
+
+
+class Event:
+    def __init__(self, **_): ...
+
+    def record(self, stream=None):
+        self.at = time.perf_counter()
+
+    def synchronize(self):
+        tell("event.synchronize", "wait")
+
+    def wait(self, stream=None): ...
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, end):
+        return 1000 * (end.at - self.at)
+
+
+class DeviceContext:
+    def __init__(self, which):
+        self.number = number_of(which)
+
+    def __enter__(self):
+        self.before = device.current_device()
+        set_device(self.number)
+
+    def __exit__(self, *_):
+        device.set_device(self.before)
+
+
+STREAM = Stream()
+MEMORY = 141 * 2**30
+PROPERTIES = SimpleNamespace(
+    name="fake H200", total_memory=MEMORY, major=9, minor=0, multi_processor_count=132, warp_size=32
+)
+NOTHING = {"set_rng_state", "empty_cache", "manual_seed", "manual_seed_all", "_lazy_init", "init"}
+ANSWERS = {
+    "is_available": True,
+    "is_initialized": True,
+    "device_count": COUNT,
+    "current_stream": STREAM,
+    "default_stream": STREAM,
+    "get_device_name": PROPERTIES.name,
+    "get_device_properties": PROPERTIES,
+    "get_device_capability": (9, 0),
+    "get_arch_list": ["sm_90"],
+    "is_bf16_supported": True,
+    "is_current_stream_capturing": False,
+    "_is_in_bad_fork": False,
+    "initial_seed": 0,
+    "get_rng_state": torch.zeros(16, dtype=torch.uint8),
+    "mem_get_info": (MEMORY, MEMORY),
+    "memory_stats": {},
+    **dict.fromkeys(("memory_allocated", "max_memory_allocated"), 0),
+    **dict.fromkeys(("memory_reserved", "max_memory_reserved"), 0),
+    **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", *NOTHING)),
+}
+for name, answer in ANSWERS.items():
+    setattr(cuda, name, lambda *_, answer=answer, **__: answer)
+cuda._lazy_call = lambda *_, **__: None
+cuda.current_device = device.current_device
+cuda.set_device, cuda.device, cuda.Stream, cuda.Event = set_device, DeviceContext, Stream, Event
+cuda.stream = lambda stream: contextlib.nullcontext()
+cuda.synchronize = lambda *_: tell("cuda.synchronize", "wait")
+cuda.nvtx = SimpleNamespace(range_push=lambda *_: None, range_pop=lambda: None)
+cuda.nccl = SimpleNamespace(version=lambda: (2, 28, 3), is_available=lambda *_: True)
+torch.version.cuda = "13.0"
+torch.Tensor.pin_memory = lambda self, *_, **__: self
+torch.Tensor.record_stream = lambda self, stream: None
+torch.Tensor.cuda = lambda self, which=None, non_blocking=False, **_: self.to(
+    torch.device("cuda", number_of(which)), non_blocking=non_blocking
+)
+
+
+# ---- flash attention, dense; its contract is that of torch's CUDA operator
+
+KEPT = {}  # what dropout kept, by the "seed" that the backward pass is given
+
+
+def check_contract(q, k, v, q_ends, kv_ends, q_most: int, kv_most: int) -> tuple[list, list]:
+    assert all(x.is_cuda for x in (q, k, v, q_ends, kv_ends))
+    assert q.dtype == k.dtype == v.dtype and q.dtype in (torch.float16, torch.bfloat16)
+    assert q_ends.dtype == kv_ends.dtype == torch.int32
+    assert q_ends.is_contiguous() and kv_ends.is_contiguous()
+    assert all(x.stride(-1) == 1 for x in (q, k, v))
+    assert q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    bounds = []
+    for x, ends, most in ((q, q_ends, q_most), (k, kv_ends, kv_most)):
+        values = device.on_host(ends).tolist()
+        lengths = [end - begin for begin, end in zip(values, values[1:], strict=False)]
+        assert values[-1] == len(x) and 0 < min(lengths) and max(lengths) <= most
+        bounds.append([slice(*pair) for pair in zip(values, values[1:], strict=False)])
+    assert len(bounds[0]) == len(bounds[1])
+    return bounds[0], bounds[1]
+
+
+def host_floats(*tensors):
+    return [device.on_host(x.detach()).float() for x in tensors]
+
+
+def attend(q, k, v, q_ends, kv_ends, q_most, kv_most, dropout, causal, returns_mask, **how):
+    q_parts, kv_parts = check_contract(q, k, v, q_ends, kv_ends, q_most, kv_most)
+    scale = how.get("scale") or q.shape[-1] ** -0.5
+    hq, hk, hv = host_floats(q, k, v)
+    outputs, kept = [], []
+    with torch.no_grad():
+        for mine, theirs in zip(q_parts, kv_parts, strict=True):
+            scores = torch.einsum("qhd,khd->hqk", hq[mine], hk[theirs]) * scale
+            shares = scores.softmax(-1)
+            kept.append((torch.rand_like(shares) >= dropout) / (1 - dropout))
+            outputs.append(torch.einsum("hqk,khd->qhd", shares * kept[-1], hv[theirs]))
+    seed = torch.full((2,), len(KEPT), dtype=torch.int64)
+    KEPT[len(KEPT)] = kept
+    found = (
+        torch.cat(outputs).to(q.dtype),
+        torch.zeros(q.shape[1], len(q)),
+        seed,
+        torch.zeros((), dtype=torch.int64),
+        torch.zeros(0, dtype=q.dtype),
+    )
+    return tuple(x.to(q.device, non_blocking=True) for x in found)
+
+
+def attend_backward(grad, q, k, v, out, lse, q_ends, kv_ends, q_most, kv_most, *rest, **how):
+    dropout, causal, seed, unused = rest
+    assert grad.is_cuda and grad.dtype == q.dtype
+    q_parts, kv_parts = check_contract(q, k, v, q_ends, kv_ends, q_most, kv_most)
+    scale = how.get("scale") or q.shape[-1] ** -0.5
+    hq, hk, hv, hg = host_floats(q, k, v, grad)
+    kept = KEPT.pop(int(device.on_host(seed)[0]), None)
+    assert kept is not None, "a backward pass without its forward pass"
+    gradients = ([], [], [])
+    for mine, theirs, keep in zip(q_parts, kv_parts, kept, strict=True):
+        shares = (torch.einsum("qhd,khd->hqk", hq[mine], hk[theirs]) * scale).softmax(-1)
+        d_shares = torch.einsum("qhd,khd->hqk", hg[mine], hv[theirs]) * keep
+        d_scores = shares * (d_shares - (d_shares * shares).sum(-1, keepdim=True)) * scale
+        gradients[0].append(torch.einsum("hqk,khd->qhd", d_scores, hk[theirs]))
+        gradients[1].append(torch.einsum("hqk,qhd->khd", d_scores, hq[mine]))
+        gradients[2].append(torch.einsum("hqk,qhd->khd", shares * keep, hg[mine]))
+    return tuple(torch.cat(x).to(q.dtype).to(q.device, non_blocking=True) for x in gradients)
+
+
+LIBRARY = torch.library.Library("aten", "IMPL", "CUDA")
+LIBRARY.impl("_flash_attention_forward", attend, "CUDA")
+LIBRARY.impl("_flash_attention_backward", attend_backward, "CUDA")

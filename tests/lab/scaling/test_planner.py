@@ -1,0 +1,144 @@
+"""A plan fits in the memory it was given and agrees with itself; a step with the arithmetic."""
+
+from dataclasses import replace
+
+import pytest
+
+from albert_ds.errors import UserError
+from albert_ds.lab.scaling.collectives import count_collectives
+from albert_ds.lab.scaling.layout import Layout
+from albert_ds.lab.scaling.memory import predict_memory
+from albert_ds.lab.scaling.planner import AS_FAST, find_layouts, find_plans
+from albert_ds.lab.scaling.step_time import Machine, describe_gpu, predict_step
+from albert_ds.model.config import SIZES
+
+H100 = describe_gpu("h100")
+
+
+def plans(name, *, gpus=64, memory=80e9, link=100e9, batch_size=4096):
+    layouts = find_layouts(
+        name,
+        SIZES[name],
+        ranks=gpus,
+        ranks_a_node=8,
+        batch_size=batch_size,
+        sequence_length=512,
+    )
+    return find_plans(layouts, H100, link=link, memory_limit=memory)
+
+
+@pytest.mark.parametrize("name", ["albert-base", "albert-xxlarge", "bert-large", "bert-xlarge"])
+@pytest.mark.parametrize("memory", [16e9, 80e9])
+def test_every_plan_fits_and_agrees_with_itself(name, memory):
+    found = plans(name, memory=memory)
+    stage = min(plan.layout.zero for plan in found)
+    fastest = min(plan.step.total for plan in found if plan.layout.zero == stage)
+    assert found[0].layout.zero == stage
+    assert found[0].step.total <= AS_FAST * 1.02 * fastest
+    for plan in found:
+        layout, step = plan.layout, plan.step
+        assert plan.memory.peak <= memory
+        assert layout.batch_size == 4096
+        assert layout.ranks == layout.data_parallel * layout.tensor_parallel == 64
+        assert plan.samples_per_second * plan.hours(1000) * 3600 == pytest.approx(4096 * 1000)
+        parts = step.compute + step.communication + step.optimizer + step.other
+        assert step.total == parts and step.communication >= 0
+        sent = sum(collective.wire_bytes for collective in count_collectives(layout))
+        assert step.wire_bytes == sent
+
+
+def test_less_memory_is_never_faster_and_too_little_is_refused():
+    def fastest(memory):
+        return min(plan.step.total for plan in plans("albert-xxlarge", memory=memory))
+
+    assert fastest(120e9) <= fastest(20e9) <= fastest(8e9)
+    with pytest.raises(UserError, match="--gpu-memory"):
+        plans("albert-xxlarge", memory=2e8)
+    with pytest.raises(UserError, match="--batch-size"):
+        plans("albert-base", batch_size=63)
+    with pytest.raises(UserError, match="--gpus"):
+        plans("albert-base", gpus=12)
+
+
+def layout(name="albert-large", **given):
+    given = {"ranks": 16, "nodes": 2, "micro_batch_size": 4, **given}
+    return Layout(name=name, model=SIZES[name], **given)
+
+
+def test_memory_falls_with_what_is_meant_to_save_it():
+    def peak(**given):
+        return predict_memory(layout("albert-xxlarge", **given)).peak
+
+    assert peak(activation_checkpointing="block") < peak(activation_checkpointing="attention")
+    assert peak(activation_checkpointing="attention") < peak()
+    assert peak(tensor_parallel=2) < peak()
+    assert peak(micro_batch_size=8) > peak()
+    for zero in (1, 2, 3):
+        few, many = (
+            predict_memory(layout("bert-xlarge", zero=zero, ranks=ranks)).lives
+            for ranks in (16, 64)
+        )
+        assert few > many
+
+
+def test_only_what_is_complete_before_backward_ends_can_hide():
+    """Two all-reduces of equal bytes: the one of a shared block is exposed whatever the overlap."""
+    machine = Machine(name="x", source="x", a_flop=1e-14, overlap=1.0)
+    for name, hides in (("albert-large", False), ("bert-large", True)):
+        exposed = predict_step(layout(name), replace(machine, overlap=0.0), link=1e11)
+        hidden = predict_step(layout(name), machine, link=1e11)
+        assert (hidden.hidden > 0) == hides and exposed.hidden == 0
+        assert hidden.total + hidden.hidden == pytest.approx(exposed.total)
+    # Groups of one layer each share nothing.
+    own = replace(SIZES["albert-large"], sharing="groups:24")
+    assert Layout(name="x", model=own, ranks=1, micro_batch_size=1).hideable_share > 0.9
+
+
+def test_a_slower_link_costs_what_its_bytes_take():
+    given = layout("bert-large")
+    fast, slow = (predict_step(given, H100, link=link) for link in (1e11, 1e10))
+    nominal = 8 * fast.wire_bytes * (1 / 1e10 - 1 / 1e11) * H100.link_cost
+    assert slow.total - fast.total == pytest.approx(nominal, rel=1e-3)
+
+
+def test_a_node_s_link_carries_a_ring_for_each_rank_of_a_block():
+    """Two replicas of a block cut in two: both halves are reduced over the same link at once."""
+    whole, cut = (
+        predict_step(layout("bert-large", tensor_parallel=tp), H100, link=1e10) for tp in (1, 2)
+    )
+    assert cut.link_bytes == pytest.approx(2 * cut.wire_bytes, rel=0.25)  # less the block's own
+    assert cut.wire_bytes > whole.wire_bytes / 2
+    assert whole.link_bytes == whole.wire_bytes
+
+
+def test_what_is_dropped_is_computed_again():
+    steps = {
+        again: predict_step(layout(activation_checkpointing=again), H100)
+        for again in ("none", "attention", "block")
+    }
+    assert steps["none"].compute < steps["attention"].compute < steps["block"].compute
+    # A forward pass of all layers beside the three passes of forward and backward.
+    assert steps["block"].compute / steps["none"].compute == pytest.approx(4 / 3, rel=0.05)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_parameters_of_a_rank_are_those_that_it_is_given(tp):
+    """Against the tensors themselves, cut as parallel/tensor.py's plan says."""
+    import torch
+
+    from albert_ds.model.albert import AlbertForPretraining
+    from albert_ds.parallel.tensor import PLAN
+
+    for name in ("albert-tiny", "bert-base"):
+        with torch.device("meta"):
+            model = AlbertForPretraining(SIZES[name])
+        held = 0
+        for path, parameter in model.named_parameters():
+            module, kind = path.split(".")[-2:]
+            row = module in ("output", "down")
+            cut = module in PLAN and not (row and kind == "bias")
+            held += parameter.numel() // (tp if cut else 1)
+        given = Layout(
+            name=name, model=SIZES[name], ranks=tp, tensor_parallel=tp, micro_batch_size=1
+        )
+        assert given.parameters == held

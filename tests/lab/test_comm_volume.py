@@ -1,0 +1,103 @@
+"""Bytes of a step against the minimum, ds_configs/README.md and the scaling model."""
+
+import pytest
+
+from albert_ds.lab.scaling.collectives import ACTIVATIONS, SMALL, count_collectives
+from albert_ds.lab.scaling.layout import Layout
+from albert_ds.model.config import SIZES, count_params
+from tests.distributed import run_ranks
+
+CONFIGS = {
+    "zero0_fp32": ("fp32", 0),
+    "zero1_fp32": ("fp32", 1),
+    "zero1_bf16": ("bf16", 1),
+    "zero2_bf16": ("bf16", 2),
+    "zero3_bf16": ("bf16", 3),
+}
+SIZE = SIZES["albert-tiny"]
+
+
+def measure(rank: int, *flags: str) -> list[dict]:
+    """What tools/comm_volume.py does as one of its ranks."""
+    from tests.preload import TRAFFIC
+    from tools.comm_volume import build_parser, measure_models
+
+    return measure_models(build_parser().parse_args(["--models", "albert-tiny", *flags]), TRAFFIC)
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[tuple[int, str], dict]:
+    """By tensor-parallel size and configuration."""
+    found = {}
+    for tp, names in ((1, tuple(CONFIGS)), (2, ("zero1_fp32", "zero1_bf16"))):
+        files = [f"ds_configs/{name}.json" for name in names]
+        flags = ("--tensor-parallel", str(tp), "--deepspeed_config", *files)
+        measured = run_ranks(measure, 2, *flags)[0]
+        found |= {(tp, name): report for name, report in zip(names, measured, strict=True)}
+    return found
+
+
+def multiple(report, *kinds):
+    found = [report["kinds"][kind] for kind in kinds]
+    sent = sum(kind["wire_bytes"] for kind in found)
+    return sent / sum(kind["minimum_wire_bytes"] for kind in found)
+
+
+def test_each_costs_what_its_documentation_says(reports):
+    parameters = sum(count_params(SIZE).values())
+    assert {reports[1, name]["parameters_a_rank"] for name in CONFIGS} == {parameters}
+    # On two ranks an all-reduce sends the tensor once: 2 (n - 1) / n = 1.
+    zero0 = reports[1, "zero0_fp32"]["kinds"]["gradients"]
+    assert zero0["wire_bytes"] == pytest.approx(4 * parameters, rel=0.02)
+    assert multiple(reports[1, "zero0_fp32"], "gradients") == pytest.approx(1, rel=0.02)
+    both = ("gradients", "weights")
+    assert multiple(reports[1, "zero1_fp32"], *both) == pytest.approx(3 / 2, rel=0.02)
+    assert multiple(reports[1, "zero1_bf16"], *both) == pytest.approx(5 / 3, rel=0.02)
+    assert multiple(reports[1, "zero3_bf16"], *both) == pytest.approx(1, rel=0.02)
+
+
+def test_a_shared_block_is_reduced_and_gathered_once(reports):
+    """albert-tiny uses its block several times; accumulation is 2."""
+    assert SIZE.num_layers > 1
+    for name in ("zero0_fp32", "zero1_fp32", "zero1_bf16"):
+        assert reports[1, name]["kinds"]["gradients"]["calls"] == 1, name
+    weights = reports[1, "zero3_bf16"]["kinds"]["weights"]
+    parameters = reports[1, "zero3_bf16"]["parameters_a_rank"]
+    assert weights["bytes"] == pytest.approx(2 * 2 * parameters, rel=0.02)  # bf16, 2 micro-batches
+
+
+def test_tensor_parallel_activations_are_at_their_minimum(reports):
+    # Rows of 32, one per micro-batch, two micro-batches; 5 masked. Two all-reduces a layer each
+    # way.
+    tokens, needed = 32 * 2, (5 + 1) * 2
+    least = ((4 * SIZE.num_layers - 3) * tokens + 3 * needed) * SIZE.hidden_size * 4
+    found = reports[2, "zero1_fp32"]["kinds"]["tensor-parallel activations"]
+    assert found["minimum_wire_bytes"] == least
+    assert found["wire_bytes"] == pytest.approx(least, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("tp", "name"),
+    [(1, "zero0_fp32"), (1, "zero1_bf16"), (1, "zero2_bf16"), (1, "zero3_bf16"), (2, "zero1_bf16")],
+)
+def test_the_scaling_model_lists_the_same_collectives(reports, tp, name):
+    report, (precision, zero) = reports[tp, name], CONFIGS[name]
+    layout = Layout(
+        name="albert-tiny",
+        model=SIZE,
+        ranks=2,
+        zero=zero,
+        tensor_parallel=tp,
+        micro_batch_size=1,
+        accumulation=2,
+        sequence_length=32,
+        precision=precision,
+    )
+    assert layout.parameters == report["parameters_a_rank"]
+    counted = {found.kind: found for found in count_collectives(layout)}
+    large = {kind: k for kind, k in report["kinds"].items() if kind != SMALL}
+    assert (ACTIVATIONS in large) == (tp > 1)
+    assert set(large) == {kind for kind in counted if kind != SMALL and counted[kind].bytes}
+    for kind, found in large.items():
+        assert counted[kind].wire_bytes == pytest.approx(found["wire_bytes"], rel=0.02), kind
+        assert counted[kind].calls == found["calls"], kind

@@ -1,0 +1,115 @@
+"""LAMB and the clipping norm at the sizes of real tensors, on a CPU, against float64.
+
+A long sum in fp32 is wrong at these sizes and right in a small model: 2 % at 16384 x 4096.
+"""
+
+import pytest
+import torch
+
+from albert_ds.optim.lamb import Lamb, Segment
+from albert_ds.optim.norms import compute_norms
+from albert_ds.optim.zero import use_exact_norms
+
+# ALBERT's word embedding, an attention matrix of ALBERT-xxlarge, and its feed-forward matrix.
+SHAPES = [(30_000, 128), (4096, 4096), (16_384, 4096)]
+PIECES = (1, 2, 3, 7)
+CHUNK = 1 << 20  # elements, so that float64 copies stay small
+
+
+def draw(shape: tuple[int, int], seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape[0] * shape[1], generator=generator).mul_(0.02)
+
+
+def norm64(tensor: torch.Tensor) -> float:
+    return sum(float(part.double().square().sum()) for part in tensor.split(CHUNK)) ** 0.5
+
+
+def reference_update(weight: torch.Tensor, gradient: torch.Tensor, decay: float) -> torch.Tensor:
+    """lr 1, first step: -ratio * u in float64, rounded once to fp32."""
+    update = torch.empty_like(weight)
+    weight_squares = update_squares = 0.0
+    for out, w, g in zip(*(x.split(CHUNK) for x in (update, weight, gradient)), strict=True):
+        w, g = w.double(), g.double()
+        u = 0.1 * g / ((0.001 * g * g).sqrt() + 1e-6) + decay * w
+        weight_squares += float(w.square().sum())
+        update_squares += float(u.square().sum())
+        out.copy_(u)
+    return update.mul_(-((weight_squares / update_squares) ** 0.5))
+
+
+def measure_update(shape: tuple[int, int]) -> dict[int, float]:
+    """Relative error of one LAMB update of a tensor, by the number of pieces it is cut into."""
+    weight, gradient = draw(shape, 0), draw(shape, 1)
+    expected = reference_update(weight, gradient, decay=0.01)
+    size = norm64(expected)
+    parameter = torch.nn.Parameter(weight)
+    parameter.grad = gradient
+    optimizer = Lamb([parameter], lr=1.0, weight_decay=0.01)
+    errors = {}
+    for pieces in PIECES:
+        if pieces > 1:
+            parameter.data.copy_(draw(shape, 0))
+            for name in ("exp_avg", "exp_avg_sq"):
+                optimizer.state[parameter][name].zero_()
+        bounds = [weight.numel() * i // pieces for i in range(pieces + 1)]
+        cut = [
+            Segment(tensor=0, start=start, numel=end - start)
+            for start, end in zip(bounds, bounds[1:], strict=False)
+        ]
+        optimizer.bind({parameter: cut}, reduce=lambda sums: None)
+        optimizer.step()
+        with torch.no_grad():
+            off = parameter.data.sub_(expected).sub_(draw(shape, 0))
+        errors[pieces] = norm64(off) / size
+    return errors
+
+
+def measure_norm(shape: tuple[int, int]) -> float:
+    """Relative error of the norm of a tensor."""
+    tensor = draw(shape, 2)[:-5]  # not a multiple of the row
+    return abs(float(compute_norms([tensor])) / norm64(tensor) - 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_update_is_that_of_float64_however_a_tensor_is_cut(shape):
+    errors = measure_update(shape)
+    assert max(errors.values()) <= 1e-6, errors
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_norm_is_that_of_float64(shape):
+    assert measure_norm(shape) <= 1e-8
+
+
+def test_norms_of_several_tensors():
+    tensors = [draw((9, 9), 0), draw((1, 3), 1), draw((40, 64), 2).view(40, 64).t()]
+    found = compute_norms(tensors)
+    assert found.dtype == torch.float64
+    assert found.tolist() == pytest.approx([norm64(t.flatten()) for t in tensors], rel=1e-7)
+
+
+def test_deepspeed_clips_bf16_runs_by_the_exact_norm():
+    from deepspeed.runtime.utils import get_global_norm_of_tensors
+
+    class Wrapper:
+        gradients = [draw((4096, 4096), 3), draw((128, 7), 4)]
+
+        def get_grads_for_norm(self, for_clipping=False):
+            return self.gradients if for_clipping else (self.gradients, {})
+
+    wrapper = Wrapper()
+    expected = sum(norm64(g) ** 2 for g in wrapper.gradients) ** 0.5
+    plain = float(get_global_norm_of_tensors(wrapper.get_grads_for_norm()[0]))
+    assert abs(plain / expected - 1) > 1e-4  # the fault
+    use_exact_norms(wrapper)
+    found = float(get_global_norm_of_tensors(wrapper.get_grads_for_norm()[0]))
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert wrapper.get_grads_for_norm(for_clipping=True) is wrapper.gradients
+
+
+def test_values_that_are_not_finite_are_found():
+    for bad in (float("nan"), float("inf")):
+        tensor = torch.ones(1000)
+        tensor[700] = bad
+        assert not torch.isfinite(compute_norms([tensor])).any()

@@ -1,0 +1,95 @@
+"""The documentation names only what exists: files, links, flags, imports, metric keys."""
+
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.test_layers import IMPORTS
+
+FOLDERS = ("albert_ds", "docs", "ds_configs", "slurm", "tests", "tools")
+PAGES = [page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")]
+PAGES = [ROOT / "README.md", *sorted(page for page in PAGES if page.parent.name != "raw")]
+# A file of the project as the pages name it: from the root, with its extension, no wildcard.
+FILE = re.compile(
+    r"(?<![\w/.*-])((?:albert_ds|tools|slurm|ds_configs|tests|docs)/[\w./-]*\.(?:py|sh|json|md|env\.example))"
+)
+LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
+BASE = {"cli", "files", "errors", "json_files"}  # every box may import these
+HISTORY = ROOT / "docs/log.md"  # tells of ended experiments, whose files are gone
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_named_file_exists(page):
+    named = {ROOT / name for name in FILE.findall(page.read_text())} if page != HISTORY else set()
+    assert {path for path in named if not path.is_file()} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_relative_link_resolves(page):
+    for target in LINK.findall(page.read_text()):
+        path, _, anchor = target.partition("#")
+        found = page.parent / path if path else page
+        assert found.exists(), target
+        if anchor:
+            assert anchor in anchors_of(found.read_text()), target
+
+
+@cache
+def help_of(*command: str) -> str:
+    done = subprocess.run([sys.executable, *command, "--help"], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, command
+    return done.stdout.decode()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_command_shown_takes_its_flags(page):
+    if page == HISTORY:
+        return
+    text = page.read_text().replace("\\\n", " ")
+    for line in re.findall(r"^ {4,}(.*(?:tools|albert_ds)/\w[\w/]*\.py.*)$", text, re.M):
+        program, rest = re.search(r"((?:tools|albert_ds)/[\w/]+\.py)(.*)", line).groups()
+        words = rest.split()
+        command = [program]
+        if words and re.fullmatch(r"[a-z]+(-[a-z]+)?", words[0]):  # of plots.py and others
+            command.append(words[0])
+        flags = {word for word in words if re.fullmatch(r"--\w[\w-]*", word)}
+        unknown = {flag for flag in flags if not re.search(rf"{flag}(?![\w-])", help_of(*command))}
+        assert not unknown, line
+
+
+def anchors_of(text: str) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\s-]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def box_of(module: str) -> str:
+    if module.startswith("data.prepare"):
+        return "prepare"
+    top = module.split(".")[0]
+    return "base" if top in BASE else {"convert": "weights", "model_card": "weights"}.get(top, top)
+
+
+def test_the_diagram_of_the_packages_is_that_of_the_imports():
+    text = (ROOT / "docs/architecture.md").read_text()
+    drawn = set(re.findall(r"^ +(\w+)(?:\[.*?\])? --> (\w+)", text, re.M))
+    pairs = {(box_of(a), box_of(b)) for a, imported in IMPORTS.items() for b in imported}
+    actual = {(a, b) for a, b in pairs if a != b}
+    assert drawn <= actual, f"drawn, but no file imports it: {drawn - actual}"
+    reachable = set(drawn)
+    while more := {(a, d) for a, b in reachable for c, d in drawn if b == c} - reachable:
+        reachable |= more
+    hidden = {(a, b) for a, b in actual - reachable if b != "base"}
+    assert not hidden, f"imported, but not drawn in docs/architecture.md: {hidden}"
+
+
+def test_every_key_of_the_metrics_is_explained():
+    text = (ROOT / "docs/metrics.md").read_text()
+    lines = (ROOT / "docs/raw/first_run_dp2.jsonl").read_text().splitlines()
+    keys = {key for line in lines for key in json.loads(line)}
+    assert {key for key in keys if f"`{key}`" not in text} == set()

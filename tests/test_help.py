@@ -1,0 +1,112 @@
+"""--help of every command explains every flag, with its unit and default, and loads little."""
+
+import argparse
+import runpy
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from albert_ds.cli import Number, Parser, as_reference, flags_of, list_actions, unit_of
+from albert_ds.config import RunConfig, build_parser
+from tests.conftest import ROOT
+
+TRAINERS = ["albert_ds/train.py", "albert_ds/finetune.py"]
+USERS = TRAINERS + sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tools").glob("*.py"))
+OTHERS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tools").glob("*/*.py"))
+COMMANDS = USERS + [name for name in OTHERS if "Parser(" in (ROOT / name).read_text()]
+
+
+def parser_of(command: str, monkeypatch) -> Parser:
+    """The parser that prints the command's --help."""
+    asked = []
+    monkeypatch.setattr(sys, "argv", [command, "--help"])
+    monkeypatch.setattr(Parser, "print_help", lambda parser, file=None: asked.append(parser))
+    with pytest.raises(SystemExit) as ending:
+        runpy.run_path(str(ROOT / command), run_name="__main__")
+    assert not ending.value.code and len(asked) == 1
+    return asked[0]
+
+
+def faults_of(action: argparse.Action) -> list[str]:
+    """What --help leaves unsaid about one argument."""
+    text = action.help or ""
+    meaning = text.partition("(default:")[0].strip()
+    faults = [] if len(meaning) > 3 else ["does not say what it does"]
+    if not action.option_strings:
+        return faults
+    is_number = isinstance(action.type, Number) or action.type in (int, float)
+    has_default = action.default not in (None, argparse.SUPPRESS) or "default:" in text
+    if is_number and unit_of(action) is None:
+        faults.append("does not say its unit")
+    if is_number and not has_default and not action.required:
+        faults.append("does not say its default")
+    if "None)" in text or "(default: )" in text:
+        faults.append("has an empty default")
+    return faults
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_what_each_flag_does_its_unit_and_its_default(command, monkeypatch):
+    parser = parser_of(command, monkeypatch)
+    faults = {
+        "/".join(action.option_strings) or action.dest: found
+        for action in list_actions(parser)
+        if (found := faults_of(action))
+    }
+    assert not faults
+    assert "%(" not in parser.format_help()
+
+
+@pytest.mark.parametrize("command", USERS)
+def test_help_answers_without_heavy_libraries(command):
+    heavy = {"torch", "deepspeed", "megatron", "transformers", "webdataset", "scipy"}
+    if command in TRAINERS:
+        heavy.add("numpy")
+    script = (
+        f"import sys, runpy; sys.argv = [{command!r}, '--help']\n"
+        f"try: runpy.run_path({command!r}, run_name='__main__')\n"
+        f"finally: assert not set(sys.modules) & {heavy}, set(sys.modules) & {heavy}"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--version" in done.stdout
+
+
+def test_a_flag_without_help_unit_or_default_is_a_fault():
+    parser = Parser()
+    complete = dict(type=Number(low=1, whole=True), metavar="STEPS", help="steps (default: all)")
+    assert not faults_of(parser.add_argument("--a", **complete))
+    for number, left_out in enumerate(("metavar", "help")):
+        given = {key: value for key, value in complete.items() if key != left_out}
+        assert faults_of(parser.add_argument(f"--{number}", **given))
+    assert faults_of(parser.add_argument("--c", **{**complete, "help": "steps"}))
+
+
+def test_the_reference_is_the_declaration():
+    """One row a flag, with its unit, range, default and meaning."""
+    rows = as_reference(build_parser()).splitlines()
+    cells = {row.split(" | ")[0].strip("| `"): row for row in rows[2:]}
+    for name, declared in flags_of(RunConfig).items():
+        row = cells[declared.name or "--" + name.replace("_", "-")]
+        assert declared.help.replace("|", "\\|") in row
+    assert cells["--steps"].split(" | ")[1:3] == [
+        "STEPS, at least 1 and at most 1000000000",
+        "required",
+    ]
+    assert cells["--masked-fraction"].split(" | ")[1:3] == ["SHARE, above 0 and below 1", "0.15"]
+    assert cells["--max-hours"].split(" | ")[2] == "no limit"
+    assert cells["--compile"].split(" | ")[2] == "off"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_allowed"),
+    [(0, False), (0.5, True), (1, True), (float("nan"), False), (float("inf"), False)],
+)
+def test_the_bounds_of_a_range(value, is_allowed):
+    allowed = Number(above=0, high=1)
+    assert (value in allowed) == is_allowed
+    assert str(allowed) == "above 0 and at most 1"
+    assert float("inf") not in Number() and 10**400 in Number()
+    assert 1 not in replace(allowed, below=1)

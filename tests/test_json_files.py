@@ -1,0 +1,239 @@
+"""Every file of JSON has a reader that no content crashes: a value of the schema, or one line.
+
+The property is tried with generated JSON and with mutations of files as we write them.
+"""
+
+import copy
+import json
+from dataclasses import asdict, dataclass
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from albert_ds.cli import Number
+from albert_ds.data.shards import open_shards, read_index
+from albert_ds.errors import DamagedData, UserError
+from albert_ds.json_files import MAX_DEPTH, build, check, parse_json, read_json, read_lines
+from albert_ds.lab.tables import read_report
+from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.run_config import read_previous
+from albert_ds.runtime.checkpoint import find_damage
+from albert_ds.runtime.deepspeed_config import read_ds_config
+from albert_ds.runtime.metrics import cut_back
+from albert_ds.weights import read_native
+from tests.conftest import ROOT
+from tests.training import SMALL
+
+MANY = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from([-1, 0, 10**30, "auto", "", 1e308]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+
+
+def paths_of(value, at=()):
+    yield at
+    items = value if isinstance(value, list) else []
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(items):
+        yield from paths_of(inner, (*at, key))
+
+
+def mutate(draw, whole: dict) -> bytes:
+    """`whole` with one value replaced, removed or added anywhere in it."""
+    changed = copy.deepcopy(whole)
+    *folder, last = draw(st.sampled_from([path for path in paths_of(whole) if path]))
+    holder = changed
+    for key in folder:
+        holder = holder[key]
+    match draw(st.sampled_from(["replace", "remove", "add"])):
+        case "replace":
+            holder[last] = draw(VALUES)
+        case "remove":
+            del holder[last]
+        case "add" if isinstance(holder, dict):
+            holder[draw(st.text(max_size=4))] = draw(VALUES)
+    return json.dumps(changed).encode()
+
+
+def bundle(data) -> dict[str, tuple]:
+    """Name -> (content as we write it, its file name, reader of a folder)."""
+    shipped = json.loads((ROOT / "ds_configs" / "zero1_bf16.json").read_text())
+    turn = dict.fromkeys(("seconds_a_step", "forward_seconds", "backward_seconds"), 1.0)
+    counts = dict.fromkeys(("ranks", "nodes", "zero", "tensor_parallel", "accumulation"), 1)
+    cell = {
+        **{"model": "albert-base", "link": None, "link_bits_per_second": None, **counts},
+        **{"micro_batch_size": 1, "sequence_length": 64},
+        "rounds": [{**turn, "communication_seconds": 0.0, "kinds": {}}],
+    }
+    model = {"model": asdict(SMALL), "head": asdict(HeadConfig(kind="span", num_labels=2))}
+    run = {"stream": {"objective": "sop"}, "warmup_steps": 3, "deepspeed": shipped}
+    return {
+        "deepspeed": (shipped, "a.json", lambda folder: read_ds_config(folder / "a.json")),
+        "index": (
+            json.loads((data / "index.json").read_text()),
+            "index.json",
+            lambda folder: open_shards(folder, "train"),
+        ),
+        "run": (run, "config.json", lambda folder: read_previous(str(folder))),
+        "model": (model, "config.json", read_native),
+        "report": ({"cells": [cell]}, "a.json", lambda folder: read_report(folder / "a.json")),
+    }
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "index", "run", "model", "report"])
+def test_no_value_anywhere_in_a_file_crashes_its_reader(data, tmp_path, name):
+    whole, file, read = bundle(data)[name]
+    if name == "index":
+        for path in data.iterdir():
+            (tmp_path / path.name).symlink_to(path)
+        (tmp_path / file).unlink()
+    if name == "model":  # weights that fit no model: the configuration is read first
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / "latest").write_text("step-00000001\n")
+        from safetensors.torch import save_file
+
+        (tmp_path / "checkpoints" / "step-00000001").mkdir()
+        save_file({}, tmp_path / "checkpoints" / "step-00000001" / "weights.safetensors")
+    accepted, refused = 0, 0
+
+    @MANY
+    @given(st.data())
+    def tried(drawn):
+        nonlocal accepted, refused
+        (tmp_path / file).write_bytes(mutate(drawn.draw, whole))
+        try:
+            read(tmp_path)
+            accepted += 1
+        except UserError as error:
+            assert "\n" not in str(error)
+            refused += 1
+
+    tried()
+    assert refused and (accepted or name == "model")
+
+
+@MANY
+@given(st.one_of(st.binary(max_size=80), VALUES.map(lambda x: json.dumps(x).encode())))
+@example(b"[" * 100_000)
+@example(b'{"a":' * 100_000)
+@example(b'{"a": ' + b"9" * 5000 + b"}")
+@example(b'{"a": 1e999}')
+@example(b'{"a": NaN}')
+@example(b'{"a": 1, "a": 1}')
+@example(b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1))
+def test_bytes_are_an_object_of_finite_numbers_or_refused_by_name(content):
+    try:
+        found = parse_json(content, "file.json")
+    except UserError as error:
+        assert str(error).startswith("file.json: ")
+    else:
+        assert isinstance(found, dict)
+        json.dumps(found, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"a": 1, "a": 2}', 'the key "a" stands twice'),
+        (b'{"a": -Infinity}', "-Infinity is not finite"),
+        (b'{"a": 1e999}', "1e999 is not finite"),
+        (b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}", f"deeper than {MAX_DEPTH}"),
+        (b"[1, 2]", "must be a JSON object, found [1, 2]"),
+    ],
+)
+def test_what_is_refused_is_named(content, words):
+    with pytest.raises(UserError) as caught:
+        parse_json(content, "file.json")
+    assert words in str(caught.value)
+
+
+def test_a_field_of_another_type_is_named_with_value_and_what_is_allowed():
+    schema = {"a": {"b": [Number(low=0, whole=True)]}, "c": (bool, None), "d": [str, str]}
+    check({"a": {"b": [1, 2.0]}, "c": None, "d": ["x", "y"], "more": 1}, schema, "f")
+    for changed, words in (
+        ({"a": {"b": [1, "x"]}}, 'f: a.b.1 "x": must be a whole number, at least 0'),
+        ({"a": {"b": [1.5]}}, "f: a.b.0 1.5: must be a whole number, at least 0"),
+        ({"a": {"b": [True]}}, "f: a.b.0 true: must be a whole number, at least 0"),
+        ({"a": {}}, 'f: no "a.b" in it'),
+        ({"c": 1}, "f: c 1: must be true or false or null"),
+        ({"d": ["x"]}, 'f: d ["x"]: must be a list of 2 values, each a text'),
+    ):
+        with pytest.raises(UserError) as caught:
+            check({"a": {"b": []}, "c": True, "d": ["x", "y"], **changed}, schema, "f")
+        assert str(caught.value) == words
+
+
+def test_a_dataclass_is_built_from_its_own_types_only():
+    assert build(ModelConfig, asdict(SMALL), "f") == SMALL
+    for changed in ({"hidden_size": "32"}, {"pair_head": 1}, {"new": 1}, {"hidden_size": 1.5}):
+        with pytest.raises(UserError, match=next(iter(changed))):
+            build(ModelConfig, {**asdict(SMALL), **changed}, "f")
+
+    @dataclass
+    class Needs:
+        a: int
+        b: float = 1.0
+
+    assert build(Needs, {"a": 1}, "f") == Needs(1)
+    with pytest.raises(UserError, match='no "a" in it'):
+        build(Needs, {"b": 1.0}, "f")
+
+
+@MANY
+@given(st.lists(st.one_of(st.binary(max_size=20), VALUES.map(lambda x: json.dumps(x).encode()))))
+def test_lines_of_any_content_never_stop_a_resume(tmp_path, foreign):
+    path, mine = tmp_path / "metrics.jsonl", b'{"step": 3, "loss": 1.5}\n'
+    path.write_bytes(mine + b"".join(line + b"\n" for line in foreign) + b'{"step": 4, "lo')
+    assert read_lines(path)[0] == {"step": 3, "loss": 1.5}
+    cut_back(path, 3)
+    assert path.read_bytes().startswith(mine) and b"lo\n" not in path.read_bytes()
+
+
+def test_lines_left_out_are_counted_once(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n\xff\n{"no": 1}\n{"step": 2}\n{"step": 3, "l')
+    assert [record["step"] for record in read_lines(path)] == [1, 2]
+    assert capsys.readouterr().err.count("3 lines are no records") == 1
+
+
+@pytest.mark.parametrize("how", ["absent", "a folder", "a link to nothing", "a device"])
+def test_what_is_no_file_is_named(tmp_path, how):
+    path = tmp_path / "a.json"
+    match how:
+        case "a folder":
+            path.mkdir()
+        case "a link to nothing":
+            path.symlink_to(tmp_path / "nothing")
+        case "a device":
+            path.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="a.json: (no such file|not a file)"):
+        read_json(path)
+
+
+def test_a_state_that_is_no_state_is_damaged_never_a_crash(tmp_path):
+    for file in ("weights", "exp_avg", "exp_avg_sq"):
+        (tmp_path / f"{file}.safetensors").write_bytes(b"")
+    for content in ("{}", "[]", "", '{"seal": 1}', '{"seal": {}, "crc32": 1}', '{"a":' * 9999):
+        (tmp_path / "state.json").write_text(content)
+        assert "state.json is damaged" in find_damage(tmp_path)
+
+
+def test_an_index_that_names_a_shard_twice(data, tmp_path):
+    for path in data.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    index = read_index(data)
+    shards = index["splits"]["train"]["shards"]
+    shards.append(shards[0])
+    (tmp_path / "index.json").unlink()
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises((UserError, DamagedData), match="names a shard twice"):
+        open_shards(tmp_path, "train")

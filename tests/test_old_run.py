@@ -1,0 +1,82 @@
+"""A run written by an earlier version resumes and ends as it would have ended there."""
+
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from albert_ds.weights import read_weights
+from tests.conftest import finish, run_tool, start_ranks, train_command
+
+FIXTURE = Path(__file__).parent / "fixtures" / "run_7085d03"
+DS_CONFIGS = {"adamw": "zero1_fp32_adamw.json", "lamb": "zero1_fp32.json"}
+FLAGS = dict(
+    num_heads=2,
+    hidden_size=16,
+    embedding_size=8,
+    ffn_size=16,
+    max_position_embeddings=32,
+    learning_rate=0.01,
+    warmup_steps=2,
+    micro_batch_size=4,
+    save_every=6,
+)
+# What a record says of training itself; the other keys depend on the clock or on the layout.
+COMPARED = ("samples", "lr", "grad_norm", "loss", "heldout_loss", "heldout_masked")
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory) -> Path:
+    """A copy of the fixture, with the vocabulary where the shards and both runs had it."""
+    folder = tmp_path_factory.mktemp("old") / "runs"
+    shutil.copytree(FIXTURE, folder)
+    vocab = lzma.decompress((folder / "spiece.model.xz").read_bytes())
+    for name in ("data", *DS_CONFIGS):
+        (folder / name / "spiece.model").write_bytes(vocab)
+    return folder
+
+
+def read_records(run: Path) -> list[dict]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("optimizer", DS_CONFIGS)
+def test_an_old_run_resumes_to_the_result_of_the_uninterrupted_one(old, tmp_path, optimizer):
+    run = shutil.copytree(old / optimizer, tmp_path / "run")
+    expected = read_records(run)
+    assert [record["step"] for record in expected][-2:] == [12, 12]
+    ds_config = f"ds_configs/{DS_CONFIGS[optimizer]}"
+    command = train_command(old / "data", run, deepspeed_config=ds_config, **FLAGS)
+    assert finish(start_ranks(command, 1)) == [0]
+    found = read_records(run)
+    for before, after in zip(expected, found, strict=True):
+        assert before["step"] == after["step"]
+        for key in set(COMPARED) & before.keys():
+            assert after[key] == pytest.approx(before[key], rel=1e-6), (after["step"], key)
+    weights = load_file(run / "checkpoints" / "step-00000012" / "weights.safetensors")
+    uninterrupted = load_file(old / f"{optimizer}-step-12.safetensors")
+    torch.testing.assert_close(weights, uninterrupted, rtol=1e-6, atol=1e-7)
+    # The comparison is of training and not of the checkpoint: the six steps moved every tensor.
+    start = load_file(run / "checkpoints" / "step-00000006" / "weights.safetensors")
+    assert not any(torch.equal(start[name], tensor) for name, tensor in weights.items())
+
+
+def test_an_old_run_is_exported_and_probed(old, tmp_path):
+    run = old / "adamw"
+    run_tool("tools/convert_hf.py", "export", "--checkpoint", run, "--output", tmp_path / "hf")
+    config, exported = read_weights(tmp_path / "hf")
+    assert (config.vocab_size, config.num_layers, config.hidden_size) == (150, 2, 16)
+    saved = load_file(run / "checkpoints" / "step-00000006" / "weights.safetensors")
+    torch.testing.assert_close(exported, saved, rtol=0, atol=0)
+    run_tool(
+        "tools/probe.py",
+        *("--checkpoint", run, "--data", old / "data", "--samples", "40", "--head-samples", "80"),
+        *("--output", tmp_path / "probe.json"),
+    )
+    found = json.loads((tmp_path / "probe.json").read_text())
+    assert 0 <= found["heldout_mlm_accuracy"] <= 1

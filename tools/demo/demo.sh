@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# The whole road in a few minutes on two CPU cores, from text that every Python installation
+# carries: vocabulary -> shards -> pretraining on 2 ranks -> held-out accuracy -> Hugging Face folder
+# -> three filled masks. Everything lands in demo/; `make demo` runs this.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+rm -rf demo
+mkdir demo
+
+echo "== 1. text: the interpreter's reference and the docstrings of installed packages"
+python tools/demo/demo_corpus.py --output demo/text.txt --max-bytes 2000000
+echo "== 2. vocabulary: SentencePiece in ALBERT's layout"
+python tools/build_vocab.py --input demo/text.txt --output demo/vocab --vocab-size 4000 \
+    --strip-accents
+echo "== 3. shards: every sequence once, as token ids"
+python tools/build_shards.py --input demo/text.txt --vocab demo/vocab/spiece.model \
+    --output demo/data --sequence-length 128 --holdout 0.05
+# AdamW, since so small a batch is not what LAMB is for: its ratio scales a matrix's update by the
+# matrix's own norm, so the rate at which 0.02-sized weights would learn in 700 steps is far too high
+# for the biases, which it leaves unscaled.
+echo "== 4. pretraining: albert-tiny, 2 ranks, ZeRO-1, AdamW"
+deepspeed --num_gpus 2 albert_ds/train.py --model albert-tiny --data demo/data --output demo/run \
+    --steps 700 --batch-size 32 --micro-batch-size 16 --learning-rate 0.002 --warmup-steps 100 \
+    --sequence-length 64 --dropout 0 \
+    --deepspeed_config ds_configs/zero1_fp32_adamw.json --log-every 50 --eval-every 350 \
+    2> demo/train.log ||
+    { tail -n 20 demo/train.log; exit 1; }
+echo "== 5. held-out accuracy"
+python tools/probe.py --checkpoint demo/run --data demo/data 2> demo/probe.log ||
+    { tail -n 20 demo/probe.log; exit 1; }
+echo "== 6. Hugging Face folder: demo/hf"
+python tools/convert_hf.py export --checkpoint demo/run --output demo/hf
+echo "== 7. three filled masks"
+python tools/fill_mask.py --checkpoint demo/hf \
+    "Return the [MASK] of the array." \
+    "If the argument is [MASK], an error is raised." \
+    "The first [MASK] is a list of strings."

@@ -1,0 +1,141 @@
+"""Small copies of tasks' published files, in the same formats, for runs that fit a small machine.
+
+Drawn at random by --seed: rows of a GLUE table, in the order they have there; whole paragraphs of
+SQuAD and whole passages of RACE, until there are enough questions. Sets without public labels are
+left out.
+
+python tools/demo/small_tasks.py --files FILES --output TASKS --tasks squad1 sst2 race --train 2000
+"""
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+from albert_ds.cli import Parser, log_line, natural, positive
+from albert_ds.errors import ENDINGS, DamagedData, UserError
+from albert_ds.files import refuse_input, write_file
+from albert_ds.tasks.glue import GLUE
+from albert_ds.tasks.race import read_passage
+
+SQUAD = {"squad1": "v1.1", "squad2": "v2.0"}
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="tools/demo/small_tasks.py", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add(
+        "--files",
+        type=Path,
+        required=True,
+        help="folder with what there is of glue/CoLA ..., squad/*.json, RACE/{train,dev}",
+    )
+    add("--output", type=Path, required=True, help="folder of the copies, one a task")
+    add("--tasks", nargs="+", choices=[*GLUE, *SQUAD, "race"], required=True, help="which ones")
+    add("--train", type=positive, default=2000, metavar="EXAMPLES", help="training examples")
+    add("--dev", type=positive, default=500, metavar="EXAMPLES", help="examples of the dev set")
+    add(
+        "--levels",
+        nargs="+",
+        choices=("middle", "high"),
+        default=("middle", "high"),
+        help="of RACE",
+    )
+    add("--seed", type=natural, default=0, help="seed of the choice of examples")
+    return parser
+
+
+def cut_table(source: Path, target: Path, *, has_header: bool, count: int, seed: int) -> int:
+    """Copy `count` rows; returns how many there are."""
+    with source.open(encoding="utf-8", newline="\n") as file:
+        lines = list(file)
+    refuse_input(target, [source])
+    head, rows = lines[:has_header], lines[has_header:]
+    kept = sorted(random.Random(seed).sample(range(len(rows)), min(count, len(rows))))
+    write_file(target, "".join([*head, *(rows[i] for i in kept)]))
+    return len(kept)
+
+
+def cut_squad(source: Path, target: Path, *, count: int, seed: int) -> int:
+    """Copy whole paragraphs, an article each, with `count` questions or a few more."""
+    refuse_input(target, [source])
+    content = json.loads(source.read_text(encoding="utf-8"))
+    every = [(a["title"], p) for a in content["data"] for p in a["paragraphs"]]
+    kept, questions = [], 0
+    for title, paragraph in random.Random(seed).sample(every, len(every)):
+        if questions >= count:
+            break
+        kept.append({"title": title, "paragraphs": [paragraph]})
+        questions += len(paragraph["qas"])
+    write_file(target, json.dumps({**content, "data": kept}))
+    return questions
+
+
+def cut_race(source: Path, target: Path, levels, *, count: int, seed: int) -> int:
+    """Copy whole passages with `count` questions or a few more."""
+    every = sorted(path for level in levels for path in (source / level).glob("*.txt"))
+    questions = 0
+    for path in random.Random(seed).sample(every, len(every)):
+        if questions >= count:
+            break
+        folder = target / path.parent.name
+        folder.mkdir(parents=True, exist_ok=True)
+        refuse_input(folder / path.name, [path])
+        shutil.copyfile(path, folder / path.name)
+        questions += len(read_passage(path)[1])
+    return questions
+
+
+def cut(args, name: str) -> dict[str, int]:
+    """Copy one task; examples of each split."""
+    counts = {}
+    for split, count in (("train", args.train), ("dev", args.dev)):
+        given = {"count": count, "seed": args.seed}
+        if name == "race":
+            source, target = args.files / "RACE" / split, args.output / "RACE" / split
+            counts[split] = cut_race(source, target, args.levels, **given)
+            continue
+        if name in SQUAD:
+            source, folder = args.files / "squad", args.output / name
+            file = f"{split}-{SQUAD[name]}.json"
+            folder.mkdir(parents=True, exist_ok=True)
+            counts[split] = cut_squad(source / file, folder / file, **given)
+            continue
+        task = GLUE[name]
+        folder = args.output / task.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for which in task.dev_splits if split == "dev" else (split,):
+            (source,) = task.files(args.files / "glue" / task.folder, which)
+            given["has_header"] = not task.headless
+            counts[which] = cut_table(source, folder / f"{which}.tsv", **given)
+    return counts
+
+
+def main(argv: list[str] | None = None) -> int:
+    try:
+        args = build_parser().parse_args(argv)
+        for name in args.tasks:
+            try:
+                counts = cut(args, name)
+            except OSError as error:
+                raise UserError(f"--files: {error.filename}: {error.strerror}") from None
+            except UserError:
+                raise
+            except (ValueError, KeyError, TypeError) as error:
+                raise DamagedData(
+                    f"--files {args.files}: {name}: not as published: {error}"
+                ) from None
+            if not all(counts.values()):
+                raise UserError(f"--files {args.files}: {name} has no examples there")
+            print(
+                f"{name}: " + ", ".join(f"{number:,} {split}" for split, number in counts.items())
+            )
+    except ENDINGS as ending:
+        log_line(str(ending))
+        return ending.code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

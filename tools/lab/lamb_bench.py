@@ -1,0 +1,129 @@
+#!/usr/bin/env python
+"""Time a step of LAMB against one of torch's fused AdamW, in turns, on the same parameters.
+
+The parameters are stored as ZeRO stores them on one rank: a flat vector of matrices and one of
+biases and LayerNorms. AdamW reads and writes them once. LAMB needs the norms of the whole update
+before it can apply any of it, so it needs a second pass. The norms are timed alone as well, against
+fp32 sums (inaccurate on a CPU) and float64 copies of the tensors (slow on a CPU).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from typing import TYPE_CHECKING
+
+from albert_ds import cli
+from albert_ds.cli import Parser, positive
+from albert_ds.files import write_file
+from albert_ds.model.config import SIZES
+
+if TYPE_CHECKING:
+    import torch
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="tools/lab/lamb_bench.py", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--models", nargs="+", choices=SIZES, default=["albert-base"], help="(albert-base)")
+    add("--rounds", type=positive, default=9, help="measured steps of each (%(default)s)")
+    add("--output", type=cli.new_file, help="JSON file for the seconds of all steps")
+    return parser
+
+
+def build_optimizers(name: str, device: torch.device) -> dict[str, torch.optim.Optimizer]:
+    """LAMB and AdamW, each with its own copy of one model's flat parameters and gradients."""
+    import torch
+
+    from albert_ds.model.albert import AlbertForPretraining
+    from albert_ds.optim.lamb import Lamb, Segment, decay_groups
+
+    model = AlbertForPretraining(SIZES[name])
+    groups = decay_groups(model.named_parameters(), 0.01)
+    segments, flats = {}, []
+    for group in groups:
+        sizes = [p.numel() for p in group["params"]]
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        flat = torch.cat([p.detach().flatten() for p in group["params"]]).to(device)
+        group["params"] = [flat.requires_grad_()]
+        flat.grad = torch.randn_like(flat)
+        flats.append(flat)
+        segments[flat] = [
+            Segment(tensor=i, start=start, numel=size)
+            for i, (start, size) in enumerate(zip(starts, sizes, strict=True))
+        ]
+    lamb = Lamb(groups)
+    for group, flat in zip(lamb.param_groups, flats, strict=True):
+        group["num_tensors"] = len(segments[flat])
+    lamb.bind(segments, reduce=lambda sums: None)
+    copies = [flat.detach().clone().requires_grad_() for flat in flats]
+    for copy, flat in zip(copies, flats, strict=True):
+        copy.grad = flat.grad.clone()
+    return {"LAMB": lamb, "AdamW, fused": torch.optim.AdamW(copies, fused=True)}
+
+
+def time_steps(name: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of every step of each, without the first."""
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    optimizers = build_optimizers(name, device)
+    seconds: dict[str, list[float]] = {kind: [] for kind in optimizers}
+    for _ in range(1 + rounds):
+        for kind, optimizer in optimizers.items():
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            started = time.perf_counter()
+            optimizer.step()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds[kind].append(time.perf_counter() - started)
+    return {kind: values[1:] for kind, values in seconds.items()}
+
+
+def time_norms(name: str, rounds: int) -> dict[str, float]:
+    """Median CPU seconds of the norms of all tensors of a model, by kind of sum."""
+    import torch
+
+    from albert_ds.model.albert import AlbertForPretraining
+    from albert_ds.optim.norms import compute_norms
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tensors = [p.detach().to(device) for p in AlbertForPretraining(SIZES[name]).parameters()]
+    kinds = {
+        "short rows": lambda: compute_norms(tensors),
+        "fp32 sums": lambda: torch._foreach_norm(tensors),
+        "float64 copies": lambda: [torch.linalg.vector_norm(t.double()) for t in tensors],
+    }
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(1 + rounds):
+        for kind, compute in kinds.items():
+            started = time.process_time()
+            compute()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds[kind].append(time.process_time() - started)
+    return {kind: statistics.median(values[1:]) for kind, values in seconds.items()}
+
+
+def main(argv: list[str]) -> int:
+    args = build_parser().parse_args(argv)
+    report = {name: time_steps(name, args.rounds) for name in args.models}
+    print("| model | LAMB / fused AdamW: min | median | max |\n| --- | ---: | ---: | ---: |")
+    for name, seconds in report.items():
+        ratios = [lamb / adamw for lamb, adamw in zip(*seconds.values(), strict=True)]
+        values = (min(ratios), statistics.median(ratios), max(ratios))
+        print(f"| {name} | " + " | ".join(f"{value:.2f}" for value in values) + " |")
+    print("\n| model | norms by short rows | fp32 sums | float64 copies |")
+    print("| --- | ---: | ---: | ---: |")
+    for name in args.models:
+        values = time_norms(name, args.rounds).values()
+        print(f"| {name} | " + " | ".join(f"{1e3 * value:.1f} ms" for value in values) + " |")
+    if args.output:
+        write_file(args.output, json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

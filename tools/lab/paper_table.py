@@ -1,0 +1,184 @@
+"""Print fine-tuned runs as a table in the paper's layout, with its Avg column (Tables 2 to 8).
+
+A row is a folder with one fine-tuned run per task: squad1, squad2, mnli, sst2, race, ... A cell is
+the median over the seeds; with --spread it is mean and standard deviation. Avg first averages the
+F1 and EM of each SQuAD, as in the paper. If the folder contains the pretrained `run`, the table
+has its parameters, and with the flags below its steps, hours, speed and held-out loss. If it
+contains a `probe.json` of tools/probe.py, the table has the accuracies of the pretraining tasks.
+"""
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+from albert_ds import cli
+from albert_ds.cli import Number, Parser
+from albert_ds.errors import UserError
+from albert_ds.files import write_file
+from albert_ds.json_files import build, check, read_json, read_lines
+from albert_ds.lab.tables import table
+from albert_ds.tasks.registry import TASKS
+
+TITLES = {"squad1": "SQuAD1.1", "squad2": "SQuAD2.0", "race": "RACE"}
+PAPER = ("squad1", "squad2", "glue/mnli", "glue/sst2", "race")
+STATISTICS = ("median", "mean", "std")
+SQUAD_METRICS = ("f1", "exact")
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="tools/lab/paper_table.py", description=__doc__)
+    add = parser.add_argument
+    add(
+        "--rows",
+        nargs="+",
+        required=True,
+        metavar="NAME=DIR",
+        help="rows of the table: a name, and a folder with one subfolder per task",
+    )
+    add("--tasks", nargs="+", choices=TASKS, default=PAPER, help="columns (default: the paper's)")
+    add("--time", action="store_true", help="print steps and hours of pretraining (Table 6)")
+    add(
+        "--speedup-over",
+        metavar="NAME",
+        help="print samples per second relative to this row (Table 2)",
+    )
+    add("--heldout", action="store_true", help="print the last held-out MLM loss of pretraining")
+    add("--spread", action="store_true", help="print mean and standard deviation over the seeds")
+    add("--output", type=cli.new_file, help="JSON with the same numbers")
+    return parser
+
+
+def read_cell(folder: Path, task: str) -> dict[str, dict[str, float]] | None:
+    """Median, mean and std in percent of the metrics in the paper's tables; None without a run."""
+    path = folder / task.rpartition("/")[2] / "results.json"
+    if not path.is_file():
+        return None
+    found = read_json(path)
+    if found.get("task") != task:
+        raise UserError(f"{path}: has the task {found.get('task')}; must be {task}")
+    metrics = SQUAD_METRICS if task in ("squad1", "squad2") else TASKS[task].metrics[:1]
+    scale = 1 if task in ("squad1", "squad2") else 100  # SQuAD's metrics are in percent already
+    cell = {}
+    for name in metrics:
+        check(found, {"dev": {name: (Number(), dict)}}, str(path))
+        value = found["dev"][name]
+        if isinstance(value, dict):
+            check(value, dict.fromkeys(STATISTICS, Number()), f"{path}: dev.{name}")
+        over_seeds = (
+            value if isinstance(value, dict) else {"median": value, "mean": value, "std": 0}
+        )
+        cell[name] = {key: scale * over_seeds[key] for key in STATISTICS}
+    return cell
+
+
+def read_lead(folder: Path) -> dict[str, str]:
+    """Columns before the tasks: parameters (without heads), and accuracies of tools/probe.py."""
+    from albert_ds.model.config import ModelConfig, count_params
+
+    lead = {}
+    path = folder / "run" / "config.json"
+    if path.is_file():
+        found = read_json(path)
+        check(found, {"model": dict}, str(path))
+        parts = count_params(build(ModelConfig, found["model"], f"{path}: model"))
+        number = sum(parts[name] for name in ("embeddings", "attention", "ffn", "pooler"))
+        lead["Parameters"] = f"{number / 1e6:.0f}M" if number > 1e7 else f"{number / 1e6:.2f}M"
+    if (folder / "probe.json").is_file():
+        path = folder / "probe.json"
+        found = read_json(path)
+        for name in ("mlm", "nsp", "sop"):
+            key = f"heldout_{name}_accuracy"
+            check(found, {key: Number()}, str(path))
+            lead[name.upper()] = f"{100 * found[key]:.1f}"
+    return lead
+
+
+def read_training(run: Path) -> dict[str, float]:
+    """Steps, their hours, samples per second and held-out loss, from a run's metrics.jsonl."""
+    path = run / "metrics.jsonl"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; --time, --speedup-over and --heldout need it")
+    records = read_lines(path)
+    logged = [record for record in records if "step_seconds" in record]
+    if not logged:
+        raise UserError(f"{path}: no record of a logging interval in it")
+    starts = [0, *(record["step"] for record in logged)]
+    seconds = [r["step_seconds"] * (r["step"] - s) for r, s in zip(logged, starts, strict=False)]
+    speed = statistics.median(record["samples_per_second"] for record in logged)
+    heldout = [r["heldout_mlm_loss"] for r in records if "heldout_mlm_loss" in r]
+    return {
+        "steps": logged[-1]["step"],
+        "hours": sum(seconds) / 3600,
+        "speed": speed,
+        "heldout": heldout[-1] if heldout else math.nan,
+    }
+
+
+def add_training(leads: dict[str, dict], folders: dict[str, Path], args) -> None:
+    """Add the columns of --time, --speedup-over and --heldout."""
+    if not (args.time or args.speedup_over or args.heldout):
+        return
+    if args.speedup_over and args.speedup_over not in folders:
+        raise UserError(f"--speedup-over {args.speedup_over}: must be one of {', '.join(folders)}")
+    found = {name: read_training(folder / "run") for name, folder in folders.items()}
+    for name, training in found.items():
+        if args.time:
+            leads[name] |= {"Steps": f"{training['steps']:,}", "Hours": f"{training['hours']:.3g}"}
+        if args.speedup_over:
+            ratio = training["speed"] / found[args.speedup_over]["speed"]
+            leads[name]["Speedup"] = f"{ratio:.1f}x"
+        if args.heldout:
+            leads[name]["MLM loss"] = f"{training['heldout']:.3f}"
+
+
+def average_row(cells: list[dict | None], statistic: str) -> float | None:
+    """The paper's Avg over the cells; SQuAD counts as the mean of F1 and EM. None without cells."""
+    columns = [
+        sum(numbers[statistic] for numbers in cell.values()) / len(cell) for cell in cells if cell
+    ]
+    return sum(columns) / len(columns) if columns else None
+
+
+def as_table(rows: dict[str, list], leads: dict[str, dict], tasks, *, spread: bool) -> str:
+    """A line per row: leading columns, one column per task, and Avg."""
+    leading = list(dict.fromkeys(title for lead in leads.values() for title in lead))
+    titles = leading + [TITLES.get(task, task.rpartition("/")[2].upper()) for task in tasks]
+    lines = []
+    for name, cells in rows.items():
+        words = [leads[name].get(title, "-") for title in leading]
+        words += [_write_cell(cell, spread=spread) for cell in cells]
+        mean = average_row(cells, "mean" if spread else "median")
+        complete = all(cell is not None for cell in cells)
+        words.append("-" if mean is None else f"{mean:.1f}" + ("" if complete else "*"))
+        lines.append([name, *words])
+    note = any(cell is None for cells in rows.values() for cell in cells)
+    text = "\n\n\\* over the columns with a run" if note else ""
+    return table(["", *titles, "Avg"], lines) + text
+
+
+def _write_cell(cell: dict | None, *, spread: bool) -> str:
+    if cell is None:
+        return "-"
+    if spread:
+        return " / ".join(f"{x['mean']:.1f} +- {x['std']:.1f}" for x in cell.values())
+    return "/".join(f"{x['median']:.1f}" for x in cell.values())
+
+
+def main(argv: list[str]) -> None:
+    args = build_parser().parse_args(argv)
+    pairs = [row.partition("=") for row in args.rows]
+    for name, equals, folder in pairs:
+        if not (name and equals and Path(folder).is_dir()):
+            raise UserError(f"--rows {name}{equals}{folder}: must be NAME=DIR with a folder DIR")
+    folders = {name: Path(folder) for name, _, folder in pairs}
+    rows = {n: [read_cell(folder, task) for task in args.tasks] for n, folder in folders.items()}
+    leads = {name: read_lead(folder) for name, folder in folders.items()}
+    add_training(leads, folders, args)
+    print(as_table(rows, leads, args.tasks, spread=args.spread))
+    if args.output:
+        write_file(args.output, json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,293 @@
+#!/usr/bin/env python
+"""Compare a pretraining step with Hugging Face's: same weights, sequences and type, in turns.
+
+The peer is `AlbertForPreTraining` with torch's AdamW or under DeepSpeed (--peer-engine). It runs
+with each of its attentions, compiled and not; compare with the fastest. It pads to the longest
+sequence of a batch, or with --padding row to the full row, and scores every position; ours does
+neither. With --compile ours runs a second time, with compiled blocks. A step is forward, backward
+and update of one micro-batch; reading the batch is not timed. The table also has the first step's
+loss (without dropout the losses agree) and its seconds, which include compiling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from albert_ds import cli
+from albert_ds.cli import Number, Parser, natural, positive
+from albert_ds.files import write_file
+from albert_ds.lab.bench_run import bench_config, open_bench_run
+from albert_ds.lab.tables import table, three
+from albert_ds.model.config import SIZES
+from albert_ds.parallel.mesh import build_mesh
+from albert_ds.runtime.comm_counter import record_traffic
+from albert_ds.runtime.environment import read_world
+from albert_ds.runtime.rendezvous import join_world
+
+if TYPE_CHECKING:
+    import torch
+
+    from albert_ds.data.samples import MicroBatch
+    from albert_ds.train import Run
+
+OURS, COMPILED = "albert-ds", "albert-ds compiled"
+PEERS = ("sdpa", "eager", "sdpa compiled", "eager compiled")
+NUM_OPERATORS = 8  # of a profile
+IGNORED = -100  # label of a position without one
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="tools/lab/peer_bench.py", description=__doc__)
+    add = parser.add_argument
+    albert = [name for name in SIZES if name.startswith("albert")]
+    add("--model", choices=albert, default="albert-base", help="size")
+    add("--micro-batch-size", type=positive, default=4, help="sequences of a step")
+    add("--sequence-length", type=positive, default=512, help="tokens of a full row")
+    add(
+        "--data", nargs="+", help="folders of build_shards.py (default: full rows of random tokens)"
+    )
+    text = "width to which the peer pads"
+    add("--padding", choices=("longest", "row"), default="longest", help=text)
+    text = "attentions of the peer (default: all four)"
+    add("--peers", nargs="+", choices=PEERS, default=PEERS, help=text)
+    text = "what updates the peer's weights"
+    add("--peer-engine", choices=("torch", "deepspeed"), default="torch", help=text)
+    add("--compile", action="store_true", help="also run ours with compiled blocks")
+    add("--dropout", type=Number(low=0, below=1), help="probability, in both (default: the size's)")
+    file = "ds_configs/zero1_fp32_adamw.json"
+    add("--deepspeed_config", default=file, help="DeepSpeed's JSON; its type is the peer's too")
+    add("--warmup", type=natural, default=1, help="steps of each that do not count")
+    add("--rounds", type=positive, default=5, help="steps of each that count")
+    add("--profile", action="store_true", help="print the operators of one more step of each")
+    add("--output", type=cli.new_file, help="JSON with every raw number")
+    add("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+class Peer:
+    """Hugging Face's model with our run's weights, and an optimizer."""
+
+    def __init__(self, run: Run, kind: str, engine: str, row: int | None):
+        import torch
+        from transformers import AlbertConfig, AlbertForPreTraining
+
+        from albert_ds.model.hugging_face import to_hf
+
+        attention, *compiled = kind.split()
+        state = {k: v.detach().cpu() for k, v in run.engine.deepspeed.module.state_dict().items()}
+        hf_config, hf_state = to_hf(run.config.model, state)
+        hf_config["classifier_dropout_prob"] = run.config.model.dropout  # the sentence head's
+        hf_config["attn_implementation"] = attention
+        model = AlbertForPreTraining(AlbertConfig(**hf_config))
+        model.load_state_dict(
+            model.state_dict() | {name: value.clone() for name, value in hf_state.items()}
+        )
+        dtype = next(iter(state.values())).dtype
+        self.device, self.row, self.engine = run.device, row, None
+        self.model = model.to(self.device, dtype).train()
+        if engine == "deepspeed":
+            self._wrap(run)
+        else:
+            parameters = self.model.parameters()
+            self.optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+        if compiled:
+            self.model.compile(dynamic=None)
+
+    def _wrap(self, run: Run) -> None:
+        import deepspeed
+
+        config = {k: v for k, v in run.config.deepspeed.items() if k != "optimizer"}
+        self.engine, *_ = deepspeed.initialize(
+            model=self.model,
+            config={**config, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}},
+            dist_init_required=False,
+        )
+
+    def step(self, batch: MicroBatch) -> torch.Tensor:
+        """One optimizer step on a padded copy of `batch`; the loss before it, a scalar."""
+        rows = {name: x.to(self.device) for name, x in pad_batch(batch, self.row).items()}
+        if self.engine is not None:
+            loss = self.engine(**rows).loss
+            self.engine.backward(loss)
+            self.engine.step()
+        else:
+            loss = self.model(**rows).loss
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss.detach()
+
+
+def pad_batch(batch: MicroBatch, row: int | None) -> dict[str, Any]:
+    """Inputs of Hugging Face's model: [B, T] with T = `row` or the longest sequence's length."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    tensors: dict[str, Any] = batch.tensors
+    lengths = tensors["cu_seqlens"].diff().tolist()
+    width = row or max(lengths)
+    labels = torch.full_like(tensors["input_ids"], IGNORED)
+    labels[tensors["masked_positions"]] = tensors["masked_labels"]
+
+    def pad(flat, value: int = 0):
+        # The first row sets the width of all rows; then it is removed.
+        parts = [flat.new_zeros(width), *flat.split(lengths)]
+        return pad_sequence(parts, batch_first=True, padding_value=value)[1:]
+
+    return {
+        "input_ids": pad(tensors["input_ids"]),
+        "token_type_ids": pad(tensors["token_type_ids"]),
+        "attention_mask": pad(torch.ones_like(tensors["input_ids"])),
+        "labels": pad(labels, IGNORED),
+        "sentence_order_label": tensors["pair_labels"],
+    }
+
+
+def measure(args) -> dict:
+    """Seconds of every step; in each round all take a step on the same batch."""
+    from albert_ds.runtime.run_folder import read_versions
+    from albert_ds.train import next_batch, train_step
+
+    traffic = record_traffic()
+    device = join_world(read_world())
+    model = SIZES[args.model]
+    if args.dropout is not None:
+        model = replace(model, dropout=args.dropout)
+    config = bench_config(
+        args.model,
+        model,
+        deepspeed_config=args.deepspeed_config,
+        micro_batch_size=args.micro_batch_size,
+        sequence_length=args.sequence_length,
+        data=args.data,
+    )
+    mesh = build_mesh(1)
+    run = open_bench_run(config, mesh, device, traffic)
+    ours = {OURS: run}
+    if args.compile:
+        ours[COMPILED] = open_bench_run(replace(config, compile=True), mesh, device, traffic)
+    row = args.sequence_length if args.padding == "row" else None
+    peers = {kind: Peer(run, kind, args.peer_engine, row) for kind in args.peers}
+    rounds, fills, losses, first_seconds = [], [], {}, {}
+    for number in range(args.warmup + args.rounds):
+        batch = next_batch(run)
+        (micro_batch,) = batch.micro_batches
+        if number == 0:
+            losses = {kind: loss_of(one, micro_batch) for kind, one in ours.items()}
+        seconds = {
+            kind: clock(device, lambda one=one, batch=batch: train_step(one, batch))[0]
+            for kind, one in ours.items()
+        }
+        for kind, peer in peers.items():
+            step = clock(device, lambda peer=peer, batch=micro_batch: peer.step(batch))
+            seconds[kind] = step[0]
+            if number == 0:
+                losses[kind] = float(step[1])
+        if number == 0:
+            first_seconds = seconds
+        if number >= args.warmup:
+            rounds.append(seconds)
+            width = row or int(micro_batch.tensors["max_seqlen"])
+            fills.append(micro_batch.tokens / (micro_batch.samples * width))
+    steps = {}
+    if args.profile:
+        steps |= {kind: partial(train_step, one, batch) for kind, one in ours.items()}
+        steps |= {kind: partial(peer.step, micro_batch) for kind, peer in peers.items()}
+    return {
+        "profiles": {kind: profile(device, step) for kind, step in steps.items()},
+        "device": device.type,
+        "settings": {name: str(value) for name, value in vars(args).items()},
+        "versions": read_versions(),
+        "first_losses": losses,
+        "first_seconds": first_seconds,
+        "fill": statistics.mean(fills),
+        "rounds": rounds,
+    }
+
+
+def profile(device: torch.device, step: Callable) -> dict[str, float]:
+    """Own time of operators as shares of the step: the largest ones, and all others together."""
+    import torch
+
+    with torch.profiler.profile() as trace:
+        step()
+    kind = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
+    spent = {operator.key: getattr(operator, kind) for operator in trace.key_averages()}
+    total = sum(spent.values())
+    largest = sorted(spent, key=spent.__getitem__, reverse=True)[:NUM_OPERATORS]
+    shares = {name: spent[name] / total for name in largest}
+    return {**shares, "everything else": 1 - sum(shares.values())}
+
+
+def loss_of(run: Run, batch: MicroBatch) -> float:
+    """Our loss in evaluation mode, as the mean that Hugging Face reports."""
+    import torch
+
+    module = run.engine.deepspeed.module
+    with torch.no_grad():
+        outputs = module.eval()(**batch.on(run.device))
+    module.train()
+    pairs = outputs["pair_loss_sum"] / max(batch.pairs, 1)
+    return float(outputs["mlm_loss_sum"] / batch.masked + pairs)
+
+
+def clock(device: torch.device, work: Callable) -> tuple[float, torch.Tensor]:
+    """Seconds until the device has finished `work`, and its result."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    result = work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started, result
+
+
+def as_table(report: dict) -> str:
+    """A line per peer: its time / ours, over all rounds together and over single rounds.
+
+    Batches of real text fill the peer's rows differently, so single rounds also differ by that.
+    """
+    rounds, settings = report["rounds"], report["settings"]
+    losses, first = report["first_losses"], report["first_seconds"]
+    total = {kind: sum(r[kind] for r in rounds) for kind in rounds[0]}
+    best = min((kind for kind in total if OURS not in kind), key=total.__getitem__)
+    rows = []
+    for kind in total:
+        low, middle, high = three([r[kind] / r[OURS] for r in rounds])
+        mark = " (its best)" if kind == best else ""
+        cells = [f"{total[kind] / total[OURS]:.2f}", middle, low, high]
+        rows.append([kind + mark, *cells, f"{losses[kind]:.5f}", f"{first[kind]:.1f}"])
+    header = ("", "together", "median", "min", "max", "first loss", "first step, s")
+    profiles = [
+        table((kind, "share of a step"), [(name, f"{share:.1%}") for name, share in shares.items()])
+        for kind, shares in report["profiles"].items()
+    ]
+    title = (
+        f"{settings['model']}, {settings['micro_batch_size']} sequences per step, "
+        f"{Path(settings['deepspeed_config']).name}, {report['device']}; the peer's rows are "
+        f"{report['fill']:.1%} full; time / ours over {len(rounds)} rounds"
+    )
+    return "\n\n".join([title, table(header, rows), *profiles])
+
+
+def main(argv: list[str]) -> int:
+    args = build_parser().parse_args(argv)
+    report = measure(args)
+    print(as_table(report))
+    if args.output:
+        write_file(args.output, json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)
