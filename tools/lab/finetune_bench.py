@@ -10,6 +10,7 @@ import json
 import statistics
 import tempfile
 import time
+from itertools import islice
 from pathlib import Path
 
 from albert_ds import cli
@@ -128,11 +129,11 @@ def list_examples(run, steps: int) -> list[dict]:
     """The examples of our run's next `steps` batches, in order, for the Trainer."""
     import numpy as np
 
-    from albert_ds.finetuning.run import units_of_step
+    from albert_ds.finetuning.run import draw_units
 
-    features, examples, step = run.splits["train"].features, [], run.step
-    for run.step in range(step, step + steps):
-        for unit in units_of_step(run):
+    features, examples = run.splits["train"].features, []
+    for drawn in islice(draw_units(run.config, features.units, run.mesh, run.step), steps):
+        for unit in drawn:
             ids, first = features.sequence(unit)
             examples.append(
                 {
@@ -142,7 +143,6 @@ def list_examples(run, steps: int) -> list[dict]:
                     "labels": int(features.arrays["labels"][unit]),
                 }
             )
-    run.step = step
     return examples
 
 
