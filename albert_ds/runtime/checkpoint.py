@@ -146,7 +146,7 @@ class Saver:
 
     def __init__(self, engine: Engine, config, *, resumed_at: int, lock: RunLock | None = None):
         self._engine, self._output = engine, config.run
-        self._how = dict(keep_last=config.keep_last, keep_every=config.keep_every, lock=lock)
+        self._keep_last, self._keep_every, self._lock = config.keep_last, config.keep_every, lock
         self._newest = resumed_at  # step of the checkpoint that is saved or being written
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
@@ -174,7 +174,14 @@ class Saver:
     def _write(self, tensors: dict, state: TrainState, pause: float) -> None:
         started = time.perf_counter()
         try:
-            self._error = write_checkpoint(self._output, tensors, state, **self._how)
+            self._error = write_checkpoint(
+                self._output,
+                tensors,
+                state,
+                keep_last=self._keep_last,
+                keep_every=self._keep_every,
+                lock=self._lock,
+            )
         except Exception as defect:  # of ours: a run that cannot save must not go on
             self._error = defect
         if self._error is None:
