@@ -213,16 +213,16 @@ def restore_best(
 
 def read_evaluations(path: Path, name: str, last: int) -> dict[int, float]:
     """The metric `name` of the dev set by step, up to the step `last`; NaN is the worst."""
-    records = read_lines(path) if path.is_file() else []
-    values = {record["step"]: record[name] for record in records if name in record}
-    wrong = {step for step, value in values.items() if type(value) not in (int, float, NoneType)}
-    if wrong:
-        log_line(f"{path}: {len(wrong)} lines have no number as {name}; they are left out")
-    return {
-        step: -math.inf if value is None else value
-        for step, value in values.items()
-        if step <= last and step not in wrong
-    }
+    found, left_out = {}, 0
+    for record in read_lines(path) if path.is_file() else ():
+        value = record.get(name, math.nan)
+        if type(value) not in (int, float, NoneType):
+            left_out += 1
+        elif name in record and record["step"] <= last:
+            found[record["step"]] = -math.inf if value is None else value
+    if left_out:
+        log_line(f"{path}: {left_out} lines have no number as {name}; they are left out")
+    return found
 
 
 def keep_best(run: Run) -> None:

@@ -120,6 +120,7 @@ def write_folder(final: Path, tensors: dict, facts: dict, lock: RunLock | None =
                 _free_name(left_over)
         _write(final, tensors, facts)
     except (OSError, SafetensorError) as caught:
+        shutil.rmtree(final.with_name(f".{final.name}.tmp"), ignore_errors=True)
         raise _storage_failed(root, tensors, caught) from caught
 
 
@@ -190,9 +191,6 @@ def _storage_failed(root: Path, tensors: dict, caught: Exception) -> MachineFail
     needed = sum(t.numel() * 4 for content in tensors.values() for t in content.values())
     free, kept = "unknown", []
     with contextlib.suppress(OSError):
-        for left_over in root.glob(".*.tmp"):
-            if LEFT_OVER.fullmatch(left_over.name) or left_over.name == f".{BEST.name}.tmp":
-                shutil.rmtree(left_over, ignore_errors=True)
         free = f"{shutil.disk_usage(root if root.exists() else root.parent).free:,}"
         kept = [path.name for path in reversed(list_checkpoints(root))]
     return MachineFailed(
@@ -283,10 +281,11 @@ def find_damage(
             f"{folder / STATE}: format {found}; this version of albert-ds reads up to {FORMAT}: "
             "take the version that wrote it"
         )
+    schema: dict[str, object] = {"step": WHOLE, "crc32": dict.fromkeys(files, WHOLE)}
+    if FOLDER_NAME.fullmatch(folder.name):
+        schema |= {**SCHEMA, "step": step_of(folder)}
     try:
-        check(record, {"step": WHOLE, "crc32": dict.fromkeys(files, WHOLE)}, STATE)
-        if FOLDER_NAME.fullmatch(folder.name):
-            check(record, {**SCHEMA, "step": step_of(folder)}, STATE)
+        check(record, schema, STATE)
     except UserError as error:
         return f"{STATE} is damaged ({error})"
     for file in files:

@@ -104,12 +104,11 @@ def train_and_lose(rank: int, folder: Path):
         run.lock = RunLock(config.run)
         run.batches = itertools.cycle(open_small_run(config, BATCHES, *joined).batches)
 
-        def reason(run=run, lose=lose, config=config):
-            if run.step == 3 and not run.lock.find_loss():
-                endings[run.config.output] = lose(config.run)  # keeps the other's lock
-
         class Request:
-            reason = property(lambda self, reason=reason: reason())
+            @property
+            def reason(self, run=run, lose=lose):
+                if run.step == 3 and not run.lock.find_loss():
+                    self.other = lose(run.config.run)  # keeps the other's lock
 
         with patch.object(train, "evaluate", return_value={}):
             try:
@@ -249,9 +248,9 @@ def test_weights_and_biases_may_fail_at_any_call(
 
 def test_a_board_whose_disk_is_full_is_one_line_and_no_end(open_metrics, closed, tmp_path, capsys):
     metrics = open_metrics(tmp_path)
-    metrics._copies["TensorBoard"]._records = RecordWriter(
-        closed.enter_context(open("/dev/full", "ab", buffering=0))
-    )
+    board = metrics._copies["TensorBoard"]
+    board.close()
+    board._records = RecordWriter(closed.enter_context(open("/dev/full", "ab", buffering=0)))
     for step in (1, 2):
         metrics.write(step, {"loss": 1.0})
     assert steps_of(tmp_path) == [1, 2]
