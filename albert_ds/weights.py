@@ -24,6 +24,7 @@ from albert_ds.runtime.checkpoint_files import BEST, STATE, WEIGHTS, find_damage
 
 if TYPE_CHECKING:
     from albert_ds.data.vocab import Vocab
+    from albert_ds.model.albert import AlbertForPretraining
 
 HF_FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -103,6 +104,19 @@ def read_weights(folder: Path) -> tuple[ModelConfig, Weights]:
     if head is not None:
         raise UserError(f"{folder}: a fine-tuned model ({head.kind}); it has no pretraining heads")
     return config, state
+
+
+def read_model(folder: Path) -> "AlbertForPretraining":
+    """The pretraining model of a run, a checkpoint or an HF folder: fp32, on the CPU."""
+    import torch
+
+    from albert_ds.model.albert import AlbertForPretraining
+
+    config, weights = read_weights(folder)
+    with torch.device("meta"):
+        model = AlbertForPretraining(config)
+    model.load_state_dict(weights, assign=True)
+    return model
 
 
 def read_encoder(folder: Path) -> tuple[ModelConfig, Weights]:
