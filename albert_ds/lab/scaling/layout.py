@@ -44,6 +44,11 @@ class Layout:
                 f"tensor parallelism {tp}: must divide {model.num_heads} heads and a "
                 f"feed-forward width of {model.ffn_size}"
             )
+        positions = model.max_position_embeddings
+        if self.sequence_length > positions:
+            raise UserError(
+                f"--sequence-length {self.sequence_length}: {self.name} has {positions} positions"
+            )
         if self.zero not in (0, 1, 2, 3):
             raise UserError(f"ZeRO stage {self.zero}; allowed: 0, 1, 2, 3")
         if self.precision not in PRECISIONS:
