@@ -49,15 +49,6 @@ class Layout:
             raise UserError(
                 f"--sequence-length {self.sequence_length}: {self.name} has {positions} positions"
             )
-        if self.zero not in (0, 1, 2, 3):
-            raise UserError(f"ZeRO stage {self.zero}; allowed: 0, 1, 2, 3")
-        if self.precision not in PRECISIONS:
-            raise UserError(f"precision {self.precision}; allowed: {', '.join(PRECISIONS)}")
-        if self.activation_checkpointing not in CHECKPOINTING:
-            raise UserError(
-                f"activation checkpointing {self.activation_checkpointing}; "
-                f"allowed: {', '.join(CHECKPOINTING)}"
-            )
 
     @property
     def data_parallel(self) -> int:
