@@ -8,13 +8,14 @@ import pytest
 from albert_ds.config import read_config
 from albert_ds.errors import UserError
 from tests.lab.scaling.bench import write_report
-from tools import plots, scaling_model
+from tools import plots
+from tools.scaling_model import main
 
 PLAN = ("plan", "--link", "100", "--steps", "1000")
 
 
 def ask(capsys, *flags) -> str:
-    scaling_model.main([str(flag) for flag in flags])
+    main([str(flag) for flag in flags])
     return capsys.readouterr().out
 
 
