@@ -85,6 +85,7 @@ def build(
     if weights:
         model.load_state_dict(weights, assign=True)
     apply_tensor_parallel(model, mesh)
+    model.albert.encoder.make_fast(config.fast or ())
     if config.compile:
         model.albert.encoder.compile_blocks()
     return build_engine(model.to(device), mesh, config.deepspeed)
