@@ -61,7 +61,6 @@ class Batch:
 
     micro_batches: list[MicroBatch]
     counts: Counts  # of the global batch
-    data_seconds: float  # time spent waiting for the loader
     stop: bool  # a rank was asked to stop
     error: DamagedData | None = None  # raised where the batch is used
 
@@ -108,15 +107,13 @@ def next_batch(run: Run, *, stop: bool = False) -> Batch:
             micro_batches = [next(run.batches) for _ in range(accumulation)]
     except DamagedData as caught:
         error = caught
-    seconds = time.perf_counter() - started
+    run.window.data_seconds += time.perf_counter() - started
     mine = sum((Counts.of(batch) for batch in micro_batches), Counts())
     try:
         counts, stop = agree(run.mesh, mine, stop=stop, error=error)
     except DamagedData as found:  # on any rank
         counts, stop, error = Counts(), False, found
-    return Batch(
-        micro_batches=micro_batches, counts=counts, data_seconds=seconds, stop=stop, error=error
-    )
+    return Batch(micro_batches=micro_batches, counts=counts, stop=stop, error=error)
 
 
 def train_step(run: Run, batch: Batch) -> float:
@@ -161,7 +158,7 @@ def update(run: Run, batch: Batch) -> float:
     run.step += 1
     run.updates += applied
     run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
-    run.window.add_step(batch.counts, data_seconds=batch.data_seconds, applied=applied)
+    run.window.add_step(batch.counts, applied=applied)
     return gradient_norm
 
 
@@ -178,6 +175,7 @@ def train(run: Run, request: StopRequest) -> None:
         return next_batch(run, stop=request.reason is not None) if step < config.steps else None
 
     upcoming = fetch(run.step)
+    run.window.reset()  # each step from here on fetches the batch of the next
     while batch := upcoming:
         # After a skipped step the weights may have diverged: a stop waits for a step that is not.
         if batch.stop and not run.skipped_in_a_row:
