@@ -26,7 +26,7 @@ from albert_ds.json_files import read_json, read_lines
 from albert_ds.lab.tables import spread, table
 
 ROOT = Path(__file__).parents[1]
-VOCAB_SIZE, LENGTH, BATCH = 8000, 128, 64
+LENGTH, BATCH = 128, 64
 # docs/learning.md has what was tried.
 RECIPE = (
     *("--model", "albert-tiny", "--embedding-size", "128", "--hidden-size", "256"),
@@ -66,6 +66,8 @@ def build_parser() -> cli.Parser:
     hours = Number(above=0, high=10_000)
     add("--hours", type=hours, default=2.0, metavar="HOURS", help="time of the pretraining")
     add("--language", default="en", metavar="CODE", help="language of the text")
+    size = "pieces of the vocabulary"
+    add("--vocab-size", type=cli.positive, default=8000, metavar="PIECES", help=size)
     text = "folder of minimal pairs, as BLiMP's data/ (default: none)"
     add("--minimal-pairs", type=Path, metavar="FOLDER", help=text)
     text = f"folder with GLUE's {', '.join(name for name, *_ in TASKS.values())} (default: none)"
@@ -259,8 +261,8 @@ def main(argv: list[str]) -> None:
     text = ["--input", *map(os.path.abspath, args.text), "--language", args.language]
     python, log = [sys.executable], out / "prepare.log"
     if not vocab.is_file():
-        print(f"== vocabulary of {VOCAB_SIZE:,} pieces", flush=True)
-        made = ["--output", out / "vocab", "--vocab-size", VOCAB_SIZE]
+        print(f"== vocabulary of {args.vocab_size:,} pieces", flush=True)
+        made = ["--output", out / "vocab", "--vocab-size", args.vocab_size]
         run([*python, "tools/build_vocab.py", *text, *made], log)
     if not (data / "index.json").is_file():
         print(f"== shards of {LENGTH} tokens", flush=True)

@@ -39,6 +39,7 @@ def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp
     pair = {"sentence_good": "The class is a name.", "sentence_bad": "The is class a name."}
     (pairs / "order.jsonl").write_text(json.dumps(pair) + "\n")
     command = [sys.executable, "tools/learn.py", "--text", str(text_file), "--hours", "0.005"]
+    command += ["--vocab-size", "2000"]
     command += ["--output", str(tmp_path / "learn"), "--minimal-pairs", str(pairs)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
