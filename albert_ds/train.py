@@ -102,8 +102,8 @@ def next_batch(run: Run, *, stop: bool = False) -> Batch:
     from albert_ds.runtime.consensus import Counts, agree
 
     config, started = run.config, time.perf_counter()
+    error: Exception | None = run.lock.find_loss() if run.lock else None
     micro_batches: list[MicroBatch] = []
-    error: DamagedData | None = None
     accumulation = config.batch_size // (config.micro_batch_size * run.mesh.dp_size)
     try:
         with run.span("data_wait"):
@@ -113,11 +113,10 @@ def next_batch(run: Run, *, stop: bool = False) -> Batch:
     run.window.data_seconds += time.perf_counter() - started
     mine = sum((Counts.of(batch) for batch in micro_batches), Counts())
     try:
-        lost = run.lock.find_loss() if run.lock is not None else None
-        counts, stop = agree(run.mesh, mine, stop=stop, error=lost or error)
+        counts, stop = agree(run.mesh, mine, stop=stop, error=error)
     except DamagedData as found:  # on any rank
-        counts, stop, error = Counts(), False, found
-    return Batch(micro_batches=micro_batches, counts=counts, stop=stop, error=error)
+        return Batch(micro_batches=[], counts=Counts(), stop=False, error=found)
+    return Batch(micro_batches=micro_batches, counts=counts, stop=stop)
 
 
 def train_step(run: Run, batch: Batch) -> float:
