@@ -44,6 +44,7 @@ from albert_ds.optim.zero import ParamFragment, set_step_count
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.tensor import shard
 from albert_ds.runtime.consensus import from_rank_0, raise_first_error
+from albert_ds.runtime.ending import SAVER_THREAD
 from albert_ds.runtime.engine import Engine
 
 FILES = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
@@ -368,7 +369,8 @@ class Saver:
         self._newest = state.step
         if self._engine.mesh.rank == 0:
             pause = time.perf_counter() - started
-            self._writer = threading.Thread(target=self._write, args=(tensors, state, pause))
+            job = (tensors, state, pause)
+            self._writer = threading.Thread(target=self._write, args=job, name=SAVER_THREAD)
             self._writer.start()
 
     def wait(self) -> None:
