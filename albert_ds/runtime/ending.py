@@ -19,8 +19,8 @@ from albert_ds.cli import log_line
 from albert_ds.errors import ENDINGS, MachineFailed, Stopped, UserError, name_os_error
 from albert_ds.files import write_file
 from albert_ds.runtime.environment import World
-from albert_ds.runtime.run_folder import UNTOUCHED
 
+UNTOUCHED = "; saved checkpoints are untouched"
 DEFECT = 1  # exit code of an error that is none of errors.py
 # torch's errors for a lost peer have no type of their own, only these words.
 PEER_LOST = (

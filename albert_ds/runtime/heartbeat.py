@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 
 from albert_ds.errors import MachineFailed
-from albert_ds.runtime.ending import Ending, leave_process, say
+from albert_ds.runtime.ending import UNTOUCHED, Ending, leave_process, say
 from albert_ds.runtime.environment import World
 from albert_ds.runtime.rendezvous import list_ranks, open_store
-from albert_ds.runtime.run_folder import UNTOUCHED
 
 INTERVAL = 1.0  # seconds between two beats
 PROMPT = 0.05  # seconds between two beats of a rank that has come to its end

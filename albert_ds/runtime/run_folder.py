@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from albert_ds.errors import Diverged, UserError, name_os_error
+from albert_ds.runtime.ending import UNTOUCHED
 
 if TYPE_CHECKING:
     from albert_ds.runtime.engine import Engine
 
-UNTOUCHED = "; saved checkpoints are untouched"
 # A non-finite gradient skips its step; fp16 needs up to 17 of these to find its loss scale.
 MAX_SKIPPED_IN_A_ROW = 20
 DRIFT_CHECK_EVERY = 100  # steps
