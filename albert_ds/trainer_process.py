@@ -19,6 +19,7 @@ from albert_ds.runtime.ending import (
 )
 from albert_ds.runtime.environment import World, read_world
 from albert_ds.runtime.heartbeat import Heartbeat
+from albert_ds.runtime.native_log import NativeLog, name_log
 from albert_ds.runtime.rendezvous import meet_ranks, open_groups, use_deterministic_algorithms
 from albert_ds.runtime.run_folder import RunLock, is_free, lock_run_folder
 from albert_ds.runtime.stop_request import StopRequest
@@ -55,13 +56,16 @@ class TrainerProcess:
         self.request = StopRequest(config.run, config.max_hours)
         if config.deterministic:
             use_deterministic_algorithms()
+        log = NativeLog() if self.world.size > 1 else None
         self.device, store = meet_ranks(self.world, timeout_minutes=minutes)
         self._store = store  # it lives in rank 0 until the process ends
-        self.heartbeat = Heartbeat(self.world, record=self.record, minutes=minutes)
+        self.heartbeat = Heartbeat(self.world, config.run, record=self.record, minutes=minutes)
         open_groups(self.world, store, self.device, timeout_minutes=minutes)
         self.mesh = build_mesh(config.tensor_parallel, timeout_minutes=minutes)
         self.lock = lock_run_folder(config.run, self.mesh, write_files)
         self.has_run = True
+        if log is not None:
+            log.keep_in(name_log(config.run, [self.world.rank]))
         return self.mesh
 
     def follow(self, batches: Iterator) -> Iterator:

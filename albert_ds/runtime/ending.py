@@ -58,6 +58,9 @@ def name_ending(error: Exception) -> Ending | None:
     if any(text in str(error) for text in PEER_LOST):
         reason = f"a peer is missing ({what}){UNTOUCHED}"
         return Ending(MachineFailed.code, reason, is_lost=True)
+    if what.startswith("DataLoader worker"):
+        reason = f"a loader's worker died, perhaps for lack of memory ({what}){UNTOUCHED}"
+        return Ending(MachineFailed.code, reason)
     return name_device_failure(error)
 
 

@@ -6,6 +6,7 @@ The others read what it has decided, and whether it still beats. So a rank that 
 collective for one that failed ends too, within seconds, with the same code and the same cause.
 """
 
+import faulthandler
 import json
 import threading
 import time
@@ -13,10 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 
 from albert_ds.errors import MachineFailed
 from albert_ds.runtime.ending import UNTOUCHED, Ending, leave_process, say
 from albert_ds.runtime.environment import World
+from albert_ds.runtime.native_log import name_log
 from albert_ds.runtime.rendezvous import list_ranks, open_store
 
 INTERVAL = 1.0  # seconds between two beats
@@ -51,9 +54,9 @@ class Beat:
 class Judge:
     """What rank 0 knows of all ranks, and how they end."""
 
-    def __init__(self, hosts: list[str], timeout: float):
+    def __init__(self, run: Path, hosts: list[str], timeout: float):
         """hosts: of each rank. timeout: seconds that a rank may be behind the others."""
-        size = len(hosts)
+        self._run, size = run, len(hosts)
         self._hosts, self._timeout, self._silence = hosts, timeout, min(SILENCE, timeout)
         self._beats = [Beat()] * size
         self._silent = [0.0] * size  # seconds without a beat
@@ -97,7 +100,8 @@ class Judge:
             return None
         gone = [rank for rank, silent in enumerate(self._silent) if silent > LOST]
         if gone:
-            return lost[0]._replace(reason=lost[0].reason.replace("a peer", self._name(gone), 1))
+            reason = lost[0].reason.replace("a peer", self._name(gone), 1)
+            return lost[0]._replace(reason=f"{reason}{see_log(self._run, gone)}")
         return lost[0] if self._known > 2 * LOST else None
 
     def _judge_signs(self) -> Ending | None:
@@ -117,7 +121,8 @@ class Judge:
             what = f"is behind the others for {limit}"
         if not gone:
             return None
-        return Ending(MachineFailed.code, f"{self._name(gone)} {what}{UNTOUCHED}")
+        reason = f"{self._name(gone)} {what}{UNTOUCHED}{see_log(self._run, gone)}"
+        return Ending(MachineFailed.code, reason)
 
     def _name(self, ranks: list[int]) -> str:
         return f"{list_ranks(ranks)} on {', '.join(sorted({self._hosts[rank] for rank in ranks}))}"
@@ -126,9 +131,11 @@ class Judge:
 class Heartbeat:
     """Watches all ranks; ends this process, from a thread, where its main thread cannot."""
 
-    def __init__(self, world: World, *, record: Callable[[Ending], None], minutes: float):
+    def __init__(
+        self, world: World, run: Path, *, record: Callable[[Ending], None], minutes: float
+    ):
         """record: writes exit.json. minutes: --timeout-minutes."""
-        self._world, self._record, self._timeout = world, record, 60 * minutes
+        self._world, self._run, self._record, self._timeout = world, run, record, 60 * minutes
         self._silence = min(SILENCE, self._timeout)
         self._count = self._batches = 0
         self._host = "its machine"  # of rank 0
@@ -183,6 +190,7 @@ class Heartbeat:
         with self._lock:  # the main thread cannot settle any more
             self._ending = self._ending or ending
             if self._mine is None:
+                faulthandler.dump_traceback(2)  # where the main thread waits
                 say(self._world, ending)
                 leave_process(ending.code)
         self._over.set()
@@ -191,7 +199,7 @@ class Heartbeat:
         """Of rank 0: judge until there is an ending, write it down, wait until all have heard."""
         names = [f"life/{rank}" for rank in range(self._world.size)]
         hosts = store.multi_get([f"host/{rank}" for rank in range(self._world.size)])
-        judge = Judge([host.decode() for host in hosts], self._timeout)
+        judge = Judge(self._run, [host.decode() for host in hosts], self._timeout)
         ending, heard_by = None, 0.0
         for elapsed in self._beat(store):
             judge.see([Beat.decode(life) for life in store.multi_get(names)], elapsed)
@@ -253,6 +261,11 @@ class Heartbeat:
         if mine is None or mine.is_lost or mine.is_orderly:
             reason = mine.reason if mine and mine.is_lost else f"a peer is missing{UNTOUCHED}"
             reason = reason.replace("a peer", f"rank 0 on {self._host}", 1)
+            reason += see_log(self._run, [0])
             mine = Ending(MachineFailed.code, reason, is_lost=True)
         self._record(mine)
         return mine
+
+
+def see_log(run: Path, ranks: list[int]) -> str:
+    return f"; native messages: {name_log(run, ranks)}"

@@ -37,7 +37,8 @@ def meet_ranks(world: World, *, timeout_minutes: float):
     """Choose this rank's device and wait for all ranks; returns device and store. Collective.
 
     Raises MachineFailed naming the ranks that have not connected within `timeout_minutes`, and
-    UserError where a rank without CUDA was granted GPUs or is among ranks with CUDA.
+    UserError where a rank without CUDA was granted GPUs or is among ranks with CUDA, or where two
+    ranks have one GPU.
     """
     import torch
     import torch.distributed as dist
@@ -48,7 +49,7 @@ def meet_ranks(world: World, *, timeout_minutes: float):
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(world.rank), str(world.size)
     if dist.is_initialized():
         return device, None
-    store = gather_world(world, _name_kind(has_cuda), minutes=timeout_minutes)
+    store = gather_world(world, _name_kind(device), minutes=timeout_minutes)
     return device, store or dist.HashStore()
 
 
@@ -72,17 +73,22 @@ def open_groups(world: World, store, device, *, timeout_minutes: float) -> None:
     _quieten_deepspeed()
 
 
-def _name_kind(has_cuda: bool) -> str:
-    """What this rank computes on: "cuda", "cpu", or "cpu despite NAME=VALUE" (a grant of GPUs)."""
-    grant = None if has_cuda or wants_cpu() else find_gpu_grant()
-    return "cuda" if has_cuda else f"cpu despite {grant}" if grant else "cpu"
+def _name_kind(device) -> str:
+    """What this rank computes on: "cuda UUID", "cpu", or "cpu despite NAME=VALUE" (a grant)."""
+    import torch
+
+    if device.type == "cuda":
+        return f"cuda {torch.cuda.get_device_properties(device).uuid}"
+    grant = None if wants_cpu() else find_gpu_grant()
+    return f"cpu despite {grant}" if grant else "cpu"
 
 
 def check_kinds(kinds: list[str]) -> None:
-    """Raise UserError where a rank (`kinds[rank]`) lacks the GPU it was granted or others have."""
+    """Raise UserError where a rank (`kinds[rank]`) lacks the GPU that it was granted or that others
+    have, and where two ranks have the same one."""
     import torch
 
-    cpu = [rank for rank, kind in enumerate(kinds) if kind != "cuda"]
+    cpu = [rank for rank, kind in enumerate(kinds) if not kind.startswith("cuda ")]
     lost = [rank for rank in cpu if kinds[rank] != "cpu"]
     allowed = "allowed: GPUs that torch can use, or DS_ACCELERATOR=cpu to train on the CPU"
     if lost:
@@ -95,6 +101,13 @@ def check_kinds(kinds: list[str]) -> None:
         raise UserError(
             f"{list_ranks(cpu)}: no working GPU, but the other ranks have one; {allowed}"
         )
+    for kind in kinds:
+        shared = [rank for rank, other in enumerate(kinds) if other == kind and not cpu]
+        if len(shared) > 1:
+            raise UserError(
+                f"{list_ranks(shared)} have the same GPU ({kind.removeprefix('cuda ')}); allowed: "
+                "one rank a GPU, with fewer ranks a node or more GPUs visible to them"
+            )
 
 
 def _choose_device(world: World, has_cuda: bool):

@@ -22,7 +22,7 @@ LOST_PEER = name_ending(RuntimeError("Read error [127.0.0.1]:1: Connection reset
 
 def judge(*moments: tuple[float, list[Beat]]) -> Ending | None:
     """What rank 0 decides after it has seen these beats, each so many seconds after the last."""
-    judge = Judge([f"host{rank}" for rank in range(len(moments[0][1]))], timeout=60)
+    judge = Judge(Path("RUN"), [f"host{rank}" for rank in range(len(moments[0][1]))], timeout=60)
     decided = None
     for elapsed, beats in moments:
         judge.see(beats, elapsed)
@@ -61,7 +61,7 @@ def test_the_rank_whose_beat_stands_still_is_the_lost_one():
     assert judge((1, first), (LOST, second)) is None  # too soon to tell
     found = judge((1, first), (LOST + 1, second))
     assert found is not None and found.code == 5 and "rank 1 on host1 is missing" in found.reason
-    assert "Connection reset" in found.reason
+    assert "Connection reset" in found.reason and "RUN/logs/rank-1.log" in found.reason
 
 
 def test_a_rank_without_a_sign_is_dead_whatever_the_timeout():
@@ -124,6 +124,7 @@ def trainer(rank: int, run: str, failing: int, what: str) -> None:
         )
         if what == "nothing":
             return
+        os.write(2, b"a native stack trace")
         if rank == failing:
             time.sleep(0.5)  # the others wait by now
             if what == "killed":
@@ -131,7 +132,10 @@ def trainer(rank: int, run: str, failing: int, what: str) -> None:
             raise FAULTS[what]
         dist.all_reduce(torch.zeros(1))
 
-    sys.stdout = sys.stderr = open(f"{run}-{rank}", "w", buffering=1)  # noqa: SIM115
+    with open(f"{run}-{rank}", "w") as terminal:
+        os.dup2(terminal.fileno(), 1)
+        os.dup2(terminal.fileno(), 2)
+    sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115 (pytest may have replaced it)
     sys.exit(run_trainer(["--output", run], work))
 
 
@@ -164,6 +168,11 @@ def test_a_fault_of_one_rank_ends_all_with_its_code_and_cause(tmp_path, what, co
     assert f"albert-ds: {ending['reason']}" in said[0]
     assert ("Traceback" in said[failing]) == (what == "defect")
     assert "Traceback" not in said[1 - failing]
+    # The other rank's log says where its main thread waited.
+    logs = [(tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
+    assert all("a native stack trace" in log for log in logs)
+    assert "all_reduce" in logs[1 - failing]
+    assert "stack" not in said[0] + said[1] and "frame #" not in said[0] + said[1]
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -171,6 +180,9 @@ def test_a_killed_rank_is_named_by_the_other(tmp_path, failing):
     codes, ending = end_trainers(tmp_path, failing, "killed")
     assert codes[failing] == -signal.SIGKILL and codes[1 - failing] == 5
     assert ending["code"] == 5 and ending["reason"].startswith(f"rank {failing} on ")
+    assert f"{tmp_path}/run/logs/rank-{failing}.log" in ending["reason"]
+    said = (tmp_path / f"run-{1 - failing}").read_text()
+    assert f"albert-ds: {ending['reason']}" in said and "frame #" not in said
 
 
 def test_all_ranks_come_to_a_good_end(tmp_path):
