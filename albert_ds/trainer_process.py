@@ -21,7 +21,7 @@ from albert_ds.runtime.environment import World, read_world
 from albert_ds.runtime.heartbeat import Heartbeat
 from albert_ds.runtime.native_log import NativeLog, name_log
 from albert_ds.runtime.rendezvous import meet_ranks, open_groups, use_deterministic_algorithms
-from albert_ds.runtime.run_folder import RunLock, is_free, lock_run_folder
+from albert_ds.runtime.run_folder import RunLock, is_ours, lock_run_folder
 from albert_ds.runtime.stop_request import StopRequest
 
 if TYPE_CHECKING:
@@ -75,11 +75,10 @@ class TrainerProcess:
 
     def record(self, ending: Ending) -> None:
         """Write exit.json where RUN is this run's; ranks above 0 only where nobody else has."""
-        if self.output is None or not self.output.is_dir():
-            return
+        output, is_first = self.output, self.world.rank == 0
         step = self.run.step if self.run else None
-        if self.has_run or (self.world.rank == 0 and is_free(self.output)):
-            write_exit(self.output, ending, step, replace=self.world.rank == 0)
+        if output and (is_ours(output, self.lock) if is_first else self.has_run):
+            write_exit(output, ending, step, replace=is_first)
 
     def leave(self, mine: Ending) -> int:
         """Agree with all ranks how the run ends, say so and leave; returns the exit code."""
@@ -111,7 +110,8 @@ def run_trainer(argv: list[str], work: Callable[[TrainerProcess], None]) -> int:
         work(process)
         mine = Ending(0, "all steps done")
     except Exception as error:
-        mine = name_ending(error)
+        lost = process.lock.find_loss() if process.lock else None
+        mine = name_ending(lost or error)
         if mine is None and (process.heartbeat is None or process.world.size == 1):
             raise
         mine = mine or name_defect(error)

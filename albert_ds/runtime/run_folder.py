@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from albert_ds.errors import Diverged, UserError, name_os_error
+from albert_ds.errors import Diverged, MachineFailed, UserError, name_os_error
 from albert_ds.runtime.ending import UNTOUCHED
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ class RunLock:
     """Exclusive ownership of a RUN folder. The kernel releases it when the process dies."""
 
     def __init__(self, output: Path):
-        self._file = open(output / ".lock", "a+")  # noqa: SIM115 (open during the run)
+        self._path = output / ".lock"
+        self._file = open(self._path, "a+")  # noqa: SIM115 (open during the run)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -34,6 +35,22 @@ class RunLock:
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._file.flush()
+
+    def find_loss(self) -> MachineFailed | None:
+        """The error to end with where the file at RUN/.lock is no longer the one that was locked.
+
+        RUN was deleted, renamed or unmounted then, and another run may own the path.
+        """
+        try:
+            if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+                return None
+            found = "it is another file now"
+        except OSError as error:
+            found = error.strerror
+        return MachineFailed(
+            f"{self._path}: {found}: {self._path.parent} was deleted, renamed, replaced or "
+            "unmounted during the run; nothing more was written there"
+        )
 
     def release(self) -> None:
         self._file.close()
@@ -62,8 +79,12 @@ def lock_run_folder(output: Path, mesh, write_files: Callable[[], None]) -> RunL
     return lock
 
 
-def is_free(output: Path) -> bool:
-    """Whether no other process owns RUN. If one does, its exit.json is not ours to write."""
+def is_ours(output: Path, lock: RunLock | None) -> bool:
+    """Whether RUN is there and no other process owns it, whose exit.json is not ours to write."""
+    if lock is not None:
+        return lock.find_loss() is None
+    if not os.path.isdir(output):
+        return False
     try:
         RunLock(output).release()
     except (UserError, OSError):
@@ -87,7 +108,7 @@ def check_health(engine: "Engine", *, step: int, skipped_in_a_row: int, output: 
 
 def diverged(step: int, skipped_in_a_row: int, output: Path) -> Diverged:
     """The ending of a run whose last steps were all skipped."""
-    from albert_ds.runtime.checkpoint import describe_saved
+    from albert_ds.runtime.checkpoint_files import describe_saved
 
     return Diverged(
         f"the gradient was not finite {skipped_in_a_row} steps in a row, up to step {step}; "
