@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from albert_ds.errors import DamagedData, MachineFailed, Stopped, UserError
+from albert_ds.runtime import heartbeat
 from albert_ds.runtime.ending import Ending, name_ending
 from albert_ds.runtime.heartbeat import LOST, SILENCE, TOGETHER, Beat, Judge
 from tests.conftest import finish, start_ranks, train_command
@@ -129,14 +130,32 @@ def trainer(rank: int, run: str, failing: int, what: str) -> None:
             time.sleep(0.5)  # the others wait by now
             if what == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if what == "frozen":
+                freeze(Path(run))
             raise FAULTS[what]
+        if what == "frozen":
+            time.sleep(1000)  # as in NCCL, where a lost peer is no error
         dist.all_reduce(torch.zeros(1))
 
+    if what == "frozen":
+        heartbeat.SILENCE = 5.0
     with open(f"{run}-{rank}", "w") as terminal:
         os.dup2(terminal.fileno(), 1)
         os.dup2(terminal.fileno(), 2)
     sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115 (pytest may have replaced it)
     sys.exit(run_trainer(["--output", run], work))
+
+
+def freeze(run: Path) -> None:
+    """Stop this process; a child kills it after the run has ended."""
+    me = os.getpid()
+    if os.fork():
+        os.kill(me, signal.SIGSTOP)
+    while not (run / "exit.json").exists():
+        time.sleep(0.1)
+    time.sleep(1)
+    os.kill(me, signal.SIGKILL)
+    os._exit(0)
 
 
 FAULTS = {
@@ -175,9 +194,10 @@ def test_a_fault_of_one_rank_ends_all_with_its_code_and_cause(tmp_path, what, co
     assert "stack" not in said[0] + said[1] and "frame #" not in said[0] + said[1]
 
 
+@pytest.mark.parametrize("what", ["killed", "frozen"])
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_killed_rank_is_named_by_the_other(tmp_path, failing):
-    codes, ending = end_trainers(tmp_path, failing, "killed")
+def test_a_rank_that_is_gone_is_named_by_the_other(tmp_path, failing, what):
+    codes, ending = end_trainers(tmp_path, failing, what)
     assert codes[failing] == -signal.SIGKILL and codes[1 - failing] == 5
     assert ending["code"] == 5 and ending["reason"].startswith(f"rank {failing} on ")
     assert f"{tmp_path}/run/logs/rank-{failing}.log" in ending["reason"]
