@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from albert_ds.errors import DamagedData, MachineFailed, Stopped, UserError
 from albert_ds.runtime import heartbeat
 from albert_ds.runtime.ending import Ending, name_ending
 from albert_ds.runtime.heartbeat import LOST, SILENCE, TOGETHER, Beat, Judge
-from tests.conftest import finish, start_ranks, train_command
+from tests.conftest import ROOT, finish, start_ranks, train_command
 from tests.distributed import end_ranks
 
 LOST_PEER = name_ending(RuntimeError("Read error [127.0.0.1]:1: Connection reset by peer"))
@@ -208,6 +209,23 @@ def test_a_rank_that_is_gone_is_named_by_the_other(tmp_path, failing, what):
 def test_all_ranks_come_to_a_good_end(tmp_path):
     codes, ending = end_trainers(tmp_path, 0, "nothing")
     assert codes == [0, 0] and ending["code"] == 0
+
+
+LEAVING = """
+import atexit, os, threading, time
+from albert_ds.runtime.ending import SAVER_THREAD, leave_process
+def save():
+    time.sleep(0.5)
+    print("saved", end=" ")
+atexit.register(os.abort)  # as a library whose peer is gone
+threading.Thread(target=save, name=SAVER_THREAD).start()
+leave_process(5)
+"""
+
+
+def test_no_library_turns_the_code_into_an_abort_and_a_checkpoint_is_finished():
+    done = subprocess.run([sys.executable, "-c", LEAVING], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 5 and done.stdout == "saved "
 
 
 def test_a_file_in_the_way_of_tensorboard_ends_all_ranks(data, tmp_path):
