@@ -22,9 +22,11 @@ from albert_ds.runtime.environment import World
 
 UNTOUCHED = "; saved checkpoints are untouched"
 DEFECT = 1  # exit code of an error that is none of errors.py
-# torch's errors for a lost peer have no type of their own, only these words.
+# torch's errors for a lost peer: types of the store's, only words of the collectives'.
+STORE_ERRORS = ("DistNetworkError", "DistStoreError")
 PEER_LOST = (
-    *("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out"),  # gloo
+    *("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out"),
+    *("Application timeout", "Gloo connectFullMesh failed"),
     *("ncclRemoteError", "ncclSystemError", "remote process exited"),
 )
 SAVER_THREAD = "checkpoint writer"
@@ -55,7 +57,8 @@ def name_ending(error: Exception) -> Ending | None:
     if not isinstance(error, RuntimeError):
         return None
     what = " ".join(str(error).split())[:160]
-    if any(text in str(error) for text in PEER_LOST):
+    is_of_store = type(error).__name__ in STORE_ERRORS
+    if is_of_store or any(text in str(error) for text in PEER_LOST):
         reason = f"a peer is missing ({what}){UNTOUCHED}"
         return Ending(MachineFailed.code, reason, is_lost=True)
     if what.startswith("DataLoader worker"):

@@ -93,16 +93,21 @@ def test_a_rank_that_never_comes_to_the_end_is_named():
 
 
 @pytest.mark.parametrize(
-    ("text", "is_lost"),
+    ("kind", "text", "is_lost"),
     [
-        ("[pair.cc:537] Read error [10.0.0.1]:1: Connection reset by peer", True),
-        ("NCCL error: remote process exited or there was a network error, ncclRemoteError", True),
-        ("NCCL error in ProcessGroupNCCL.cpp:94, invalid usage, ncclInvalidUsage", False),
-        ("NCCL communicator was used after it was destroyed", False),
+        ("RuntimeError", "[pair.cc:537] Read error [10.0.0.1]:1: Connection reset by peer", True),
+        ("RuntimeError", "Gloo connectFullMesh failed with [pair.cc:144] no error", True),
+        ("DistNetworkError", "failed to recv, got 0 bytes", True),
+        ("DistStoreError", "wait timeout after 18000ms", True),
+        ("DistBackendError", "NCCL error: remote process exited, ncclRemoteError: A call", True),
+        ("DistBackendError", "NCCL error in ProcessGroupNCCL.cpp:94, ncclInvalidUsage", False),
+        ("RuntimeError", "NCCL communicator was used after it was destroyed", False),
     ],
 )
-def test_which_words_mean_a_lost_peer(text, is_lost):
-    found = name_ending(RuntimeError(text))
+def test_which_errors_mean_a_lost_peer(kind, text, is_lost):
+    import torch.distributed as dist
+
+    found = name_ending(getattr(dist, kind, RuntimeError)(text))
     assert (found is not None and found.is_lost) == is_lost
 
 

@@ -51,6 +51,7 @@ def test_a_rank_that_never_comes_is_named(data, tmp_path):
     assert [process.returncode for process in ranks] == [5, 5, -signal.SIGKILL]
     assert "albert-ds: rank 2 of 3 did not connect" in outputs[0][1]
     assert "0.3 min (--timeout-minutes)" in outputs[0][1]
+    assert "frame #" not in outputs[0][1] + outputs[1][1]  # C++ stack traces
     assert not (tmp_path / "run").exists()
 
 
