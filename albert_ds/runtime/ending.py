@@ -56,7 +56,8 @@ def name_ending(error: Exception) -> Ending | None:
             return Ending(named.code, str(named))
     if not isinstance(error, RuntimeError):
         return None
-    what = " ".join(str(error).split())[:160]
+    what = re.sub(r"^\[/\S+\] ", "", " ".join(str(error).split()))  # gloo's own file and line
+    what = what.partition(". ")[0][:160]
     is_of_store = type(error).__name__ in STORE_ERRORS
     if is_of_store or any(text in str(error) for text in PEER_LOST):
         reason = f"a peer is missing ({what}){UNTOUCHED}"

@@ -183,7 +183,8 @@ class Heartbeat:
         """Of ranks above 0: end where rank 0 is frozen, and with it the store and `_obey`."""
         while self._world.rank > 0 and not self._over.wait(INTERVAL):
             self._silent += INTERVAL
-            if self._silent > self._silence:
+            is_lost = self._mine is not None and self._mine.is_lost
+            if self._silent > (LOST if is_lost else self._silence):
                 self._finish(self._end_alone())
 
     def _finish(self, ending: Ending) -> None:
