@@ -16,7 +16,7 @@ REPORT=${REPORT:-$RUNS/bench-$SLURM_JOB_ID}
 mkdir -p "$REPORT" || exit 2
 MODELS="bert-large albert-large albert-xlarge albert-xxlarge"
 
-launch "$PYTHON" -u tools/throughput_bench.py --models $MODELS --micro-batch 8 \
+launch "$PYTHON" -u tools/throughput_bench.py --models $MODELS --micro-batch 32 \
     --deepspeed_config ds_configs/zero1_bf16.json --output "$REPORT/throughput.json" "$@"
 first=$code
 launch "$PYTHON" -u tools/comm_volume.py --models $MODELS --output "$REPORT/comm_volume.json"

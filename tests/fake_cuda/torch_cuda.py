@@ -1,22 +1,13 @@
-"""Make torch believe in CUDA. Import it before anything else that imports torch."""
+"""Make torch believe in CUDA; `hook.py` loads this as soon as torch has been imported."""
 
 import contextlib
-import ctypes
-import importlib.util
 import os
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
-assert "torch" not in sys.modules, "the device must be known before torch looks for one"
-TORCH = importlib.util.find_spec("torch")
-assert TORCH is not None and TORCH.origin is not None
-ctypes.CDLL(str(Path(TORCH.origin).with_name("lib") / "libtorch_python.so"))  # device links to it
-sys.path.insert(0, os.environ["FAKE_CUDA_FOLDER"])
-import device  # noqa: E402 (the compiled module)
-import torch  # noqa: E402
-import torch.cuda as cuda  # noqa: E402
+import device  # ty: ignore (the compiled module)
+import torch
+import torch.cuda as cuda
 
 COUNT = int(os.environ["FAKE_CUDA_DEVICES"])
 device.set_count(COUNT)
@@ -121,12 +112,13 @@ ANSWERS = {
     "get_rng_state": torch.zeros(16, dtype=torch.uint8),
     "mem_get_info": (MEMORY, MEMORY),
     "memory_stats": {},
-    **dict.fromkeys(("memory_allocated", "max_memory_allocated"), 0),
-    **dict.fromkeys(("memory_reserved", "max_memory_reserved"), 0),
-    **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", *NOTHING)),
+    **dict.fromkeys(NOTHING),
 }
 for name, answer in ANSWERS.items():
     setattr(cuda, name, lambda *_, answer=answer, **__: answer)
+cuda.memory_allocated = cuda.memory_reserved = lambda *_: device.live_bytes()
+cuda.max_memory_allocated = cuda.max_memory_reserved = lambda *_: device.peak_bytes()
+cuda.reset_peak_memory_stats = cuda.reset_max_memory_allocated = lambda *_: device.reset_peak()
 cuda._lazy_call = lambda *_, **__: None
 cuda.current_device = device.current_device
 cuda.set_device, cuda.device, cuda.Stream, cuda.Event = set_device, DeviceContext, Stream, Event
