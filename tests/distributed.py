@@ -49,6 +49,16 @@ def run_ranks(function: Callable, world_size: int, *args) -> list:
     return [gathered[rank] for rank in range(world_size)]
 
 
+def share_gpus(world_size: int) -> None:
+    """NCCL takes one rank a GPU; where there are more, it is gloo over copies on the host."""
+    import torch
+
+    if 0 < torch.cuda.device_count() < world_size and os.environ.get("DS_ACCELERATOR") != "cpu":
+        from tests.staged_gloo import stage
+
+        stage()
+
+
 def _enter(function, rank, world_size, port, results, args) -> None:
     os.environ |= {
         "RANK": str(rank),
@@ -59,6 +69,7 @@ def _enter(function, rank, world_size, port, results, args) -> None:
         "OMP_NUM_THREADS": "1",
     }
     try:
+        share_gpus(world_size)
         # Plain pickle: torch's own passes tensors through files that vanish with this process.
         results.put((rank, pickle.dumps(function(rank, *args)), None))
     except BaseException:  # the parent fails the test with it

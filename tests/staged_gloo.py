@@ -73,7 +73,12 @@ def over_host(name: str):
 
         copying = True
         try:
-            arguments = {key: to_host(value) for key, value in bound.arguments.items()}
+            arguments = {}
+            for key, value in bound.arguments.items():
+                known = len(copies)
+                arguments[key] = to_host(value)
+                if key.startswith("input"):
+                    del copies[known:]  # only read; the result may be a part of it
             is_async = arguments.pop("async_op", False)
             result = collective(**arguments)
             for on_device, on_host in copies:
@@ -94,6 +99,9 @@ def coalesce(group=None, device=None, async_ops=False):
 
 
 def stage() -> None:
+    """Call it before DeepSpeed and megatron-core take references to the collectives."""
+    if c10d.new_group is new_group:
+        return
     for name in COLLECTIVES:
         call = over_host(name)
         setattr(c10d, name, call)

@@ -6,7 +6,6 @@ kernels, or anything about speed.
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 

@@ -94,7 +94,15 @@ MEMORY = 141 * 2**30
 PROPERTIES = SimpleNamespace(
     name="fake H200", total_memory=MEMORY, major=9, minor=0, multi_processor_count=132, warp_size=32
 )
-NOTHING = {"set_rng_state", "empty_cache", "manual_seed", "manual_seed_all", "_lazy_init", "init"}
+NOTHING = {
+    "set_sync_debug_mode",
+    "set_rng_state",
+    "empty_cache",
+    "manual_seed",
+    "manual_seed_all",
+    "_lazy_init",
+    "init",
+}
 ANSWERS = {
     "is_available": True,
     "is_initialized": True,
