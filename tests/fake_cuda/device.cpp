@@ -304,10 +304,38 @@ static Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, Mayb
   return made;
 }
 
+// ---- pinned memory: addresses of the host that a copy may read while the host goes on
+
+static std::set<void*> pinned_addresses;
+
+struct Pinned {
+  c10::Storage owner;
+  explicit Pinned(c10::Storage storage) : owner(std::move(storage)) {
+    pinned_addresses.insert(owner.mutable_data());
+  }
+  ~Pinned() { pinned_addresses.erase(owner.mutable_data()); }
+  static void drop(void* pinned) { delete static_cast<Pinned*>(pinned); }
+};
+
+static Tensor pin(const Tensor& t) {
+  auto copied = t.detach().clone();
+  auto storage = copied.storage();
+  c10::DataPtr data(storage.mutable_data(), new Pinned(storage), &Pinned::drop, Device(kCPU));
+  return over(c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+                  c10::StorageImpl::use_byte_size_t(), storage.nbytes(), std::move(data),
+                  c10::GetCPUAllocator(), false)),
+              copied, c10::DispatchKey::CPU);
+}
+
+static bool is_pinned(const Tensor& t) {
+  return t.numel() == 0 || pinned_addresses.count(t.storage().mutable_data());
+}
+
 // A copy from the device always makes the host wait here: nothing is copied to pinned memory.
 static Tensor& copy(Tensor& to, const Tensor& from, bool non_blocking) {
   if (from.is_cuda() && !to.is_cuda()) report("copy to host", "wait");
-  if (!from.is_cuda() && to.is_cuda() && !non_blocking) report("copy to device", "wait");
+  if (!from.is_cuda() && to.is_cuda() && !(non_blocking && is_pinned(from)))
+    report(non_blocking ? "copy of ordinary memory to device" : "copy to device", "wait");
   auto target = to.is_cuda() ? on_host(to) : to;
   c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset);
   target.copy_(from.is_cuda() ? on_host(from) : from);
@@ -357,6 +385,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("listen", [](py::object f) { listener = f.is_none() ? nullptr : new py::object(f); });
   m.def("set_count", [](int n) { device_count = n; });
   m.def("set_device", [](int n) { current = n; });
+  m.def("pin", &pin, "A copy in pinned memory.");
   m.def("live_bytes", [] { return live.load(); });
   m.def("peak_bytes", [] { return peak.load(); });
   m.def("reset_peak", [] { peak = live.load(); });

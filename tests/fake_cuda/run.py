@@ -30,14 +30,15 @@ class Report:
         elif self.now is not None and not staged_gloo.copying:
             self.now[f"{name} at {find_place()}"] += 1
 
-    def watch(self, step):
-        """`step`, whose events are counted by themselves."""
+    def watch(self, part, is_last: bool = True):
+        """A part of a step, whose events are counted; those between its parts are, too."""
 
         def watched(*given):
-            self.now = Counter()
-            found = step(*given)
-            self.steps.append(self.now)
-            self.now = None
+            self.now = Counter() if self.now is None else self.now
+            found = part(*given)
+            if is_last:
+                self.steps.append(self.now)
+                self.now = None
             return found
 
         return watched
@@ -56,7 +57,10 @@ def run(path: str, program: str, argv: list[str]) -> int:
     report = Report()
     torch_cuda.listen(report.hear)
     trainer = importlib.import_module(program)
-    if hasattr(trainer, "train_step"):
+    if hasattr(trainer, "update"):
+        trainer.run_passes = report.watch(trainer.run_passes, is_last=False)
+        trainer.update = report.watch(trainer.update)
+    elif hasattr(trainer, "train_step"):
         trainer.train_step = report.watch(trainer.train_step)
     code = trainer.main(argv) or 0
     torch_cuda.listen(None)

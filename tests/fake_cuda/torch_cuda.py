@@ -135,7 +135,7 @@ cuda.synchronize = lambda *_: tell("cuda.synchronize", "wait")
 cuda.nvtx = SimpleNamespace(range_push=lambda *_: None, range_pop=lambda: None)
 cuda.nccl = SimpleNamespace(version=lambda: (2, 28, 3), is_available=lambda *_: True)
 torch.version.cuda = "13.0"
-torch.Tensor.pin_memory = lambda self, *_, **__: self
+torch.Tensor.pin_memory = lambda self, *_, **__: device.pin(self)
 torch.Tensor.record_stream = lambda self, stream: None
 torch.Tensor.cuda = lambda self, which=None, non_blocking=False, **_: self.to(
     torch.device("cuda", number_of(which)), non_blocking=non_blocking
@@ -168,6 +168,10 @@ def host_floats(*tensors):
     return [device.on_host(x.detach()).float() for x in tensors]
 
 
+def on_device(x, like):
+    return device.pin(x).to(like.device, non_blocking=True)
+
+
 def attend(q, k, v, q_ends, kv_ends, q_most, kv_most, dropout, causal, returns_mask, **how):
     q_parts, kv_parts = check_contract(q, k, v, q_ends, kv_ends, q_most, kv_most)
     scale = how.get("scale") or q.shape[-1] ** -0.5
@@ -188,7 +192,7 @@ def attend(q, k, v, q_ends, kv_ends, q_most, kv_most, dropout, causal, returns_m
         torch.zeros((), dtype=torch.int64),
         torch.zeros(0, dtype=q.dtype),
     )
-    return tuple(x.to(q.device, non_blocking=True) for x in found)
+    return tuple(on_device(x, q) for x in found)
 
 
 def attend_backward(grad, q, k, v, out, lse, q_ends, kv_ends, q_most, kv_most, *rest, **how):
@@ -207,7 +211,7 @@ def attend_backward(grad, q, k, v, out, lse, q_ends, kv_ends, q_most, kv_most, *
         gradients[0].append(torch.einsum("hqk,khd->qhd", d_scores, hk[theirs]))
         gradients[1].append(torch.einsum("hqk,qhd->khd", d_scores, hq[mine]))
         gradients[2].append(torch.einsum("hqk,qhd->khd", shares * keep, hg[mine]))
-    return tuple(torch.cat(x).to(q.dtype).to(q.device, non_blocking=True) for x in gradients)
+    return tuple(on_device(torch.cat(x).to(q.dtype), q) for x in gradients)
 
 
 LIBRARY = torch.library.Library("aten", "IMPL", "CUDA")

@@ -40,12 +40,13 @@ def build_parser() -> Parser:
 
 def command(args, steps: int) -> list[str]:
     """albert-base on rows of 128 tokens in bf16; or a very small model."""
-    shape = TINY if args.quick or args.what == "lost" else ("--model", "albert-base")
+    is_small = args.quick or args.what == "lost"
+    shape = TINY if is_small else ("--model", "albert-base")
     file = "ds_configs/zero1_bf16.json"
     return [
         *(sys.executable, "albert_ds/train.py", *shape, "--data", args.data),
         *("--deepspeed_config", file, "--deterministic", "--steps", str(steps)),
-        *("--sequence-length", "64" if args.quick else "128", "--batch-size", "32"),
+        *("--sequence-length", "64" if is_small else "128", "--batch-size", "32"),
         *("--micro-batch-size", "16", "--log-every", "1", "--eval-every", "1000000"),
         *("--save-every", str(max(2, steps // 8)), "--timeout-minutes", "0.5"),
     ]
