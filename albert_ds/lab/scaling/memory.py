@@ -10,9 +10,7 @@ measures them.
 from dataclasses import dataclass
 
 from albert_ds.lab.scaling.layout import Layout
-
-CHUNK_ROWS = 4096  # masked positions whose scores exist at the same time (model/albert.py)
-SCORE_BYTES = 12  # softmax's output, the gradient of the loss and that of the scores, in fp32
+from albert_ds.model.config import SCORE_BYTES, count_score_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +64,7 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
         return parameters * (pair[0] + pair[1] / replicas)
 
     width, tokens = layout.weight_bytes, layout.tokens_a_pass
-    rows = min(layout.masked_a_pass, CHUNK_ROWS)
+    rows = min(layout.masked_a_pass, count_score_rows(model.vocab_size))
     kept, again = bytes_a_token(layout, on_cuda=on_cuda)
     # Of a token whose last state no head needs, the last layer keeps only input, key and value.
     unneeded = tokens - layout.needed_a_pass
