@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.cli import Number, Parser, log_line, natural, positive
+from albert_ds.cli import Number, Parser, flags_of, log_line, natural, positive
 from albert_ds.config import RunConfig
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
@@ -35,6 +35,8 @@ from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
 from albert_ds.runtime.comm_counter import record_traffic
 from albert_ds.runtime.environment import World, read_world
 from albert_ds.runtime.rendezvous import join_world, leave_world
+
+FAST = flags_of(RunConfig)["fast"].choices
 
 
 def build_parser() -> Parser:
@@ -75,6 +77,8 @@ def build_parser() -> Parser:
         help="none, attention or block: what backward recomputes",
     )
     add("--compile", action="store_true", help="also measure each model with compiled blocks")
+    text = "also measure each model with each of these faster forms, and with all together"
+    add("--fast", nargs="+", choices=FAST, help=text)
     add("--nodes", type=positive, default=1, help="network namespaces for the ranks; needs root")
     add(
         "--link",
@@ -204,12 +208,15 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
 def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> list[RunConfig]:
     """A run for every model, ZeRO stage, configuration and checkpointing mode in one layout."""
     configs = []
-    for file, zero, name, mode, compiled in itertools.product(
+    forms: list[dict] = [{}, *([{"compile": True}] if args.compile else [])]
+    forms += [{"fast": [form]} for form in args.fast or []]
+    forms += [{"fast": args.fast}] if len(args.fast or []) > 1 else []
+    for file, zero, name, mode, form in itertools.product(
         args.deepspeed_config,
         args.zero or [None],
         args.models,
         args.activation_checkpointing,
-        (False, True) if args.compile else (False,),
+        forms,
     ):
         size = replace(SIZES[name], vocab_size=args.vocab_size)
         check_tensor_parallel(
@@ -232,7 +239,7 @@ def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> li
                 tensor_parallel=tensor_parallel,
                 accumulation=args.accumulation,
                 activation_checkpointing=mode,
-                compile=compiled,
+                **form,
                 data=args.data,
             )
         )

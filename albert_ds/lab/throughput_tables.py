@@ -92,7 +92,8 @@ def _split(cell: dict) -> list[str]:
 
 
 def _name(cell: dict) -> str:
-    return cell["model"] + (", compiled" if cell.get("compile") else "")
+    forms = [*(["compiled"] if cell.get("compile") else []), *cell.get("fast", [])]
+    return ", ".join([cell["model"], *forms])
 
 
 def paper_speed_up(model: str, baseline: str) -> str:

@@ -1,4 +1,4 @@
-"""Training steps of one size: its best micro-batch, real text, compiled blocks, and the peer."""
+"""Training steps of one size: its best micro-batch, faster forms, real text, and the peer."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ NO_GAIN = 1.02  # a larger micro-batch must be faster by this factor
 MFU_GOALS = {"albert-large": 0.45, "albert-xlarge": 0.50, "albert-xxlarge": 0.62}
 TOKEN_GOALS = {"albert-base": 600_000}
 PEER_GOALS = {"albert-large": 1.5, "albert-xxlarge": 1.3}
+FAST, NEED_TRITON = ("qkv", "gradients"), ("norm",)  # of --fast
 WITHOUT_TRITON = "not run: triton, with which torch compiles for a GPU, is not installed"
 
 
 def bench(check: Check, model: str, name: str, micro_batch: int, *flags: object) -> dict:
     """Steps of throughput_bench.py, in bf16 with ZeRO-1, on one GPU."""
     given: list[object] = ["--models", model, "--micro-batch", micro_batch, "--ranks", 1]
-    given += ["--accumulation", 4, "--warmup", 2]
+    given += ["--accumulation", 2, "--warmup", 2]
     given += ["--deepspeed_config", "ds_configs/zero1_bf16.json", *flags]
     given += ["--sequence-length", 64] if check.quick else []
-    given += ["--rounds", 1 if check.quick else 3, "--steps", 1 if check.quick else 3]
+    given += ["--rounds", 1 if check.quick else 3, "--steps", 1 if check.quick else 2]
     cell = f"speed-{model}/{name}-{micro_batch}"
-    return check.run(cell, "tools/throughput_bench.py", *given, seconds=180)
+    return check.run(cell, "tools/throughput_bench.py", *given, seconds=240)
 
 
 def is_too_large(cell: dict) -> bool:
@@ -53,12 +54,13 @@ def sweep(check: Check, model: str) -> tuple[int | None, list[dict]]:
     return best, cells
 
 
-def describe(report: dict, cell: dict) -> str:
-    """tokens/s, MFU and peak memory."""
+def describe(report: dict, cell: dict, plain: dict) -> str:
+    """tokens/s, MFU, peak memory and the speed-up over the plain form."""
     says = f"{median_of(cell, 'tokens_a_second'):,.4g} tokens/s"
     if report["peak_flops"]:
         says += f", MFU {median_of(cell, 'flops_a_second') / report['peak_flops']:.1%}"
-    return f"{says}, {cell['rounds'][-1]['peak_memory'] / 1e9:.1f} GB"
+    says += f", {cell['rounds'][-1]['peak_memory'] / 1e9:.1f} GB"
+    return says if cell is plain else f"{says}, {speed_up(cell, plain):.2f} times the plain form"
 
 
 def measure_speed(check: Check, model: str) -> list[Finding]:
@@ -66,27 +68,50 @@ def measure_speed(check: Check, model: str) -> list[Finding]:
     failed = [c for c in cells if c["code"] != 0 and not is_too_large(c)]
     if best is None or failed:
         return [ended(f"{model}, full rows", (failed or cells)[0])]
-    findings, text = [], ["--data", *check.data]
+    compiles = find_spec("triton") is not None
+    forms = [*FAST, *(NEED_TRITON if compiles else ())]
+    compiled = ["--compile"] if compiles else []
+    findings = []
     for name, flags in (
-        ("rows", []),
-        ("text", text),
-        ("rows-compiled", []),
-        ("text-compiled", text),
+        ("full rows", ["--fast", *forms, *compiled]),
+        ("real text", ["--data", *check.data, *compiled]),
     ):
-        what = f"{model}, {best} sequences, {name.replace('-', ', ')}"
-        is_compiled = name.endswith("compiled")
-        if is_compiled and find_spec("triton") is None:
-            findings.append(Finding(what=what, passed=None, says=WITHOUT_TRITON))
-            continue
-        cell = bench(check, model, name, best, *flags, *(["--compile"] if is_compiled else []))
+        what = f"{model}, {name}, {best} sequences"
+        cell = bench(check, model, name.replace(" ", "-"), best, *flags)
         if cell["code"] != 0:
             findings.append(ended(what, cell))
             continue
         report = cell["result"]
-        findings.append(Finding(what=what, passed=None, says=describe(report, report["cells"][-1])))
-        if name == "rows":
-            findings += judge(model, report, report["cells"][0])
+        for own in report["cells"]:
+            form = name_form(own) or "plain"
+            says = describe(report, own, report["cells"][0])
+            findings.append(Finding(what=f"{what}, {form}", passed=None, says=says))
+        if name == "full rows":
+            findings += [advise(model, report["cells"]), *judge(model, report, report["cells"][0])]
+    if not compiles:
+        findings.append(Finding(what=f"{model}, compiled", passed=None, says=WITHOUT_TRITON))
     return findings
+
+
+def name_form(cell: dict) -> str:
+    """The flags of train.py that a cell was measured with."""
+    fast = f"--fast {' '.join(cell['fast'])}" if cell["fast"] else ""
+    return "--compile" if cell["compile"] else fast
+
+
+def speed_up(cell: dict, plain: dict) -> float:
+    """Over the plain form, round by round."""
+    pairs = zip(cell["rounds"], plain["rounds"], strict=True)
+    return statistics.median(a["tokens_a_second"] / b["tokens_a_second"] for a, b in pairs)
+
+
+def advise(model: str, cells: list[dict]) -> Finding:
+    """Which flags of train.py make this size's steps shorter here."""
+    ratios = {name_form(cell): speed_up(cell, cells[0]) for cell in cells[1:]}
+    best = max(ratios, key=ratios.__getitem__, default="")
+    wins = best and ratios[best] >= NO_GAIN
+    says = f"{best} ({ratios[best]:.2f} times as fast)" if wins else "none: plain is as fast"
+    return Finding(what=f"{model}, flags to train with", passed=None, says=says)
 
 
 def judge(model: str, report: dict, cell: dict) -> list[Finding]:
