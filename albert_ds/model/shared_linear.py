@@ -89,7 +89,7 @@ class _Use(torch.autograd.Function):
             sums.weight = torch.zeros_like(weight, dtype=exact)
             sums.bias = weight.new_zeros(len(weight), dtype=exact)
         add_product(sums.weight[rows], dy.T, x)
-        sums.bias[rows] += dy.sum(0, dtype=sums.bias.dtype)
+        sums.bias[rows].add_(dy.sum(0, dtype=sums.bias.dtype))  # += would copy the rows once more
         return dy @ weight[rows], None, None, None, None
 
 

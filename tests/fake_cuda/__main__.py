@@ -20,7 +20,7 @@ def environment(devices: int = 1) -> dict[str, str]:
         "FAKE_CUDA_DEVICES": str(devices),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         # Some virtual machines announce AMX and then forbid it: every bf16 product would crash.
-        "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"),
+        "ONEDNN_MAX_CPU_ISA": os.environ.get("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"),
     }
 
 

@@ -20,6 +20,10 @@ from tests.fake_cuda import torch_cuda
 ROOTS = ("albert_ds/", "site-packages/deepspeed/", "site-packages/megatron/")
 
 
+# The functions of a trainer that are one step.
+STEP = {"albert_ds.train": ("run_passes", "update"), "albert_ds.finetune": ("train_step",)}
+
+
 class Report:
     def __init__(self):
         self.mixed, self.steps, self.now = Counter(), [], None
@@ -30,18 +34,23 @@ class Report:
         elif self.now is not None and not staged_gloo.copying:
             self.now[f"{name} at {find_place()}"] += 1
 
-    def watch(self, part, is_last: bool = True):
-        """A part of a step, whose events are counted; those between its parts are, too."""
+    def watch(self, trainer, *parts: str) -> None:
+        """Count events from the begin of the first of these functions to the end of the last."""
 
-        def watched(*given):
-            self.now = Counter() if self.now is None else self.now
-            found = part(*given)
-            if is_last:
-                self.steps.append(self.now)
-                self.now = None
-            return found
+        def watched(part, function):
+            def call(*given):
+                if part == parts[0]:
+                    self.now = Counter()
+                found = function(*given)
+                if part == parts[-1]:
+                    self.steps.append(self.now)
+                    self.now = None
+                return found
 
-        return watched
+            return call
+
+        for part in parts:
+            setattr(trainer, part, watched(part, getattr(trainer, part)))
 
 
 def find_place() -> str:
@@ -57,11 +66,8 @@ def run(path: str, program: str, argv: list[str]) -> int:
     report = Report()
     torch_cuda.listen(report.hear)
     trainer = importlib.import_module(program)
-    if hasattr(trainer, "update"):
-        trainer.run_passes = report.watch(trainer.run_passes, is_last=False)
-        trainer.update = report.watch(trainer.update)
-    elif hasattr(trainer, "train_step"):
-        trainer.train_step = report.watch(trainer.train_step)
+    if program in STEP:
+        report.watch(trainer, *STEP[program])
     code = trainer.main(argv) or 0
     torch_cuda.listen(None)
     if os.environ.get("RANK", "0") == "0":

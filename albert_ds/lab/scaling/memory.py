@@ -47,9 +47,24 @@ class Memory:
     update: float  # the optimizer's temporaries
 
     @property
+    def at_peak(self) -> dict[str, float]:
+        """What is live at the peak, by name; the values add up to it."""
+        in_head = {"scores over the vocabulary": self.head}
+        in_backward = {"backward of the last layer": self.backward}
+        in_a_pass = {
+            "gradients of earlier passes, bucket": self.gradients,
+            "activations": self.activations,
+            **(in_head if self.head > self.backward else in_backward),
+        }
+        in_the_update = {"temporaries of the optimizer": self.update}
+        return {
+            "weights, masters, moments": self.lives,
+            **max(in_a_pass, in_the_update, key=lambda parts: sum(parts.values())),
+        }
+
+    @property
     def peak(self) -> float:
-        in_a_pass = self.gradients + self.activations + max(self.head, self.backward)
-        return self.lives + max(in_a_pass, self.update)
+        return sum(self.at_peak.values())
 
 
 def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
