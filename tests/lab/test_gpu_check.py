@@ -144,6 +144,7 @@ def test_without_cuda_and_with_a_wrong_name_it_is_one_line(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_whole_command_runs_on_the_fake_device(fake_cuda, tmp_path, devices):  # noqa: F811
     command = [sys.executable, "-m", "tests.fake_cuda", "--devices", str(devices)]

@@ -24,6 +24,7 @@ from albert_ds.files import write_file
 from albert_ds.json_files import read_json
 
 ROOT = Path(__file__).parents[3]
+PIECE_SECONDS = 590
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,7 @@ class Check:
     gpus: int
     quick: bool  # everything small: it shows that the commands work, and no figure means anything
     data: list[str] = field(default_factory=list)  # shards of real text
+    piece_ends: float = float("inf")  # time.monotonic()
 
     def run(
         self,
@@ -54,8 +56,9 @@ class Check:
     ) -> dict:
         """Run `python COMMAND --output FILE` once; returns how it ended, and FILE as `result`.
 
-        cell: PIECE/NAME. seconds: after these the command and all that it started are killed, and
-        the code is None. output: False where the command takes no --output.
+        cell: PIECE/NAME. seconds: after these, or at the end of the piece's time, the command and
+        all that it started are killed, and the code is None. output: False where the command takes
+        no --output.
         """
         path = self.folder / "cells" / f"{cell}.json"
         if path.exists() and (known := read_json(path, str(path)))["code"] == 0:
@@ -67,6 +70,7 @@ class Check:
         argv += ["--output", str(written)] if output else []
         log_line(f"gpu_check: {cell}: {' '.join(argv[1:])}")
         started = time.monotonic()
+        seconds = max(0.0, min(seconds, self.piece_ends - started))
         log = path.with_suffix(".log")
         code = run_in_group(argv, log, seconds)
         ended = {
@@ -88,6 +92,7 @@ class Check:
             if all(row["passed"] is not False for row in known):
                 return
         started = time.monotonic()
+        self.piece_ends = started + PIECE_SECONDS
         findings = look(self)
         done = {"piece": name, "seconds": round(time.monotonic() - started, 1)}
         done["findings"] = [asdict(finding) for finding in findings]
@@ -128,7 +133,7 @@ def last_words(log: Path, code: int | None, seconds: float) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line or line.startswith("albert-ds:")]
     text = (errors or lines or ["it printed nothing"])[-1].strip()[:300]
-    return f"still running after {seconds:g} s" if code is None else f"code {code}: {text}"
+    return f"still running after {seconds:.0f} s" if code is None else f"code {code}: {text}"
 
 
 def ended(what: str, cell: dict, says: str = "") -> Finding:
