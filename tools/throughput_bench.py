@@ -45,17 +45,11 @@ def build_parser() -> Parser:
     add(
         "--models", nargs="+", choices=SIZES, required=True, help="sizes; the first is the baseline"
     )
-    add(
-        "--ranks",
-        type=several(positive),
-        help="processes to start without a launcher (default: one for each GPU; 2 on a CPU)",
-    )
+    text = "processes to start without a launcher (default: one for each GPU; 2 on a CPU)"
+    add("--ranks", type=several(positive), help=text)
     add("--tensor-parallel", type=several(positive), default="1", help="ranks that share a block")
-    add(
-        "--micro-batch",
-        type=several(positive),
-        help="sequences per micro-batch (default: 32 on a GPU, 4 on a CPU)",
-    )
+    text = "sequences per micro-batch (default: 32 on a GPU, 4 on a CPU)"
+    add("--micro-batch", type=several(positive), help=text)
     add("--zero", type=several(natural), help="ZeRO stages (default: as in --deepspeed_config)")
     add("--accumulation", type=positive, default=1, help="micro-batches per optimizer step")
     add("--sequence-length", type=positive, default=512, help="tokens of a synthetic row")

@@ -37,6 +37,7 @@ from albert_ds.runtime.rendezvous import join_world
 if TYPE_CHECKING:
     import torch
 
+    from albert_ds.config import RunConfig
     from albert_ds.data.samples import MicroBatch
     from albert_ds.train import Run
 
@@ -170,6 +171,20 @@ def fill_defaults(args, *, on_gpu: bool) -> None:
     args.peers = args.peers or [*PEERS, *(FLASH if find_spec("flash_attn") else ())]
 
 
+def config_of(args) -> RunConfig:
+    model = SIZES[args.model]
+    if args.dropout is not None:
+        model = replace(model, dropout=args.dropout)
+    return bench_config(
+        args.model,
+        model,
+        deepspeed_config=args.deepspeed_config,
+        micro_batch_size=args.micro_batch_size,
+        sequence_length=args.sequence_length,
+        data=args.data,
+    )
+
+
 def measure(args) -> dict:
     """Seconds of every step; in each round all take a step on the same batch."""
     from albert_ds.runtime.run_folder import read_versions
@@ -178,17 +193,7 @@ def measure(args) -> dict:
     traffic = record_traffic()
     device = join_world(read_world())
     fill_defaults(args, on_gpu=device.type == "cuda")
-    model = SIZES[args.model]
-    if args.dropout is not None:
-        model = replace(model, dropout=args.dropout)
-    config = bench_config(
-        args.model,
-        model,
-        deepspeed_config=args.deepspeed_config,
-        micro_batch_size=args.micro_batch_size,
-        sequence_length=args.sequence_length,
-        data=args.data,
-    )
+    config = config_of(args)
     mesh = build_mesh(1)
     run = open_bench_run(config, mesh, device, traffic)
     ours = {OURS: run}
