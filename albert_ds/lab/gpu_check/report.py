@@ -27,17 +27,8 @@ def write_report(check: Check, names: list[str]) -> bool:
     failed = sum(row["passed"] is False for row in rows)
     missing = [name for name in names if name not in {piece["piece"] for piece in pieces}]
     verdict = f"FAIL: {failed} of {len(rows)} rows" if failed else "PASS"
-    lines = [
-        f"# {verdict}: {about['device']}, {about['gpus']} GPU(s), commit {about['commit']}",
-        "",
-    ]
-    if is_meaningless(about):
-        device = "fake" if "fake" in about["device"] else about["device"]
-        lines += [
-            f"**device: {device}; --quick: {about['quick']}. No figure below means anything:** ",
-            "",
-        ]
-        lines[-2] += "they show only that the commands work."
+    title = f"# {verdict}: {about['device']}, {about['gpus']} GPU(s), commit {about['commit']}"
+    lines = [title, "", *warn(about)]
     if missing:
         lines += [f"Not run yet: {', '.join(missing)}.", ""]
     for piece in pieces:
@@ -51,8 +42,12 @@ def write_report(check: Check, names: list[str]) -> bool:
     return not failed
 
 
-def is_meaningless(about: dict) -> bool:
-    return about["quick"] or "fake" in about["device"]
+def warn(about: dict) -> list[str]:
+    """Whether the figures mean anything."""
+    reasons = ["device: fake"] if "fake" in about["device"] else []
+    reasons += ["--quick"] if about["quick"] else []
+    text = f"**{', '.join(reasons)}: no figure below means anything**; the commands work."
+    return [text, ""] if reasons else []
 
 
 def read_speeds(check: Check) -> dict[str, list[dict]]:
