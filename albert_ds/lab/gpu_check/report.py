@@ -46,7 +46,7 @@ def warn(about: dict) -> list[str]:
     """Whether the figures mean anything."""
     reasons = ["device: fake"] if "fake" in about["device"] else []
     reasons += ["--quick"] if about["quick"] else []
-    text = f"**{', '.join(reasons)}: no figure below means anything**; rows say whether the commands work."
+    text = f"**{', '.join(reasons)}: no figure below means anything**, only whether commands work."
     return [text, ""] if reasons else []
 
 
