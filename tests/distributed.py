@@ -85,6 +85,16 @@ def _end(function, rank, world_size, port, args) -> None:
     function(rank, *args)
 
 
+def share_gpus(world_size: int) -> None:
+    """NCCL takes one rank a GPU; where there are more, it is gloo over copies on the host."""
+    import torch
+
+    if 0 < torch.cuda.device_count() < world_size and os.environ.get("DS_ACCELERATOR") != "cpu":
+        from tests.staged_gloo import stage
+
+        stage()
+
+
 def _set_environment(rank, world_size, port) -> None:
     os.environ |= {
         "RANK": str(rank),
@@ -99,6 +109,7 @@ def _set_environment(rank, world_size, port) -> None:
 def _enter(function, rank, world_size, port, results, args) -> None:
     _set_environment(rank, world_size, port)
     try:
+        share_gpus(world_size)
         # Plain pickle: torch's own passes tensors through files that vanish with this process.
         results.put((rank, pickle.dumps(function(rank, *args)), None))
     except BaseException:  # the parent fails the test with it
