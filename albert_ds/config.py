@@ -12,7 +12,9 @@ from typing import Any
 from albert_ds.cli import Flag, Number, Parser, add_flag, add_flags, flag, flags_of, path, positive
 from albert_ds.data.stream_config import TASK, StreamConfig
 from albert_ds.errors import UserError
+from albert_ds.model.additions import ADDITIONS
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig
+from albert_ds.model.sharing import list_patterns
 from albert_ds.run_config import (
     BATCH_SIZE,
     DEEPSPEED_CONFIG,
@@ -140,6 +142,7 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="deepspeed albert_ds/train.py",
         description="Pretrain ALBERT (or a BERT baseline). Given the same --output again, resumes.",
+        epilog=_describe_layers(),
     )
     for title in (WHAT, SHAPE, TASK, OPTIMIZATION, LAYOUT, COMPILATION, RHYTHM):
         parser.add_argument_group(title)
@@ -149,6 +152,16 @@ def build_parser() -> Parser:
     add_flag(parser, "learning_rate", NESTED["deepspeed.optimizer.params.lr"])
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
     return parser
+
+
+def _describe_layers() -> str:
+    """The tables of --sharing and --per-layer, for --help."""
+    lines = ["--sharing, with the blocks (attention / feed-forward) of 6 layers:"]
+    for form, blocks, meaning in list_patterns():
+        lines += [f"  {form:15} {meaning}", f"  {'':15} {blocks}"]
+    lines.append("--per-layer, any of these with commas between, or none:")
+    lines += [f"  {addition.form:15} {addition.meaning}" for addition in ADDITIONS.values()]
+    return "\n".join(lines) + "\n"
 
 
 def read_config(argv: list[str], *, world_size: int) -> RunConfig:

@@ -227,7 +227,7 @@ def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, 
         return engine, state
     weights = None
     if config.init_from is not None:
-        weights = read_initial_weights(Path(config.init_from), config.model)
+        weights = read_initial_weights(Path(config.init_from), config.model, config.seed)
     engine = build(config, mesh, device, weights)
     return engine, checkpoint.TrainState(step=0, samples=0, updates=0, loss_scale=None)
 

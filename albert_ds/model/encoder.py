@@ -8,14 +8,17 @@ Shapes: B sequences, N tokens, R output positions, T longest sequence, H hidden,
 n heads, D head width, L layers.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from albert_ds.errors import UserError
-from albert_ds.model.config import ModelConfig, share
+from albert_ds.model.config import ModelConfig
 from albert_ds.model.dropout import Dropout, drop
+from albert_ds.model.own import build_own
 
 
 class VarlenAttention(nn.Module):
@@ -133,21 +136,29 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(
-        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, output_positions: Tensor | None = None
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        output_positions: Tensor | None = None,
+        own: nn.ModuleDict | None = None,
     ) -> Tensor:
         """Mix the tokens of each sequence: [N, H] -> [R, H], without the residual."""
         q_ends = cu_seqlens
         if output_positions is not None:
             q_ends = torch.searchsorted(output_positions, cu_seqlens, out_int32=True)
         q, k, v = (
-            projection(y).view(len(y), -1, self.head_dim)  # [R, n, D], [N, n, D]
-            for projection, y in (
-                (self.query, select(x, output_positions)),
-                (self.key, x),
-                (self.value, x),
-            )
+            project(self, name, y, own).view(len(y), -1, self.head_dim)  # [R, n, D], [N, n, D]
+            for name, y in (("query", select(x, output_positions)), ("key", x), ("value", x))
         )
-        return self.output(self.core(q, k, v, q_ends, cu_seqlens, max_seqlen).flatten(1))
+        mixed = self.core(q, k, v, q_ends, cu_seqlens, max_seqlen).flatten(1)
+        return project(self, "output", mixed, own)
+
+
+def project(block: nn.Module, name: str, x: Tensor, own: nn.ModuleDict | None) -> Tensor:
+    """A projection of `block`, with what the layer adds to it."""
+    y = getattr(block, name)(x)
+    return y + own[name](x) if own is not None and name in own else y
 
 
 def select(x: Tensor, output_positions: Tensor | None) -> Tensor:
@@ -163,26 +174,47 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(config.hidden_size, config.ffn_size)
         self.down = nn.Linear(config.ffn_size, config.hidden_size)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, own: nn.ModuleDict | None = None) -> Tensor:
         """Transform each token separately: [N, H] -> [N, H], without the residual."""
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        inner = F.gelu(project(self, "up", x, own), approximate="tanh")
+        return project(self, "down", inner, own)
+
+
+def add_and_norm(
+    block: "AttentionBlock | FeedForwardBlock", x: Tensor, y: Tensor, own: nn.ModuleDict | None
+) -> Tensor:
+    """LN(x + dropout(y)), with the layer's own factor and norm where it has them."""
+    y = block.dropout(y)
+    if own is None:
+        return block.layer_norm(x + y)
+    y = own["result"](y) if "result" in own else y
+    return (own["layer_norm"] if "layer_norm" in own else block.layer_norm)(x + y)
 
 
 class AttentionBlock(nn.Module):
-    """LN(x + dropout(attention(x))): the part that --sharing attention shares."""
+    """LN(x + dropout(attention(x))): the part that --sharing attention shares.
+
+    `own` is what the layer that uses the block has of its own in it (`model/additions.py`).
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.self_attention = SelfAttention(config)
         self.dropout = Dropout(config.dropout)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        if not config.owns("attention.layer_norm"):
+            self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(
-        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, output_positions: Tensor | None = None
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        output_positions: Tensor | None = None,
+        own: nn.ModuleDict | None = None,
     ) -> Tensor:
         """[N, H] -> [R, H]; [N, H] without output positions."""
-        mixed = self.self_attention(x, cu_seqlens, max_seqlen, output_positions)
-        return self.layer_norm(select(x, output_positions) + self.dropout(mixed))
+        mixed = self.self_attention(x, cu_seqlens, max_seqlen, output_positions, own)
+        return add_and_norm(self, select(x, output_positions), mixed, own)
 
 
 class FeedForwardBlock(nn.Module):
@@ -192,11 +224,12 @@ class FeedForwardBlock(nn.Module):
         super().__init__()
         self.feed_forward = FeedForward(config)
         self.dropout = Dropout(config.dropout)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        if not config.owns("ffn.layer_norm"):
+            self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, own: nn.ModuleDict | None = None) -> Tensor:
         """[N, H] -> [N, H]."""
-        return self.layer_norm(x + self.dropout(self.feed_forward(x)))
+        return add_and_norm(self, x, self.feed_forward(x, own), own)
 
 
 class Encoder(nn.Module):
@@ -214,10 +247,15 @@ class Encoder(nn.Module):
                 "must be none, attention or block"
             )
         self.activation_checkpointing = activation_checkpointing
-        self.plan = share(config.sharing, config.num_layers)
-        num_attention, num_ffn = (1 + max(indices) for indices in zip(*self.plan, strict=True))
+        self.config, self.plan = config, config.plan
+        num_attention, num_ffn = config.num_blocks
         self.attention = nn.ModuleList(AttentionBlock(config) for _ in range(num_attention))
         self.ffn = nn.ModuleList(FeedForwardBlock(config) for _ in range(num_ffn))
+        self.own = build_own(config)
+
+    def set_depth(self, num_layers: int) -> None:
+        """Run this many layers from now on; UserError where they would leave parameters out."""
+        self.plan = self.config.at_depth(num_layers).plan
 
     def compile_blocks(self) -> None:
         """Compile each distinct block once, for any number of tokens; all its layers use it."""
@@ -233,11 +271,14 @@ class Encoder(nn.Module):
         layer is computed for these alone, and its state is [R, H]. None: all.
         """
         states = [x]
-        for layer, (a, f) in enumerate(self.plan, start=1):
-            last_positions = output_positions if layer == len(self.plan) else None
-            x = self._layer(
-                self.attention[a], self.ffn[f], x, cu_seqlens, max_seqlen, last_positions
-            )
+        for layer, (a, f) in enumerate(self.plan):
+            last_positions = output_positions if layer + 1 == len(self.plan) else None
+            own = self.own[layer] if len(self.own) else {"attention": None, "ffn": None}
+            if "layer" in own and "input" in own["layer"]:
+                x = own["layer"]["input"](x)
+            attention = partial(self.attention[a], own=own["attention"])
+            ffn = partial(self.ffn[f], own=own["ffn"])
+            x = self._layer(attention, ffn, x, cu_seqlens, max_seqlen, last_positions)
             states.append(x)
         return states
 

@@ -64,7 +64,12 @@ def config_of(mode: Mode) -> RunConfig:
             "zero_optimization": {"stage": mode.stage},
             "gradient_clipping": mode.clipping or 0.0,
         },
-        model=replace(MODEL, sharing=mode.sharing, pair_head=mode.objective != "none"),
+        model=replace(
+            MODEL,
+            sharing=mode.sharing,
+            per_layer=mode.per_layer,
+            pair_head=mode.objective != "none",
+        ),
         activation_checkpointing=mode.checkpointing,
     )
     return replace(config, stream=replace(config.stream, objective=mode.objective))
@@ -121,7 +126,7 @@ class References:
 
     def of(self, mode: Mode, outcome: Outcome, *, rounded: bool = False) -> Reference:
         """Training from the outcome's initial weights, or from these `rounded` to bf16."""
-        key = (mode.sharing, mode.objective, mode.clipping, rounded)
+        key = (mode.sharing, mode.per_layer, mode.objective, mode.clipping, rounded)
         if key not in self._known:
             config, start = config_of(mode), outcome.initial
             if rounded:

@@ -82,7 +82,7 @@ def read_lead(folder: Path) -> dict[str, str]:
         found = read_json(path)
         check(found, {"model": dict}, str(path))
         parts = count_params(build(ModelConfig, found["model"], f"{path}: model"))
-        number = sum(parts[name] for name in ("embeddings", "attention", "ffn", "pooler"))
+        number = sum(parts[name] for name in ("embeddings", "own", "attention", "ffn", "pooler"))
         lead["Parameters"] = f"{number / 1e6:.0f}M" if number > 1e7 else f"{number / 1e6:.2f}M"
     if (folder / "probe.json").is_file():
         path = folder / "probe.json"

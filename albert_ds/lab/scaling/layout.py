@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from albert_ds.errors import UserError
-from albert_ds.model.config import ModelConfig, count_flops, count_params, share
+from albert_ds.model.config import ModelConfig, count_flops, count_params
 
 PRECISIONS = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a weight in a pass
 CHECKPOINTING = ("none", "attention", "block")
@@ -84,27 +84,28 @@ class Layout:
         return PRECISIONS[self.precision]
 
     @property
-    def block_parameters(self) -> int:
-        """This rank's parameters of one attention and one feed-forward block."""
+    def attention_parameters(self) -> int:
+        """This rank's parameters of one attention block."""
+        h, tp = self.model.hidden_size, self.tensor_parallel
+        return 4 * h * h // tp + 3 * h // tp + h + 2 * h
+
+    @property
+    def ffn_parameters(self) -> int:
+        """This rank's parameters of one feed-forward block."""
         h, f, tp = self.model.hidden_size, self.model.ffn_size, self.tensor_parallel
-        attention = 4 * h * h // tp + 3 * h // tp + h + 2 * h
-        return attention + 2 * h * f // tp + f // tp + h + 2 * h
+        return 2 * h * f // tp + f // tp + h + 2 * h
+
+    @property
+    def block_parameters(self) -> int:
+        return self.attention_parameters + self.ffn_parameters
 
     @cached_property
     def parameters(self) -> int:
         """Unique parameters of a rank, before ZeRO divides them."""
         counts = count_params(self.model)
-        blocks = len(set(share(self.model.sharing, self.model.num_layers)))
-        if self.tensor_parallel == 1:
-            return sum(counts.values())
-        if self.model.sharing in ("attention", "ffn"):
-            raise UserError(
-                f"--sharing {self.model.sharing}: no prediction with tensor parallelism; "
-                "allowed: all, none, groups:N"
-            )
-        return (
-            sum(counts.values()) - counts["attention"] - counts["ffn"]
-        ) + blocks * self.block_parameters
+        num_attention, num_ffn = (len({*used}) for used in zip(*self.model.plan, strict=True))
+        blocks = num_attention * self.attention_parameters + num_ffn * self.ffn_parameters
+        return sum(counts.values()) - counts["attention"] - counts["ffn"] + blocks
 
     @property
     def held_parameters(self) -> float:
@@ -125,7 +126,7 @@ class Layout:
         These are the blocks that only one layer uses. The gradient of a shared block, and of the
         embedding, which the MLM head shares, is complete only at the end of backward.
         """
-        plan = share(self.model.sharing, self.model.num_layers)
+        plan = self.model.plan
         counts = count_params(self.model)
         early = 0.0
         for part, used in zip(("attention", "ffn"), zip(*plan, strict=True), strict=True):
