@@ -14,6 +14,7 @@ from albert_ds.data.stream_config import TASK, StreamConfig
 from albert_ds.errors import UserError
 from albert_ds.model.additions import ADDITIONS
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig
+from albert_ds.model.depth import model_at
 from albert_ds.model.sharing import list_patterns
 from albert_ds.run_config import (
     BATCH_SIZE,
@@ -104,6 +105,14 @@ class RunConfig(SharedConfig):
         metavar="RUN_OR_HF",
         group=OPTIMIZATION,
     )
+    depth_schedule: str | None = flag(
+        "layers to run, and from which step or share of --steps on: 3@0,6@40%,12@70%; for layers "
+        "that share all their blocks",
+        default=None,
+        shown_default="all layers from the first step on",
+        metavar="LAYERS@START,...",
+        group=OPTIMIZATION,
+    )
     seed: int = 0  # StreamConfig's
     log_every: int = flag(LOG_EVERY, default=10)
     eval_every: int = flag(EVAL_EVERY, default=1000, may_change=True)
@@ -135,6 +144,10 @@ class RunConfig(SharedConfig):
     wandb: bool = flag(
         "log to Weights & Biases as well", default=False, group=RHYTHM, may_change=True
     )
+
+    def model_at(self, step: int) -> ModelConfig:
+        """The model as the step after `step` finished ones runs it: --depth-schedule."""
+        return model_at(self.model, self.depth_schedule, self.steps, step)
 
 
 def build_parser() -> Parser:
@@ -197,6 +210,7 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         "deepspeed": deepspeed,
     }
     config = RunConfig(**typed | resolved)
+    config.model_at(0)  # refuses a wrong --depth-schedule
     _check_previous(config)
     return config
 

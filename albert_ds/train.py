@@ -123,6 +123,8 @@ def train_step(run: Run, batch: Batch) -> float:
     engine = run.engine
     seed_step(run.config.seed, run.step, run.mesh.dp_rank)
     engine.set_learning_rate(run.config.rate_at(run.step))
+    model = run.config.model_at(run.step)
+    engine.deepspeed.module.albert.encoder.set_depth(model.num_layers)
     # DeepSpeed averages gradients over data-parallel ranks; the losses need their sum.
     mlm_scale = run.mesh.dp_size / max(batch.counts.masked, 1)
     pair_scale = run.mesh.dp_size / max(batch.counts.pairs, 1)
@@ -141,7 +143,7 @@ def train_step(run: Run, batch: Batch) -> float:
     run.step += 1
     run.updates += applied
     run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
-    run.window.add_step(batch.counts, data_seconds=batch.data_seconds, applied=applied)
+    run.window.add_step(batch.counts, model, data_seconds=batch.data_seconds, applied=applied)
     return gradient_norm
 
 
@@ -252,7 +254,9 @@ def open_stream(config: RunConfig, mesh: Mesh, samples: int) -> Iterator[MicroBa
 
 def describe_window(run: Run, gradient_norm: float) -> dict:
     """The metrics of a logging interval. Collective."""
-    values = run.window.close(run.mesh, run.config.model, run.config.stream.objective)
+    values = run.window.close(run.mesh, run.config.stream.objective)
+    if run.config.depth_schedule:
+        values["num_layers"] = run.config.model_at(run.step - 1).num_layers
     return {
         "samples": run.step * run.config.batch_size,
         **values,

@@ -6,8 +6,8 @@ from tests.exactness.modes import FACTORS, Mode, same_order
 from tests.exactness.run import Difference, Outcome, References, compare, tensor_errors
 
 HEAD = (
-    "| ZeRO | TP | DP | precision | accumulation | clipping | checkpointing | sharing | own | objective "
-    "| loss | gradient | parameters | key bias |",
+    "| ZeRO | TP | DP | precision | accumulation | clipping | checkpointing | sharing | own "
+    "| objective | loss | gradient | parameters | key bias |",
     "| --- " * 10 + "| --: " * 4 + "|",
 )
 

@@ -90,7 +90,7 @@ def train_modes(rank: int, modes: list[Mode]) -> list[Outcome]:
             if step == NUM_STEPS - 1:
                 before = gather(run.engine, "exp_avg.safetensors")
             norms.append(train_step(run, next_batch(run)))
-            values = run.window.close(run.mesh, config.model, config.stream.objective)
+            values = run.window.close(run.mesh, config.stream.objective)
             losses.append(values["loss"])
         after = gather(run.engine, "exp_avg.safetensors")
         outcomes.append(
