@@ -1,6 +1,8 @@
 """What layers that share their blocks have of their own: `--per-layer`.
 
-An addition puts a module at places of every layer (`model/encoder.py` runs it there):
+An addition is a row of ADDITIONS here, and its module in BUILD of `model/own.py`, apart because a
+command line reads this file and must not wait for torch. The module stands at places of every
+layer, where `model/encoder.py` runs it:
 
 | place                                                | what the module does there            |
 | ---------------------------------------------------- | ------------------------------------- |
@@ -9,9 +11,7 @@ An addition puts a module at places of every layer (`model/encoder.py` runs it t
 | attention.result, ffn.result                         | transforms what the residual receives |
 | attention.layer_norm, ffn.layer_norm                 | replaces the shared block's           |
 
-All start as nothing: a model with an addition computes at first what it computes without. A new
-addition is one row of ADDITIONS. Its modules are built where torch is imported already, because a
-command line reads this file.
+All start as nothing: a model with an addition computes at first what it computes without.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 from albert_ds.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from albert_ds.model.config import ModelConfig
 
 # Of each projection: whether its input and its output have the feed-forward width.
@@ -41,7 +39,6 @@ class Addition:
     form: str  # as it is typed
     meaning: str
     places: tuple[str, ...]
-    build: Callable[["ModelConfig", str, int], "nn.Module"]  # for a place and a value
     count: Callable[["ModelConfig", int], int]  # parameters of a layer, for a value
 
 
@@ -70,57 +67,29 @@ def widths_of(config: "ModelConfig", projection: str) -> tuple[int, int]:
     return widths[is_wide_in], widths[is_wide_out]
 
 
-def _build_norm(config, place: str, value: int):
-    from torch import nn
-
-    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-
-def _build_scale(config, place: str, value: int):
-    from albert_ds.model.own import Scale
-
-    return Scale()
-
-
-def _build_position(config, place: str, value: int):
-    from albert_ds.model.own import Shift
-
-    return Shift(config.hidden_size)
-
-
-def _build_low_rank(config, place: str, value: int):
-    from albert_ds.model.own import LowRank
-
-    return LowRank(*widths_of(config, place), value)
-
-
 ADDITIONS: dict[str, Addition] = {
     "norm": Addition(
         form="norm",
         meaning="its own LayerNorms",
         places=("attention.layer_norm", "ffn.layer_norm"),
-        build=_build_norm,
         count=lambda config, _: 4 * config.hidden_size,
     ),
     "scale": Addition(
         form="scale",
         meaning="a factor on the result of each of its blocks",
         places=("attention.result", "ffn.result"),
-        build=_build_scale,
         count=lambda config, _: 2,
     ),
     "position": Addition(
         form="position",
         meaning="a vector, the embedding of its number, added to its input",
         places=("layer.input",),
-        build=_build_position,
         count=lambda config, _: config.hidden_size,
     ),
     "lora": Addition(
         form="lora:R",
         meaning="a product of rank R added to each of its six projections",
         places=tuple(PROJECTIONS),
-        build=_build_low_rank,
         count=lambda config, rank: rank * sum(sum(widths_of(config, p)) for p in PROJECTIONS),
     ),
 }

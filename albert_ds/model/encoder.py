@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
-from albert_ds.model.dropout import Dropout, drop
-from albert_ds.model.own import build_own
+from albert_ds.model.dropout import drop
+from albert_ds.model.own import Own, ResidualNorm, build_own
 
 
 class VarlenAttention(nn.Module):
@@ -144,20 +144,19 @@ class SelfAttention(nn.Module):
         own: nn.ModuleDict | None = None,
     ) -> Tensor:
         """Mix the tokens of each sequence: [N, H] -> [R, H], without the residual."""
-        q_ends = cu_seqlens
+        q_ends, needed = cu_seqlens, select(x, output_positions)  # [R, H]
         if output_positions is not None:
             q_ends = torch.searchsorted(output_positions, cu_seqlens, out_int32=True)
         q, k, v = (
-            project(self, name, y, own).view(len(y), -1, self.head_dim)  # [R, n, D], [N, n, D]
-            for name, y in (("query", select(x, output_positions)), ("key", x), ("value", x))
-        )
+            add_own(own, name, y, getattr(self, name)(y)).unflatten(1, (-1, self.head_dim))
+            for name, y in (("query", needed), ("key", x), ("value", x))
+        )  # [R, n, D], [N, n, D]
         mixed = self.core(q, k, v, q_ends, cu_seqlens, max_seqlen).flatten(1)
-        return project(self, "output", mixed, own)
+        return add_own(own, "output", mixed, self.output(mixed))
 
 
-def project(block: nn.Module, name: str, x: Tensor, own: nn.ModuleDict | None) -> Tensor:
-    """A projection of `block`, with what the layer adds to it."""
-    y = getattr(block, name)(x)
+def add_own(own: nn.ModuleDict | None, name: str, x: Tensor, y: Tensor) -> Tensor:
+    """y, the projection `name` of x, with what the layer adds to it."""
     return y + own[name](x) if own is not None and name in own else y
 
 
@@ -176,19 +175,18 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, own: nn.ModuleDict | None = None) -> Tensor:
         """Transform each token separately: [N, H] -> [N, H], without the residual."""
-        inner = F.gelu(project(self, "up", x, own), approximate="tanh")
-        return project(self, "down", inner, own)
+        inner = F.gelu(add_own(own, "up", x, self.up(x)), approximate="tanh")
+        return add_own(own, "down", inner, self.down(inner))
 
 
-def add_and_norm(
-    block: "AttentionBlock | FeedForwardBlock", x: Tensor, y: Tensor, own: nn.ModuleDict | None
+def end_block(
+    block: "AttentionBlock | FeedForwardBlock", x: Tensor, added: Tensor, own: nn.ModuleDict | None
 ) -> Tensor:
-    """LN(x + dropout(y)), with the layer's own factor and norm where it has them."""
-    y = block.dropout(y)
+    """LN(x + dropout(added)), with the layer's own factor and norm where it has them."""
     if own is None:
-        return block.layer_norm(x + y)
-    y = own["result"](y) if "result" in own else y
-    return (own["layer_norm"] if "layer_norm" in own else block.layer_norm)(x + y)
+        return block.layer_norm(x, added)
+    added = own["result"](added) if "result" in own else added
+    return (own["layer_norm"] if "layer_norm" in own else block.layer_norm)(x, added)
 
 
 class AttentionBlock(nn.Module):
@@ -200,9 +198,8 @@ class AttentionBlock(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.self_attention = SelfAttention(config)
-        self.dropout = Dropout(config.dropout)
         if not config.owns("attention.layer_norm"):
-            self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.layer_norm = ResidualNorm(config)
 
     def forward(
         self,
@@ -214,7 +211,7 @@ class AttentionBlock(nn.Module):
     ) -> Tensor:
         """[N, H] -> [R, H]; [N, H] without output positions."""
         mixed = self.self_attention(x, cu_seqlens, max_seqlen, output_positions, own)
-        return add_and_norm(self, select(x, output_positions), mixed, own)
+        return end_block(self, select(x, output_positions), mixed, own)
 
 
 class FeedForwardBlock(nn.Module):
@@ -223,13 +220,12 @@ class FeedForwardBlock(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.feed_forward = FeedForward(config)
-        self.dropout = Dropout(config.dropout)
         if not config.owns("ffn.layer_norm"):
-            self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.layer_norm = ResidualNorm(config)
 
     def forward(self, x: Tensor, own: nn.ModuleDict | None = None) -> Tensor:
         """[N, H] -> [N, H]."""
-        return add_and_norm(self, x, self.feed_forward(x, own), own)
+        return end_block(self, x, self.feed_forward(x, own), own)
 
 
 class Encoder(nn.Module):
@@ -273,11 +269,12 @@ class Encoder(nn.Module):
         states = [x]
         for layer, (a, f) in enumerate(self.plan):
             last_positions = output_positions if layer + 1 == len(self.plan) else None
-            own = self.own[layer] if len(self.own) else {"attention": None, "ffn": None}
-            if "layer" in own and "input" in own["layer"]:
-                x = own["layer"]["input"](x)
-            attention = partial(self.attention[a], own=own["attention"])
-            ffn = partial(self.ffn[f], own=own["ffn"])
+            attention, ffn = self.attention[a], self.ffn[f]
+            if len(self.own):
+                own = self.own[layer]
+                assert isinstance(own, Own)
+                x = own.layer["input"](x) if "input" in own.layer else x
+                attention, ffn = partial(attention, own=own.attention), partial(ffn, own=own.ffn)
             x = self._layer(attention, ffn, x, cu_seqlens, max_seqlen, last_positions)
             states.append(x)
         return states

@@ -266,12 +266,8 @@ def _recognise_sharing(config: ModelConfig, state: Weights) -> tuple[ModelConfig
         return config, state
     layers = config.num_layers
     owners = {kind: _find_owners(state, kind, layers) for kind in ("attention", "ffn")}
-    sharing = name_plan(
-        [
-            tuple(sorted(set(found)).index(found[layer]) for found in owners.values())
-            for layer in range(layers)
-        ]
-    )
+    attention, ffn = ([sorted({*found}).index(x) for x in found] for found in owners.values())
+    sharing = name_plan(list(zip(attention, ffn, strict=True)))
     if sharing == "none":
         return config, state
     log = logging.getLogger(__name__)

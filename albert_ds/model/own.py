@@ -3,6 +3,7 @@
 Shapes: N tokens, H hidden, R rank.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,14 +11,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albert_ds.errors import UserError
-from albert_ds.model.additions import read_additions
+from albert_ds.model.additions import read_additions, widths_of
 from albert_ds.model.config import ModelConfig
+from albert_ds.model.dropout import Dropout
 
 FULL_NAMES = {  # of the projections within their block
     **{name: f"self_attention.{name}" for name in ("query", "key", "value", "output")},
     **{name: f"feed_forward.{name}" for name in ("up", "down")},
 }
 LAST = {"attention": "output", "ffn": "down"}  # the projection that a block ends with
+
+
+class ResidualNorm(nn.LayerNorm):
+    """LN(x + dropout(added)): [N, H] and [N, H] -> [N, H]."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, added: Tensor) -> Tensor:  # ty: ignore[incompatible-method-override]
+        return super().forward(x + self.dropout(added))
 
 
 class Scale(nn.Module):
@@ -54,20 +67,33 @@ class LowRank(nn.Module):
         return F.linear(F.linear(x, self.first), self.second)
 
 
-def build_own(config: ModelConfig) -> nn.ModuleList:
-    """What each layer has of its own: KIND -> place -> module; empty without additions."""
-    additions = read_additions(config.per_layer)
-    layers = nn.ModuleList()
-    for _ in range(config.num_layers if additions else 0):
-        parts = nn.ModuleDict({kind: nn.ModuleDict() for kind in ("layer", "attention", "ffn")})
-        for addition, value in additions:
+# Word of --per-layer -> its module, for a place and a value.
+BUILD: dict[str, Callable[[ModelConfig, str, int], nn.Module]] = {
+    "norm": lambda config, place, value: ResidualNorm(config),
+    "scale": lambda config, place, value: Scale(),
+    "position": lambda config, place, value: Shift(config.hidden_size),
+    "lora": lambda config, place, value: LowRank(*widths_of(config, place), value),
+}
+
+
+class Own(nn.Module):
+    """What one layer has of its own: its modules by place."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.layer, self.attention, self.ffn = (nn.ModuleDict() for _ in range(3))
+        for addition, value in read_additions(config.per_layer):
             for place in addition.places:
                 kind, name = place.split(".")
-                part = parts[kind]
-                assert isinstance(part, nn.ModuleDict) and name not in part, place
-                part[name] = addition.build(config, place, value)
-        layers.append(parts)
-    return layers
+                part: nn.ModuleDict = getattr(self, kind)
+                assert name not in part, f"two additions at {place}"
+                part[name] = BUILD[addition.form.partition(":")[0]](config, place, value)
+
+
+def build_own(config: ModelConfig) -> nn.ModuleList:
+    """What each layer has of its own; empty without --per-layer."""
+    layers = 0 if config.per_layer == "none" else config.num_layers
+    return nn.ModuleList(Own(config) for _ in range(layers))
 
 
 def fold(config: ModelConfig, state: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
