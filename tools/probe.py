@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from albert_ds import cli
+from albert_ds.data.stream_config import list_pair_tasks
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
 
-TASKS = {"sop": "SOP", "nsp": "NSP"}
+TASKS = list_pair_tasks()
 
 
 def build_parser() -> cli.Parser:

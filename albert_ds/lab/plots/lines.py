@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from albert_ds.data.stream_config import list_pair_tasks
 from albert_ds.errors import UserError
 from albert_ds.json_files import read_lines
 from albert_ds.lab.plots.style import label, line_style, new_figure, save
@@ -9,7 +10,10 @@ from albert_ds.lab.plots.style import label, line_style, new_figure, save
 CURVES = (
     ("mlm_loss", "MLM loss (nats per masked token)"),
     ("mlm_accuracy", "MLM accuracy (share of masked tokens)"),
-    ("sop_loss", "SOP loss (nats per pair)"),
+    *(
+        (f"{name}_loss", f"{title} loss (nats per pair)")
+        for name, title in list_pair_tasks().items()
+    ),
 )
 DISTANCES = (
     ("l2", "L2 distance of input and output"),
@@ -28,12 +32,14 @@ def read_metrics(run: Path) -> list[dict]:
 
 def draw_curves(runs: dict[str, Path], output: Path) -> None:
     """A panel for each quantity: lines for training windows, markers for held-out evaluations."""
-    figure, axes = new_figure(len(CURVES), width=5)
+    keys = {key for run in runs.values() for record in read_metrics(run) for key in record}
+    curves = [curve for curve in CURVES if {curve[0], f"heldout_{curve[0]}"} & keys]
+    figure, axes = new_figure(len(curves), width=5)
     for number, (name, run) in enumerate(runs.items()):
         records = read_metrics(run)
         style = line_style(number, markersize=7 + 4 * number)
         marks = {**style, "linestyle": "none", "markerfacecolor": "none"}
-        for axis, (key, _) in zip(axes, CURVES, strict=True):
+        for axis, (key, _) in zip(axes, curves, strict=True):
             trained = [(r["step"], r[key]) for r in records if r.get(key) is not None]
             held = [(r["step"], r[f"heldout_{key}"]) for r in records if f"heldout_{key}" in r]
             if trained:
@@ -41,7 +47,7 @@ def draw_curves(runs: dict[str, Path], output: Path) -> None:
                 axis.plot(*zip(*trained, strict=True), **line, label=name)
             if held:
                 axis.plot(*zip(*held, strict=True), **marks, label=f"{name}, held out")
-    for axis, (_, title) in zip(axes, CURVES, strict=True):
+    for axis, (_, title) in zip(axes, curves, strict=True):
         label(axis, "optimizer step", title)
     axes[0].legend()
     save(figure, output)
@@ -55,8 +61,9 @@ def largest_differences(first: Path, other: Path) -> dict[str, float]:
             {r["step"]: r[key] for r in read_metrics(run) if r.get(key) is not None}
             for run in (first, other)
         )
-        common = one.keys() & two.keys()
-        found[key] = max((abs(one[step] - two[step]) for step in common), default=float("nan"))
+        if one or two:
+            common = one.keys() & two.keys()
+            found[key] = max((abs(one[step] - two[step]) for step in common), default=float("nan"))
     return found
 
 
