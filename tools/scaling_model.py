@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from albert_ds import cli
@@ -30,9 +30,11 @@ from albert_ds.lab.scaling.fit import (
 from albert_ds.lab.scaling.planner import (
     Plan,
     Recipe,
+    find_hours,
     find_layouts,
     find_plans,
     largest_batch,
+    list_patterns_of,
     predict_grid,
 )
 from albert_ds.lab.scaling.report import (
@@ -43,6 +45,7 @@ from albert_ds.lab.scaling.report import (
 )
 from albert_ds.lab.scaling.step_time import GPUS, LAUNCH_SECONDS, MFU, describe_gpu
 from albert_ds.model.config import SIZES
+from albert_ds.model.depth import list_depths
 
 NODES = 64  # for `largest_batch`; twice as many nodes change its results by 1 %
 CONSTANTS = Path(__file__).parents[1] / "docs/raw/scaling_constants.json"
@@ -146,6 +149,10 @@ def _add_predict(add) -> None:
 
 def _add_plan(add) -> None:
     add("--model", choices=SIZES, required=True, help="size")
+    add("--sharing", metavar="HOW", help="pattern of train.py --sharing (default: the size's own)")
+    add("--per-layer", default="none", metavar="WHAT", help="what layers have of their own")
+    text = "depths of train.py --depth-schedule (default: all layers from the first step on)"
+    add("--depth-schedule", metavar="LAYERS@START,...", help=text)
     add("--gpus", type=positive, required=True, help="GPUs of the cluster")
     text = "memory of a GPU in GB"
     add("--gpu-memory", type=Number(above=0), required=True, metavar="GB", help=text)
@@ -238,9 +245,12 @@ def run_predict(args) -> None:
 def run_plan(args) -> None:
     if not args.constants.is_file():
         raise UserError(f"--constants {args.constants}: no such file; `fit --output` writes it")
+    size = SIZES[args.model]
+    model = replace(size, sharing=args.sharing or size.sharing, per_layer=args.per_layer)
+    list_depths(model, args.depth_schedule, args.steps)  # refuses a wrong one
     layouts = find_layouts(
         args.model,
-        SIZES[args.model],
+        model,
         ranks=args.gpus,
         ranks_a_node=args.gpus_a_node,
         batch_size=args.batch_size,
@@ -251,7 +261,25 @@ def run_plan(args) -> None:
     limit = args.gpu_memory * 1e9 * (1 - args.reserve)
     plans: list[Plan] = find_plans(layouts, machine, link=args.link * 1e9, memory_limit=limit)
     errors = read_errors(args.constants)
-    print(plan_as_text(plans, steps=args.steps, limit=limit, machine=machine, errors=errors))
+    hours = find_hours(
+        plans[0],
+        machine,
+        link=args.link * 1e9,
+        steps=args.steps,
+        depth_schedule=args.depth_schedule,
+    )
+    print(
+        plan_as_text(
+            plans,
+            steps=args.steps,
+            hours=hours,
+            depth_schedule=args.depth_schedule,
+            patterns=list_patterns_of(plans[0], machine, link=args.link * 1e9),
+            limit=limit,
+            machine=machine,
+            errors=errors,
+        )
+    )
 
 
 def read_errors(path: Path) -> dict:

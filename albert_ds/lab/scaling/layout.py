@@ -138,8 +138,9 @@ class Layout:
     def hideable_share(self) -> float:
         """Share of the parameters whose gradients are complete before backward ends.
 
-        These are the blocks that only one layer uses, and what a layer has of its own. The gradient of a shared block, and of the
-        embedding, which the MLM head shares, is complete only at the end of backward.
+        These are the blocks that only one layer uses, and what a layer has of its own. The gradient
+        of a shared block, and of the embedding, which the MLM head shares, is complete only at the
+        end of backward.
         """
         plan = self.model.plan
         counts = count_params(self.model)

@@ -4,6 +4,9 @@ from albert_ds.lab.scaling.fit import START, Check, summarise
 from albert_ds.lab.scaling.planner import Plan
 from albert_ds.lab.scaling.step_time import Machine
 from albert_ds.lab.tables import table
+from albert_ds.model.config import SIZES
+
+LIGHT = 0.1  # share of a step
 
 
 def checks_as_table(
@@ -74,7 +77,15 @@ def batches_as_table(batches: list[dict], models: list[str], nodes: int) -> str:
 
 
 def plan_as_text(
-    plans: list[Plan], *, steps: int, limit: float, machine: Machine, errors: dict
+    plans: list[Plan],
+    *,
+    steps: int,
+    hours: float,
+    depth_schedule: str | None,
+    patterns: dict[str, float],
+    limit: float,
+    machine: Machine,
+    errors: dict,
 ) -> str:
     """The best plan with the error of each figure, its command, and other plans that fit."""
     best = plans[0]
@@ -102,7 +113,7 @@ def plan_as_text(
         ("samples/s", f"{best.samples_per_second:,.0f}", "as the step"),
         (
             f"hours for {steps:,} steps",
-            f"{best.hours(steps):,.1f}",
+            f"{hours:,.1f}",
             "as the step; without evaluation, checkpoints, restarts",
         ),
         ("MB sent by a GPU per step", f"{step.wire_bytes / 1e6:,.1f}", "2 % (a test checks it)"),
@@ -112,11 +123,23 @@ def plan_as_text(
     parts = [
         f"PREDICTED: {layout.name} on {layout.ranks} {machine.name.upper()}, {layout.nodes} nodes",
         table(("", "", "error of the model"), rows),
-        as_command(best, steps),
+        as_command(best, steps, depth_schedule),
+        patterns_as_text(patterns),
         "The fastest others within the memory:",
         table(header, map(_other, plans[1:6])),
     ]
     return "\n\n".join(parts)
+
+
+def patterns_as_text(patterns: dict[str, float]) -> str:
+    """Which patterns of --sharing keep communication light on this link."""
+    light = [f"{word} {share:.0%}" for word, share in patterns.items() if share < LIGHT]
+    heavy = [f"{word} {share:.0%}" for word, share in patterns.items() if share >= LIGHT]
+    return (
+        f"Exposed communication in this layout is under {LIGHT:.0%} of a step with --sharing: "
+        f"{', '.join(light) or 'none of the patterns'}\n"
+        f"and more with: {', '.join(heavy) or 'no pattern'} (cycle:M: any M whole blocks)"
+    )
 
 
 def _other(plan: Plan) -> list[object]:
@@ -129,7 +152,7 @@ def _other(plan: Plan) -> list[object]:
     ]
 
 
-def as_command(plan: Plan, steps: int) -> str:
+def as_command(plan: Plan, steps: int, depth_schedule: str | None = None) -> str:
     """The trainer's command; the user fills in DATA and RUN."""
     layout = plan.layout
     flags = [
@@ -138,6 +161,13 @@ def as_command(plan: Plan, steps: int) -> str:
         f"--micro-batch-size {layout.micro_batch_size}",
         f"--sequence-length {layout.sequence_length}",
     ]
+    model = layout.model
+    if layout.name in SIZES and model.sharing != SIZES[layout.name].sharing:
+        flags.append(f"--sharing {model.sharing}")
+    if model.per_layer != "none":
+        flags.append(f"--per-layer {model.per_layer}")
+    if depth_schedule:
+        flags.append(f"--depth-schedule {depth_schedule}")
     if layout.tensor_parallel > 1:
         flags.append(f"--tensor-parallel {layout.tensor_parallel}")
     if layout.activation_checkpointing != "none":
