@@ -1,11 +1,18 @@
 """Line plots: curves of runs, layers of a model (Figure 1), predicted speed-ups."""
 
+from __future__ import annotations
+
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 from albert_ds.data.stream_config import list_pair_tasks
 from albert_ds.errors import UserError
 from albert_ds.json_files import read_lines
 from albert_ds.lab.plots.style import label, line_style, new_figure, save
+
+if TYPE_CHECKING:
+    from albert_ds.lab.sharing_study import Curve
 
 CURVES = (
     ("mlm_loss", "MLM loss (nats per masked token)"),
@@ -77,6 +84,32 @@ def draw_layers(models: dict[str, dict], output: Path) -> None:
             axis.plot(range(1, len(values[key]) + 1), values[key], **line_style(number), label=name)
         label(axis, "layer", title)
     axes[0].legend(fontsize=8)
+    save(figure, output)
+
+
+def draw_study(rows: dict[str, list[Curve]], output: Path) -> None:
+    """Held-out loss against parameters, FLOPs and bytes of gradients, each row's mean over seeds.
+
+    Left, rows of one pattern (cycle-2, cycle-3) are one line.
+    """
+    figure, (left, middle, right) = new_figure(3, width=5.5, height=4.5)
+    families: dict[str, list[tuple[float, float]]] = {}
+    for number, (name, curves) in enumerate(rows.items()):
+        count = min(len(curve.steps) for curve in curves)
+        losses = [fmean(found) for found in zip(*(c.losses[:count] for c in curves), strict=True)]
+        style = {**line_style(number), "markevery": [-1]}
+        middle.plot(curves[0].flops[:count], losses, **style, label=name)
+        right.plot(curves[0].gradient_bytes[:count], losses, **style)
+        family = name.rstrip("0123456789").rstrip("-")
+        families.setdefault(family, []).append((curves[0].parameters, losses[-1]))
+    for number, (name, points) in enumerate(families.items()):
+        left.plot(*zip(*sorted(points), strict=True), **line_style(number), label=name)
+    left.legend(fontsize=7)
+    middle.legend(fontsize=7)
+    loss = "held-out MLM loss (nats)"
+    label(left, "parameters", loss, "at the last step")
+    label(middle, "FLOPs spent", loss)
+    label(right, "bytes of gradients handed over by a replica", loss)
     save(figure, output)
 
 
