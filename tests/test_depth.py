@@ -24,6 +24,7 @@ def runs(data, tmp_path_factory):
     folder, vocab_size = tmp_path_factory.mktemp("runs"), open_shards(data, "train").vocab.size
 
     def run(leg: Leg, name: str, steps: int, schedule: str | None):
+        (folder / name).mkdir(exist_ok=True)
         config = replace(config_of(leg, data, vocab_size, folder / name), steps=4)
         return run_ranks(run_leg, leg.world_size, replace(config, depth_schedule=schedule), steps)
 
