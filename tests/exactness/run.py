@@ -160,7 +160,7 @@ class References:
 def compare(found: Outcome, goal: Reference | Outcome) -> Difference:
     """The difference of `found` from `goal`, which started from the same weights."""
     gradient = parameter = key_bias = 0.0
-    missed, moved = [], []
+    missed, moved, scales = [], [], []
     for name, target in goal.weights.items():
         target = target.double()
         off = found.weights[name].double() - target
@@ -170,9 +170,15 @@ def compare(found: Outcome, goal: Reference | Outcome) -> Difference:
         way = target - found.initial[name].double()
         wanted = goal.gradients[name]
         gradient = max(gradient, float((found.gradients[name] - wanted).norm() / wanted.norm()))
-        parameter = max(parameter, float(off.norm() / way.norm()))
         missed.append(off.norm())
         moved.append(way.norm())
+        if name.endswith(".scale"):  # one number, whose way may end where it began: all as one
+            scales.append(torch.stack([missed[-1], moved[-1]]))
+        else:
+            parameter = max(parameter, float(missed[-1] / moved[-1]))
+    if scales:
+        off, way = torch.stack(scales).norm(dim=0)
+        parameter = max(parameter, float(off / way))
     return Difference(
         loss=_worst(found.losses, goal.losses),
         norm=_worst(found.norms, goal.norms),
