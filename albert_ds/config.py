@@ -12,7 +12,10 @@ from typing import Any
 from albert_ds.cli import Flag, Number, Parser, add_flag, add_flags, flag, flags_of, path, positive
 from albert_ds.data.stream_config import TASK, StreamConfig
 from albert_ds.errors import UserError
+from albert_ds.model.additions import ADDITIONS
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig
+from albert_ds.model.depth import model_at
+from albert_ds.model.sharing import list_patterns
 from albert_ds.run_config import (
     BATCH_SIZE,
     DEEPSPEED_CONFIG,
@@ -114,6 +117,14 @@ class RunConfig(SharedConfig):
         metavar="RUN_OR_HF",
         group=OPTIMIZATION,
     )
+    depth_schedule: str | None = flag(
+        "layers to run, and from which step or share of --steps on: 3@0,6@40%,12@70%; for layers "
+        "that share all their blocks",
+        default=None,
+        shown_default="all layers from the first step on",
+        metavar="LAYERS@START,...",
+        group=OPTIMIZATION,
+    )
     seed: int = 0  # StreamConfig's
     log_every: int = flag(LOG_EVERY, default=10)
     eval_every: int = flag(EVAL_EVERY, default=1000, may_change=True)
@@ -146,12 +157,17 @@ class RunConfig(SharedConfig):
         "log to Weights & Biases as well", default=False, group=RHYTHM, may_change=True
     )
 
+    def model_at(self, step: int) -> ModelConfig:
+        """The model as the step after `step` finished ones runs it: --depth-schedule."""
+        return model_at(self.model, self.depth_schedule, self.steps, step)
+
 
 def build_parser() -> Parser:
     """The parser of train.py, from the fields that the flags fill."""
     parser = Parser(
         prog="deepspeed albert_ds/train.py",
         description="Pretrain ALBERT (or a BERT baseline). Given the same --output again, resumes.",
+        epilog=_describe_layers(),
     )
     for title in (WHAT, SHAPE, TASK, OPTIMIZATION, LAYOUT, COMPILATION, RHYTHM):
         parser.add_argument_group(title)
@@ -161,6 +177,16 @@ def build_parser() -> Parser:
     add_flag(parser, "learning_rate", NESTED["deepspeed.optimizer.params.lr"])
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
     return parser
+
+
+def _describe_layers() -> str:
+    """The tables of --sharing and --per-layer, for --help."""
+    lines = ["--sharing, with the blocks (attention / feed-forward) of 6 layers:"]
+    for form, blocks, meaning in list_patterns():
+        lines += [f"  {form:15} {meaning}", f"  {'':15} {blocks}"]
+    lines.append("--per-layer, any of these with commas between, or none:")
+    lines += [f"  {addition.form:15} {addition.meaning}" for addition in ADDITIONS.values()]
+    return "\n".join(lines) + "\n"
 
 
 def read_config(argv: list[str], *, world_size: int) -> RunConfig:
@@ -198,6 +224,7 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         "deepspeed": deepspeed,
     }
     config = RunConfig(**typed | resolved)
+    config.model_at(0)  # refuses a wrong --depth-schedule
     _check_previous(config)
     return config
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from albert_ds.data.vocab import Normalisation
 from albert_ds.errors import UserError
 from albert_ds.json_files import read_json, read_lines
-from albert_ds.model.config import HeadConfig, ModelConfig, count_params, share
+from albert_ds.model.additions import read_additions
+from albert_ds.model.config import HeadConfig, ModelConfig, count_params
 from albert_ds.model.hugging_face import list_groups
 
 CARD = """---
@@ -40,6 +41,7 @@ model = {auto}.from_pretrained("DIR")
 | vocabulary, embedding size | {vocab_size}, {embedding_size} |
 | longest sequence | {max_position_embeddings} tokens |
 | sharing between layers | `{sharing}`: {sharing_in_words} |
+| of each layer's own | `{per_layer}`: {own_in_words} |
 | parameters | {params:,}, of which {encoder:,} without the heads |
 """
 NOTES = {
@@ -100,6 +102,7 @@ def write_card(
             "params": num_params,
             "encoder": sum(parts.values()) - parts["mlm_head"] - parts["pair_head"],
             "sharing_in_words": describe_sharing(config),
+            "own_in_words": describe_own(config),
         }
     )
     sections = [
@@ -117,7 +120,8 @@ def write_card(
 
 def _list_notes(config: ModelConfig, head: HeadConfig | None) -> list[str]:
     notes = [] if config.pair_head or head else [NOTES["no_pair_head"]]
-    if any(len(set(blocks)) < len(blocks) for blocks in zip(*list_groups(config), strict=True)):
+    repeats = (len(set(blocks)) < len(blocks) for blocks in zip(*list_groups(config), strict=True))
+    if any(repeats) or config.per_layer != "none":
         notes.append(NOTES["repeated"])
     if config.embedding_size == config.hidden_size:
         notes.append(NOTES["identity"])
@@ -128,8 +132,8 @@ def describe_sharing(config: ModelConfig) -> str:
     """Which blocks the layers use, in words."""
     layers = config.num_layers
     words = []
-    plan = share(config.sharing, layers)
-    for kind, blocks in zip(("attention", "feed-forward"), zip(*plan, strict=True), strict=True):
+    kinds = ("attention", "feed-forward")
+    for kind, blocks in zip(kinds, zip(*config.plan, strict=True), strict=True):
         distinct = len(set(blocks))
         if distinct == 1:
             words.append(f"one {kind} block for all {layers} layers")
@@ -139,6 +143,12 @@ def describe_sharing(config: ModelConfig) -> str:
             order = ", ".join(map(str, blocks))
             words.append(f"{distinct} {kind} blocks, used by the layers in the order {order}")
     return "; ".join(words)
+
+
+def describe_own(config: ModelConfig) -> str:
+    """What each layer has beside the blocks it shares, in words."""
+    found = [addition.meaning for addition, _ in read_additions(config.per_layer)]
+    return "; ".join(found) + " (folded into the layers' weights here)" if found else "nothing"
 
 
 def describe_normalisation(normalisation: Normalisation) -> str:

@@ -139,6 +139,8 @@ def run_passes(run: Run, batch: Batch) -> None:
     engine = run.engine
     seed_step(run.config.seed, run.step, run.mesh.dp_rank)
     engine.set_learning_rate(run.config.rate_at(run.step))
+    depth = run.config.model_at(run.step).num_layers
+    engine.deepspeed.module.albert.encoder.set_depth(depth)
     # DeepSpeed averages gradients over data-parallel ranks; the losses need their sum.
     mlm_scale = run.mesh.dp_size / max(batch.counts.masked, 1)
     pair_scale = run.mesh.dp_size / max(batch.counts.pairs, 1)
@@ -158,10 +160,10 @@ def update(run: Run, batch: Batch) -> float:
     """Update the weights after the passes; returns the gradient norm before clipping."""
     with run.span("optimizer"):
         gradient_norm, applied = run.engine.take_step()
+    run.window.add_step(batch.counts, run.config.model_at(run.step), applied=applied)
     run.step += 1
     run.updates += applied
     run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
-    run.window.add_step(batch.counts, applied=applied)
     return gradient_norm
 
 
@@ -255,7 +257,7 @@ def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, 
         return engine, state
     weights = None
     if config.init_from is not None:
-        weights = read_initial_weights(Path(config.init_from), config.model)
+        weights = read_initial_weights(Path(config.init_from), config.model, config.seed)
     engine = build(config, mesh, device, weights)
     return engine, checkpoint.TrainState(step=0, samples=0, updates=0, loss_scale=None)
 
@@ -280,7 +282,9 @@ def open_stream(config: RunConfig, mesh: Mesh, samples: int) -> Iterator[MicroBa
 
 def describe_window(run: Run, gradient_norm: float) -> dict:
     """The metrics of a logging interval. Collective."""
-    values = run.window.close(run.mesh, run.config.model, run.config.stream.objective)
+    values = run.window.close(run.mesh, run.config.stream.objective)
+    if run.config.depth_schedule:
+        values["num_layers"] = run.config.model_at(run.step - 1).num_layers
     return {
         "samples": run.step * run.config.batch_size,
         **values,

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.json_files import build, check, read_json
-from albert_ds.model.config import HeadConfig, ModelConfig, share
+from albert_ds.model.config import HeadConfig, ModelConfig
 from albert_ds.model.hugging_face import (
     ENCODER,
     Weights,
     build_shapes,
     check_shapes,
     from_hf,
-    name_pairs,
 )
 from albert_ds.model.hugging_face import to_hf as to_hf
 from albert_ds.runtime.checkpoint_files import BEST, STATE, WEIGHTS, find_damage
@@ -149,33 +148,64 @@ def read_native(folder: Path) -> tuple[ModelConfig, HeadConfig | None, Weights]:
     return model, head, state
 
 
-def read_initial_weights(folder: Path, config: ModelConfig) -> Weights:
+def read_initial_weights(folder: Path, config: ModelConfig, seed: int = 0) -> Weights:
     """The weights that a new run of `config` starts from; UserError if they cannot be mapped.
 
     Depth and sharing may differ: a layer takes the blocks of the layer at the same relative depth,
-    which for equal depths is the same layer. A pooler and a sentence head are dropped where the
-    new run has none.
+    which for equal depths is the same layer. What layers have of their own is taken along; what the
+    old ones do not have starts as nothing, from `seed`. A pooler and a sentence head are dropped
+    where the new run has none.
     """
     found, state = read_weights(folder)
     # These have no shape, or are compared below.
-    free = ("dropout", "initializer_range", "sharing", "num_layers", "pair_head")
+    free = ("dropout", "initializer_range", "sharing", "per_layer", "num_layers", "pair_head")
     for name in [field.name for field in fields(config) if field.name not in free]:
         ours, theirs = getattr(config, name), getattr(found, name)
         if ours != theirs:
             raise UserError(f"--init-from {folder}: its {name} is {theirs}, this run's is {ours}")
     if config.pair_head and not found.pair_head:
         raise UserError(f"--init-from {folder}: has no sentence head: --objective must be none")
+    if not {*found.per_layer.split(",")} - {"none"} <= {*config.per_layer.split(",")}:
+        raise UserError(
+            f"--init-from {folder}: has --per-layer {found.per_layer}, which a run with "
+            f"--per-layer {config.per_layer} has no place for; allowed: the same, or more"
+        )
     origin = _find_origins(found, config, folder)
-    # Copies, because several new blocks may start from one old block and are trained apart.
-    return {ours: state[_rename_block(ours, origin)].clone() for ours, _ in name_pairs(config)}
+    started = _start_own(config, seed)
+    weights = {}
+    for name in build_shapes(config):
+        old = _rename_block(name, origin)
+        if old not in state and name.endswith((".layer_norm.weight", ".layer_norm.bias")):
+            old = _find_norm(old, found)  # its own norm starts as the shared one
+        # Copies, because several new blocks may start from one old block and are trained apart.
+        weights[name] = (state[old] if old in state else started[name]).clone()
+    return weights
+
+
+def _start_own(config: ModelConfig, seed: int) -> Weights:
+    """The initial values of what layers have of their own, by name."""
+    from albert_ds.model.albert import init_weights
+    from albert_ds.model.own import build_own
+
+    own = build_own(config)
+    init_weights(own, config.initializer_range, seed)
+    return {f"albert.encoder.own.{name}": x for name, x in own.state_dict().items()}
+
+
+def _find_norm(name: str, config: ModelConfig) -> str:
+    """`encoder.own.3.ffn.layer_norm.bias` -> that of the block that layer 3 uses."""
+    encoder, _, rest = name.partition("own.")
+    layer, kind, leaf = rest.split(".", 2)
+    block = config.plan[int(layer)][kind == "ffn"]
+    return f"{encoder}{kind}.{block}.{leaf}"
 
 
 def _find_origins(old: ModelConfig, new: ModelConfig, folder: Path) -> dict[tuple[str, int], int]:
     """For every (kind, index) of a new block the index of the old block that it starts from."""
     origin: dict[tuple[str, int], int] = {}
-    old_plan = share(old.sharing, old.num_layers)
-    for layer, blocks in enumerate(share(new.sharing, new.num_layers)):
-        sources = old_plan[layer * old.num_layers // new.num_layers]
+    for layer, blocks in enumerate(new.plan):
+        origin["own", layer] = layer * old.num_layers // new.num_layers
+        sources = old.plan[origin["own", layer]]
         for kind, block, source in zip(("attention", "ffn"), blocks, sources, strict=True):
             if origin.setdefault((kind, block), source) != source:
                 raise UserError(

@@ -3,70 +3,85 @@
 It shares no code with the product.
 """
 
-import re
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from transformers import AlbertConfig, AlbertForPreTraining
 
 from tests.batches import IGNORED, pad
 
-# Product name -> Hugging Face name, for a model whose layers are in `num_hidden_groups` groups.
-NAMES = (
-    (r"^albert\.embeddings\.projection\.", "albert.encoder.embedding_hidden_mapping_in."),
-    (r"^albert\.embeddings\.layer_norm\.", "albert.embeddings.LayerNorm."),
-    (r"^albert\.embeddings\.(word|token_type|position)\.", r"albert.embeddings.\1_embeddings."),
-    (
-        r"^albert\.encoder\.attention\.(\d+)\.self_attention\.output\.",
-        r"albert.encoder.albert_layer_groups.\1.albert_layers.0.attention.dense.",
-    ),
-    (
-        r"^albert\.encoder\.attention\.(\d+)\.self_attention\.",
-        r"albert.encoder.albert_layer_groups.\1.albert_layers.0.attention.",
-    ),
-    (
-        r"^albert\.encoder\.attention\.(\d+)\.layer_norm\.",
-        r"albert.encoder.albert_layer_groups.\1.albert_layers.0.attention.LayerNorm.",
-    ),
-    (
-        r"^albert\.encoder\.ffn\.(\d+)\.feed_forward\.up\.",
-        r"albert.encoder.albert_layer_groups.\1.albert_layers.0.ffn.",
-    ),
-    (
-        r"^albert\.encoder\.ffn\.(\d+)\.feed_forward\.down\.",
-        r"albert.encoder.albert_layer_groups.\1.albert_layers.0.ffn_output.",
-    ),
-    (
-        r"^albert\.encoder\.ffn\.(\d+)\.layer_norm\.",
-        r"albert.encoder.albert_layer_groups.\1.albert_layers.0.full_layer_layer_norm.",
-    ),
-    (r"^mlm_head\.transform\.", "predictions.dense."),
-    (r"^mlm_head\.layer_norm\.", "predictions.LayerNorm."),
-    (r"^mlm_head\.bias$", "predictions.bias"),
-    (r"^pair_head\.", "sop_classifier.classifier."),
-)
+# Product name -> Hugging Face name.
+NAMES = {
+    "albert.embeddings.word": "albert.embeddings.word_embeddings",
+    "albert.embeddings.token_type": "albert.embeddings.token_type_embeddings",
+    "albert.embeddings.position": "albert.embeddings.position_embeddings",
+    "albert.embeddings.layer_norm": "albert.embeddings.LayerNorm",
+    "albert.embeddings.projection": "albert.encoder.embedding_hidden_mapping_in",
+    "albert.pooler": "albert.pooler",
+    "mlm_head.transform": "predictions.dense",
+    "mlm_head.layer_norm": "predictions.LayerNorm",
+    "mlm_head": "predictions",  # its bias
+    "pair_head": "sop_classifier.classifier",
+}
+# Within a block of ours, and a layer of theirs.
+BLOCK = {
+    "attention": {
+        "self_attention.query": "attention.query",
+        "self_attention.key": "attention.key",
+        "self_attention.value": "attention.value",
+        "self_attention.output": "attention.dense",
+        "layer_norm": "attention.LayerNorm",
+    },
+    "ffn": {
+        "feed_forward.up": "ffn",
+        "feed_forward.down": "ffn_output",
+        "layer_norm": "full_layer_layer_norm",
+    },
+}
+RESULTS = {"attention": "attention.dense", "ffn": "ffn_output"}
+# The blocks of the layers, written by hand.
+PLANS = {
+    ("groups:2", 4): ([0, 0, 1, 1], [0, 0, 1, 1]),
+    ("cycle:2", 4): ([0, 1, 0, 1], [0, 1, 0, 1]),
+    ("cycle:3", 4): ([0, 1, 2, 0], [0, 1, 2, 0]),
+    ("cycle-rev:2", 4): ([0, 1, 1, 0], [0, 1, 1, 0]),
+    ("pattern:0,0,1,0/0,1,1,2", 4): ([0, 0, 1, 0], [0, 1, 1, 2]),
+}
 
 
-def reference_name(name: str) -> str:
-    for pattern, replacement in NAMES:
-        name = re.sub(pattern, replacement, name)
-    return name
+def plan_of(sharing: str, layers: int) -> tuple[list[int], list[int]]:
+    """The attention and the feed-forward block of each layer."""
+    own, one = list(range(layers)), [0] * layers
+    words = {"all": (one, one), "attention": (one, own), "ffn": (own, one), "none": (own, own)}
+    return words.get(sharing) or PLANS[sharing, layers]
 
 
-def build_reference(config, weights: dict[str, torch.Tensor]) -> AlbertForPreTraining:
-    """Hugging Face's model in float64 with the product's weights, for any sharing."""
-    counts = {
-        kind: 1 + max(int(m[1]) for n in weights if (m := re.search(rf"{kind}\.(\d+)", n)))
-        for kind in ("attention", "ffn")
-    }
+class Adapted(nn.Module):
+    """(W x + b + B A x) s, of which A, B and s may be missing."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        self.linear = linear
+        self.first = self.second = self.scale = None
+
+    def forward(self, x):
+        y = self.linear(x)
+        if self.first is not None:
+            y = y + x @ self.first.T @ self.second.T
+        return y if self.scale is None else y * self.scale
+
+
+def build_reference(config, weights: dict[str, torch.Tensor]):
+    """Hugging Face's model in float64 with the product's weights, and where they are in it."""
     model = AlbertForPreTraining(
         AlbertConfig(
             vocab_size=config.vocab_size,
             embedding_size=config.embedding_size,
             hidden_size=config.hidden_size,
             num_hidden_layers=config.num_layers,
-            num_hidden_groups=max(counts.values()),
+            num_hidden_groups=config.num_layers,
             num_attention_heads=config.num_heads,
             intermediate_size=config.ffn_size,
             hidden_act="gelu_new",
@@ -76,27 +91,54 @@ def build_reference(config, weights: dict[str, torch.Tensor]) -> AlbertForPreTra
             max_position_embeddings=config.max_position_embeddings,
             attn_implementation="eager",
         )
-    )
-    for kind, modules in TIED_MODULES.items():
-        if counts[kind] == 1:
-            _tie(model, modules)
-    renamed = {reference_name(name): tensor for name, tensor in weights.items()}
-    _, unexpected = model.load_state_dict(renamed, strict=False)
-    assert not unexpected, unexpected
-    left = {name for name, _ in model.named_parameters()} - set(renamed)
-    assert all("pooler" in name or "classifier" in name for name in left), left
-    return model.double().train()
+    ).double()
+    layers = [group.albert_layers[0] for group in model.albert.encoder.albert_layer_groups]
+    parameters = {}
+    for ours, theirs in NAMES.items():
+        for leaf, parameter in model.get_submodule(theirs).named_parameters(recurse=False):
+            parameters[f"{ours}.{leaf}"] = parameter
+    plan = dict(zip(BLOCK, plan_of(config.sharing, config.num_layers), strict=True))
+    for kind, blocks in plan.items():
+        for number, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
+            for ours, theirs in BLOCK[kind].items():
+                prefix = f"albert.encoder.{kind}.{block}.{ours}"
+                if ours == "layer_norm" and "norm" in config.per_layer.split(","):
+                    prefix = f"albert.encoder.own.{number}.{kind}.layer_norm"
+                else:  # tie it to the first layer that uses the block
+                    shared = layers[blocks.index(block)].get_submodule(theirs)
+                    layer.set_submodule(theirs, shared)
+                for leaf, parameter in layer.get_submodule(theirs).named_parameters():
+                    parameters[f"{prefix}.{leaf}"] = parameter
+    parameters |= add_own(layers, {n: w for n, w in weights.items() if ".own." in n})
+    parameters = {name: parameters[name] for name in weights}
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    return model.train(), parameters
 
 
-# Hugging Face cannot share one kind of block alone: its modules in all layers become one.
-TIED_MODULES = {"attention": ("attention",), "ffn": ("ffn", "ffn_output", "full_layer_layer_norm")}
-
-
-def _tie(model: AlbertForPreTraining, modules: tuple[str, ...]) -> None:
-    first, *others = (group.albert_layers[0] for group in model.albert.encoder.albert_layer_groups)
-    for other in others:
-        for name in modules:
-            setattr(other, name, getattr(first, name))
+def add_own(layers: list[nn.Module], weights: dict[str, torch.Tensor]) -> dict:
+    """Give the layers what they have of their own but norms; returns it by the product's names."""
+    added = {}
+    for name, tensor in weights.items():
+        number, kind, place, leaf = name.removeprefix("albert.encoder.own.").split(".")
+        if place == "layer_norm":
+            continue
+        layer, parameter = layers[int(number)], nn.Parameter(tensor.double().clone())
+        added[name] = parameter
+        if place == "input":
+            layer.register_forward_pre_hook(
+                lambda module, given, shift=parameter: (given[0] + shift, *given[1:])
+            )
+            continue
+        paths = {ours.rpartition(".")[2]: theirs for ours, theirs in BLOCK[kind].items()}
+        path = RESULTS[kind] if place == "result" else paths[place]
+        module = layer.get_submodule(path)
+        if not isinstance(module, Adapted):
+            module = Adapted(module)
+            layer.set_submodule(path, module)
+        setattr(module, leaf, parameter)
+    return added
 
 
 def reference_loss(model, samples: list[dict], *, has_pairs: bool) -> torch.Tensor:
@@ -130,15 +172,14 @@ def reference_training(
     weight_decay: float = 0.01,
 ) -> Reference:
     """Train over `batches`; without a pair head among `weights` there is no pair loss."""
-    model = build_reference(config, weights)
-    reached = {reference_name(name) for name in weights}
-    parameters = {n: p for n, p in model.named_parameters() if n in reached}
+    model, parameters = build_reference(config, weights)
     first = {n: torch.zeros_like(p) for n, p in parameters.items()}
     second = {n: torch.zeros_like(p) for n, p in parameters.items()}
     losses, norms, gradients = [], [], {}
     for samples, rate in zip(batches, rates, strict=True):
         loss = reference_loss(model, samples, has_pairs="pair_head.weight" in weights)
-        model.zero_grad()
+        for parameter in (*parameters.values(), *model.parameters()):
+            parameter.grad = None
         loss.backward()
         norm = torch.stack([p.grad.norm() for p in parameters.values()]).norm()
         scale = 1.0 if clip is None else min(1.0, clip / (float(norm) + 1e-6))
@@ -148,7 +189,7 @@ def reference_training(
                 first[name] = 0.9 * first[name] + 0.1 * g
                 second[name] = 0.999 * second[name] + 0.001 * g * g
                 update = first[name] / (second[name].sqrt() + 1e-6)
-                if "LayerNorm" in name or "layer_norm" in name or name.endswith("bias"):
+                if "layer_norm" in name or name.endswith(("bias", "scale")):
                     p -= rate * update
                     continue
                 update = update + weight_decay * p
@@ -157,8 +198,8 @@ def reference_training(
         losses.append(float(loss.detach()))
         norms.append(float(norm))
     return Reference(
-        weights={name: parameters[reference_name(name)].detach() for name in weights},
-        gradients={name: gradients[reference_name(name)] for name in weights},
+        weights={name: parameter.detach() for name, parameter in parameters.items()},
+        gradients=gradients,
         losses=losses,
         norms=norms,
     )

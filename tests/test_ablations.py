@@ -13,7 +13,8 @@ from albert_ds.finetuning.config import build_parser
 from tests.conftest import ROOT
 from tools.probe import build_parser as build_probe_parser
 
-RECIPES = sorted(p for p in (ROOT / "slurm" / "ablations").glob("*.sh") if p.name != "common.sh")
+OTHERS = ("common.sh", "sharing.sh")  # tests/test_sharing_study.py
+RECIPES = sorted(p for p in (ROOT / "slurm" / "ablations").glob("*.sh") if p.name not in OTHERS)
 # Rows of the paper's tables.
 ROWS = {
     "table2": 6,

@@ -58,3 +58,20 @@ def test_layers_and_lengths_share_their_graphs():
             model(**batch.tensors)["mlm_loss_sum"].backward()
             counts.append(counters["stats"]["unique_graphs"])
     assert len(set(counts)) == 1 and counts[0] > 0, counts
+
+
+def test_layers_with_parameters_of_their_own_share_their_graphs():
+    from torch._dynamo.utils import counters
+
+    counts = []
+    batch = concatenate(random_samples(6, vocab_size=101, max_length=32, seed=0))
+    for num_layers in (2, 4):
+        torch._dynamo.reset()
+        counters.clear()
+        config = replace(SMALL, num_layers=num_layers, per_layer="norm,scale,position,lora:2")
+        encoder = (model := AlbertForPretraining(config)).albert.encoder
+        for block in (*encoder.attention, *encoder.ffn):
+            block.compile(dynamic=True, backend="eager")  # the graphs are counted, not run fast
+        model(**batch.tensors)["mlm_loss_sum"].backward()
+        counts.append(counters["stats"]["unique_graphs"])
+    assert counts[0] == counts[1] > 0

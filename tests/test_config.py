@@ -5,7 +5,7 @@ import json
 import pytest
 
 from albert_ds.config import read_config, resolve_workers
-from albert_ds.data.stream_config import DRAW_FORMATS
+from albert_ds.data.stream_config import OBJECTIVES
 from albert_ds.errors import UserError
 from albert_ds.run_config import as_json
 from tests.conftest import train_command
@@ -44,12 +44,12 @@ def write_config(config, **stream) -> None:
     (config.run / "config.json").write_text(json.dumps(record))
 
 
-@pytest.mark.parametrize("objective", DRAW_FORMATS)
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_run_is_resumed_only_in_the_format_of_its_draws(data, tmp_path, objective):
     run = tmp_path / "run"
     argv = train_command(data, run, objective=objective)[2:]
     config = read_config(argv, world_size=2)
-    assert as_json(config)["stream"]["format"] == DRAW_FORMATS[objective]
+    assert as_json(config)["stream"]["format"] == OBJECTIVES[objective].format
     write_config(config)
     assert read_config(argv, world_size=2) == config
     refusal = f"{run} was started with format .* for --objective {objective}, and this version"
@@ -57,7 +57,7 @@ def test_a_run_is_resumed_only_in_the_format_of_its_draws(data, tmp_path, object
     with pytest.raises(UserError, match=refusal):
         read_config(argv, world_size=2)
     write_config(config, format=None)  # from before formats were recorded: format 1
-    if DRAW_FORMATS[objective] == 1:
+    if OBJECTIVES[objective].format == 1:
         assert read_config(argv, world_size=2) == config
     else:
         with pytest.raises(UserError, match=refusal):

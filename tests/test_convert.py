@@ -11,12 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import albert_ds.model.config as model_config
-from albert_ds import convert, model_card
+from albert_ds import convert
 from albert_ds.convert import export_hf, import_hf
 from albert_ds.data.vocab import RELEASED, train_vocab
 from albert_ds.errors import UserError
-from albert_ds.model import encoder, hugging_face
+from albert_ds.model import hugging_face
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import HeadConfig
 from albert_ds.model.task_heads import AlbertForTask
@@ -26,35 +25,24 @@ from tests.finetuning import MODEL
 from tools.convert_hf import main
 
 CONFIG = replace(MODEL, num_layers=4, sharing="none")
-# (attention, ffn) of each layer; Hugging Face's groups express the first two only.
-PLANS = {
-    "hand:pairs": [(0, 0), (0, 0), (1, 1), (1, 1)],
-    "hand:none": [(0, 0), (1, 1), (2, 2), (3, 3)],
-    "hand:cycle": [(0, 0), (1, 1), (0, 0), (1, 1)],
-    "hand:mirror": [(0, 0), (1, 1), (1, 1), (0, 0)],
-    "hand:uneven": [(0, 0), (0, 0), (0, 0), (1, 1)],
-    "hand:mixed": [(0, 0), (0, 1), (1, 0), (1, 1)],
-    "hand:backwards": [(1, 1), (1, 1), (0, 0), (0, 0)],
-}
-GROUPS = {"hand:pairs": 2, "hand:backwards": 2}
+# Hugging Face's groups express the first two only.
+PLANS = (
+    "pattern:0,0,1,1",
+    "pattern:1,1,0,0",
+    "none",
+    "cycle:2",
+    "cycle-rev:2",
+    "pattern:0,0,0,1",
+    "pattern:0,0,1,1/0,1,0,1",
+)
+GROUPS = dict.fromkeys(PLANS[:2], 2)
+OWN = ("norm", "scale", "position", "lora:3", "norm,scale,position,lora:3")
 
 
 @pytest.fixture(scope="module")
 def vocab(text_file):
     lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
     return train_vocab(lines, RELEASED, vocab_size=300)
-
-
-@pytest.fixture
-def hand_made(monkeypatch):
-    """`--sharing hand:...` means a plan of PLANS everywhere."""
-    real = model_config.share
-
-    def share(sharing, num_layers):
-        return PLANS[sharing] if sharing in PLANS else real(sharing, num_layers)
-
-    for module in (model_config, encoder, hugging_face, model_card):
-        monkeypatch.setattr(module, "share", share)
 
 
 @pytest.fixture
@@ -83,7 +71,7 @@ def make_run(tmp_path, vocab):
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_every_plan_of_sharing_computes_the_same_there(hand_made, make_run, tmp_path, plan):
+def test_every_plan_of_sharing_computes_the_same_there(make_run, tmp_path, plan):
     from transformers import AutoModel
 
     run, model = make_run(replace(CONFIG, sharing=plan))
@@ -104,9 +92,9 @@ def test_every_plan_of_sharing_computes_the_same_there(hand_made, make_run, tmp_
         torch.testing.assert_close(y[0], x, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("plan", ["hand:cycle", "hand:mixed"])
+@pytest.mark.parametrize("plan", ["cycle:2", "pattern:0,0,1,1/0,1,0,1"])
 @pytest.mark.parametrize("kind", ["classification", "span"])
-def test_a_task_model_of_any_plan_is_exported_alike(hand_made, make_run, tmp_path, plan, kind):
+def test_a_task_model_of_any_plan_is_exported_alike(make_run, tmp_path, plan, kind):
     labels = ("entailment", "not_entailment") if kind == "classification" else ()
     head = HeadConfig(kind=kind, num_labels=2, labels=labels)
     run, _ = make_run(replace(CONFIG, sharing=plan, pair_head=head.reads_pooled), head)
@@ -115,11 +103,9 @@ def test_a_task_model_of_any_plan_is_exported_alike(hand_made, make_run, tmp_pat
     assert "repeated" in (tmp_path / "hf" / "README.md").read_text()
 
 
-def test_groups_that_hugging_face_would_read_otherwise_are_refused(
-    hand_made, make_run, tmp_path, monkeypatch
-):
+def test_groups_that_hugging_face_would_read_otherwise_are_refused(make_run, tmp_path, monkeypatch):
     """The distinct layers in order, which are no groups of neighbours here."""
-    run, _ = make_run(replace(CONFIG, sharing="hand:cycle"))
+    run, _ = make_run(replace(CONFIG, sharing="cycle:2"))
     monkeypatch.setattr(hugging_face, "list_groups", lambda config: [(0, 0), (1, 1)])
     with pytest.raises(UserError, match="the hidden states differ first in layer 2 of 4"):
         export_hf(run, tmp_path / "hf")
@@ -261,18 +247,27 @@ def test_the_layout_of_the_hub_is_imported(make_run, vocab, tmp_path):
     assert read_model_vocab(tmp_path / "back").encode(["An Object"]) == vocab.encode(["An Object"])
 
 
-def test_sharing_that_is_written_as_repeated_blocks_is_read_as_far_as_it_has_a_name(
-    hand_made, make_run, tmp_path, caplog
-):
-    run, model = make_run(replace(CONFIG, sharing="hand:cycle"))
+@pytest.mark.parametrize("plan", ["cycle:2", "cycle-rev:2", "attention", PLANS[-1]])
+def test_sharing_that_is_written_as_repeated_blocks_is_read_back(make_run, tmp_path, caplog, plan):
+    run, model = make_run(replace(CONFIG, sharing=plan))
     export_hf(run, tmp_path / "hf")
     config, state = read_weights(tmp_path / "hf")
-    assert config.sharing == "none" and "no --sharing fits" in caplog.text
-    copies = AlbertForPretraining(config)
-    copies.load_state_dict(state)
-    batch = concatenate(random_samples(2, vocab_size=300, max_length=40, seed=0)).tensors
-    with torch.no_grad():
-        torch.testing.assert_close(copies.eval()(**batch), model(**batch))
+    assert config.sharing == plan and f"read as --sharing {plan}" in caplog.text
+    torch.testing.assert_close(state, dict(model.state_dict()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("per_layer", OWN)
+@pytest.mark.parametrize("embedding_size", [16, 32])
+def test_what_layers_have_of_their_own_is_folded_into_their_blocks(
+    make_run, tmp_path, per_layer, embedding_size
+):
+    """Exporting compares all logits in float64."""
+    config = replace(CONFIG, sharing="all", per_layer=per_layer, embedding_size=embedding_size)
+    run, _ = make_run(replace(config, num_layers=11))  # file names sort 10 before 2
+    export_hf(run, tmp_path / "hf")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["num_hidden_groups"] == 11
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert f"`{per_layer}`" in card and "`all`: one attention block for all 11 layers" in card
 
 
 def test_groups_written_a_layer_at_a_time_are_recognised(make_run, tmp_path):

@@ -8,6 +8,8 @@ from functools import cache
 
 import pytest
 
+from albert_ds.model.additions import ADDITIONS
+from albert_ds.model.sharing import list_patterns
 from tests.conftest import ROOT
 from tests.test_layers import IMPORTS
 
@@ -93,3 +95,10 @@ def test_every_key_of_the_metrics_is_explained():
     lines = (ROOT / "docs/raw/first_run_dp2.jsonl").read_text().splitlines()
     keys = {key for line in lines for key in json.loads(line)}
     assert {key for key in keys if f"`{key}`" not in text} == set()
+
+
+def test_the_page_about_sharing_has_the_tables_of_the_code():
+    text = (ROOT / "docs/sharing.md").read_text()
+    rows = [f"| `{form}` | `{blocks}` | {meaning} |" for form, blocks, meaning in list_patterns()]
+    rows += [f"| `{addition.form}` | {addition.meaning} |" for addition in ADDITIONS.values()]
+    assert [row for row in rows if row not in text.splitlines()] == []

@@ -71,6 +71,40 @@ def test_another_depth_takes_the_blocks_of_the_same_relative_depth(write_checkpo
     assert torch.equal(grouped[name.format(1)], old[name.format(1)])
 
 
+def test_between_patterns_a_layer_keeps_its_blocks(write_checkpoint):
+    folder, model = write_checkpoint(replace(DEEP, sharing="cycle:2"))
+    goal = states_of(model)
+    for sharing in ("none", "pattern:1,0,1,2", "pattern:0,1,0,1/0,1,2,3"):
+        for found, expected in zip(
+            states_of(start(folder, replace(DEEP, sharing=sharing))), goal, strict=True
+        ):
+            assert torch.equal(found, expected), sharing
+    for sharing in ("cycle-rev:2", "groups:2", "attention"):
+        with pytest.raises(UserError, match="would have to become one"):
+            read_initial_weights(folder, replace(DEEP, sharing=sharing))
+
+
+@pytest.mark.parametrize("per_layer", ["norm", "scale", "position", "lora:2", "lora:2,norm"])
+def test_what_is_added_to_layers_starts_as_nothing_and_is_taken_along(write_checkpoint, per_layer):
+    folder, model = write_checkpoint(replace(DEEP, sharing="groups:2"))
+    config = replace(DEEP, sharing="none", per_layer=per_layer)
+    goal, more = states_of(model), start(folder, config)
+    assert all(map(torch.equal, states_of(more), goal))
+    if "lora" in per_layer:
+        first = more.albert.encoder.own[3].ffn["up"].first
+        assert 0 < first.abs().max() <= 2 * DEEP.initializer_range
+    again, model = write_checkpoint(config, 5)
+    deeper = start(again, replace(config, num_layers=8))
+    name = "albert.encoder.own.{}."
+    for layer in range(8):
+        for key, tensor in deeper.state_dict().items():
+            if name.format(layer) in key:
+                old = key.replace(name.format(layer), name.format(layer // 2))
+                assert torch.equal(tensor, model.state_dict()[old])
+    with pytest.raises(UserError, match=f"has --per-layer {per_layer}, which a run with"):
+        read_initial_weights(again, replace(config, per_layer="none"))
+
+
 @pytest.mark.parametrize(
     ("sharing", "words"),
     [

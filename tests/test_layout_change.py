@@ -68,7 +68,7 @@ def run_leg(rank: int, config, num_steps: int):
         batch = next_batch(run)
         seen.append([i for part in batch.micro_batches for i in part.sample_ids])
         train_step(run, batch)
-        losses.append(run.window.close(mesh, config.model, config.stream.objective)["loss"])
+        losses.append(run.window.close(mesh, config.stream.objective)["loss"])
     saver = Saver(run.engine, run.config, resumed_at=0)
     save(run, saver)
     saver.wait()

@@ -134,7 +134,7 @@ def train_ranks(rank: int, configs: list[RunConfig], batches: list[list[dict]]) 
         losses, norms, comm_bytes = [], [], []
         for _ in batches:
             norms.append(train_step(run, next_batch(run)))
-            values = run.window.close(run.mesh, config.model, config.stream.objective)
+            values = run.window.close(run.mesh, config.stream.objective)
             losses.append(values["loss"])
             comm_bytes.append(values["comm_bytes"])
         weights = gather(run.engine, "weights.safetensors")

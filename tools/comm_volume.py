@@ -13,6 +13,7 @@ micro-batch; of tensor parallelism two all-reduces per layer, forward and backwa
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,14 @@ def build_parser() -> Parser:
         default=["albert-base"],
         help="sizes (default: albert-base)",
     )
+    add(
+        "--sharing",
+        nargs="+",
+        default=[None],
+        metavar="HOW",
+        help="patterns of train.py --sharing to count, of each size (default: the size's own)",
+    )
+    add("--per-layer", default="none", metavar="WHAT", help="what layers have of their own")
     text = "processes to start without a launcher (default: one for each GPU; 2 on a CPU)"
     add("--ranks", type=positive, help=text)
     add("--tensor-parallel", type=positive, default=1, help="ranks that share a block")
@@ -103,11 +112,13 @@ def measure_models(args, traffic: Traffic) -> list[dict]:
     device = join_world(world)
     mesh = build_mesh(args.tensor_parallel)
     reports = []
-    for name in args.models:
+    changes = {"dropout": 0.0, "per_layer": args.per_layer}
+    for name, sharing in itertools.product(args.models, args.sharing):
+        model = replace(SIZES[name], **changes, sharing=sharing or SIZES[name].sharing)
         for file in args.deepspeed_config:
             config = bench_config(
                 name,
-                replace(SIZES[name], dropout=0.0),
+                model,
                 deepspeed_config=file,
                 micro_batch_size=args.micro_batch_size,
                 sequence_length=args.sequence_length,
@@ -140,6 +151,8 @@ def measure_step(run: Run, traffic: Traffic) -> dict:
     minimum = count_minimum(run.config, run.mesh, parameters)
     return {
         "model": run.config.size,
+        "sharing": run.config.model.sharing,
+        "per_layer": run.config.model.per_layer,
         "deepspeed_config": run.config.deepspeed_config,
         "ranks": run.mesh.world_size,
         "tensor_parallel": run.mesh.tp_size,
@@ -179,7 +192,11 @@ def count_minimum(config: RunConfig, mesh: Mesh, parameters: int) -> dict[str, f
         # Two all-reduces per layer forward, two backward. Three of the last layer's hold only the
         # tokens that the heads need.
         rows = config.micro_batch_size * ((4 * model.num_layers - 3) * length + 3 * needed)
-        layers = passes * rows * model.hidden_size * (2 if is_half else 4)
+        # A low-rank pair needs what lies between its factors whole, once forward or backward; for
+        # query, key and value their first factors' gradients are fewer.
+        narrow = config.micro_batch_size * 3 * ((model.num_layers - 1) * length + needed)
+        pairs = model.rank * (narrow + 3 * model.num_layers * model.hidden_size)
+        layers = passes * (rows * model.hidden_size + pairs) * (2 if is_half else 4)
         minimum[ACTIVATIONS] = ring_bytes(layers, mesh.tp_size, is_all_reduce=True)
     return minimum
 
@@ -207,7 +224,8 @@ def as_table(report: dict) -> str:
     rows.append(["all", "", "", f"{wire / 1e6:.3f}", f"{least / 1e6:.3f}", multiple, "", ""])
     header = ("kind", "collectives", "MB of tensors", "MB on the wire per rank", "minimum MB")
     return (
-        f"{report['model']}, {Path(report['deepspeed_config']).name}: {report['ranks']} ranks, "
+        f"{report['model']}, --sharing {report['sharing']}, --per-layer {report['per_layer']}, "
+        f"{Path(report['deepspeed_config']).name}: {report['ranks']} ranks, "
         f"tensor parallel {report['tensor_parallel']}, accumulation {report['accumulation']}, "
         f"{report['parameters_a_rank']:,} parameters per rank\n\n"
         f"{table((*header, 'wire / minimum', 'ms', 'hidden'), rows)}\n"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from albert_ds import cli
 from albert_ds.cli import Number
 from albert_ds.data.samples import Sample
-from albert_ds.data.stream_config import StreamConfig
+from albert_ds.data.stream_config import OBJECTIVES, StreamConfig
 from albert_ds.data.vocab import MASK
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json
@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from albert_ds.data.shards import ShardSet
-
-LABELS = {
-    "sop": {0: "in order", 1: "swapped"},
-    "nsp": {0: "B follows A", 1: "B from another document"},
-    "none": {},
-}
 
 
 def build_parser() -> cli.Parser:
@@ -90,7 +84,8 @@ def show_step(run: Path, step: int) -> None:
 
 def show_sample(sample: "Drawn", config: StreamConfig, source: "ShardSet") -> None:
     print(f"  {len(sample.ids)} tokens, ", end="")
-    print(LABELS[config.objective].get(sample.pair_label, "no pair"))
+    labels = OBJECTIVES[config.objective].labels
+    print(labels[sample.pair_label] if sample.pair_label in range(len(labels)) else "no pair")
     print_text(sample, source.vocab.pieces, segmented=source.segmented)
 
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from albert_ds import cli
+from albert_ds.data.stream_config import list_pair_tasks
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
 
-TASKS = {"sop": "SOP", "nsp": "NSP"}
+TASKS = list_pair_tasks()
 
 
 def build_parser() -> cli.Parser:
@@ -56,6 +57,12 @@ def build_parser() -> cli.Parser:
         metavar="TOKENS",
         help="longest sequence (default: that of the shards or of the model, the smaller)",
     )
+    add(
+        "--num-layers",
+        type=cli.positive,
+        metavar="LAYERS",
+        help="layers to run, where they share all their blocks (default: the model's)",
+    )
     add("--seed", type=cli.natural, default=0, metavar="N", help="seed of masks and swaps")
     add("--output", type=cli.new_file, metavar="FILE", help="JSON file for the same numbers")
     add("--similarity", action="store_true", help="measure every layer instead (Figure 1)")
@@ -76,7 +83,7 @@ def build_parser() -> cli.Parser:
     return parser
 
 
-def open_model(checkpoint: Path, vocab, data: Path, device):
+def open_model(checkpoint: Path, vocab, data: Path, device, num_layers: int | None):
     """A checkpoint's model on `device`; UserError where its vocabulary differs from the data's."""
     from albert_ds.weights import check_vocab, read_model
 
@@ -87,6 +94,7 @@ def open_model(checkpoint: Path, vocab, data: Path, device):
             f"{model.config.vocab_size}; they must be the same"
         )
     check_vocab(checkpoint, vocab, str(checkpoint))
+    model.albert.encoder.set_depth(num_layers or model.config.num_layers)
     return model.to(device)
 
 
@@ -128,7 +136,7 @@ def probe(args, device) -> dict:
     from albert_ds.parallel.mesh import build_mesh
 
     source = open_shards(args.data, "heldout")
-    model = open_model(args.checkpoint, source.vocab, args.data, device)
+    model = open_model(args.checkpoint, source.vocab, args.data, device, args.num_layers)
     longest = model.config.max_position_embeddings
     own = find_objective(args.checkpoint, model.config.pair_head)
     batches = draw_batches(args, source, own, args.samples, longest)
@@ -232,7 +240,7 @@ def compare_layers(args, device) -> dict:
         raise UserError(f"--labels {' '.join(labels)}: must be {len(checkpoints)} different names")
     source, found = open_shards(args.data, "heldout"), {}
     for label, checkpoint in zip(labels, checkpoints, strict=True):
-        model = open_model(checkpoint, source.vocab, args.data, device)
+        model = open_model(checkpoint, source.vocab, args.data, device, args.num_layers)
         longest = model.config.max_position_embeddings
         batches = draw_batches(args, source, "none", args.samples, longest)
         measured = measure_similarity(model, batches, device)
@@ -244,6 +252,8 @@ def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     if (args.against or args.labels) and not args.similarity:
         raise UserError("--against and --labels: allowed only with --similarity")
+    if args.num_layers and args.minimal_pairs:
+        raise UserError("--num-layers: allowed only with --data")
     if (args.data is None) == (args.minimal_pairs is None):
         raise UserError("--data and --minimal-pairs: one of them is needed, and not both")
     from albert_ds.runtime.environment import read_world

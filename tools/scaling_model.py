@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from albert_ds import cli
@@ -123,6 +123,10 @@ def _add_predict(add) -> None:
 
 def _add_plan(add) -> None:
     add("--model", choices=SIZES, required=True, help="size")
+    add("--sharing", metavar="HOW", help="pattern of train.py --sharing (default: the size's own)")
+    add("--per-layer", default="none", metavar="WHAT", help="what layers have of their own")
+    text = "depths of train.py --depth-schedule (default: all layers from the first step on)"
+    add("--depth-schedule", metavar="LAYERS@START,...", help=text)
     add("--gpus", type=positive, required=True, help="GPUs of the cluster")
     text = "memory of a GPU in GB (default: that of --hardware)"
     add("--gpu-memory", type=Number(above=0), metavar="GB", help=text)
@@ -217,7 +221,13 @@ def run_plan(args) -> None:
     link = args.link * 1e9
     print(
         plan_as_text(
-            plans, steps=args.steps, limit=limit, link=link, machine=machine, errors=errors
+            plans,
+            steps=args.steps,
+            depth_schedule=args.depth_schedule,
+            limit=limit,
+            link=link,
+            machine=machine,
+            errors=errors,
         )
     )
 
@@ -227,9 +237,11 @@ def choose_plans(args) -> tuple[list[Plan], Machine, float]:
     gpu = read_gpu(args.hardware)
     memory = gpu.memory if args.gpu_memory is None else args.gpu_memory * 1e9
     limit, machine = memory * (1 - args.reserve), describe_gpu(gpu, mfu=args.mfu)
+    size = SIZES[args.model]
+    model = replace(size, sharing=args.sharing or size.sharing, per_layer=args.per_layer)
     layouts = find_layouts(
         args.model,
-        SIZES[args.model],
+        model,
         ranks=args.gpus,
         ranks_a_node=args.gpus_a_node,
         batch_size=args.batch_size,

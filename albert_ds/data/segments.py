@@ -141,20 +141,50 @@ class SentenceRuns:
         return number, begin, begin + length
 
 
+DrawOther = Callable[[int], np.ndarray | None]
+Labelled = tuple[np.ndarray, np.ndarray, int]
+
+
+def _keep(first: np.ndarray, second: np.ndarray, draw_other, rng) -> Labelled:
+    return first, second, NO_LABEL
+
+
+def _swap(first: np.ndarray, second: np.ndarray, draw_other, rng) -> Labelled:
+    """Swap the segments with probability 0.5."""
+    label = int(rng.random() < 0.5)
+    return (second, first, label) if label else (first, second, label)
+
+
+def _replace(first: np.ndarray, second: np.ndarray, draw_other: DrawOther, rng) -> Labelled:
+    """Replace the second with probability 0.5 by what `draw_other` draws for its length.
+
+    That is whole sentences of another document, as many tokens or the nearest number; None without
+    another document. Where the lengths differ, both candidates are cut at their end to one length
+    below both; so the lengths and cuts of a pair never depend on its label.
+    """
+    other = draw_other(len(second))
+    if other is None:
+        return first, second, NO_LABEL
+    label, length = int(rng.random() < 0.5), len(second)
+    if len(other) != length:
+        length = max(1, min(len(other), length) - 1)
+    return first, (other if label else second)[:length], label
+
+
+# Objective -> (first, second, draw_other, rng) -> two segments and their label.
+DRAWS: dict[str, Callable[..., Labelled]] = {"sop": _swap, "nsp": _replace, "none": _keep}
+
+
 def draw_pair(
     sequence: Sequence,
     target: int,
     objective: str,
-    draw_other: Callable[[int], np.ndarray | None],
+    draw_other: DrawOther,
     rng: np.random.Generator,
 ) -> Pair:
-    """Draw a window of `target` tokens and make two segments of it.
+    """Draw a window of `target` tokens and make two segments of it, labelled by `DRAWS`.
 
-    sop swaps them with probability 0.5, none leaves them as they are. nsp replaces the second with
-    probability 0.5 by what `draw_other` draws for its length (whole sentences of another document,
-    as many tokens or the nearest number; None without another document). Where the lengths differ,
-    both candidates are cut at their end to one length below both; so the lengths and cuts of a
-    pair never depend on its label. A single sentence makes no pair: no label.
+    A single sentence makes no pair: no label.
     """
     ids, ends = sequence.ids, sequence.ends
     i, j = draw_window(ends, target, rng)
@@ -164,19 +194,8 @@ def draw_pair(
         whole = _cut(ids[begin:end], end - begin - target, rng)
         return Pair(whole, whole[:0], NO_LABEL, target)
     split = int(ends[rng.integers(i, j - 1)])
-    first, second, label = ids[begin:split], ids[split:end], NO_LABEL
-    if objective == "sop":
-        label = int(rng.random() < 0.5)
-        if label:
-            first, second = second, first
-    elif objective == "nsp":
-        other = draw_other(len(second))
-        if other is not None:
-            label = int(rng.random() < 0.5)
-            length = len(second)
-            if len(other) != length:
-                length = max(1, min(len(other), length) - 1)
-            second = (other if label else second)[:length]
+    first, second = ids[begin:split], ids[split:end]
+    first, second, label = DRAWS[objective](first, second, draw_other, rng)
     first, second = truncate_pair(first, second, target, rng)
     return Pair(first, second, label, len(first) + len(second))
 

@@ -8,13 +8,34 @@ from dataclasses import dataclass, field
 from albert_ds.cli import Number, check_ranges, flag
 from albert_ds.errors import UserError
 
-OBJECTIVES = ("sop", "nsp", "none")
 WORD_RULES = ("scripts", "unicode", "released")
 MIN_SEQUENCE_LENGTH = 5  # [CLS] A [SEP] B [SEP] with one token in A and in B
 TASK = "the task"
-# What is drawn for (seed, source, epoch, sample) is a format, and a resumed run must draw in the
-# one it began with. Whoever changes a draw raises the number of each objective it changes.
-DRAW_FORMATS = {"sop": 1, "none": 1, "nsp": 2}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Objective:
+    """A sentence task; `DRAWS` of data/segments.py makes its pairs.
+
+    What is drawn for (seed, source, epoch, sample) is a format, and a resumed run must draw in the
+    one it began with. Whoever changes a draw raises the number of each objective it changes.
+    """
+
+    title: str  # in tables and plots
+    labels: tuple[str, ...]  # what the labels 0 and 1 mean
+    format: int
+
+
+OBJECTIVES = {
+    "sop": Objective(title="SOP", labels=("in order", "swapped"), format=1),
+    "nsp": Objective(title="NSP", labels=("B follows A", "B from another document"), format=2),
+    "none": Objective(title="", labels=(), format=1),
+}
+
+
+def list_pair_tasks() -> dict[str, str]:
+    """Objective -> title, of those that have pairs."""
+    return {name: objective.title for name, objective in OBJECTIVES.items() if objective.labels}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,14 +99,14 @@ class StreamConfig:
         group=TASK,
     )
 
-    format: int = field(init=False, metadata={"absent": 1})  # of the draws, in DRAW_FORMATS
+    format: int = field(init=False, metadata={"absent": 1})  # of the draws, in OBJECTIVES
 
     def __post_init__(self):
         check_ranges(self)
         share = Number(low=0, high=1)
         if self.short_fraction not in share:
             raise UserError(f"--short-fraction {self.short_fraction}: must be {share}")
-        object.__setattr__(self, "format", DRAW_FORMATS[self.objective])
+        object.__setattr__(self, "format", OBJECTIVES[self.objective].format)
 
     def check_format(self, recorded: dict, run: str) -> None:
         """Refuse to resume `run`, whose config.json has `recorded`, where draws have changed.

@@ -191,22 +191,24 @@ def init_weights(module: nn.Module, std: float, seed: int) -> None:
 
     | parameter                           | value                                             |
     | ----------------------------------- | ------------------------------------------------- |
-    | *.bias                              | 0                                                 |
-    | *layer_norm.weight                  | 1                                                 |
+    | *.bias, *.second (low rank)         | 0                                                 |
+    | *layer_norm.weight, *.scale         | 1                                                 |
     | every other (kernels, embeddings)   | normal(0, std), drawn again while beyond 2 std    |
 
-    Parameters on the meta device have no values and are skipped.
+    Parameters on the meta device have no values and are skipped. `*.first` (low rank) have draws of
+    their own, so that all others start alike with and without them.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator, apart = (torch.Generator().manual_seed(s) for s in (seed, seed + (1 << 40)))
     for name, parameter in module.named_parameters():
         if parameter.is_meta:
             continue
-        if name.endswith("bias"):
+        if name.endswith(("bias", ".second")):
             parameter.zero_()
-        elif name.endswith("layer_norm.weight"):
+        elif name.endswith(("layer_norm.weight", ".scale")):
             parameter.fill_(1)
         else:
-            _truncated_normal_(parameter.view(-1), std, generator)
+            chosen = apart if name.endswith(".first") else generator
+            _truncated_normal_(parameter.view(-1), std, chosen)
 
 
 def _truncated_normal_(x: Tensor, std: float, generator: torch.Generator) -> None:

@@ -5,10 +5,12 @@ P masked positions, T longest sequence a model can take, V vocabulary, E embeddi
 size, F feed-forward size, L layers, n heads, D = H / n head width.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from albert_ds.cli import Number, as_flag, check_ranges, flag
 from albert_ds.errors import UserError
+from albert_ds.model.additions import ADDITIONS, PROJECTIONS, read_additions, widths_of
+from albert_ds.model.sharing import Plan, share
 
 SHAPE = "the model"
 BY_SIZE = "that of --model"
@@ -81,10 +83,16 @@ class ModelConfig:
         group=SHAPE,
     )
     sharing: str = flag(
-        "parameters that layers share: all | attention | ffn | none | groups:N",
+        "which blocks the layers use, as in the table below",
         default="all",
         shown_default="all; none for BERT",
         metavar="HOW",
+        group=SHAPE,
+    )
+    per_layer: str = flag(
+        "what each layer has of its own, with commas between, as in the table below",
+        default="none",
+        metavar="WHAT",
         group=SHAPE,
     )
     initializer_range: float = 0.02  # standard deviation of the truncated normal
@@ -103,33 +111,47 @@ class ModelConfig:
             if not getattr(self, name) > 0:
                 raise UserError(f"{as_flag(name)} {getattr(self, name)}: must be above 0")
         share(self.sharing, self.num_layers)
+        read_additions(self.per_layer)
 
+    @property
+    def plan(self) -> Plan:
+        """The (attention, feed-forward) block of each layer."""
+        return share(self.sharing, self.num_layers)
 
-def share(sharing: str, num_layers: int) -> list[tuple[int, int]]:
-    """The attention and the feed-forward block of each layer (section 3.1, Table 4).
+    @property
+    def num_blocks(self) -> tuple[int, int]:
+        """Distinct attention and feed-forward blocks."""
+        attention, ffn = zip(*self.plan, strict=True)
+        return len({*attention}), len({*ffn})
 
-    Returns one (attention index, ffn index) a layer; equal indices mean the same parameters.
-    Raises UserError for an unknown word, and for groups of unequal size.
-    """
-    shared, own = [0] * num_layers, list(range(num_layers))
-    kind, _, count = sharing.partition(":")
-    if kind == "groups" and count.isdecimal() and int(count) > 0:
-        if num_layers % int(count):
+    @property
+    def rank(self) -> int:
+        """R of --per-layer lora:R; 0 without."""
+        return dict(read_additions(self.per_layer)).get(ADDITIONS["lora"], 0)
+
+    def owns(self, place: str) -> bool:
+        """Whether --per-layer puts something at this place of every layer."""
+        return any(place in addition.places for addition, _ in read_additions(self.per_layer))
+
+    def at_depth(self, num_layers: int) -> "ModelConfig":
+        """The same parameters, run as another number of layers.
+
+        Raises UserError where that many layers would not use each of them.
+        """
+        if num_layers == self.num_layers:
+            return self
+        if self.per_layer != "none":
             raise UserError(
-                f"--sharing {sharing}: {count} does not divide --num-layers {num_layers}"
+                f"{num_layers} layers of --num-layers {self.num_layers}: with --per-layer "
+                f"{self.per_layer} each layer has parameters of its own, so all must run"
             )
-        groups = [layer * int(count) // num_layers for layer in own]
-        return list(zip(groups, groups, strict=True))
-    match sharing:
-        case "all":
-            return list(zip(shared, shared, strict=True))
-        case "attention":
-            return list(zip(shared, own, strict=True))
-        case "ffn":
-            return list(zip(own, shared, strict=True))
-        case "none":
-            return list(zip(own, own, strict=True))
-    raise UserError(f"--sharing {sharing}: must be all, attention, ffn, none or groups:N")
+        found = replace(self, num_layers=num_layers)
+        if found.num_blocks != self.num_blocks:
+            raise UserError(
+                f"{num_layers} layers of --num-layers {self.num_layers}: --sharing {self.sharing} "
+                "uses other blocks there; allowed: depths that use the same ones"
+            )
+        return found
 
 
 def _albert(hidden_size: int, num_layers: int, num_heads: int, dropout: float = 0.1) -> ModelConfig:
@@ -174,17 +196,22 @@ SIZES: dict[str, ModelConfig] = {
 def count_params(config: ModelConfig) -> dict[str, int]:
     """Parameters by part; the values sum to those of AlbertForPretraining.
 
-    `embeddings`, `attention`, `ffn` and `pooler` together are what the paper's tables count.
+    `embeddings`, `attention`, `ffn` and `pooler` together are what the paper's tables count; `own`
+    is what layers have beside their blocks.
     """
     v, e, h, f = config.vocab_size, config.embedding_size, config.hidden_size, config.ffn_size
-    plan = share(config.sharing, config.num_layers)
-    num_attention, num_ffn = (len(set(indices)) for indices in zip(*plan, strict=True))
+    num_attention, num_ffn = config.num_blocks
+    own = sum(addition.count(config, value) for addition, value in read_additions(config.per_layer))
+    norm, ffn_norm = (
+        0 if config.owns(f"{kind}.layer_norm") else 2 * h for kind in ("attention", "ffn")
+    )
     projection = (e + 1) * h if e != h else 0
     tables = (v + config.type_vocab_size + config.max_position_embeddings) * e
     return {
         "embeddings": tables + 2 * e + projection,
-        "attention": num_attention * (4 * (h + 1) * h + 2 * h),
-        "ffn": num_ffn * ((h + 1) * f + (f + 1) * h + 2 * h),
+        "own": config.num_layers * own,
+        "attention": num_attention * (4 * (h + 1) * h + norm),
+        "ffn": num_ffn * ((h + 1) * f + (f + 1) * h + ffn_norm),
         "pooler": (h + 1) * h if config.pair_head else 0,
         "mlm_head": (h + 1) * e + 2 * e + v,  # its V x E table is the embeddings'
         "pair_head": (h + 1) * 2 if config.pair_head else 0,
@@ -204,7 +231,8 @@ def count_flops(config: ModelConfig, *, tokens: int, squared_lengths: int, maske
     """
     v, e, h, f = config.vocab_size, config.embedding_size, config.hidden_size, config.ffn_size
     projection = e * h if e != h else 0
-    per_token = projection + config.num_layers * (4 * h * h + 2 * h * f)
+    low_rank = config.rank * sum(sum(widths_of(config, name)) for name in PROJECTIONS)
+    per_token = projection + config.num_layers * (4 * h * h + 2 * h * f + low_rank)
     scores_and_mix = config.num_layers * 2 * h
     return 6 * (tokens * per_token + squared_lengths * scores_and_mix + masked * (h * e + e * v))
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from albert_ds.errors import UserError
-from albert_ds.model.config import ModelConfig, share
-from albert_ds.model.dropout import Dropout, drop
+from albert_ds.model.config import ModelConfig
+from albert_ds.model.dropout import drop
+from albert_ds.model.own import Own, ResidualNorm, build_own
 from albert_ds.model.shared_linear import SharedLinear, join_linears, sum_linears
 
 Linears = dict[str, SharedLinear]  # of one forward pass, in place of a block's modules of that name
@@ -146,10 +147,12 @@ class SelfAttention(nn.Module):
         max_seqlen: int,
         output_positions: Tensor | None = None,
         linears: Linears = NONE,
+        own: nn.ModuleDict | None = None,
     ) -> Tensor:
         """Mix the tokens of each sequence: [N, H] -> [R, H], without the residual.
 
-        linears: of `AttentionBlock.read_shared`, in place of the modules of these names.
+        linears: of `AttentionBlock.read_shared`, in place of the modules of these names. own: what
+        the layer adds to them.
         """
         q_ends, needed = cu_seqlens, select(x, output_positions)  # [R, H]
         if output_positions is not None:
@@ -164,9 +167,17 @@ class SelfAttention(nn.Module):
             width = len(joined.bias) // 3
             q = joined(needed, slice(width))
             k, v = joined(x, slice(width, None)).chunk(2, dim=1)
-        q, k, v = (y.unflatten(1, (-1, self.head_dim)) for y in (q, k, v))  # [R, n, D], [N, n, D]
-        mixed = self.core(q, k, v, q_ends, cu_seqlens, max_seqlen)
-        return linears.get("output", self.output)(mixed.flatten(1))
+        q, k, v = (
+            add_own(own, name, y, projected).unflatten(1, (-1, self.head_dim))
+            for name, y, projected in (("query", needed, q), ("key", x, k), ("value", x, v))
+        )  # [R, n, D], [N, n, D]
+        mixed = self.core(q, k, v, q_ends, cu_seqlens, max_seqlen).flatten(1)
+        return add_own(own, "output", mixed, linears.get("output", self.output)(mixed))
+
+
+def add_own(own: nn.ModuleDict | None, name: str, x: Tensor, y: Tensor) -> Tensor:
+    """y, the projection `name` of x, with what the layer adds to it."""
+    return y + own[name](x) if own is not None and name in own else y
 
 
 def select(x: Tensor, output_positions: Tensor | None) -> Tensor:
@@ -182,30 +193,35 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(config.hidden_size, config.ffn_size)
         self.down = nn.Linear(config.ffn_size, config.hidden_size)
 
-    def forward(self, x: Tensor, linears: Linears = NONE) -> Tensor:
+    def forward(
+        self, x: Tensor, linears: Linears = NONE, own: nn.ModuleDict | None = None
+    ) -> Tensor:
         """Transform each token separately: [N, H] -> [N, H], without the residual."""
-        inner = F.gelu(linears.get("up", self.up)(x), approximate="tanh")
-        return linears.get("down", self.down)(inner)
+        inner = F.gelu(add_own(own, "up", x, linears.get("up", self.up)(x)), approximate="tanh")
+        return add_own(own, "down", inner, linears.get("down", self.down)(inner))
 
 
-class ResidualNorm(nn.LayerNorm):
-    """LN(x + dropout(added)): [N, H] and [N, H] -> [N, H]."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.dropout)
-
-    def forward(self, x: Tensor, added: Tensor) -> Tensor:  # ty: ignore[incompatible-method-override]
-        return super().forward(x + self.dropout(added))
+def end_block(
+    block: "AttentionBlock | FeedForwardBlock", x: Tensor, added: Tensor, own: nn.ModuleDict | None
+) -> Tensor:
+    """LN(x + dropout(added)), with the layer's own factor and norm where it has them."""
+    if own is None:
+        return block.layer_norm(x, added)
+    added = own["result"](added) if "result" in own else added
+    return (own["layer_norm"] if "layer_norm" in own else block.layer_norm)(x, added)
 
 
 class AttentionBlock(nn.Module):
-    """LN(x + dropout(attention(x))): the part that --sharing attention shares."""
+    """LN(x + dropout(attention(x))): the part that --sharing attention shares.
+
+    `own` is what the layer that uses the block has of its own in it (`model/additions.py`).
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.self_attention = SelfAttention(config)
-        self.layer_norm = ResidualNorm(config)
+        if not config.owns("attention.layer_norm"):
+            self.layer_norm = ResidualNorm(config)
 
     def read_shared(self, fast: Collection[str]) -> Linears:
         """What all layers share in one forward pass, by name; see `Encoder.make_fast`."""
@@ -224,10 +240,11 @@ class AttentionBlock(nn.Module):
         max_seqlen: int,
         output_positions: Tensor | None = None,
         linears: Linears = NONE,
+        own: nn.ModuleDict | None = None,
     ) -> Tensor:
         """[N, H] -> [R, H]; [N, H] without output positions."""
-        mixed = self.self_attention(x, cu_seqlens, max_seqlen, output_positions, linears)
-        return self.layer_norm(select(x, output_positions), mixed)
+        mixed = self.self_attention(x, cu_seqlens, max_seqlen, output_positions, linears, own)
+        return end_block(self, select(x, output_positions), mixed, own)
 
 
 class FeedForwardBlock(nn.Module):
@@ -236,16 +253,19 @@ class FeedForwardBlock(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.feed_forward = FeedForward(config)
-        self.layer_norm = ResidualNorm(config)
+        if not config.owns("ffn.layer_norm"):
+            self.layer_norm = ResidualNorm(config)
 
     def read_shared(self, fast: Collection[str]) -> Linears:
         """What all layers share in one forward pass, by name; see `Encoder.make_fast`."""
         linears = {"up": self.feed_forward.up, "down": self.feed_forward.down}
         return sum_linears(linears) if "gradients" in fast else {}
 
-    def forward(self, x: Tensor, linears: Linears = NONE) -> Tensor:
+    def forward(
+        self, x: Tensor, linears: Linears = NONE, own: nn.ModuleDict | None = None
+    ) -> Tensor:
         """[N, H] -> [N, H]."""
-        return self.layer_norm(x, self.feed_forward(x, linears))
+        return end_block(self, x, self.feed_forward(x, linears, own), own)
 
 
 class Encoder(nn.Module):
@@ -264,10 +284,15 @@ class Encoder(nn.Module):
             )
         self.activation_checkpointing = activation_checkpointing
         self.fast: frozenset[str] = frozenset()
-        self.plan = share(config.sharing, config.num_layers)
-        num_attention, num_ffn = (1 + max(indices) for indices in zip(*self.plan, strict=True))
+        self.config, self.plan = config, config.plan
+        num_attention, num_ffn = config.num_blocks
         self.attention = nn.ModuleList(AttentionBlock(config) for _ in range(num_attention))
         self.ffn = nn.ModuleList(FeedForwardBlock(config) for _ in range(num_ffn))
+        self.own = build_own(config)
+
+    def set_depth(self, num_layers: int) -> None:
+        """Run this many layers from now on; UserError where they would leave parameters out."""
+        self.plan = self.config.at_depth(num_layers).plan
 
     def compile_blocks(self) -> None:
         """Compile each distinct block once, for any number of tokens; all its layers use it."""
@@ -298,9 +323,15 @@ class Encoder(nn.Module):
         """
         attention, ffn = (list(map(self._begin, blocks)) for blocks in (self.attention, self.ffn))
         states = [x]
-        for layer, (a, f) in enumerate(self.plan, start=1):
-            last_positions = output_positions if layer == len(self.plan) else None
-            x = self._layer(attention[a], ffn[f], x, cu_seqlens, max_seqlen, last_positions)
+        for layer, (a, f) in enumerate(self.plan):
+            last_positions = output_positions if layer + 1 == len(self.plan) else None
+            attend, feed = attention[a], ffn[f]
+            if len(self.own):
+                own = self.own[layer]
+                assert isinstance(own, Own)
+                x = own.layer["input"](x) if "input" in own.layer else x
+                attend, feed = partial(attend, own=own.attention), partial(feed, own=own.ffn)
+            x = self._layer(attend, feed, x, cu_seqlens, max_seqlen, last_positions)
             states.append(x)
         return states
 

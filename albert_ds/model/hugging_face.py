@@ -4,6 +4,8 @@ Where the two formats differ:
 
 - Hugging Face always has the map E -> H. Where E = H ours has none: an identity is written, and
   only an identity is read, because our model has no place for another map.
+- Hugging Face's layers share all or nothing: what ours have of their own is folded into the
+  weights of blocks, one a layer (`model/own.py`).
 - Hugging Face shares whole layers, in groups of neighbours of one size. Any other sharing is
   written with one group a layer, so shared blocks are repeated in the file. Blocks that are equal,
   bit for bit, in all layers are read as shared.
@@ -21,7 +23,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from albert_ds.errors import UserError
-from albert_ds.model.config import HeadConfig, ModelConfig, share
+from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.model.sharing import name_plan
 
 if TYPE_CHECKING:  # importing torch takes seconds, which --help does not have
     from torch import Tensor
@@ -110,7 +113,7 @@ def list_groups(config: ModelConfig) -> list[tuple[int, int]]:
     Hugging Face's layer l uses group l * G // L, so G is the smallest divisor of L that expresses
     the sharing. G = L always does.
     """
-    plan = share(config.sharing, config.num_layers)
+    plan = config.plan
     for size in range(len(plan), 0, -1):  # layers a group
         if len(plan) % size == 0:
             groups = plan[::size]
@@ -124,7 +127,10 @@ def to_hf(config: ModelConfig, state: Weights) -> tuple[dict, Weights]:
 
     Loads as AlbertForPreTraining, or as AlbertForMaskedLM where there is no sentence head.
     """
+    from albert_ds.model.own import fold
+
     architecture = "AlbertForPreTraining" if config.pair_head else "AlbertForMaskedLM"
+    config, state = fold(config, state)
     hf_state = {theirs: state[ours] for ours, theirs in name_pairs(config)}
     return build_hf_config(config, architecture), hf_state | build_identity(config)
 
@@ -142,7 +148,10 @@ def task_to_hf(
             "a classifier of its own (SQuAD 2.0); Hugging Face has no such ALBERT. Exported are "
             "pretrained models, GLUE, RACE and SQuAD 1.1"
         )
+    from albert_ds.model.own import fold
+
     architecture, name = ARCHITECTURES[head.kind]
+    config, state = fold(config, state)
     hf_config = build_hf_config(config, architecture) | {"classifier_dropout_prob": head.dropout}
     if head.kind == "classification":
         words = dict(enumerate(head.labels))
@@ -257,20 +266,11 @@ def _recognise_sharing(config: ModelConfig, state: Weights) -> tuple[ModelConfig
         return config, state
     layers = config.num_layers
     owners = {kind: _find_owners(state, kind, layers) for kind in ("attention", "ffn")}
-    plan = [
-        tuple(sorted(set(found)).index(found[layer]) for found in owners.values())
-        for layer in range(layers)
-    ]
-    if plan == share("none", layers):
+    attention, ffn = ([sorted({*found}).index(x) for x in found] for found in owners.values())
+    sharing = name_plan(list(zip(attention, ffn, strict=True)))
+    if sharing == "none":
         return config, state
     log = logging.getLogger(__name__)
-    groups = [f"groups:{count}" for count in range(2, layers) if layers % count == 0]
-    for sharing in ("all", "attention", "ffn", *groups):
-        if share(sharing, layers) == plan:
-            break
-    else:
-        log.warning("some layers have equal blocks, but no --sharing fits: read as --sharing none")
-        return config, state
     log.warning("blocks of different layers are equal: read as --sharing %s", sharing)
     kept = {}
     for name, tensor in state.items():

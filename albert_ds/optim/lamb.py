@@ -35,10 +35,10 @@ class Segment:
 
 
 def decay_groups(parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict]:
-    """Two parameter groups: matrices (decay and ratio), biases and LayerNorms (neither)."""
+    """Two parameter groups: matrices (decay and ratio); biases, LayerNorms, factors (neither)."""
     matrices, vectors = [], []
     for name, parameter in parameters:
-        plain = name.endswith("bias") or "layer_norm" in name
+        plain = name.endswith(("bias", ".scale")) or "layer_norm" in name
         (vectors if plain else matrices).append(parameter)
     return [
         {"params": matrices, "weight_decay": weight_decay, "adapt": True},

@@ -7,13 +7,17 @@ the same weights, and names in the state dict do not change. ALBERT's layers sha
 encoder needs six replacements. Embedding (E = 128) and heads stay replicated.
 """
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from megatron.core import ModelParallelConfig
 from megatron.core.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
     copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
     set_tensor_model_parallel_attributes,
 )
 from torch import Tensor, nn
@@ -65,6 +69,40 @@ class Row(RowParallelLinear):
         return super().forward(input_)[0]
 
 
+class ColumnPair(nn.Module):
+    """A product of low rank beside a `Column`: Y_i = (X A) B_i, with A whole.
+
+    Where Column leaves the reduction of the input's gradient to what copied the input, A's own
+    gradient is summed; else that of the narrow X A is, which completes A's and the input's.
+    """
+
+    cut = {"second": 0}
+
+    def __init__(self, *, reduces_input_grad: bool):
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(0))
+        self.reduces_input_grad = reduces_input_grad
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.reduces_input_grad:
+            return F.linear(_copy(F.linear(x, self.first)), self.second)
+        return F.linear(F.linear(x, _copy(self.first)), self.second)
+
+
+class RowPair(nn.Module):
+    """A product of low rank beside a `Row`: Y = (sum_i X_i A_i) B, with B whole."""
+
+    cut = {"first": 1}
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow = reduce_from_tensor_model_parallel_region(F.linear(x, self.first))
+        return F.linear(narrow, self.second)
+
+
 PLAN = {
     "query": lambda full, config: Column(full, config, reduces_input_grad=False),
     "key": lambda full, config: Column(full, config, reduces_input_grad=False),
@@ -72,6 +110,11 @@ PLAN = {
     "output": Row,
     "up": lambda full, config: Column(full, config, reduces_input_grad=True),
     "down": Row,
+}
+PAIRS = {  # of what a layer adds to them
+    **dict.fromkeys(("query", "key", "value"), partial(ColumnPair, reduces_input_grad=False)),
+    "up": partial(ColumnPair, reduces_input_grad=True),
+    **dict.fromkeys(("output", "down"), RowPair),
 }
 
 
@@ -86,9 +129,10 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh) -> None:
     )
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if name in PLAN:
-                assert isinstance(child, nn.Linear), name
+            if name in PLAN and isinstance(child, nn.Linear):
                 setattr(module, name, _shard(child, PLAN[name](child, config), mesh))
+            elif name in PLAN:
+                module.add_module(name, _shard(child, PAIRS[name](), mesh))
             elif name == DROPS_SHARDED:
                 setattr(module, name, PerRankRandom(child, mesh.tp_rank))
             elif name == SHARED_INPUT:
@@ -97,14 +141,19 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh) -> None:
 
 
 def _copy_input(module: nn.Module, inputs: tuple) -> tuple:
-    copied = copy_to_tensor_model_parallel_region(inputs[0])
+    return (_copy(inputs[0]), *inputs[1:])
+
+
+def _copy(x: Tensor) -> Tensor:
+    """x, whose gradient is summed over tensor-parallel peers."""
+    copied = copy_to_tensor_model_parallel_region(x)
     if copied.requires_grad:
         # megatron-core silently returns a non-contiguous gradient without reducing it.
         copied.register_hook(Tensor.contiguous)
-    return (copied, *inputs[1:])
+    return copied
 
 
-def _shard(full: nn.Linear, linear: Column | Row, mesh: Mesh) -> nn.Module:
+def _shard(full: nn.Module, linear: Column | Row | ColumnPair | RowPair, mesh: Mesh) -> nn.Module:
     """Copy this rank's shard of `full` into `linear`, and mark sharded parameters."""
     for name, parameter in linear.named_parameters():
         whole, dim = getattr(full, name).data, linear.cut.get(name)

@@ -79,6 +79,7 @@ class Window:
     def reset(self) -> None:
         self.outputs = torch.zeros(len(OUTPUTS), dtype=torch.float64, device=self._device)
         self.counts = Counts()
+        self.flops = 0
         self.steps = 0
         self.skipped = 0
         self.data_seconds = 0.0  # whoever takes batches from the loader adds to it
@@ -96,30 +97,32 @@ class Window:
     def add_outputs(self, outputs: dict[str, Tensor]) -> None:
         self.outputs += torch.stack([outputs[name].detach().double() for name in OUTPUTS])
 
-    def add_step(self, counts: Counts, *, applied: bool) -> None:
+    def add_step(self, counts: Counts, model: ModelConfig, *, applied: bool) -> None:
+        """Count a step of `model`, whose depth may change from step to step."""
         self.counts = self.counts + counts
+        self.flops += count_flops(
+            model,
+            tokens=counts.tokens,
+            squared_lengths=counts.squared_lengths,
+            masked=counts.masked,
+        )
         self.steps += 1
         self.skipped += not applied
 
-    def close(self, mesh: Mesh, model: ModelConfig, objective: str) -> dict[str, float | None]:
+    def close(self, mesh: Mesh, objective: str) -> dict[str, float | None]:
         """The window's metrics, the same on every rank. Collective; starts a new window."""
         comm_bytes = (self._traffic - self.moved).total_bytes // self.steps
         dist.all_reduce(self.outputs, group=mesh.dp_group)
         values = summarise(self.outputs, self.counts, objective)  # waits for the device
         seconds = time.perf_counter() - self.started
         counts = self.counts
-        flops = count_flops(
-            model,
-            tokens=counts.tokens,
-            squared_lengths=counts.squared_lengths,
-            masked=counts.masked,
-        )
         values |= {
             "step_seconds": seconds / self.steps,
             "samples_per_second": counts.samples / seconds,
             "tokens_per_second": counts.tokens / seconds,
-            "mfu": flops / seconds / (self._peak * mesh.world_size) if self._peak else None,
+            "mfu": self.flops / seconds / (self._peak * mesh.world_size) if self._peak else None,
             "data_wait_fraction": self.data_seconds / seconds,
+            "flops": self.flops // self.steps,  # of all ranks, per step
             "comm_bytes": comm_bytes,  # of this rank, per step
             "set_aside_fraction": counts.truncated_tokens / counts.available
             if counts.available

@@ -1,7 +1,7 @@
 """The draws are a format: the very samples that every earlier run of this format has seen.
 
 A run that is resumed by a later version must go on with the same samples. Whoever changes a draw on
-purpose raises its number in DRAW_FORMATS (data/stream_config.py), which refuses such a resume,
+purpose raises its number in OBJECTIVES (data/stream_config.py), which refuses such a resume,
 and writes the golden values anew: `python -m tests.data.test_golden`.
 """
 
@@ -17,7 +17,7 @@ import pytest
 
 from albert_ds.data.shards import ShardSet, pack_sequence, write_shard
 from albert_ds.data.stream import MicroBatchReader
-from albert_ds.data.stream_config import DRAW_FORMATS, WORD_RULES, StreamConfig
+from albert_ds.data.stream_config import OBJECTIVES, WORD_RULES, StreamConfig
 from albert_ds.data.vocab import SPECIAL_PIECES
 from tests.data.drawing import samples_of
 
@@ -29,7 +29,7 @@ PIECES = [
 ]
 CASES = [
     (objective, rule, length)
-    for objective, rule, length in itertools.product(DRAW_FORMATS, WORD_RULES, (32, 12))
+    for objective, rule, length in itertools.product(OBJECTIVES, WORD_RULES, (32, 12))
 ]
 SHOWN = (0, 1, 2, 63, 10_007)  # positions whose samples are kept as they are
 HASHED = 300  # positions whose samples are kept as one checksum
@@ -87,7 +87,7 @@ def drawn(tmp_path_factory):
 @pytest.mark.parametrize("case", [" ".join(map(str, case)) for case in CASES])
 def test_the_samples_of_this_format_are_what_they_were(drawn, case):
     golden, found = json.loads(GOLDEN.read_text())[case], drawn[case]
-    advice = f"the draws of {case.split()[0]} have changed: raise its number in DRAW_FORMATS"
+    advice = f"the draws of {case.split()[0]} have changed: raise its number in OBJECTIVES"
     assert found["samples"] == golden["samples"], advice
     assert found["sha256"] == golden["sha256"], advice
     assert found["format"] == golden["format"], f"python -m {__name__} writes the golden values"
@@ -101,7 +101,7 @@ def test_the_cases_reach_what_can_be_drawn(drawn):
         assert all(sample[2] for sample in samples)
         labels = {sample[4] for sample in samples}
         assert labels == {-100} if case.startswith("none") else labels - {-100}
-    for objective, length in itertools.product(DRAW_FORMATS, (32, 12)):
+    for objective, length in itertools.product(OBJECTIVES, (32, 12)):
         pair = [drawn[f"{objective} {rule} {length}"]["sha256"] for rule in WORD_RULES]
         assert len(set(pair)) > 1
 

@@ -11,10 +11,18 @@ FACTORS = {
     "accumulation": (1, 3),
     "clipping": (0.5, None),
     "checkpointing": ("none", "attention", "block"),
-    "sharing": ("all", "attention", "ffn", "none", "groups:2"),
+    "sharing": (
+        *("all", "attention", "ffn", "none", "groups:2", "cycle:3", "cycle-rev:2"),
+        "pattern:0,0,1,0/0,1,1,2",
+    ),
+    "per_layer": ("none", "norm,scale", "position,lora:2"),
     "objective": ("sop", "nsp", "none"),
 }
-TASK = ("sharing", "objective")  # rotated through the cross product of the other factors
+TASK = (
+    "sharing",
+    "per_layer",
+    "objective",
+)  # rotated through the cross product of the other factors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +36,7 @@ class Mode:
     clipping: float | None = 0.5
     checkpointing: str = "none"
     sharing: str = "all"
+    per_layer: str = "none"
     objective: str = "sop"
     dealt_to: int = 1  # samples are ordered as that many data-parallel ranks would take them
 
@@ -88,10 +97,10 @@ def _draw(rng: random.Random, wanted) -> Mode:
 
 
 def crossed_modes() -> list[Mode]:
-    """The full cross product of the layout, with sharing and objective rotated through it.
+    """The full cross product of the layout, with the model and the objective rotated through it.
 
-    Each of the 15 pairs of sharing and objective meets every value of every other factor.
-    Checkpointing is `block` or `none` here; the pairwise modes have `attention` too.
+    Each value of a factor of the model meets every value of every other factor. Checkpointing is
+    `block` or `none` here; the pairwise modes have `attention` too.
     """
     factors = {**FACTORS, "checkpointing": ("none", "block")}
     layout = [name for name in factors if name not in TASK]
@@ -101,11 +110,16 @@ def crossed_modes() -> list[Mode]:
         cell = dict(zip(layout, values, strict=True))
         if Mode(**cell).is_refused:
             continue
-        task = max(tasks, key=lambda t: (sum((t, i) not in met for i in cell.items()), -used[t]))
-        met |= {(task, item) for item in cell.items()}
+
+        def meets(task: tuple, cell: dict = cell) -> set:
+            return set(itertools.product(zip(TASK, task, strict=True), cell.items()))
+
+        task = max(tasks, key=lambda t: (len(meets(t) - met), -used[t]))
+        met |= meets(task)
         used[task] += 1
         chosen.append(Mode(**cell, **dict(zip(TASK, task, strict=True))))
-    assert len(met) == len(tasks) * sum(len(factors[name]) for name in layout)
+    values = [sum(len(factors[name]) for name in names) for names in (TASK, layout)]
+    assert len(met) == values[0] * values[1]
     return chosen
 
 

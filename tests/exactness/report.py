@@ -6,9 +6,9 @@ from tests.exactness.modes import FACTORS, Mode, same_order
 from tests.exactness.run import Difference, Outcome, References, compare, tensor_errors
 
 HEAD = (
-    "| ZeRO | TP | DP | precision | accumulation | clipping | checkpointing | sharing | objective "
-    "| loss | gradient | parameters | key bias |",
-    "| --- " * 9 + "| --: " * 4 + "|",
+    "| ZeRO | TP | DP | precision | accumulation | clipping | checkpointing | sharing | own "
+    "| objective | loss | gradient | parameters | key bias |",
+    "| --- " * 10 + "| --: " * 4 + "|",
 )
 
 
@@ -46,6 +46,7 @@ def _as_line(mode: Mode, figures: list[str], anything: str = "") -> str:
         "off" if mode.clipping is None else mode.clipping,
         mode.checkpointing,
         mode.sharing,
+        mode.per_layer,
         mode.objective,
     )
     cells = [mode.stage, *mode.grid, mode.precision, *(anything or value for value in rest)]

@@ -66,7 +66,12 @@ def config_of(mode: Mode) -> RunConfig:
             "zero_optimization": {"stage": mode.stage},
             "gradient_clipping": mode.clipping or 0.0,
         },
-        model=replace(MODEL, sharing=mode.sharing, pair_head=mode.objective != "none"),
+        model=replace(
+            MODEL,
+            sharing=mode.sharing,
+            per_layer=mode.per_layer,
+            pair_head=mode.objective != "none",
+        ),
         activation_checkpointing=mode.checkpointing,
     )
     return replace(config, stream=replace(config.stream, objective=mode.objective))
@@ -87,7 +92,7 @@ def train_modes(rank: int, modes: list[Mode]) -> list[Outcome]:
             if step == NUM_STEPS - 1:
                 before = gather(run.engine, "exp_avg.safetensors")
             norms.append(train_step(run, next_batch(run)))
-            values = run.window.close(run.mesh, config.model, config.stream.objective)
+            values = run.window.close(run.mesh, config.stream.objective)
             losses.append(values["loss"])
         after = gather(run.engine, "exp_avg.safetensors")
         outcomes.append(
@@ -123,7 +128,7 @@ class References:
 
     def of(self, mode: Mode, outcome: Outcome, *, rounded: bool = False) -> Reference:
         """Training from the outcome's initial weights, or from these `rounded` to bf16."""
-        key = (mode.sharing, mode.objective, mode.clipping, rounded)
+        key = (mode.sharing, mode.per_layer, mode.objective, mode.clipping, rounded)
         if key not in self._known:
             config, start = config_of(mode), outcome.initial
             if rounded:
@@ -157,7 +162,7 @@ class References:
 def compare(found: Outcome, goal: Reference | Outcome) -> Difference:
     """The difference of `found` from `goal`, which started from the same weights."""
     gradient = parameter = key_bias = 0.0
-    missed, moved = [], []
+    missed, moved, scales = [], [], []
     for name, target in goal.weights.items():
         target = target.double()
         off = found.weights[name].double() - target
@@ -167,9 +172,15 @@ def compare(found: Outcome, goal: Reference | Outcome) -> Difference:
         way = target - found.initial[name].double()
         wanted = goal.gradients[name]
         gradient = max(gradient, float((found.gradients[name] - wanted).norm() / wanted.norm()))
-        parameter = max(parameter, float(off.norm() / way.norm()))
         missed.append(off.norm())
         moved.append(way.norm())
+        if name.endswith(".scale"):  # one number, whose way may end where it began: all as one
+            scales.append(torch.stack([missed[-1], moved[-1]]))
+        else:
+            parameter = max(parameter, float(missed[-1] / moved[-1]))
+    if scales:
+        off, way = torch.stack(scales).norm(dim=0)
+        parameter = max(parameter, float(off / way))
     return Difference(
         loss=_worst(found.losses, goal.losses),
         norm=_worst(found.norms, goal.norms),

@@ -1,5 +1,7 @@
 """Bytes of a step against the minimum, ds_configs/README.md and the scaling model."""
 
+from dataclasses import replace
+
 import pytest
 
 from albert_ds.lab.scaling.collectives import ACTIVATIONS, SMALL, count_collectives
@@ -15,6 +17,7 @@ CONFIGS = {
     "zero3_bf16": ("bf16", 3),
 }
 SIZE = SIZES["albert-tiny"]
+OWN = "norm,scale,position,lora:4"
 
 
 def measure(rank: int, *flags: str) -> list[dict]:
@@ -34,7 +37,9 @@ def reports() -> dict[tuple[int, str], dict]:
         flags = ("--tensor-parallel", str(tp), "--deepspeed_config", *files)
         measured = run_ranks(measure, 2, *flags)[0]
         found |= {(tp, name): report for name, report in zip(names, measured, strict=True)}
-    return found
+    flags = ("--tensor-parallel", "2", "--sharing", "cycle:2", "--per-layer", OWN)
+    file = ("--deepspeed_config", "ds_configs/zero1_fp32.json")
+    return found | {("own", "zero1_fp32"): run_ranks(measure, 2, *flags, *file)[0][0]}
 
 
 def multiple(report, *kinds):
@@ -78,13 +83,18 @@ def test_tensor_parallel_activations_are_at_their_minimum(reports):
 
 @pytest.mark.parametrize(
     ("tp", "name"),
-    [(1, "zero0_fp32"), (1, "zero1_bf16"), (1, "zero2_bf16"), (1, "zero3_bf16"), (2, "zero1_bf16")],
+    [
+        *((1, name) for name in ("zero0_fp32", "zero1_bf16", "zero2_bf16", "zero3_bf16")),
+        *((2, "zero1_bf16"), ("own", "zero1_fp32")),
+    ],
 )
 def test_the_scaling_model_lists_the_same_collectives(reports, tp, name):
     report, (precision, zero) = reports[tp, name], CONFIGS[name]
+    changes = {"sharing": "cycle:2", "per_layer": OWN} if tp == "own" else {}
+    tp = 2 if tp == "own" else tp
     layout = Layout(
         name="albert-tiny",
-        model=SIZE,
+        model=replace(SIZE, **changes),
         ranks=2,
         zero=zero,
         tensor_parallel=tp,

@@ -67,10 +67,17 @@ def test_table_4(embedding_size, sharing, encoder):
 
 
 @pytest.mark.parametrize("pair_head", [True, False])
-@pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none", "groups:2"])
+@pytest.mark.parametrize(
+    ("sharing", "per_layer"),
+    [
+        *((word, "none") for word in ("all", "attention", "ffn", "none", "groups:2")),
+        *(("cycle:4", "norm"), ("cycle-rev:2", "scale,lora:3"), ("ffn", "position,norm")),
+    ],
+)
 @pytest.mark.parametrize("name", SIZES)
-def test_counts_are_those_of_the_built_model(name, sharing, pair_head):
-    config = dataclasses.replace(SIZES[name], sharing=sharing, pair_head=pair_head)
+def test_counts_are_those_of_the_built_model(name, sharing, per_layer, pair_head):
+    changes = {"sharing": sharing, "per_layer": per_layer, "pair_head": pair_head}
+    config = dataclasses.replace(SIZES[name], **changes)
     with torch.device("meta"):
         model = AlbertForPretraining(config)
     built = dict.fromkeys(count_params(config), 0)
@@ -80,10 +87,11 @@ def test_counts_are_those_of_the_built_model(name, sharing, pair_head):
     assert count_params(config) == built
 
 
-@pytest.mark.parametrize("embedding_size", [16, 32])
-def test_flops_are_those_of_the_matrix_products(make_config, make_batch, embedding_size):
+@pytest.mark.parametrize(("embedding_size", "rank"), [(16, 0), (32, 0), (16, 3)])
+def test_flops_are_those_of_the_matrix_products(make_config, make_batch, embedding_size, rank):
     lengths, masked = [7, 30, 12], 9
-    config = make_config(embedding_size=embedding_size, sharing="all")
+    per_layer = f"lora:{rank}" if rank else "none"
+    config = make_config(embedding_size=embedding_size, sharing="all", per_layer=per_layer)
     model, batch = AlbertForPretraining(config), make_batch(lengths, masked=masked)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         losses = model(**batch)
@@ -100,7 +108,8 @@ def test_flops_are_those_of_the_matrix_products(make_config, make_batch, embeddi
         for start, end in zip(ends, ends[1:], strict=False)
     ]
     scores = sum(length * rows for length, rows in zip(lengths, unread, strict=True))
-    left_out = 6 * (sum(unread) * (2 * h * h + 2 * h * f) + scores * 2 * h)
+    narrow = rank * (2 * 2 * h + 2 * (h + f))  # of query, output, up and down
+    left_out = 6 * (sum(unread) * (2 * h * h + 2 * h * f + narrow) + scores * 2 * h)
     assert counted + left_out == count_flops(
         config, tokens=sum(lengths), squared_lengths=squares, masked=masked
     )

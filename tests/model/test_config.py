@@ -3,7 +3,8 @@
 import pytest
 
 from albert_ds.errors import UserError
-from albert_ds.model.config import SIZES, share
+from albert_ds.model.config import SIZES, count_params
+from albert_ds.model.sharing import name_plan, share
 
 # The paper's Table 1, with the heads of the release:
 # layers, hidden, embedding, heads, feed-forward, sharing.
@@ -41,10 +42,48 @@ def test_only_xxlarge_goes_without_dropout():
         ("groups:1", [(0, 0), (0, 0), (0, 0), (0, 0)]),
         ("groups:2", [(0, 0), (0, 0), (1, 1), (1, 1)]),
         ("groups:4", [(0, 0), (1, 1), (2, 2), (3, 3)]),
+        ("cycle:2", [(0, 0), (1, 1), (0, 0), (1, 1)]),
+        ("cycle:3", [(0, 0), (1, 1), (2, 2), (0, 0)]),
+        ("cycle-rev:2", [(0, 0), (1, 1), (1, 1), (0, 0)]),
+        ("cycle-rev:3", [(0, 0), (1, 1), (2, 2), (2, 2)]),
+        ("cycle-rev:4", [(0, 0), (1, 1), (2, 2), (3, 3)]),
+        ("pattern:0,0,1,2", [(0, 0), (0, 0), (1, 1), (2, 2)]),
+        ("pattern:1,1,0,0/0,1,1,2", [(1, 0), (1, 1), (0, 1), (0, 2)]),
     ],
 )
 def test_sharing_names_the_blocks_of_each_layer(sharing, plan):
     assert share(sharing, 4) == plan
+    assert share(name_plan(plan), 4) == plan
+
+
+def test_cycle_rev_goes_backwards_once():
+    """Algorithm 1 of Takase and Kiyono: 12 layers of 4 blocks are 1234 1234 4321."""
+    blocks = [attention for attention, _ in share("cycle-rev:4", 12)]
+    assert blocks == [0, 1, 2, 3, 0, 1, 2, 3, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "per_layer", "depths"),
+    [
+        ("all", "none", {1, 2, 3, 5, 7}),
+        ("cycle:2", "none", {2, 3, 5, 7}),
+        ("groups:2", "none", {2}),
+        ("attention", "none", set()),
+        ("pattern:0,0,1,0", "none", set()),
+        ("all", "scale", set()),
+    ],
+)
+def test_other_depths_use_the_same_blocks(make_config, sharing, per_layer, depths):
+    config, found = make_config(sharing=sharing, per_layer=per_layer), set()
+    for depth in (1, 2, 3, 5, 7):
+        try:
+            other = config.at_depth(depth)
+        except UserError as refused:
+            assert sharing in str(refused) or per_layer in str(refused)
+            continue
+        found.add(depth)
+        assert count_params(other) == count_params(config)
+    assert found == depths and config.at_depth(4) is config
 
 
 @pytest.mark.parametrize(
@@ -57,10 +96,23 @@ def test_sharing_names_the_blocks_of_each_layer(sharing, plan):
         ({"dropout": float("nan")}, "--dropout nan: must be at least 0 and below 1"),
         ({"initializer_range": 0.0}, "--initializer-range 0.0: must be above 0"),
         ({"sharing": "groups:3"}, "--sharing groups:3: 3 does not divide --num-layers 4"),
-        ({"sharing": "groups:0"}, "--sharing groups:0: must be all, attention, ffn, none or"),
-        ({"sharing": "groups:-2"}, "--sharing groups:-2: must be all, attention, ffn, none or"),
-        ({"sharing": "some"}, "--sharing some: must be all, attention, ffn, none or groups:N"),
-        ({"sharing": "all:2"}, "--sharing all:2: must be all, attention, ffn, none or groups:N"),
+        ({"sharing": "groups:0"}, "--sharing groups:0: '0' must be a whole number from 1 to"),
+        ({"sharing": "groups:-2"}, "--sharing groups:-2: '-2' must be a whole number from 1"),
+        ({"sharing": "some"}, "--sharing some: must be all, attention, ffn, none, groups:N, cy"),
+        ({"sharing": "all:2"}, "--sharing all:2: must be all, attention, ffn, none, groups:N,"),
+        ({"sharing": "cycle"}, "--sharing cycle: must be all, attention, ffn, none, groups:N,"),
+        (
+            {"sharing": "cycle:5"},
+            "--sharing cycle:5: '5' must be a whole number from 1 to --num-la",
+        ),
+        ({"sharing": "pattern:0,1"}, "--sharing pattern:0,1: names 2 blocks for --num-layers 4"),
+        ({"sharing": "pattern:0,2,2,0"}, "--sharing pattern:0,2,2,0: '0,2,2,0' must number its"),
+        ({"sharing": "pattern:0,x,2,0"}, "--sharing pattern:0,x,2,0: '0,x,2,0' must be block num"),
+        ({"sharing": "pattern:0,0,0,0/0,0,0,0/0,0,0,0"}, "--sharing pattern:0,0,0,0/0,0,0,0/0,0"),
+        ({"per_layer": "lora"}, "--per-layer lora: 'lora' must be one of norm, scale, position, "),
+        ({"per_layer": "lora:0"}, "--per-layer lora:0: 'lora:0' must be one of norm, scale, posi"),
+        ({"per_layer": "norm,norm"}, "--per-layer norm,norm: names norm twice"),
+        ({"per_layer": "norm,none"}, "--per-layer norm,none: 'none' must be one of norm, scale,"),
     ],
 )
 def test_a_wrong_shape_is_refused_by_its_flag(make_config, change, words):

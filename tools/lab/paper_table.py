@@ -14,6 +14,7 @@ from pathlib import Path
 
 from albert_ds import cli
 from albert_ds.cli import Number, Parser
+from albert_ds.data.stream_config import list_pair_tasks
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
 from albert_ds.json_files import build, check, read_json, read_lines
@@ -82,15 +83,15 @@ def read_lead(folder: Path) -> dict[str, str]:
         found = read_json(path)
         check(found, {"model": dict}, str(path))
         parts = count_params(build(ModelConfig, found["model"], f"{path}: model"))
-        number = sum(parts[name] for name in ("embeddings", "attention", "ffn", "pooler"))
+        number = sum(parts[name] for name in ("embeddings", "own", "attention", "ffn", "pooler"))
         lead["Parameters"] = f"{number / 1e6:.0f}M" if number > 1e7 else f"{number / 1e6:.2f}M"
     if (folder / "probe.json").is_file():
         path = folder / "probe.json"
         found = read_json(path)
-        for name in ("mlm", "nsp", "sop"):
+        for name, title in {"mlm": "MLM", **dict(sorted(list_pair_tasks().items()))}.items():
             key = f"heldout_{name}_accuracy"
             check(found, {key: Number()}, str(path))
-            lead[name.upper()] = f"{100 * found[key]:.1f}"
+            lead[title] = f"{100 * found[key]:.1f}"
     return lead
 
 

@@ -1,15 +1,26 @@
 """Line plots: curves of runs, layers of a model (Figure 1), predicted speed-ups."""
 
-from pathlib import Path
+from __future__ import annotations
 
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from albert_ds.data.stream_config import list_pair_tasks
 from albert_ds.errors import UserError
 from albert_ds.json_files import read_lines
 from albert_ds.lab.plots.style import label, line_style, new_figure, save
 
+if TYPE_CHECKING:
+    from albert_ds.lab.sharing_study import Curve
+
 CURVES = (
     ("mlm_loss", "MLM loss (nats per masked token)"),
     ("mlm_accuracy", "MLM accuracy (share of masked tokens)"),
-    ("sop_loss", "SOP loss (nats per pair)"),
+    *(
+        (f"{name}_loss", f"{title} loss (nats per pair)")
+        for name, title in list_pair_tasks().items()
+    ),
 )
 DISTANCES = (
     ("l2", "L2 distance of input and output"),
@@ -28,12 +39,14 @@ def read_metrics(run: Path) -> list[dict]:
 
 def draw_curves(runs: dict[str, Path], output: Path) -> None:
     """A panel for each quantity: lines for training windows, markers for held-out evaluations."""
-    figure, axes = new_figure(len(CURVES), width=5)
+    keys = {key for run in runs.values() for record in read_metrics(run) for key in record}
+    curves = [curve for curve in CURVES if {curve[0], f"heldout_{curve[0]}"} & keys]
+    figure, axes = new_figure(len(curves), width=5)
     for number, (name, run) in enumerate(runs.items()):
         records = read_metrics(run)
         style = line_style(number, markersize=7 + 4 * number)
         marks = {**style, "linestyle": "none", "markerfacecolor": "none"}
-        for axis, (key, _) in zip(axes, CURVES, strict=True):
+        for axis, (key, _) in zip(axes, curves, strict=True):
             trained = [(r["step"], r[key]) for r in records if r.get(key) is not None]
             held = [(r["step"], r[f"heldout_{key}"]) for r in records if f"heldout_{key}" in r]
             if trained:
@@ -41,7 +54,7 @@ def draw_curves(runs: dict[str, Path], output: Path) -> None:
                 axis.plot(*zip(*trained, strict=True), **line, label=name)
             if held:
                 axis.plot(*zip(*held, strict=True), **marks, label=f"{name}, held out")
-    for axis, (_, title) in zip(axes, CURVES, strict=True):
+    for axis, (_, title) in zip(axes, curves, strict=True):
         label(axis, "optimizer step", title)
     axes[0].legend()
     save(figure, output)
@@ -55,8 +68,9 @@ def largest_differences(first: Path, other: Path) -> dict[str, float]:
             {r["step"]: r[key] for r in read_metrics(run) if r.get(key) is not None}
             for run in (first, other)
         )
-        common = one.keys() & two.keys()
-        found[key] = max((abs(one[step] - two[step]) for step in common), default=float("nan"))
+        if one or two:
+            common = one.keys() & two.keys()
+            found[key] = max((abs(one[step] - two[step]) for step in common), default=float("nan"))
     return found
 
 
@@ -70,6 +84,32 @@ def draw_layers(models: dict[str, dict], output: Path) -> None:
             axis.plot(range(1, len(values[key]) + 1), values[key], **line_style(number), label=name)
         label(axis, "layer", title)
     axes[0].legend(fontsize=8)
+    save(figure, output)
+
+
+def draw_study(rows: dict[str, list[Curve]], output: Path) -> None:
+    """Held-out loss against parameters, FLOPs and bytes of gradients, each row's mean over seeds.
+
+    Left, rows of one pattern (cycle-2, cycle-3) are one line.
+    """
+    figure, (left, middle, right) = new_figure(3, width=5.5, height=4.5)
+    families: dict[str, list[tuple[float, float]]] = {}
+    for number, (name, curves) in enumerate(rows.items()):
+        count = min(len(curve.steps) for curve in curves)
+        losses = [fmean(found) for found in zip(*(c.losses[:count] for c in curves), strict=True)]
+        style = {**line_style(number), "markevery": [-1]}
+        middle.plot(curves[0].flops[:count], losses, **style, label=name)
+        right.plot(curves[0].gradient_bytes[:count], losses, **style)
+        family = name.rstrip("0123456789").rstrip("-")
+        families.setdefault(family, []).append((curves[0].parameters, losses[-1]))
+    for number, (name, points) in enumerate(families.items()):
+        left.plot(*zip(*sorted(points), strict=True), **line_style(number), label=name)
+    left.legend(fontsize=7)
+    middle.legend(fontsize=7)
+    loss = "held-out MLM loss (nats)"
+    label(left, "parameters", loss, "at the last step")
+    label(middle, "FLOPs spent", loss)
+    label(right, "bytes of gradients handed over by a replica", loss)
     save(figure, output)
 
 

@@ -94,15 +94,21 @@ def _data_parallel(layout: Layout) -> list[Collective]:
 
 
 def _tensor_parallel(layout: Layout) -> list[Collective]:
-    layers = layout.model.num_layers
-    calls = 4 * layers * layout.accumulation  # 2 forward, 2 backward a layer
+    layers, rank = layout.model.num_layers, layout.model.rank
+    # 2 forward and 2 backward a layer; for low-rank pairs 2 forward, 4 backward.
+    calls = (4 + 6 * bool(rank)) * layers * layout.accumulation
     # Three of the last layer's four hold only the tokens whose last state is needed.
     rows = (4 * layers - 3) * layout.tokens_a_pass + 3 * layout.needed_a_pass
+    # Of a pair: what lies between its factors, but the first factors' gradients of query, key and
+    # value, whose input is reduced already.
+    narrow = 3 * ((layers - 1) * layout.tokens_a_pass + layout.needed_a_pass)
+    elements = rows * layout.model.hidden_size
+    elements += rank * (narrow + 3 * layers * layout.model.hidden_size)
     return [
         Collective(
             kind=ACTIVATIONS,
             calls=calls,
-            bytes=layout.accumulation * rows * layout.model.hidden_size * layout.weight_bytes,
+            bytes=layout.accumulation * elements * layout.weight_bytes,
             is_all_reduce=True,
             ranks=layout.tensor_parallel,
             crosses_nodes=layout.tensor_parallel > layout.ranks_a_node,

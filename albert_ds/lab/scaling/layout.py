@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from albert_ds.errors import UserError
-from albert_ds.model.config import ModelConfig, count_flops, count_params, share
+from albert_ds.model.config import ModelConfig, count_flops, count_params
 
 PRECISIONS = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a weight in a pass
 CHECKPOINTING = ("none", "attention", "block")
@@ -80,27 +80,44 @@ class Layout:
         return PRECISIONS[self.precision]
 
     @property
-    def block_parameters(self) -> int:
-        """This rank's parameters of one attention and one feed-forward block."""
+    def attention_parameters(self) -> int:
+        """This rank's parameters of one attention block."""
+        h, tp = self.model.hidden_size, self.tensor_parallel
+        return 4 * h * h // tp + 3 * h // tp + h + self._norm("attention")
+
+    @property
+    def ffn_parameters(self) -> int:
+        """This rank's parameters of one feed-forward block."""
         h, f, tp = self.model.hidden_size, self.model.ffn_size, self.tensor_parallel
-        attention = 4 * h * h // tp + 3 * h // tp + h + 2 * h
-        return attention + 2 * h * f // tp + f // tp + h + 2 * h
+        return 2 * h * f // tp + f // tp + h + self._norm("ffn")
+
+    def _norm(self, kind: str) -> int:
+        return 0 if self.model.owns(f"{kind}.layer_norm") else 2 * self.model.hidden_size
+
+    @property
+    def own_parameters(self) -> int:
+        """This rank's parameters of what one layer has of its own."""
+        whole = count_params(self.model)["own"] // self.model.num_layers
+        # A low-rank pair is cut where its projection is: one of its two factors.
+        h, f, tp = self.model.hidden_size, self.model.ffn_size, self.tensor_parallel
+        return whole - self.model.rank * (4 * h + 2 * f) * (tp - 1) // tp
+
+    @property
+    def block_parameters(self) -> int:
+        return self.attention_parameters + self.ffn_parameters
 
     @cached_property
     def parameters(self) -> int:
         """Unique parameters of a rank, before ZeRO divides them."""
         counts = count_params(self.model)
-        blocks = len(set(share(self.model.sharing, self.model.num_layers)))
-        if self.tensor_parallel == 1:
-            return sum(counts.values())
-        if self.model.sharing in ("attention", "ffn"):
-            raise UserError(
-                f"--sharing {self.model.sharing}: no prediction with tensor parallelism; "
-                "allowed: all, none, groups:N"
-            )
-        return (
-            sum(counts.values()) - counts["attention"] - counts["ffn"]
-        ) + blocks * self.block_parameters
+        num_attention, num_ffn = self.model.num_blocks
+        blocks = num_attention * self.attention_parameters + num_ffn * self.ffn_parameters
+        own = self.model.num_layers * self.own_parameters
+        return self._outside(counts) + blocks + own
+
+    def _outside(self, counts: dict[str, int]) -> int:
+        """The parameters outside the layers, which every rank has whole."""
+        return sum(counts.values()) - counts["attention"] - counts["ffn"] - counts["own"]
 
     @property
     def held_parameters(self) -> float:
@@ -110,20 +127,20 @@ class Layout:
     @cached_property
     def used_parameters(self) -> int:
         """Parameters that a pass reads: a shared block counts once per layer that uses it."""
-        counts = count_params(self.model)
-        outside = sum(counts.values()) - counts["attention"] - counts["ffn"]
-        return outside + self.model.num_layers * self.block_parameters
+        a_layer = self.block_parameters + self.own_parameters
+        return self._outside(count_params(self.model)) + self.model.num_layers * a_layer
 
     @cached_property
     def hideable_share(self) -> float:
         """Share of the parameters whose gradients are complete before backward ends.
 
-        These are the blocks that only one layer uses. The gradient of a shared block, and of the
-        embedding, which the MLM head shares, is complete only at the end of backward.
+        These are the blocks that only one layer uses, and what a layer has of its own. The gradient
+        of a shared block, and of the embedding, which the MLM head shares, is complete only at the
+        end of backward.
         """
-        plan = share(self.model.sharing, self.model.num_layers)
+        plan = self.model.plan
         counts = count_params(self.model)
-        early = 0.0
+        early = float(counts["own"])
         for part, used in zip(("attention", "ffn"), zip(*plan, strict=True), strict=True):
             once = sum(used.count(block) == 1 for block in set(used))
             early += counts[part] * once / len(set(used))
@@ -144,9 +161,11 @@ class Layout:
     @property
     def recomputed_flops(self) -> float:
         """FLOPs that activation checkpointing adds: a second forward pass of the dropped parts."""
-        h, layers = self.model.hidden_size, self.model.num_layers
-        attention = 2 * self.tokens_a_pass * layers * (4 * h * h + 2 * h * self.sequence_length)
-        ffn = 2 * self.tokens_a_pass * layers * 2 * h * self.model.ffn_size
+        h, f, layers = self.model.hidden_size, self.model.ffn_size, self.model.num_layers
+        rank = self.model.rank
+        in_attention = 4 * h * h + 2 * h * self.sequence_length + rank * 8 * h
+        attention = 2 * self.tokens_a_pass * layers * in_attention
+        ffn = 2 * self.tokens_a_pass * layers * (2 * h * f + rank * 2 * (h + f))
         again = {"none": 0, "attention": attention, "block": attention + ffn}
         return again[self.activation_checkpointing] * self.accumulation / self.tensor_parallel
 

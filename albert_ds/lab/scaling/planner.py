@@ -11,13 +11,14 @@ slower: that leaves the most memory.
 import bisect
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from albert_ds.errors import UserError
 from albert_ds.lab.scaling.layout import CHECKPOINTING, Layout
 from albert_ds.lab.scaling.memory import Memory, predict_memory
 from albert_ds.lab.scaling.step_time import Machine, StepTime, predict_step
 from albert_ds.model.config import SIZES, ModelConfig
+from albert_ds.model.depth import list_depths
 
 AS_FAST = 1.10  # a step that is longer by at most this factor counts as equally fast
 NO_LOSS = 1.02  # ... does not justify a larger micro-batch
@@ -51,6 +52,31 @@ class Plan:
         """Simpler is less."""
         again = CHECKPOINTING.index(self.layout.activation_checkpointing)
         return (self.layout.tensor_parallel, again)
+
+
+def find_hours(
+    plan: Plan, machine: Machine, *, link: float, steps: int, depth_schedule: str | None = None
+) -> float:
+    """Hours of a run, part by part of its --depth-schedule."""
+    seconds = 0.0
+    for model, number in list_depths(plan.layout.model, depth_schedule, steps):
+        layout = replace(plan.layout, model=model)
+        seconds += number * predict_step(layout, machine, link=link).total
+    return seconds / 3600
+
+
+def list_patterns_of(plan: Plan, machine: Machine, *, link: float) -> dict[str, float]:
+    """Share of a step that each pattern's exposed communication takes, in the plan's layout.
+
+    cycle:M stands for all patterns of M whole blocks, of which each is used more than once.
+    """
+    layers, found = plan.layout.model.num_layers, {}
+    words = ["all", *(f"cycle:{count}" for count in range(2, layers // 2 + 1))]
+    for word in (*words, "attention", "ffn", "none"):
+        model = replace(plan.layout.model, sharing=word)
+        step = predict_step(replace(plan.layout, model=model), machine, link=link)
+        found[word] = step.communication / step.total
+    return found
 
 
 def find_layouts(

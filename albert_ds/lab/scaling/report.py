@@ -1,9 +1,12 @@
 """Results of the scaling model as Markdown."""
 
 from albert_ds.lab.scaling.fit import START, Check, summarise
-from albert_ds.lab.scaling.planner import RULE, Plan
+from albert_ds.lab.scaling.planner import RULE, Plan, find_hours, list_patterns_of
 from albert_ds.lab.scaling.step_time import Machine
 from albert_ds.lab.tables import table
+from albert_ds.model.config import SIZES
+
+LIGHT = 0.1  # share of a step
 
 
 def checks_as_table(
@@ -74,14 +77,22 @@ def batches_as_table(batches: list[dict], models: list[str], nodes: int) -> str:
 
 
 def plan_as_text(
-    plans: list[Plan], *, steps: int, limit: float, link: float, machine: Machine, errors: dict
+    plans: list[Plan],
+    *,
+    steps: int,
+    depth_schedule: str | None,
+    limit: float,
+    link: float,
+    machine: Machine,
+    errors: dict,
 ) -> str:
     """The best plan with the error of each figure, its command, and the fastest layouts that fit.
 
     limit: bytes of a GPU; link: bits/s of a node; errors: as `fit` wrote them.
     """
     best = plans[0]
-    layout, step, hours = best.layout, best.step, best.hours(steps)
+    layout, step = best.layout, best.step
+    hours = find_hours(best, machine, link=link, steps=steps, depth_schedule=depth_schedule)
     # Rounded first, so that the rows add up as printed.
     live = {part: round(size / 1e9, 2) for part, size in best.memory.at_peak.items()}
     in_memory, in_time = "not validated", "not validated"
@@ -118,12 +129,24 @@ def plan_as_text(
         f"PREDICTED, not measured: {layout.name} on {layout.ranks} {machine.name}, nodes: "
         f"{layout.nodes}, {link / 1e9:g} Gb/s a node",
         table(("", "", "error of the model"), rows),
-        as_command(best, steps),
+        as_command(best, steps, depth_schedule),
+        patterns_as_text(list_patterns_of(best, machine, link=link)),
         f"{RULE} The fastest layouts that fit, whatever their stage:",
         table(header, map(_row, fastest)),
         f"Rates: {machine.source}.",
     ]
     return "\n\n".join(parts)
+
+
+def patterns_as_text(patterns: dict[str, float]) -> str:
+    """Which patterns of --sharing keep communication light on this link."""
+    light = [f"{word} {share:.0%}" for word, share in patterns.items() if share < LIGHT]
+    heavy = [f"{word} {share:.0%}" for word, share in patterns.items() if share >= LIGHT]
+    return (
+        f"Exposed communication in this layout is under {LIGHT:.0%} of a step with --sharing: "
+        f"{', '.join(light) or 'none of the patterns'}\n"
+        f"and more with: {', '.join(heavy) or 'no pattern'} (cycle:M: any M whole blocks)"
+    )
 
 
 def _row(plan: Plan) -> list[object]:
@@ -136,7 +159,7 @@ def _row(plan: Plan) -> list[object]:
     ]
 
 
-def as_command(plan: Plan, steps: int) -> str:
+def as_command(plan: Plan, steps: int, depth_schedule: str | None = None) -> str:
     """The trainer's command; the user fills in DATA, RUN and the hosts."""
     layout = plan.layout
     ranks = f"--num_gpus {layout.ranks}" if layout.nodes == 1 else "--hostfile HOSTFILE"
@@ -146,6 +169,13 @@ def as_command(plan: Plan, steps: int) -> str:
         f"--micro-batch-size {layout.micro_batch_size}",
         f"--sequence-length {layout.sequence_length}",
     ]
+    model = layout.model
+    if layout.name in SIZES and model.sharing != SIZES[layout.name].sharing:
+        flags.append(f"--sharing {model.sharing}")
+    if model.per_layer != "none":
+        flags.append(f"--per-layer {model.per_layer}")
+    if depth_schedule:
+        flags.append(f"--depth-schedule {depth_schedule}")
     if layout.tensor_parallel > 1:
         flags.append(f"--tensor-parallel {layout.tensor_parallel}")
     if layout.activation_checkpointing != "none":

@@ -9,7 +9,13 @@ from albert_ds.lab.scaling.collectives import count_collectives
 from albert_ds.lab.scaling.hardware import GPUS, describe_gpu
 from albert_ds.lab.scaling.layout import Layout
 from albert_ds.lab.scaling.memory import predict_memory
-from albert_ds.lab.scaling.planner import AS_FAST, find_layouts, find_plans
+from albert_ds.lab.scaling.planner import (
+    AS_FAST,
+    find_hours,
+    find_layouts,
+    find_plans,
+    list_patterns_of,
+)
 from albert_ds.lab.scaling.step_time import Machine, predict_step
 from albert_ds.model.config import SIZES
 
@@ -153,16 +159,43 @@ def test_parameters_of_a_rank_are_those_that_it_is_given(tp):
     from albert_ds.model.albert import AlbertForPretraining
     from albert_ds.parallel.tensor import PLAN
 
-    for name in ("albert-tiny", "bert-base"):
+    for name, sharing, per_layer in (
+        ("albert-tiny", "all", "none"),
+        ("bert-base", "none", "none"),
+        ("albert-base", "ffn", "none"),
+        ("albert-base", "cycle:4", "norm,scale,lora:8"),
+        ("albert-base", "pattern:0,1,2,0,1,2,0,1,2,0,1,2/0,0,0,0,0,0,1,1,1,1,1,1", "position"),
+    ):
+        config = replace(SIZES[name], sharing=sharing, per_layer=per_layer)
         with torch.device("meta"):
-            model = AlbertForPretraining(SIZES[name])
+            model = AlbertForPretraining(config)
         held = 0
         for path, parameter in model.named_parameters():
             module, kind = path.split(".")[-2:]
             row = module in ("output", "down")
-            cut = module in PLAN and not (row and kind == "bias")
+            cut = module in PLAN and kind not in (("bias", "second") if row else ("first",))
             held += parameter.numel() // (tp if cut else 1)
-        given = Layout(
-            name=name, model=SIZES[name], ranks=tp, tensor_parallel=tp, micro_batch_size=1
-        )
+        given = Layout(name=name, model=config, ranks=tp, tensor_parallel=tp, micro_batch_size=1)
         assert given.parameters == held
+
+
+def test_the_patterns_that_a_link_carries_are_those_with_few_blocks():
+    """A step of a pattern is compute and its own bytes; fewer bytes a second carry fewer blocks."""
+    best = plans("albert-large", batch_size=16384)[0]
+    found = {link: list_patterns_of(best, H100, link=link) for link in (1e12, 1e10)}
+    for link, shares in found.items():
+        for word, share in shares.items():
+            model = replace(best.layout.model, sharing=word)
+            step = predict_step(replace(best.layout, model=model), H100, link=link)
+            assert share == step.communication / step.total
+        assert shares["all"] < shares["cycle:2"] < shares["cycle:12"] < shares["none"]
+    assert all(found[1e12][word] < found[1e10][word] for word in found[1e12])
+
+
+def test_a_depth_schedule_takes_the_hours_of_its_parts():
+    best = plans("albert-base")[0]
+    half = replace(best.layout, model=replace(best.layout.model, num_layers=6))
+    seconds = 500 * predict_step(half, H100, link=100e9).total + 500 * best.step.total
+    found = find_hours(best, H100, link=100e9, steps=1000, depth_schedule="6@0,12@50%")
+    assert found == pytest.approx(seconds / 3600)
+    assert find_hours(best, H100, link=100e9, steps=1000) == pytest.approx(best.hours(1000))

@@ -1,0 +1,82 @@
+#!/bin/bash
+# What layers share, and what they have of their own: patterns and additions at equal parameters,
+# at equal FLOPs and at equal time, over seeds. Prints one table and draws one picture.
+#
+#   DATA=shards bash slurm/ablations/sharing.sh
+#   DATA=shards SCALE=paper ROWS=cycle-2 sbatch SLURM-FLAGS slurm/ablations/sharing.sh
+#
+# DATA   folder of shards (tools/build_shards.py)
+# BLIMP  folder of minimal pairs for tools/probe.py (default: left out)
+# OUT    folder of the results (default: ablations/sharing); the same command continues there
+# SCALE  tiny (default): 6 layers of albert-tiny's width, 2 minutes a run on a CPU core
+#        paper: ALBERT-base, 125,000 steps of 4096, in a Slurm job (slurm/common.sh)
+# SEEDS  number of seeds of each row (default: 3)
+# ROWS   names of the rows to run (default: all); the table prints what is there
+set -euo pipefail
+SCALE=${SCALE:-tiny} SEEDS=${SEEDS:-3} ROWS=${ROWS:-}
+ALL=()
+
+stop() {
+    echo "ablations: $*" >&2
+    exit 2
+}
+
+case $SCALE in
+    tiny)
+        cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+        PYTHON=${PYTHON:-.venv/bin/python}
+        STEPS=${STEPS:-600}
+        RECIPE=(--model albert-tiny --num-layers 6 --steps "$STEPS" --batch-size 16
+            --micro-batch-size 16 --sequence-length 64 --learning-rate 0.001 --dropout 0
+            --deepspeed_config ds_configs/zero1_fp32_adamw.json
+            --eval-every $((STEPS > 20 ? STEPS / 20 : 1)) --eval-samples 512)
+        pretrain() { "$PYTHON" albert_ds/train.py --output "$OUTPUT" "$@"; }
+        run_once() { "$PYTHON" "$@"; }
+        ;;
+    paper)
+        [ -n "${SLURM_JOB_ID:-}" ] || stop "SCALE=paper is for a Slurm job: sbatch $0"
+        . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
+        RECIPE=(--model albert-base --steps 125000 --batch-size 4096
+            --micro-batch-size "${MICRO:-16}" --learning-rate 0.00176
+            --deepspeed_config ds_configs/zero1_bf16.json --eval-every 2500)
+        run_once() {
+            SLURM_NTASKS=1 launch "$PYTHON" -u "$@"
+            [ "$code" = 0 ] || exit "$code"
+        }
+        ;;
+    *) stop "SCALE=$SCALE: must be tiny or paper" ;;
+esac
+[ -n "${DATA:-}" ] || stop "DATA is not set: the folder of shards"
+OUT=${OUT:-ablations/sharing}
+
+# row NAME FLAG...: pretrain with these flags, once for each seed.
+row() {
+    local name=$1 seed
+    shift
+    ALL+=("$name=$OUT/$name")
+    [ -z "$ROWS" ] || [[ " $ROWS " == *" $name "* ]] || return 0
+    for seed in $(seq "$SEEDS"); do
+        OUTPUT=$OUT/$name/seed-$seed
+        pretrain --data "$DATA" "${RECIPE[@]}" --seed "$seed" "$@"
+        [ -z "${BLIMP:-}" ] || [ -f "$OUTPUT/blimp.json" ] || run_once tools/probe.py \
+            --checkpoint "$OUTPUT" --minimal-pairs "$BLIMP" --output "$OUTPUT/blimp.json"
+    done
+}
+
+for blocks in 2 3; do # as many parameters in another order
+    for pattern in groups cycle cycle-rev; do
+        row $pattern-$blocks --sharing $pattern:$blocks
+    done
+done
+for sharing in all attention ffn none; do row $sharing --sharing $sharing; done
+for own in norm scale position lora:4 norm,lora:4; do row all+$own --sharing all --per-layer $own; done
+if [ "$SCALE" = paper ]; then depths=3@0,6@40%,12@70%; else depths=2@0,3@40%,6@70%; fi
+row all+depth --sharing all --depth-schedule $depths
+
+for name in $ROWS; do
+    [[ " ${ALL[*]}" == *" $name="* ]] || stop "ROWS: $name is none of ${ALL[*]%%=*}"
+done
+rows=()
+for pair in "${ALL[@]}"; do [ -d "${pair#*=}" ] && rows+=("$pair"); done
+"$PYTHON" tools/lab/sharing_table.py --rows "${rows[@]}" --output "$OUT/table.json" \
+    --picture "$OUT/sharing.png"

@@ -1,0 +1,110 @@
+"""The study of sharing asks for what the trainer takes, resumes, and its table is arithmetic."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from albert_ds.config import read_config
+from albert_ds.lab.sharing_study import read_curve
+from albert_ds.model.config import count_params
+from tests.conftest import ROOT
+
+RECIPE = ROOT / "slurm" / "ablations" / "sharing.sh"
+STUB = """#!/bin/bash
+printf '%s\\n' "$#" "$@" >> "$ASKED"
+while [ $# -gt 0 ]; do [ "$1" = --output ] && mkdir -p "$(dirname "$2")"; shift; done
+"""
+
+
+def run_recipe(out: Path, data: Path, **environ) -> subprocess.CompletedProcess:
+    given = {**os.environ, "DATA": str(data), "OUT": str(out), "PYTHON": sys.executable, **environ}
+    return subprocess.run(["bash", RECIPE], env=given, capture_output=True, text=True, cwd=ROOT)
+
+
+def test_every_row_is_a_run_and_equal_parameters_are_equal(data, tmp_path):
+    stub, asked = tmp_path / "python", tmp_path / "asked"
+    stub.write_text(STUB)
+    stub.chmod(0o755)
+    done = run_recipe(tmp_path / "out", data, PYTHON=str(stub), ASKED=str(asked), SEEDS="2")
+    assert done.returncode == 0, done.stderr
+    words, configs = asked.read_text().splitlines(), {}
+    while words:
+        count = int(words.pop(0))
+        script, *argv = words[:count]
+        del words[:count]
+        if script == "albert_ds/train.py":
+            configs[argv[argv.index("--output") + 1]] = read_config(argv, world_size=1)
+    names = {Path(folder).parent.name: config for folder, config in configs.items()}
+    assert len(names) == 16 and len(configs) == 32
+    assert {config.seed for config in configs.values()} == {1, 2}
+    for blocks in (2, 3):
+        patterns = (f"groups-{blocks}", f"cycle-{blocks}", f"cycle-rev-{blocks}")
+        assert len({str(count_params(names[name].model)) for name in patterns}) == 1
+        assert len({str(names[name].model.plan) for name in patterns}) == 3
+    schedule = names["all+depth"]
+    assert {schedule.model_at(step).num_layers for step in range(schedule.steps)} == {2, 3, 6}
+
+
+def test_a_wrong_setting_is_one_line(data, tmp_path):
+    for environ, words in (
+        ({"DATA": ""}, "DATA is not set"),
+        ({"SCALE": "Paper"}, "SCALE=Paper: must be tiny or paper"),
+        ({"SCALE": "paper", "SLURM_JOB_ID": ""}, "is for a Slurm job"),
+        ({"ROWS": "cycle-9", "PYTHON": "false"}, "ROWS: cycle-9 is none of groups-2 "),
+    ):
+        done = run_recipe(tmp_path, data, **environ)
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_two_rows_of_three_steps_make_a_table_and_resume(data, tmp_path):
+    given = {"STEPS": "3", "SEEDS": "1"}
+    first, again = (
+        run_recipe(tmp_path, data, **given, ROWS=rows)
+        for rows in ("all+depth", "all+depth cycle-2")
+    )
+    assert first.returncode == again.returncode == 0, first.stderr + again.stderr
+    assert "resuming from" in again.stderr and "resuming from" not in first.stderr
+    head, _, depth, cycle = again.stdout[again.stdout.index("| |") :].splitlines()[:4]
+    assert head.startswith("| | parameters | MFLOPs a token | tokens/s | gradient MB a step | MLM")
+    assert depth.startswith("| all+depth |") and cycle.startswith("| cycle-2 |")
+    rows = json.loads((tmp_path / "table.json").read_text())
+    curve = read_curve(tmp_path / "cycle-2" / "seed-1")
+    assert rows["cycle-2"]["loss"][0] == curve.losses[-1]
+    assert rows["cycle-2"]["gradient_bytes"][0] == 4 * rows["cycle-2"]["parameters"][0]
+    assert (tmp_path / "sharing.png").stat().st_size > 1000
+
+
+def write_run(folder: Path, seconds: float, losses: list[float]) -> None:
+    from dataclasses import asdict
+
+    from tests.training import SMALL
+
+    folder.mkdir(parents=True)
+    config = {"model": asdict(SMALL), "stream": {"sequence_length": 32}}
+    (folder / "config.json").write_text(json.dumps(config))
+    records: list[dict] = []
+    for step, loss in enumerate(losses, start=1):
+        timed = {"flops": 100, "step_seconds": seconds, "tokens_per_second": 8}
+        records += [{"step": 10 * step, **timed}, {"step": 10 * step, "heldout_mlm_loss": loss}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+
+
+def test_losses_at_equal_time_and_intervals(tmp_path):
+    """40 steps in 40 s against 80 s: the slow row counts where it has taken 40 s."""
+    for seed, shift in enumerate((0.0, 0.2), start=1):
+        write_run(tmp_path / "fast" / f"seed-{seed}", 1.0, [x + shift for x in (4, 3, 2, 1)])
+        write_run(tmp_path / "slow" / f"seed-{seed}", 2.0, [x + shift for x in (4, 3, 2, 1)])
+    command = [sys.executable, "tools/lab/sharing_table.py", "--output", tmp_path / "x.json"]
+    command += ["--rows", *(f"{name}={tmp_path / name}" for name in ("fast", "slow"))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "x.json").read_text())
+    assert rows["fast"]["loss_at_time"] == pytest.approx([1.0, 1.2])
+    assert rows["slow"]["loss_at_time"] == pytest.approx([3.0, 3.2])
+    assert rows["slow"]["loss_at_flops"] == pytest.approx([1.0, 1.2])
+    # Mean 1.1, standard error 0.1, t of 1 degree of freedom 12.706.
+    assert "| 1.100 +- 1.271 |" in done.stdout
