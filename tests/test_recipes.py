@@ -20,6 +20,13 @@ PAPER = {
     "bert_large": "bert-large",
 }
 MFU_RATE = 400e12  # FLOP/s of a GPU that the headers assume
+JOB = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NODELIST": "node1",
+    "SLURM_JOB_NUM_NODES": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_RESTART_COUNT": "20",
+}
 
 
 def sbatch_option(recipe, name: str) -> str:
@@ -64,8 +71,7 @@ def ask_recipe(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
         "OUTPUT": str(folder / "run"),
         "REPORT": str(folder / "report"),
         "SITE_ENV": "none",
-        "SLURM_JOB_ID": "1",
-        "SLURM_JOB_NODELIST": "node1",
+        **JOB,
     }
     command = ["bash", recipe, *argv]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
@@ -172,9 +178,6 @@ def start_recipe(name: str, folder, site: str, **environ: str) -> subprocess.Com
     }
     command = ["bash", f"slurm/{name}.sh"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
-
-
-JOB = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node1", "SLURM_RESTART_COUNT": "20"}
 
 
 def test_the_environment_wins_over_the_site_file(tmp_path):
