@@ -49,7 +49,7 @@ if [ "${1:-}" = --spares ]; then  # a sourced file shares the arguments of the r
             "in sbatch --nodes for each"
     shift 2
 fi
-size=$((SLURM_JOB_NUM_NODES - spares))  # nodes that the run uses
+num_nodes=$((SLURM_JOB_NUM_NODES - spares))  # that the run uses
 
 # srun of Slurm >= 22.05 no longer takes this from sbatch.
 [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
@@ -68,12 +68,12 @@ if [ -n "${INTERFACE:-}" ]; then
     export NCCL_SOCKET_IFNAME=$INTERFACE GLOO_SOCKET_IFNAME=$INTERFACE
 fi
 
-# Choose the first $size of $nodes. The ranks meet on the first of them in Slurm's own order, which
+# Choose the first $num_nodes of $nodes. The ranks meet on the first of them in Slurm's own order, which
 # they are numbered in. A new port each time: a socket that an earlier attempt left open, or another
 # job of this node, cannot block this one.
 rendezvous() {
     local head
-    chosen=$(grep -xF "$(head -n "$size" <<< "$nodes")" \
+    chosen=$(grep -xF "$(head -n "$num_nodes" <<< "$nodes")" \
         <(scontrol show hostnames "$SLURM_JOB_NODELIST") | paste -sd ,)
     head=${chosen%%,*}
     getent ahostsv4 "$head" > /dev/null ||
@@ -97,7 +97,7 @@ launch() {
     # send TERM to all of them at the first bad exit. --overlap, because the step before may hold the
     # nodes until Slurm has noticed that one of them is gone.
     srun --overlap --kill-on-bad-exit=0 --wait="$MAX_WAIT" ${MPI:+--mpi="$MPI"} \
-        --nodes="$size" --ntasks=$((SLURM_NTASKS * size / SLURM_JOB_NUM_NODES)) \
+        --nodes="$num_nodes" --ntasks=$((SLURM_NTASKS * num_nodes / SLURM_JOB_NUM_NODES)) \
         --nodelist="$chosen" "${container[@]}" "$@" &
     local pid=$!
     trap 'time_is_short=1; kill -USR1 $pid' USR1  # the time limit is near
@@ -105,7 +105,7 @@ launch() {
     while wait $pid; code=$?; kill -0 $pid 2> /dev/null; do :; done  # a signal interrupts wait
     trap 'time_is_short=1' USR1
     trap - TERM
-    [ -z "${watcher:-}" ] || kill "$watcher" 2> /dev/null
+    [ -z "${watcher:-}" ] || kill "$watcher" 2> /dev/null || true
 }
 
 # Spares need sbatch --no-kill, and with it Slurm keeps a job whose first node is gone, where this
@@ -131,21 +131,22 @@ train() {
         OUTPUT=$OUTPUT/seed-$SLURM_ARRAY_TASK_ID
         set -- --seed "$SLURM_ARRAY_TASK_ID" "$@"
     fi
-    while mkdir -p "$OUTPUT" && rm -f "$OUTPUT/exit.json"; do  # an earlier attempt's
+    until
+        mkdir -p "$OUTPUT" && rm -f "$OUTPUT/exit.json" || exit 2  # an earlier attempt's
         launch "$PYTHON" -u "$program" --output "$OUTPUT" "$@"
         finish "$code"
-    done
-    exit 2
+    do :; done
 }
 
-# After an attempt: return to start the next one on this allocation, requeue the job, or exit.
-# srun does not pass exit codes on reliably, so RUN/exit.json decides.
+# After an attempt: return 0 where all steps are done and 1 to try again in this allocation; requeue
+# the job, or exit. srun does not pass exit codes on reliably, so RUN/exit.json decides.
 finish() {
     local code
     code=$(sed -n 's/.*"code": \([0-9]*\).*/\1/p' "$OUTPUT/exit.json" 2> /dev/null)
     echo "$(date +%T) srun ended with $1, the run with ${code:-a crash}"
     case "${code:-crash}" in
-        0 | 2 | 3 | 4) exit "$code" ;;
+        0) return 0 ;;
+        2 | 3 | 4) exit "$code" ;;
     esac
     # Code 2 without a file: another job owns RUN. After a restart the owner may be an earlier attempt
     # of this job on a node that lost its network; then try again.
@@ -158,7 +159,7 @@ finish() {
         echo "not restarted: MAX_RESTARTS=$MAX_RESTARTS restarts are used up; submit again to continue"
     elif [ "${code:-crash}" != 75 ] && can_stay; then
         restarts=$((restarts + 1))
-        return
+        return 1
     else
         scontrol requeue "$job" && sleep 600  # until Slurm ends this script
     fi
@@ -169,11 +170,11 @@ finish() {
 # from the same checkpoint: then other nodes may be needed, or time for the storage to come back.
 can_stay() {
     local saved
-    saved=$(cat "$OUTPUT/checkpoints/latest" 2> /dev/null)
-    [ "$saved" != "${tried-none}" ] || return 1
+    saved=$OUTPUT/$(cat "$OUTPUT/checkpoints/latest" 2> /dev/null)
+    [ "$saved" != "${tried:-}" ] || return 1
     tried=$saved
     find_healthy
-    [ "$(wc -w <<< "$nodes")" -ge "$size" ] && [ -z "${time_is_short:-}" ]
+    [ "$(wc -w <<< "$nodes")" -ge "$num_nodes" ] && [ -z "${time_is_short:-}" ]
 }
 
 # Keep those nodes that can start a task. Those that the failure names come last.

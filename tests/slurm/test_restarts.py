@@ -1,4 +1,4 @@
-"""What the batch script does after each ending: a program that plays endings replaces the trainer."""
+"""What the batch script does after each ending; a program that plays endings is the trainer."""
 
 import re
 
