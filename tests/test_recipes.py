@@ -202,6 +202,7 @@ def test_the_environment_wins_over_the_site_file(tmp_path):
         ("smoke", "DATA=data\nOUTPUT=run", JOB, "sets OUTPUT, which belongs to one run"),
         ("finetune", "", JOB, "TASK is not set"),
         ("finetune", "", {**JOB, "TASK": "race", "TASK_DATA": "race"}, "CHECKPOINT is not set"),
+        ("shards", "DATA=data", JOB, "TEXT is not set"),
         ("shards", "DATA=data", {**JOB, "TEXT": "text/*"}, "VOCAB is not set"),
     ],
 )

@@ -81,7 +81,7 @@ def test_one_run_survives_everything(cluster, submit, data, undisturbed):
     life = Life(cluster, job)
     number = str(job.number)
 
-    life.train()
+    life.train(6)  # the first checkpoint is at step 5
     life.second_rank().kill()
     life.comes_back("a rank killed", requeued=False)
     assert "the run with 5" in job.says()
