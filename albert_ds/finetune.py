@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 def train_step(run: Run) -> tuple[float, float, int]:
     """One optimizer step; returns this rank's sum of losses, the gradient norm, and its tokens."""
+    from albert_ds.data.samples import to_device
     from albert_ds.parallel.random import seed_step
     from albert_ds.tasks.features import collate
 
@@ -53,11 +54,7 @@ def train_step(run: Run) -> tuple[float, float, int]:
         part = units[begin : begin + size]
         tensors = collate(run.splits["train"].features, part, with_targets=True)
         tokens += len(tensors["input_ids"])
-        on_device = {
-            k: x if type(x) is int else x.to(run.device, non_blocking=True)
-            for k, x in tensors.items()
-        }
-        loss = engine.deepspeed(**on_device)["loss_sum"]
+        loss = engine.deepspeed(**to_device(tensors, run.device))["loss_sum"]
         # DeepSpeed averages gradients over data-parallel ranks; the loss needs their sum.
         scaled = loss * (run.mesh.dp_size / config.batch_size)
         engine.deepspeed.backward(scaled, scale_wrt_gas=False)

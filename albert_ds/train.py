@@ -1,8 +1,8 @@
 """Pretrain ALBERT under DeepSpeed: `deepspeed albert_ds/train.py --model ... --data ...`.
 
 Read it from the bottom up: `main` reads the command line and handles every ending, `train` is the
-loop, `train_step` is one optimizer step, `build` makes the model and its engine. Heavy libraries
-are imported inside functions, so that `--help` and a mistyped flag answer at once.
+loop, `run_passes` and `update` are one optimizer step, `build` makes the model and its engine.
+Heavy libraries are imported inside functions, so that `--help` and a mistyped flag answer at once.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Batch:
 
     micro_batches: list[MicroBatch]
     counts: Counts  # of the global batch
-    data_seconds: float  # time spent waiting for the loader
     stop: bool  # a rank was asked to stop
+    error: DamagedData | None = None  # raised where the batch is used
 
 
 def build(
@@ -85,6 +85,7 @@ def build(
     if weights:
         model.load_state_dict(weights, assign=True)
     apply_tensor_parallel(model, mesh)
+    model.albert.encoder.make_fast(config.fast or ())
     if config.compile:
         model.albert.encoder.compile_blocks()
     return build_engine(model.to(device), mesh, config.deepspeed)
@@ -93,33 +94,45 @@ def build(
 def next_batch(run: Run, *, stop: bool = False) -> Batch:
     """Take the next global batch. Collective.
 
-    Every rank learns whether any rank was asked to stop. Raises DamagedData on every rank where
-    one rank found damaged data.
+    Every rank learns whether any rank was asked to stop or found damaged data.
     """
     from albert_ds.runtime.consensus import Counts, agree
 
-    config, started, error = run.config, time.perf_counter(), None
+    config, started = run.config, time.perf_counter()
     micro_batches: list[MicroBatch] = []
+    error: DamagedData | None = None
     accumulation = config.batch_size // (config.micro_batch_size * run.mesh.dp_size)
     try:
         with run.span("data_wait"):
             micro_batches = [next(run.batches) for _ in range(accumulation)]
     except DamagedData as caught:
         error = caught
-    seconds = time.perf_counter() - started
+    run.window.data_seconds += time.perf_counter() - started
     mine = sum((Counts.of(batch) for batch in micro_batches), Counts())
-    counts, stop = agree(run.mesh, mine, stop=stop, error=error)
-    return Batch(micro_batches=micro_batches, counts=counts, data_seconds=seconds, stop=stop)
+    try:
+        counts, stop = agree(run.mesh, mine, stop=stop, error=error)
+    except DamagedData as found:  # on any rank
+        counts, stop, error = Counts(), False, found
+    return Batch(micro_batches=micro_batches, counts=counts, stop=stop, error=error)
 
 
 def train_step(run: Run, batch: Batch) -> float:
-    """One optimizer step over the global batch; returns the gradient norm before clipping.
+    """One optimizer step over the global batch; returns the gradient norm before clipping."""
+    run_passes(run, batch)
+    return update(run, batch)
+
+
+def run_passes(run: Run, batch: Batch) -> None:
+    """The gradients of the global batch. On CUDA they are still being computed on return.
 
     Losses are normalised over the GLOBAL batch, so that the update does not depend on how the
-    batch is cut into ranks and micro-batches.
+    batch is cut into ranks and micro-batches. Raises DamagedData on every rank where one rank
+    found damaged data in this batch.
     """
     from albert_ds.parallel.random import seed_step
 
+    if batch.error is not None:
+        raise batch.error
     engine = run.engine
     seed_step(run.config.seed, run.step, run.mesh.dp_rank)
     engine.set_learning_rate(run.config.rate_at(run.step))
@@ -136,12 +149,16 @@ def train_step(run: Run, batch: Batch) -> float:
         if number < len(batch.micro_batches):
             with run.span("optimizer"):
                 engine.deepspeed.step()
+
+
+def update(run: Run, batch: Batch) -> float:
+    """Update the weights after the passes; returns the gradient norm before clipping."""
     with run.span("optimizer"):
-        gradient_norm, applied = engine.take_step()
+        gradient_norm, applied = run.engine.take_step()
     run.step += 1
     run.updates += applied
     run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
-    run.window.add_step(batch.counts, data_seconds=batch.data_seconds, applied=applied)
+    run.window.add_step(batch.counts, applied=applied)
     return gradient_norm
 
 
@@ -154,15 +171,21 @@ def train(run: Run, request: StopRequest) -> None:
     saver = Saver(run.engine, config, resumed_at=run.step)
     metrics = Metrics(config.run, run.mesh, run.step, num_steps=config.steps, wandb=config.wandb)
 
-    while run.step < config.steps:
-        batch = next_batch(run, stop=request.reason is not None)
+    def fetch(step: int) -> Batch | None:
+        return next_batch(run, stop=request.reason is not None) if step < config.steps else None
+
+    upcoming = fetch(run.step)
+    run.window.reset()  # each step from here on fetches the batch of the next
+    while batch := upcoming:
         # After a skipped step the weights may have diverged: a stop waits for a step that is not.
         if batch.stop and not run.skipped_in_a_row:
             save(run, saver)
             saver.wait()
             reason = request.reason or "another rank was asked to stop"
             raise Stopped(f"stopped after step {run.step} of {config.steps}: {reason}")
-        gradient_norm = train_step(run, batch)
+        run_passes(run, batch)
+        upcoming = fetch(run.step + 1)  # while the device computes
+        gradient_norm = update(run, batch)
         check_health(
             run.engine, step=run.step, skipped_in_a_row=run.skipped_in_a_row, output=config.run
         )

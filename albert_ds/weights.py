@@ -25,6 +25,7 @@ from albert_ds.model.hugging_face import to_hf as to_hf
 
 if TYPE_CHECKING:
     from albert_ds.data.vocab import Vocab
+    from albert_ds.model.albert import AlbertForPretraining
 
 NATIVE_FILE = "weights.safetensors"
 BEST = Path("checkpoints") / "best"  # of a fine-tuning run, as measured on the dev set
@@ -104,6 +105,19 @@ def read_weights(folder: Path) -> tuple[ModelConfig, Weights]:
     if head is not None:
         raise UserError(f"{folder}: a fine-tuned model ({head.kind}); it has no pretraining heads")
     return config, state
+
+
+def read_model(folder: Path) -> "AlbertForPretraining":
+    """The pretraining model of a run, a checkpoint or an HF folder: fp32, on the CPU."""
+    import torch
+
+    from albert_ds.model.albert import AlbertForPretraining
+
+    config, weights = read_weights(folder)
+    with torch.device("meta"):
+        model = AlbertForPretraining(config)
+    model.load_state_dict(weights, assign=True)
+    return model
 
 
 def read_encoder(folder: Path) -> tuple[ModelConfig, Weights]:

@@ -24,8 +24,18 @@ from albert_ds.runtime.consensus import Counts
 
 OUTPUTS = ("mlm_loss_sum", "mlm_correct", "pair_loss_sum", "pair_correct")
 
-# Dense bf16 peak in FLOP/s by part of the device's name; from NVIDIA's datasheets.
-PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "V100": 125e12}
+# Dense bf16 (V100: fp16) peak in FLOP/s by part of the device's name, the first that fits; half of
+# what NVIDIA's datasheets give for sparse matrices. Cards have less than the modules of their name.
+PEAK_FLOPS = {
+    "H200 NVL": 835.5e12,
+    "H200": 989e12,
+    "H100 NVL": 835.5e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "V100-PCIE": 112e12,
+    "V100": 125e12,
+}
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -69,7 +79,7 @@ class Window:
         self.counts = Counts()
         self.steps = 0
         self.skipped = 0
-        self.data_seconds = 0.0
+        self.data_seconds = 0.0  # whoever takes batches from the loader adds to it
         self.moved = self._traffic.copy()
         self.started = time.perf_counter()
 
@@ -84,9 +94,8 @@ class Window:
     def add_outputs(self, outputs: dict[str, Tensor]) -> None:
         self.outputs += torch.stack([outputs[name].detach().double() for name in OUTPUTS])
 
-    def add_step(self, counts: Counts, *, data_seconds: float, applied: bool) -> None:
+    def add_step(self, counts: Counts, *, applied: bool) -> None:
         self.counts = self.counts + counts
-        self.data_seconds += data_seconds
         self.steps += 1
         self.skipped += not applied
 
