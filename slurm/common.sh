@@ -4,8 +4,8 @@
 #     pretrain FLAG...      albert_ds/train.py with --output "$OUTPUT"
 #     finetune FLAG...      albert_ds/finetune.py with --output "$OUTPUT"
 #     launch COMMAND...     any other command, once a task, followed by `exit $code`
-# With --spares K as the recipe's first flag K nodes of the allocation wait until others fail. In a job
-# array each task is a run of its own, and its number is the seed.
+# With --spares K as the recipe's first flag K nodes of the allocation wait until others fail. In a
+# job array each task is a run of its own, and its number is the seed.
 # Facts of the cluster come from slurm/site.env, a copy of slurm/site.env.example.
 # A variable that is set before the command wins over that file: DATA=... sbatch slurm/base.sh
 
@@ -68,9 +68,9 @@ if [ -n "${INTERFACE:-}" ]; then
     export NCCL_SOCKET_IFNAME=$INTERFACE GLOO_SOCKET_IFNAME=$INTERFACE
 fi
 
-# Choose the first $num_nodes of $nodes. The ranks meet on the first of them in Slurm's own order, which
-# they are numbered in. A new port each time: a socket that an earlier attempt left open, or another
-# job of this node, cannot block this one.
+# Choose the first $num_nodes of $nodes. Slurm numbers the ranks in its own order of nodes, and they
+# meet on the first of these. A new port each time, so that a socket that an earlier attempt left
+# open cannot block this one.
 rendezvous() {
     local head
     chosen=$(grep -xF "$(head -n "$num_nodes" <<< "$nodes")" \
@@ -94,8 +94,8 @@ launch() {
     fi
     watch_first_node
     # Not --kill-on-bad-exit=1: the ranks end by themselves and print the cause. With it, srun would
-    # send TERM to all of them at the first bad exit. --overlap, because the step before may hold the
-    # nodes until Slurm has noticed that one of them is gone.
+    # send TERM to all of them at the first bad exit. --overlap, because the step before may hold
+    # the nodes until Slurm has noticed that one of them is gone.
     srun --overlap --kill-on-bad-exit=0 --wait="$MAX_WAIT" ${MPI:+--mpi="$MPI"} \
         --nodes="$num_nodes" --ntasks=$((SLURM_NTASKS * num_nodes / SLURM_JOB_NUM_NODES)) \
         --nodelist="$chosen" "${container[@]}" "$@" &
@@ -148,15 +148,15 @@ finish() {
         0) return 0 ;;
         2 | 3 | 4) exit "$code" ;;
     esac
-    # Code 2 without a file: another job owns RUN. After a restart the owner may be an earlier attempt
-    # of this job on a node that lost its network; then try again.
+    # Code 2 without a file: another job owns RUN. After a restart the owner may be an earlier
+    # attempt of this job on a node that lost its network; then try again.
     [ -z "$code" ] && [ "$1" = 2 ] && [ "$restarts" = 0 ] && exit 2
     if [ -n "${cancelled:-}" ]; then
         echo "cancelled: not restarted"
     elif [ -e "$OUTPUT/STOP" ]; then
         echo "stopped by $OUTPUT/STOP: remove it and submit again to continue"
     elif [ "$restarts" -ge "$MAX_RESTARTS" ]; then
-        echo "not restarted: MAX_RESTARTS=$MAX_RESTARTS restarts are used up; submit again to continue"
+        echo "not restarted: MAX_RESTARTS=$MAX_RESTARTS are used up; submit again to continue"
     elif [ "${code:-crash}" != 75 ] && can_stay; then
         restarts=$((restarts + 1))
         return 1
