@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from albert_ds.runtime.consensus import Counts
     from albert_ds.runtime.engine import Engine
     from albert_ds.runtime.metrics import Window
+    from albert_ds.runtime.run_folder import RunLock
     from albert_ds.runtime.stop_request import StopRequest
 
 
@@ -45,6 +46,7 @@ class Run:
     engine: Engine
     batches: Iterator[MicroBatch]
     window: Window
+    lock: RunLock | None = None  # on rank 0
     span: Callable[[str], AbstractContextManager] = nullcontext  # around each named part of a step
     step: int = 0
     updates: int = 0
@@ -94,13 +96,14 @@ def build(
 def next_batch(run: Run, *, stop: bool = False) -> Batch:
     """Take the next global batch. Collective.
 
-    Every rank learns whether any rank was asked to stop or found damaged data.
+    Every rank learns whether any rank was asked to stop or found damaged data. Raises MachineFailed
+    on every rank where RUN is gone.
     """
     from albert_ds.runtime.consensus import Counts, agree
 
     config, started = run.config, time.perf_counter()
+    error: Exception | None = run.lock.find_loss() if run.lock else None
     micro_batches: list[MicroBatch] = []
-    error: DamagedData | None = None
     accumulation = config.batch_size // (config.micro_batch_size * run.mesh.dp_size)
     try:
         with run.span("data_wait"):
@@ -112,8 +115,8 @@ def next_batch(run: Run, *, stop: bool = False) -> Batch:
     try:
         counts, stop = agree(run.mesh, mine, stop=stop, error=error)
     except DamagedData as found:  # on any rank
-        counts, stop, error = Counts(), False, found
-    return Batch(micro_batches=micro_batches, counts=counts, stop=stop, error=error)
+        return Batch(micro_batches=[], counts=Counts(), stop=False, error=found)
+    return Batch(micro_batches=micro_batches, counts=counts, stop=stop)
 
 
 def train_step(run: Run, batch: Batch) -> float:
@@ -168,7 +171,7 @@ def train(run: Run, request: StopRequest) -> None:
     from albert_ds.runtime.metrics import Metrics
 
     config = run.config
-    saver = Saver(run.engine, config, resumed_at=run.step)
+    saver = Saver(run.engine, config, resumed_at=run.step, lock=run.lock)
     metrics = Metrics(config.run, run.mesh, run.step, num_steps=config.steps, wandb=config.wandb)
 
     def fetch(step: int) -> Batch | None:
@@ -237,12 +240,14 @@ def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, 
     2. --init-from: its weights, a fresh optimizer, step 0.
     3. The initialisation from --seed.
     """
+    from albert_ds.model.hugging_face import build_shapes
     from albert_ds.runtime import checkpoint
+    from albert_ds.runtime.checkpoint_files import WEIGHTS, read_tensors
     from albert_ds.weights import read_initial_weights
 
-    folder = checkpoint.find_start(config.run, mesh)
+    folder = checkpoint.find_start(config.run, mesh, build_shapes(config.model))
     if folder is not None:
-        weights = checkpoint.read_tensors(folder / "weights.safetensors")
+        weights = read_tensors(folder / WEIGHTS)
         engine = build(config, mesh, device, weights)
         state = checkpoint.restore(folder, engine)
         if mesh.rank == 0:
@@ -326,6 +331,7 @@ def main(argv: list[str]) -> int:
         mesh = process.start(config, lambda: write_run_files(resolved()))
         config = resolved()
         run = process.run = prepare(config, mesh, process.device, traffic, process.follow)
+        run.lock = process.lock
         train(run, process.request)
 
     return run_trainer(argv, work)
