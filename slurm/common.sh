@@ -113,10 +113,11 @@ launch() {
 watch_first_node() {
     [ "$spares" -gt 0 ] || return 0
     srun --overlap --nodes=1 --ntasks=1 --nodelist="$(tail -n 1 <<< "$nodes")" bash -c '
+        echo "$SLURMD_NODENAME watches $1"
         while sleep 20; do
             nodes=$(squeue -h -j "$0" -o %N) && [ -n "$nodes" ] || continue
             scontrol show hostnames "$nodes" | grep -qx "$1" || scontrol requeue "$0"
-        done' "$job" "$SLURMD_NODENAME" > /dev/null 2>&1 &
+        done' "$job" "$SLURMD_NODENAME" 2> /dev/null &
     watcher=$!
 }
 

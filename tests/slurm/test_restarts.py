@@ -57,7 +57,7 @@ def test_a_job_without_its_first_node_is_requeued(cluster, submit, stand_in):
     """With --no-kill Slurm keeps it running, without the script that would restart it."""
     play = "[ $attempt = 0 ] && sleep 600"
     job = submit("smoke", "--spares", "1", sbatch=ONE_SPARE, PYTHON=stand_in(play))
-    cluster.wait(lambda: "asked" in job.says(), "the first attempt")
+    cluster.wait(lambda: "asked" in job.says() and "watches" in job.says(), "the first attempt")
     first = places(job)[0][1][0]
     cluster.kill_node(first)
     try:
