@@ -75,6 +75,7 @@ def undisturbed(data, tmp_path_factory) -> Path:
     return run
 
 
+@pytest.mark.timeout(1200)  # minutes, and many more on a busy machine
 def test_one_run_survives_everything(cluster, submit, data, undisturbed):
     flags = ("--spares", "1", *LONG, "--timeout-minutes", "0.2")
     job = submit("smoke", *flags, sbatch=WITH_SPARE, DATA=str(data), MAX_WAIT="5")
