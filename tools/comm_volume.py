@@ -116,7 +116,7 @@ def measure_models(args, traffic: Traffic) -> list[dict]:
             run.engine.deepspeed.destroy()
             if mesh.rank == 0:
                 print(as_table(reports[-1]), flush=True)
-    leave_world(mesh, together=True)
+    leave_world(mesh)
     return reports
 
 

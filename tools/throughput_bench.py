@@ -135,7 +135,7 @@ def main(argv: list[str]) -> int:
         if mesh.rank == 0:
             print(as_tables({**report, "cells": described}), flush=True)
             write_report(args.output, report)
-    leave_world(mesh, together=True)
+    leave_world(mesh)
     return 0
 
 

@@ -101,7 +101,13 @@ class DeviceContext:
 STREAM = Stream()
 MEMORY = 141 * 2**30
 PROPERTIES = SimpleNamespace(
-    name="fake H200", total_memory=MEMORY, major=9, minor=0, multi_processor_count=132, warp_size=32
+    name="fake H200",
+    total_memory=MEMORY,
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    warp_size=32,
+    uuid=f"fake-{os.getpid()}",  # each rank has its own
 )
 NOTHING = {"set_rng_state", "empty_cache", "manual_seed", "manual_seed_all", "_lazy_init", "init"}
 ANSWERS = {
