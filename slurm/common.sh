@@ -1,9 +1,11 @@
-# Sourced by every recipe: environment, rendezvous, one task a rank, signals, bounded requeue.
+# Sourced by every recipe: environment, rendezvous, one task a rank, signals, bounded restarts.
 #
 # A recipe names what it needs (`need DATA ...`), sets OUTPUT and ends with one of
 #     pretrain FLAG...      albert_ds/train.py with --output "$OUTPUT"
 #     finetune FLAG...      albert_ds/finetune.py with --output "$OUTPUT"
 #     launch COMMAND...     any other command, once a task, followed by `exit $code`
+# With --spares K as the recipe's first flag K nodes of the allocation wait until others fail. In a
+# job array each task is a run of its own, and its number is the seed.
 # Facts of the cluster come from slurm/site.env, a copy of slurm/site.env.example.
 # A variable that is set before the command wins over that file: DATA=... sbatch slurm/base.sh
 
@@ -20,7 +22,8 @@ need() { [ -n "${!1:-}" ] || refuse "$1 is not set: $2 (write $1=... before the 
 
 [ -n "${SLURM_JOB_ID:-}" ] || refuse "this is not a Slurm job: submit it with sbatch $0"
 SITE_ENV=${SITE_ENV:-slurm/site.env}
-typed=$(for name in DATA PYTHON RUNS INTERFACE MPI CONTAINER_IMAGE CONTAINER_MOUNTS MAX_RESTARTS; do
+typed=$(for name in DATA PYTHON RUNS INTERFACE MPI CONTAINER_IMAGE CONTAINER_MOUNTS MAX_RESTARTS \
+    MAX_WAIT MPIRUN; do
     [ -z "${!name+set}" ] || printf '%s=%q\n' "$name" "${!name}"
 done)
 typed_output=${OUTPUT:-}
@@ -31,7 +34,22 @@ eval "$typed"
 PYTHON=${PYTHON:-.venv/bin/python}
 RUNS=${RUNS:-runs}
 MAX_RESTARTS=${MAX_RESTARTS:-20}  # of one job, for any reason: time limit, fault, preemption
-MAX_WAIT=${MAX_WAIT:-60}          # seconds that other tasks may run on after one has ended
+MAX_WAIT=${MAX_WAIT:-30}          # seconds that other tasks may run on after one has ended
+
+restarts=${SLURM_RESTART_COUNT:-0}
+# A requeue by the plain number of an array's last task would requeue the whole array.
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+job=${job:-$SLURM_JOB_ID}
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")  # those to use first come first
+spares=0
+if [ "${1:-}" = --spares ]; then  # a sourced file shares the arguments of the recipe
+    spares=${2:-}
+    [[ $spares =~ ^[0-9]{1,5}$ ]] && [ "$spares" -lt "$SLURM_JOB_NUM_NODES" ] ||
+        refuse "--spares $spares: must be 0 to $((SLURM_JOB_NUM_NODES - 1)), with one node more" \
+            "in sbatch --nodes for each"
+    shift 2
+fi
+num_nodes=$((SLURM_JOB_NUM_NODES - spares))  # that the run uses
 
 # srun of Slurm >= 22.05 no longer takes this from sbatch.
 [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
@@ -50,69 +68,135 @@ if [ -n "${INTERFACE:-}" ]; then
     export NCCL_SOCKET_IFNAME=$INTERFACE GLOO_SOCKET_IFNAME=$INTERFACE
 fi
 
-# The ranks meet on the first node. The port depends on the job and on the restart, so a socket that
-# an earlier attempt left open cannot block this one.
+# Choose the first $num_nodes of $nodes. Slurm numbers the ranks in its own order of nodes, and they
+# meet on the first of these. A new port each time, so that a socket that an earlier attempt left
+# open cannot block this one.
 rendezvous() {
     local head
-    head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+    chosen=$(grep -xF "$(head -n "$num_nodes" <<< "$nodes")" \
+        <(scontrol show hostnames "$SLURM_JOB_NODELIST") | paste -sd ,)
+    head=${chosen%%,*}
     getent ahostsv4 "$head" > /dev/null ||
         head=$(scontrol show node "$head" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
     export MASTER_ADDR=$head
-    export MASTER_PORT=$((20000 + (SLURM_JOB_ID * 7 + ${SLURM_RESTART_COUNT:-0}) % 10000))
+    export MASTER_PORT=$((20000 + (7 * $(date +%s) + SLURM_JOB_ID) % 10000))
 }
 
 # Run a command with one task a rank and forward signals to it; sets `code`. The trainer reads its
-# rank from SLURM_PROCID, SLURM_LOCALID and SLURM_NTASKS.
+# rank from SLURM_PROCID, SLURM_LOCALID and the step's number of tasks.
 launch() {
     rendezvous
-    echo "$(date +%T) restart ${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST," \
-        "meeting at $MASTER_ADDR:$MASTER_PORT"
+    echo "$(date +%T) restart $restarts on $chosen, meeting at $MASTER_ADDR:$MASTER_PORT"
     local container=()
     if [ -n "${CONTAINER_IMAGE:-}" ]; then  # enroot with pyxis
         container=(--container-image="$CONTAINER_IMAGE" --container-workdir="$PWD"
             --container-mounts="$PWD${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}")
     fi
+    watch_first_node
     # Not --kill-on-bad-exit=1: the ranks end by themselves and print the cause. With it, srun would
-    # send TERM to all of them at the first bad exit.
-    srun --kill-on-bad-exit=0 --wait="$MAX_WAIT" ${MPI:+--mpi="$MPI"} "${container[@]}" "$@" &
+    # send TERM to all of them at the first bad exit. --overlap, because the step before may hold
+    # the nodes until Slurm has noticed that one of them is gone.
+    srun --overlap --kill-on-bad-exit=0 --wait="$MAX_WAIT" ${MPI:+--mpi="$MPI"} \
+        --nodes="$num_nodes" --ntasks=$((SLURM_NTASKS * num_nodes / SLURM_JOB_NUM_NODES)) \
+        --nodelist="$chosen" "${container[@]}" "$@" &
     local pid=$!
-    trap 'kill -USR1 $pid' USR1                # the time limit is near
-    trap 'cancelled=1; kill -TERM $pid' TERM   # scancel, or preemption
+    trap 'time_is_short=1; kill -USR1 $pid' USR1  # the time limit is near
+    trap 'cancelled=1; kill -TERM $pid' TERM      # scancel, or preemption
     while wait $pid; code=$?; kill -0 $pid 2> /dev/null; do :; done  # a signal interrupts wait
-    trap - USR1 TERM
+    trap 'time_is_short=1' USR1
+    trap - TERM
+    [ -z "${watcher:-}" ] || kill "$watcher" 2> /dev/null || true
+}
+
+# Spares need sbatch --no-kill, and with it Slurm keeps a job whose first node is gone, where this
+# script was: nobody would ever start another step. So another node watches, and requeues the job.
+watch_first_node() {
+    [ "$spares" -gt 0 ] || return 0
+    srun --overlap --nodes=1 --ntasks=1 --nodelist="$(tail -n 1 <<< "$nodes")" bash -c '
+        echo "$SLURMD_NODENAME watches $1"
+        while sleep 20; do
+            nodes=$(squeue -h -j "$0" -o %N) && [ -n "$nodes" ] || continue
+            scontrol show hostnames "$nodes" | grep -qx "$1" || scontrol requeue "$0"
+        done' "$job" "$SLURMD_NODENAME" 2> /dev/null &
+    watcher=$!
 }
 
 pretrain() { train albert_ds/train.py "$@"; }
 finetune() { train albert_ds/finetune.py "$@"; }
 
-# srun does not pass exit codes on reliably, so RUN/exit.json decides. The file of an earlier attempt
-# is removed first.
 train() {
     local program=$1
     shift
-    mkdir -p "$OUTPUT" && rm -f "$OUTPUT/exit.json" || exit 2
-    launch "$PYTHON" -u "$program" --output "$OUTPUT" "$@"
-    finish "$code"
+    if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
+        [[ " $* " != *" --seed"[\ =]* ]] || refuse "--seed: a job array numbers its seeds itself"
+        OUTPUT=$OUTPUT/seed-$SLURM_ARRAY_TASK_ID
+        set -- --seed "$SLURM_ARRAY_TASK_ID" "$@"
+    fi
+    until
+        mkdir -p "$OUTPUT" && rm -f "$OUTPUT/exit.json" || exit 2  # an earlier attempt's
+        launch "$PYTHON" -u "$program" --output "$OUTPUT" "$@"
+        finish "$code"
+    do :; done
 }
 
+# After an attempt: return 0 where all steps are done and 1 to try again in this allocation; requeue
+# the job, or exit. srun does not pass exit codes on reliably, so RUN/exit.json decides.
 finish() {
     local code
     code=$(sed -n 's/.*"code": \([0-9]*\).*/\1/p' "$OUTPUT/exit.json" 2> /dev/null)
     echo "$(date +%T) srun ended with $1, the run with ${code:-a crash}"
     case "${code:-crash}" in
-        0 | 2 | 3 | 4) exit "$code" ;;
+        0) return 0 ;;
+        2 | 3 | 4) exit "$code" ;;
     esac
-    # Code 2 without a file: another job owns RUN. After a restart the owner may be an earlier attempt
-    # of this job on a node that lost its network; then try again.
-    [ -z "$code" ] && [ "$1" = 2 ] && [ "${SLURM_RESTART_COUNT:-0}" = 0 ] && exit 2
+    # Code 2 without a file: another job owns RUN. After a restart the owner may be an earlier
+    # attempt of this job on a node that lost its network; then try again.
+    [ -z "$code" ] && [ "$1" = 2 ] && [ "$restarts" = 0 ] && exit 2
     if [ -n "${cancelled:-}" ]; then
-        echo "cancelled: not requeued"
+        echo "cancelled: not restarted"
     elif [ -e "$OUTPUT/STOP" ]; then
         echo "stopped by $OUTPUT/STOP: remove it and submit again to continue"
-    elif [ "${SLURM_RESTART_COUNT:-0}" -ge "$MAX_RESTARTS" ]; then
-        echo "not requeued: MAX_RESTARTS=$MAX_RESTARTS restarts are used up; submit again to continue"
+    elif [ "$restarts" -ge "$MAX_RESTARTS" ]; then
+        echo "not restarted: MAX_RESTARTS=$MAX_RESTARTS are used up; submit again to continue"
+    elif [ "${code:-crash}" != 75 ] && can_stay; then
+        restarts=$((restarts + 1))
+        return 1
     else
-        scontrol requeue "$SLURM_JOB_ID" && sleep 600  # until Slurm ends this script
+        scontrol requeue "$job" && sleep 600  # until Slurm ends this script
     fi
     exit "${code:-1}"
+}
+
+# After a fault the next attempt starts at once on the nodes that are left. Not for a second time
+# from the same checkpoint: then other nodes may be needed, or time for the storage to come back.
+can_stay() {
+    local saved
+    saved=$OUTPUT/$(cat "$OUTPUT/checkpoints/latest" 2> /dev/null)
+    [ "$saved" != "${tried:-}" ] || return 1
+    tried=$saved
+    find_healthy
+    [ "$(wc -w <<< "$nodes")" -ge "$num_nodes" ] && [ -z "${time_is_short:-}" ]
+}
+
+# Keep those nodes that can start a task. Those that the failure names come last.
+find_healthy() {
+    local node answers good="" named=""
+    # srun returns 0 even where it could not start its task, so each node prints its name.
+    answers=$(
+        for node in $nodes; do
+            timeout 30 srun --overlap --nodes=1 --ntasks=1 --nodelist="$node" \
+                printenv SLURMD_NODENAME 2> /dev/null &
+        done
+        wait
+    )
+    for node in $nodes; do
+        if ! grep -qx "$node" <<< "$answers"; then
+            echo "$node does not answer"
+        elif grep -qw "$node" "$OUTPUT/exit.json" 2> /dev/null; then
+            named+=$node$'\n'
+        else
+            good+=$node$'\n'
+        fi
+    done
+    nodes=$(printf %s "$good$named")
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Fine-tune one GLUE task, SQuAD or RACE from a pretrained run or a Hugging Face folder.
 # Command:  TASK=glue/mrpc TASK_DATA=glue/MRPC CHECKPOINT=runs/albert-base sbatch slurm/finetune.sh
-# Hardware: 1 node x 1 GPU
+# Hardware: 1 node x 1 GPU (sbatch --array=0-4: five seeds, each a job of its own)
 # Time:     minutes for MRPC, RTE, CoLA; hours for MNLI, SQuAD, RACE (not computed)
 # Expected: the paper's Table 2 or 9, by task and size
 #SBATCH --job-name=albert-finetune

@@ -11,10 +11,13 @@ import pytest
 from albert_ds.config import read_config
 from albert_ds.finetuning.config import build_parser
 from tests.conftest import ROOT
+from tests.test_recipes import JOB
 from tools.probe import build_parser as build_probe_parser
 
-OTHERS = ("common.sh", "sharing.sh")  # tests/test_sharing_study.py
-RECIPES = sorted(p for p in (ROOT / "slurm" / "ablations").glob("*.sh") if p.name not in OTHERS)
+SCRIPTS = ROOT / "slurm" / "ablations"
+OTHERS = ("common.sh", "paper.sh", "sharing.sh")  # the last: tests/test_sharing_study.py
+RECIPES = sorted(p for p in SCRIPTS.glob("*.sh") if p.name not in OTHERS)
+FOLDERS = ("squad1", "squad2", "MNLI", "SST-2", "RACE")
 # Rows of the paper's tables.
 ROWS = {
     "table2": 6,
@@ -28,26 +31,54 @@ ROWS = {
     "width": 4,
     "deeper": 2,
 }
-# Stands in for Python: notes what it was asked to run, makes the folder, runs the table alone.
+# Stands in for Python: notes what it was asked to run, and leaves what a run leaves.
 STUB = """#!/bin/bash
+[ "$1" = -u ] && shift
 printf '%s\\n' "$#" "$@" >> "$ASKED"
-while [ $# -gt 0 ]; do [ "$1" = --output ] && mkdir -p "$(dirname "$2")"; shift; done
+while [ $# -gt 0 ]; do
+    if [ "$1" = --output ]; then
+        mkdir -p "$(dirname "$2")"
+        [ ! -d "$2" ] || echo '{"code": 0}' > "$2/exit.json"
+    fi
+    shift
+done
+"""
+SRUN = """#!/bin/bash
+while [ "$1" != "$PYTHON" ]; do shift; done
+exec "$@"
 """
 
 
-def run_recipe(recipe: Path, scale: str, data: Path, tmp_path: Path) -> list[list[str]]:
+def start_recipe(recipe: Path, tmp_path: Path, **environ) -> subprocess.CompletedProcess:
+    """Run a recipe with stand-ins for Python and Slurm; `None` unsets a variable."""
+    tools = {"python": STUB, "srun": SRUN, "scontrol": "#!/bin/bash\necho node1\n"}
+    for name, text in tools.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    for name in FOLDERS:
+        (tmp_path / "tasks" / name).mkdir(parents=True)
+    given = {
+        **os.environ,
+        **JOB,
+        "SITE_ENV": "none",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHON": tmp_path / "python",
+        "ASKED": tmp_path / "asked",
+        "TASKS": tmp_path / "tasks",
+        "OUT": tmp_path / "out",
+        "DATA": "unused",
+        "EXTRA": "unused",
+        **environ,
+    }
+    given = {name: str(value) for name, value in given.items() if value is not None}
+    return subprocess.run(["bash", recipe], env=given, capture_output=True, text=True, cwd=ROOT)
+
+
+def run_recipe(recipe: Path, tmp_path: Path, **environ) -> list[list[str]]:
     """The command lines that a recipe asks for."""
-    stub, asked, tasks = tmp_path / "python", tmp_path / "asked", tmp_path / "tasks"
-    stub.write_text(STUB)
-    stub.chmod(0o755)
-    for name in ("squad1", "squad2", "MNLI", "SST-2", "RACE"):
-        (tasks / name).mkdir(parents=True)
-    names = {"PYTHON": stub, "ASKED": asked, "TASKS": tasks, "DATA": data, "EXTRA": data}
-    environ = {**os.environ, "SCALE": scale, "OUT": str(tmp_path / "out")}
-    environ |= {name: str(path) for name, path in names.items()}
-    done = subprocess.run(["bash", recipe], env=environ, capture_output=True, text=True)
+    done = start_recipe(recipe, tmp_path, **environ)
     assert done.returncode == 0, done.stdout + done.stderr
-    words, commands = asked.read_text().splitlines(), []
+    words, commands = (tmp_path / "asked").read_text().splitlines(), []
     while words:
         count = int(words.pop(0))
         commands.append(words[:count])
@@ -58,24 +89,56 @@ def run_recipe(recipe: Path, scale: str, data: Path, tmp_path: Path) -> list[lis
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)
 @pytest.mark.parametrize("scale", ["tiny", "paper"])
 def test_a_recipe_asks_for_what_there_is(recipe, scale, data, tmp_path):
-    commands = run_recipe(recipe, scale, data, tmp_path)
-    models, judged = [], 0
+    commands = run_recipe(recipe, tmp_path, SCALE=scale, DATA=data, EXTRA=data)
+    configs, judged = [], 0
     for script, *argv in commands:
         if script == "albert_ds/train.py":
             if "--init-from" in argv:  # the stub has made no run there
                 at = argv.index("--init-from")
                 del argv[at : at + 2]
-            models.append(read_config(argv, world_size=1).model)
+            configs.append(read_config(argv, world_size=1))
         elif script == "albert_ds/finetune.py":
             build_parser().parse_args(argv)
             judged += 1
         elif script == "tools/probe.py":
             build_probe_parser().parse_args(argv)
-    assert len(models) == ROWS[recipe.stem] and judged == 5 * len(models)
+    assert len(configs) == ROWS[recipe.stem] and judged == 5 * len(configs)
+    # A limit of time would end the schedule of the learning rate early.
+    assert {config.max_hours for config in configs} == {None}
     if scale == "paper":
-        assert max(model.hidden_size for model in models) >= 768
+        assert max(config.model.hidden_size for config in configs) >= 768
+        steps = [400_000, 125_000] if recipe.stem == "table6" else [125_000] * len(configs)
+        assert [config.steps for config in configs] == steps
     assert commands[-1][0] == "tools/lab/paper_table.py"
-    assert sum("=" in word for word in commands[-1]) == len(models)
+    assert sum("=" in word for word in commands[-1]) == len(configs)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"DATA": None}, "DATA is not set"),
+        ({"TASKS": ROOT}, "squad1 is missing; ONLY='squad1 ...' takes only some"),
+        ({"ONLY": "squad1 MLNI"}, "ONLY: MLNI is none of squad1 squad2 MNLI"),
+        ({"ROWS": "all-127"}, "ROWS: all-127 is none of all-128 "),
+        ({"SCALE": "Paper"}, "SCALE=Paper: must be tiny or paper"),
+        ({"SCALE": "paper", "SLURM_JOB_ID": None}, "sbatch slurm/ablations/paper.sh table4"),
+        ({"SCALE": "paper", "SLURM_ARRAY_TASK_ID": 1, "SLURM_ARRAY_JOB_ID": 1}, "use ROWS"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_nothing_runs(environ, message, tmp_path):
+    done = start_recipe(SCRIPTS / "table4.sh", tmp_path, **environ)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "asked").exists()
+
+
+def test_only_some_tasks_and_equal_time_on_other_hardware(tmp_path):
+    asked = {"ONLY": "RACE squad2", "ROWS": "bert-large", "STEPS_BERT": 77, "SCALE": "paper"}
+    train, *tasks, _ = run_recipe(SCRIPTS / "table6.sh", tmp_path, **asked)
+    given = train[len(train) - train[::-1].index("--steps")]
+    assert given == "77" and [task[task.index("--task") + 1] for task in tasks] == [
+        "race",
+        "squad2",
+    ]
 
 
 def test_every_table_has_a_recipe():

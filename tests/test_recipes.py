@@ -19,6 +19,13 @@ PAPER = {
     "xxlarge": "albert-xxlarge",
     "bert_large": "bert-large",
 }
+JOB = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_NODELIST": "node1",
+    "SLURM_JOB_NUM_NODES": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_RESTART_COUNT": "20",
+}
 
 
 def sbatch_option(recipe, name: str) -> str:
@@ -63,8 +70,7 @@ def ask_recipe(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
         "OUTPUT": str(folder / "run"),
         "REPORT": str(folder / "report"),
         "SITE_ENV": "none",
-        "SLURM_JOB_ID": "1",
-        "SLURM_JOB_NODELIST": "node1",
+        **JOB,
     }
     command = ["bash", recipe, *argv]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
@@ -162,7 +168,14 @@ def test_bench_recipe(tmp_path):
         assert args.output.parent == tmp_path / "report" and args.models[0] == "bert-large"
 
 
-def start_recipe(name: str, folder, site: str, **environ: str) -> subprocess.CompletedProcess:
+def test_check_recipe(tmp_path):
+    recipe = ROOT / "slurm" / "check.sh"
+    asked = ask_recipe(recipe, "unused", tmp_path, "--piece", "versions")
+    report = str(tmp_path / "report")
+    assert asked == {"tools/gpu_check.py": ["--output", report, "--piece", "versions"]}
+
+
+def start_recipe(name: str, folder, site: str, *argv: str, **environ: str):
     """Run a recipe with a site file and an srun that prints its command."""
     (folder / "bin").mkdir()
     for tool, body in (("srun", 'echo "$@"'), ("scontrol", "echo node1")):
@@ -174,11 +187,8 @@ def start_recipe(name: str, folder, site: str, **environ: str) -> subprocess.Com
         "SITE_ENV": str(folder / "site.env"),
         **environ,
     }
-    command = ["bash", f"slurm/{name}.sh"]
+    command = ["bash", f"slurm/{name}.sh", *argv]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
-
-
-JOB = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node1", "SLURM_RESTART_COUNT": "20"}
 
 
 def test_the_environment_wins_over_the_site_file(tmp_path):
@@ -196,11 +206,27 @@ def test_the_environment_wins_over_the_site_file(tmp_path):
         ("smoke", "DATA=data\nOUTPUT=run", JOB, "sets OUTPUT, which belongs to one run"),
         ("finetune", "", JOB, "TASK is not set"),
         ("finetune", "", {**JOB, "TASK": "race", "TASK_DATA": "race"}, "CHECKPOINT is not set"),
+        ("shards", "DATA=data", JOB, "TEXT is not set"),
         ("shards", "DATA=data", {**JOB, "TEXT": "text/*"}, "VOCAB is not set"),
     ],
 )
 def test_a_missing_setting_is_one_line_and_code_2(name, site, environ, message, tmp_path):
     done = start_recipe(name, tmp_path, site, **environ)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        (("--spares", "1"), {}, "--spares 1: must be 0 to 0, with one node more in sbatch --nodes"),
+        (("--spares", "x"), {}, "--spares x: must be 0 to 0"),
+        (("--spares",), {}, "--spares : must be 0 to 0"),
+        (("--seed=4",), {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"}, "a job array"),
+    ],
+)
+def test_a_wrong_flag_of_the_job_is_one_line_and_code_2(argv, environ, message, tmp_path):
+    settings = {**JOB, **environ, "RUNS": str(tmp_path)}
+    done = start_recipe("smoke", tmp_path, "DATA=data", *argv, **settings)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Table 7: additional data. EXTRA is a second folder of shards, of the same vocabulary.
 . "$(dirname "$0")/common.sh"
-: "${EXTRA:?the folder of additional shards}"
+[ -n "${EXTRA:-}" ] || stop "EXTRA is not set: the folder of additional shards"
 # shellcheck disable=SC2046 (words on purpose)
 row without $(size albert-base)
 # shellcheck disable=SC2046 (words on purpose)

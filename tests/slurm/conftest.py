@@ -42,7 +42,7 @@ def submit(cluster, tmp_path):
     jobs = []
 
     def run(recipe: str, *argv: str, sbatch=(), output: Path | None = None, **environ) -> Job:
-        log = tmp_path / f"{recipe}-%j.out"
+        log = tmp_path / f"{Path(recipe).name}-%j.out"
         settings = {
             "DATA": "unused",
             "OUTPUT": str(output or tmp_path / "run"),

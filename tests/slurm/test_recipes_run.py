@@ -66,6 +66,21 @@ def test_recipe_runs_at_its_stated_size(cluster, submit, stand_in, recipe):
         assert {task["devices"] for task in tasks} == {",".join(map(str, range(gpus)))}
 
 
+def test_a_row_of_a_table_pretrains_on_all_ranks_and_fine_tunes_on_one_node(
+    cluster, submit, stand_in, tmp_path
+):
+    for name in ("squad1", "MNLI"):
+        (tmp_path / "tasks" / name).mkdir(parents=True)
+    asked = {"TASKS": str(tmp_path / "tasks"), "ONLY": "squad1 MNLI", "ROWS": "nsp"}
+    asked |= {"OUT": str(tmp_path / "out"), **stand_in}
+    job = submit("ablations/paper", "table5", sbatch=("--nodes=2",), **asked)
+    assert cluster.wait_until_ended(job.number)["JobState"] == "COMPLETED", job.says()
+    steps = job.says().split(", meeting at")[1:]
+    assert [step.count("\ntask ") for step in steps] == [16, 8, 8, 2]  # the table comes last
+    out = tmp_path / "out" / "nsp"
+    assert {path.name for path in out.iterdir()} == {"run", "squad1", "mnli"}
+
+
 def test_shards_over_mpi_are_those_of_one_process(cluster, submit, data, text_file, tmp_path):
     vocab = data.parent / "vocab" / "spiece.model"
     job = submit(
