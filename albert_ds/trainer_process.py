@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from albert_ds.cli import peek_output
 from albert_ds.errors import ENDINGS
+from albert_ds.model.config import count_params
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.run_config import SharedConfig
-from albert_ds.runtime.environment import read_world
+from albert_ds.runtime.environment import check_memory, read_world
 from albert_ds.runtime.heartbeat import Heartbeat
 from albert_ds.runtime.rendezvous import join_world, use_deterministic_algorithms
 from albert_ds.runtime.run_folder import (
@@ -51,6 +52,7 @@ class TrainerProcess:
         if config.deterministic:
             use_deterministic_algorithms()
         self.device = join_world(self.world, timeout_minutes=minutes)
+        check_memory(sum(count_params(config.model).values()), self.world, self.device.type)
         on_hang = partial(end_hung_run, self.world, config.run)
         self.heartbeat = Heartbeat(self.world, on_hang=on_hang, minutes=minutes)
         self.mesh = build_mesh(config.tensor_parallel, timeout_minutes=minutes)

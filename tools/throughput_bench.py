@@ -24,6 +24,7 @@ from albert_ds.cli import Number, Parser, log_line, natural, positive
 from albert_ds.config import RunConfig
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
+from albert_ds.json_files import read_json
 from albert_ds.lab.bench_run import bench_config
 from albert_ds.lab.measurement import close, describe, open_cells, take_turns, write_profile
 from albert_ds.lab.nodes import check_nodes, is_in_node, open_nodes, parse_rate, start_ranks
@@ -233,7 +234,7 @@ def start_each(argv: list[str], args, layouts: list[tuple[int, int]]) -> int:
                 code = start_ranks([*argv, *own], ranks, nodes)
             if code:
                 return code
-            measured = json.loads(part.read_text())
+            measured = read_json(part)
             report = {**measured, "cells": [*report.get("cells", []), *measured["cells"]]}
             write_report(args.output, report)
     return 0
