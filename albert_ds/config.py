@@ -85,8 +85,8 @@ class RunConfig(SharedConfig):
     )
     trust_shards: bool = flag(
         "do not compare the sha256 of each shard with index.json when it is read, which takes "
-        "about 1 second for 500 MB; headers, counts and the checksum of each record are compared "
-        "in any case",
+        "about 1 second a GB; headers, counts and the checksum of each record are compared in any "
+        "case",
         default=False,
         group=LAYOUT,
         may_change=True,

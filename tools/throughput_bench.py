@@ -52,11 +52,17 @@ def build_parser() -> Parser:
     add("--zero", type=several(natural), help="ZeRO stages (default: as in --deepspeed_config)")
     add("--accumulation", type=positive, default=1, help="micro-batches per optimizer step")
     add("--sequence-length", type=positive, default=512, help="tokens of a synthetic row")
-    add("--data", nargs="+", help="folders of build_shards.py (default: synthetic rows)")
+    add(
+        "--data",
+        nargs="+",
+        type=cli.path,
+        help="folders of build_shards.py (default: synthetic rows)",
+    )
     add("--dropout", type=Number(low=0, below=1), help="probability (default: the size's)")
     add("--vocab-size", type=positive, default=30_000, help="pieces, without --data")
     add(
         "--deepspeed_config",
+        type=cli.path,
         nargs="+",
         default=["ds_configs/zero1_fp32.json"],
         metavar="FILE",

@@ -279,6 +279,7 @@ def read_index(folder: Path | str) -> dict:
         ) from None
     index = parse_json(content, path)
     check(index, SCHEMA, path)
+    check(index.get("segmented", False), bool, f"{path}: segmented")  # earlier versions do not say
     _check_index(index, path)
     return index
 
@@ -332,5 +333,5 @@ def open_shards(folder: Path | str, split: str) -> ShardSet:
         vocab=vocab,
         sequence_length=index["sequence_length"],
         token_dtype=np.dtype(index["token_dtype"]).newbyteorder("<"),
-        segmented=index.get("segmented", False),  # earlier versions do not say
+        segmented=index.get("segmented", False),
     )

@@ -59,7 +59,7 @@ def _match_urls(pattern: str) -> list[str]:
     try:
         names = system.glob(path) if glob.has_magic(path) else [path]
         return [system.unstrip_protocol(name) for name in names if system.isfile(name)]
-    except _failures() as error:
+    except (*_failures(), ValueError) as error:
         raise UserError(f"--input {pattern}: cannot be listed: {_explain(error)}") from None
 
 
@@ -105,6 +105,10 @@ def _repeated(location: str, request: Callable[[str], T]) -> T:
     )
     try:
         return attempts(request, location)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{location}: not a URL: {_explain(error)}") from None
     except _failures() as error:
         if isinstance(error, FileNotFoundError) and not _may_pass(error):
             raise

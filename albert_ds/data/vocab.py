@@ -269,8 +269,8 @@ def read_vocab(location: Path | str, *, sha256: str | None = None) -> Vocab:
         )
     try:
         return Vocab(portable, normalisation)
-    except RuntimeError as error:
-        raise UserError(f"{location}: SentencePiece cannot read it: {error}") from None
+    except Exception as error:  # the tokenizers library raises nothing narrower
+        raise UserError(f"{location}: not a vocabulary of ALBERT's: {error}") from None
 
 
 def read_normalisation(config: dict, name: str = CONFIG_NAME) -> Normalisation:

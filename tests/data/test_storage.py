@@ -186,6 +186,14 @@ def test_text_of_any_file_system_that_fsspec_knows():
         find_files(["memory://corpus/*absent"])
 
 
+@pytest.mark.parametrize("url", ["http://[::1", "http://x:99999"])
+def test_what_is_no_url_is_named(url):
+    with pytest.raises(UserError, match="not a URL"):
+        open_shards(url, "train")
+    with pytest.raises(UserError, match="cannot be listed"):
+        find_files([f"{url}/*.txt"])
+
+
 @pytest.mark.parametrize("folder", ["pipe:touch harm", "pipe://touch harm", "nonsense://x"])
 def test_no_location_is_a_command(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

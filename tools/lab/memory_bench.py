@@ -54,7 +54,12 @@ def build_parser() -> Parser:
     add(mode, nargs="+", choices=CHECKPOINTING, default=["none"], help=text)
     file = ["ds_configs/zero0_fp32.json"]
     add(
-        "--deepspeed_config", nargs="+", default=file, metavar="FILE", help="DeepSpeed's JSON files"
+        "--deepspeed_config",
+        nargs="+",
+        type=cli.path,
+        default=file,
+        metavar="FILE",
+        help="DeepSpeed's JSON files",
     )
     add("--output", type=cli.new_file, help="JSON with every raw number; added to where it exists")
     add("--local_rank", type=int, help=argparse.SUPPRESS)

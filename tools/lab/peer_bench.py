@@ -52,7 +52,10 @@ def build_parser() -> Parser:
     add("--micro-batch-size", type=positive, default=4, help="sequences of a step")
     add("--sequence-length", type=positive, default=512, help="tokens of a full row")
     add(
-        "--data", nargs="+", help="folders of build_shards.py (default: full rows of random tokens)"
+        "--data",
+        nargs="+",
+        type=cli.path,
+        help="folders of build_shards.py (default: full rows of random tokens)",
     )
     text = "width to which the peer pads"
     add("--padding", choices=("longest", "row"), default="longest", help=text)
@@ -63,7 +66,12 @@ def build_parser() -> Parser:
     add("--compile", action="store_true", help="also run ours with compiled blocks")
     add("--dropout", type=Number(low=0, below=1), help="probability, in both (default: the size's)")
     file = "ds_configs/zero1_fp32_adamw.json"
-    add("--deepspeed_config", default=file, help="DeepSpeed's JSON; its type is the peer's too")
+    add(
+        "--deepspeed_config",
+        type=cli.path,
+        default=file,
+        help="DeepSpeed's JSON; its type is the peer's too",
+    )
     add("--warmup", type=natural, default=1, help="steps of each that do not count")
     add("--rounds", type=positive, default=5, help="steps of each that count")
     add("--profile", action="store_true", help="print the operators of one more step of each")
