@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: install demo test quick lab slow check format exactness mutants clean
+.PHONY: install demo learn test quick lab slow check format exactness mutants clean
 
 install: $(READY)
 
@@ -40,6 +40,12 @@ format: $(READY)
 
 demo: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash tools/demo/demo.sh
+
+# make learn TEXT="wiki/*.txt" HOURS=2 [LEARN_ARGS="--tasks glue --minimal-pairs blimp/data"]
+HOURS ?= 2
+learn: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/learn.py --text $(TEXT) --hours $(HOURS) \
+	    --output runs/learn $(LEARN_ARGS)
 
 exactness: $(READY)
 	$(BIN)/python -m tests.exactness --output docs/exactness.md

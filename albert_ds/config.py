@@ -37,7 +37,7 @@ from albert_ds.run_config import (
 
 DEFAULT_LEARNING_RATE = 0.00176  # the paper's, for a batch of 4096
 WARMUP_FRACTION = 0.025  # the release's 3,125 of 125,000
-COMPILATION = "compilation (changes which units dropout drops)"
+COMPILATION = "speed (compiled parts draw other random numbers for dropout)"
 # Flags that fill a part of a field.
 NESTED: dict[str, Flag] = {
     "deepspeed.optimizer.params.lr": replace(
@@ -89,6 +89,18 @@ class RunConfig(SharedConfig):
         "case",
         default=False,
         group=LAYOUT,
+        may_change=True,
+    )
+    fast: list[str] | None = flag(
+        "faster forms of the same step: query, key and value as one product (qkv); gradients of "
+        "shared weights summed over layers in fp32, inside the products (gradients; not with "
+        "--tensor-parallel); dropout, residual and LayerNorm as one compiled kernel (norm; other "
+        "random numbers)",
+        default=None,
+        shown_default="none",
+        choices=("qkv", "gradients", "norm"),
+        nargs="+",
+        group=COMPILATION,
         may_change=True,
     )
     num_workers: int | None = flag(  # resolved once the device is known
@@ -178,6 +190,8 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         _check_initial_weights(args.init_from, model, sources[0].vocab)
     if args.wandb:
         _require_wandb()
+    if "gradients" in (args.fast or ()) and args.tensor_parallel > 1:
+        raise UserError("--fast gradients: not with --tensor-parallel; allowed: qkv, norm")
     check_output(args.output)
     typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(RunConfig)}
     resolved: dict[str, Any] = {

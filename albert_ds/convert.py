@@ -21,9 +21,9 @@ from albert_ds.json_files import read_json
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.hugging_face import task_to_hf
 from albert_ds.model_card import Source, write_card
+from albert_ds.runtime.checkpoint_files import WEIGHTS
 from albert_ds.weights import (
     HF_FILES,
-    NATIVE_FILE,
     find_weights,
     read_model_vocab,
     read_native,
@@ -47,7 +47,7 @@ def export_hf(checkpoint: Path, output: Path) -> None:
     root, weights = find_weights(checkpoint)
     refuse_input(output, [root])
     run: dict = {}
-    if weights.name == NATIVE_FILE:
+    if weights.name == WEIGHTS:
         config, head, state = read_native(checkpoint)
         run = read_json(root / "config.json")
     else:
@@ -90,7 +90,7 @@ def import_hf(folder: Path, output: Path) -> None:
         )
         step = partial / "checkpoints" / "step-00000000"
         step.mkdir(parents=True)
-        save_file(state, step / NATIVE_FILE)
+        save_file(state, step / WEIGHTS)
         (step.parent / "latest").write_text(step.name + "\n")
 
 

@@ -13,34 +13,36 @@ import sys
 import time
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from albert_ds.cli import Number, log_line
+from albert_ds.cli import log_line
 from albert_ds.errors import Stopped, UserError
 from albert_ds.finetuning.config import (
-    NESTED,
     FinetuneConfig,
     read_config,
     resolve_steps,
     write_run_files,
 )
-from albert_ds.finetuning.run import Run, build_model, keep_best, save, start
-from albert_ds.json_files import check, read_json, read_lines
-from albert_ds.run_config import check_resume
-from albert_ds.runtime.run_folder import check_health
+from albert_ds.finetuning.run import NO_BEST, Run, build_model, keep_best, save, start
+from albert_ds.json_files import read_json
+from albert_ds.runtime.checkpoint_files import BEST, WEIGHTS, read_tensors
+from albert_ds.runtime.run_folder import check_health, diverged, lock_run_folder
 from albert_ds.trainer_process import TrainerProcess, run_trainer
-from albert_ds.weights import BEST, NATIVE_FILE, read_model_vocab
+from albert_ds.weights import read_model_vocab
 
 if TYPE_CHECKING:
     from albert_ds.parallel.mesh import Mesh
     from albert_ds.runtime.metrics import Metrics
+    from albert_ds.runtime.run_folder import RunLock
     from albert_ds.runtime.stop_request import StopRequest
     from albert_ds.tasks.features import Split
 
 
 def train_step(run: Run) -> tuple[float, float, int]:
     """One optimizer step; returns this rank's sum of losses, the gradient norm, and its tokens."""
+    from albert_ds.data.samples import to_device
     from albert_ds.parallel.random import seed_step
     from albert_ds.tasks.features import collate
 
@@ -53,11 +55,7 @@ def train_step(run: Run) -> tuple[float, float, int]:
         part = units[begin : begin + size]
         tensors = collate(run.splits["train"].features, part, with_targets=True)
         tokens += len(tensors["input_ids"])
-        on_device = {
-            k: x if type(x) is int else x.to(run.device, non_blocking=True)
-            for k, x in tensors.items()
-        }
-        loss = engine.deepspeed(**on_device)["loss_sum"]
+        loss = engine.deepspeed(**to_device(tensors, run.device))["loss_sum"]
         # DeepSpeed averages gradients over data-parallel ranks; the loss needs their sum.
         scaled = loss * (run.mesh.dp_size / config.batch_size)
         engine.deepspeed.backward(scaled, scale_wrt_gas=False)
@@ -78,8 +76,12 @@ def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
     config = run.config
     saved_step = run.step if run.step else None
     losses, tokens, steps, started = 0.0, 0, 0, time.perf_counter()
+    loss = 0.0
     while not run.is_over:
-        if agree(run.mesh, Counts(), stop=request.reason is not None)[1]:
+        lost = run.lock.find_loss() if run.lock is not None else None
+        _, stop = agree(run.mesh, Counts(), stop=request.reason is not None, error=lost)
+        # After a skipped step the weights may have diverged: a stop waits for a step that is not.
+        if stop and not run.skipped_in_a_row:
             if saved_step != run.step:
                 save(run)
             reason = request.reason or "another rank was asked to stop"
@@ -100,6 +102,10 @@ def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
         if run.is_due(config.save_every) and not run.skipped_in_a_row:
             save(run)
             saved_step = run.step
+    if run.skipped_in_a_row:  # an overflow of the gradient alone, or a divergence?
+        _, is_lost = agree(run.mesh, Counts(), stop=not math.isfinite(loss))
+        if is_lost:
+            raise diverged(run.step, run.skipped_in_a_row, config.run)
 
 
 def describe_window(run: Run, losses, tokens: int, steps: int, seconds: float) -> dict:
@@ -134,14 +140,19 @@ def evaluate(run: Run) -> dict:
     found = score_splits(task, run.splits, outputs) if run.mesh.rank == 0 else None
     found = from_rank_0(run.mesh, found)
     value = found[run.metric] if math.isfinite(found[run.metric]) else float("-inf")
-    is_better = not run.evaluations or value > run.best[1]
-    run.evaluations.append((run.step, value))
-    if is_better:
+    run.evaluations.append(run.step)
+    if run.best == NO_BEST or value > run.best[1]:
+        run.best = run.step, value
         keep_best(run)
     return {f"dev_{name}": value for name, value in found.items()}
 
 
-def tune(config: FinetuneConfig, splits: dict[str, Split], process: TrainerProcess) -> dict:
+def tune(
+    config: FinetuneConfig,
+    splits: dict[str, Split],
+    process: TrainerProcess,
+    lock: RunLock | None,
+) -> dict:
     """Results of the run of one seed; one that is finished is read, not repeated. Collective."""
     from albert_ds.runtime.consensus import from_rank_0
     from albert_ds.runtime.metrics import Metrics
@@ -151,10 +162,8 @@ def tune(config: FinetuneConfig, splits: dict[str, Split], process: TrainerProce
     done = from_rank_0(mesh, read_json(done) if done.is_file() else None)
     if done is not None:
         return done
-    run = process.run = start(config, splits, mesh, process.device)
-    run.batches = process.follow(run.batches)
+    run = process.run = start(config, splits, mesh, process.device, process.follow, lock)
     metrics = Metrics(config.run, mesh, run.step, num_steps=config.steps, wandb=False)
-    run.evaluations = from_rank_0(mesh, read_evaluations(run) if mesh.rank == 0 else None)
     train(run, metrics, process.request)
     metrics.close()
     free_engine(run)
@@ -168,31 +177,18 @@ def free_engine(run: Run) -> None:
     gc.collect()  # DeepSpeed's objects refer to each other
 
 
-def read_evaluations(run: Run) -> list[tuple[int, float]]:
-    """The evaluations before the step from which the run resumes."""
-    name, found = f"dev_{run.metric}", []
-    path = run.config.run / "metrics.jsonl"
-    for record in read_lines(path):
-        if name in record:
-            check(record, {name: (Number(), None)}, str(path))
-            value = record[name]
-            found.append((record["step"], float("-inf") if value is None else value))
-    return found
-
-
 def write_predictions(run: Run) -> dict:
     """Predict every split except train with the best weights; score, write. Collective."""
     import torch
 
     from albert_ds.finetuning.results import write_results
-    from albert_ds.runtime.checkpoint import read_tensors
     from albert_ds.runtime.consensus import from_rank_0
     from albert_ds.tasks.inference import predict
 
     config = run.config
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}
     kinds = [kind for name, kind in half.items() if config.deepspeed.get(name, {}).get("enabled")]
-    module = build_model(config, run.mesh, read_tensors(config.run / BEST / NATIVE_FILE))
+    module = build_model(config, run.mesh, read_tensors(config.run / BEST / WEIGHTS))
     module = module.to(run.device, kinds[0] if kinds else torch.float32)
     outputs = {
         name: predict(module, split.features, run.mesh, run.device)
@@ -201,6 +197,8 @@ def write_predictions(run: Run) -> dict:
     }
     results = None
     if run.mesh.rank == 0:
+        if run.lock is not None and (lost := run.lock.find_loss()) is not None:
+            raise lost
         about = {"seed": config.seed, "best_step": run.best[0], "step": run.step}
         results = write_results(config.run, config.task, run.splits, outputs, about)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in results["dev"].items())
@@ -222,7 +220,6 @@ def prepare(
     error = None
     if mesh.rank == 0:
         try:
-            check_resume(config, NESTED)
             write_run_files(config)
         except UserError as caught:
             error = caught
@@ -235,15 +232,17 @@ def tune_seeds(config: FinetuneConfig, splits: dict[str, Split], process: Traine
     from albert_ds.finetuning.results import summarise_seeds, write_json
 
     if config.seeds == 1:
-        tune(config, splits, process)
+        tune(config, splits, process, process.lock)
         return
+    assert process.mesh is not None
     results, is_first = [], process.world.rank == 0
     for seed in range(config.seed, config.seed + config.seeds):
         output = str(config.run / f"seed-{seed}")
         one = replace(config, seed=seed, seeds=1, output=output)
-        if is_first:
-            write_run_files(one)
-        results.append(tune(one, splits, process))
+        lock = lock_run_folder(one.run, process.mesh, partial(write_run_files, one))
+        results.append(tune(one, splits, process, lock))
+        if lock is not None:
+            lock.release()
     summary = summarise_seeds(results)
     if is_first:
         write_json(config.run / "results.json", summary)

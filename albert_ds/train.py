@@ -1,8 +1,8 @@
 """Pretrain ALBERT under DeepSpeed: `deepspeed albert_ds/train.py --model ... --data ...`.
 
 Read it from the bottom up: `main` reads the command line and handles every ending, `train` is the
-loop, `train_step` is one optimizer step, `build` makes the model and its engine. Heavy libraries
-are imported inside functions, so that `--help` and a mistyped flag answer at once.
+loop, `run_passes` and `update` are one optimizer step, `build` makes the model and its engine.
+Heavy libraries are imported inside functions, so that `--help` and a mistyped flag answer at once.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from albert_ds.runtime.consensus import Counts
     from albert_ds.runtime.engine import Engine
     from albert_ds.runtime.metrics import Window
+    from albert_ds.runtime.run_folder import RunLock
     from albert_ds.runtime.stop_request import StopRequest
 
 
@@ -45,6 +46,7 @@ class Run:
     engine: Engine
     batches: Iterator[MicroBatch]
     window: Window
+    lock: RunLock | None = None  # on rank 0
     span: Callable[[str], AbstractContextManager] = nullcontext  # around each named part of a step
     step: int = 0
     updates: int = 0
@@ -61,8 +63,8 @@ class Batch:
 
     micro_batches: list[MicroBatch]
     counts: Counts  # of the global batch
-    data_seconds: float  # time spent waiting for the loader
     stop: bool  # a rank was asked to stop
+    error: DamagedData | None = None  # raised where the batch is used
 
 
 def build(
@@ -85,6 +87,7 @@ def build(
     if weights:
         model.load_state_dict(weights, assign=True)
     apply_tensor_parallel(model, mesh)
+    model.albert.encoder.make_fast(config.fast or ())
     if config.compile:
         model.albert.encoder.compile_blocks()
     return build_engine(model.to(device), mesh, config.deepspeed)
@@ -93,12 +96,13 @@ def build(
 def next_batch(run: Run, *, stop: bool = False) -> Batch:
     """Take the next global batch. Collective.
 
-    Every rank learns whether any rank was asked to stop. Raises DamagedData on every rank where
-    one rank found damaged data.
+    Every rank learns whether any rank was asked to stop or found damaged data. Raises MachineFailed
+    on every rank where RUN is gone.
     """
     from albert_ds.runtime.consensus import Counts, agree
 
-    config, started, error = run.config, time.perf_counter(), None
+    config, started = run.config, time.perf_counter()
+    error: Exception | None = run.lock.find_loss() if run.lock else None
     micro_batches: list[MicroBatch] = []
     accumulation = config.batch_size // (config.micro_batch_size * run.mesh.dp_size)
     try:
@@ -106,20 +110,32 @@ def next_batch(run: Run, *, stop: bool = False) -> Batch:
             micro_batches = [next(run.batches) for _ in range(accumulation)]
     except DamagedData as caught:
         error = caught
-    seconds = time.perf_counter() - started
+    run.window.data_seconds += time.perf_counter() - started
     mine = sum((Counts.of(batch) for batch in micro_batches), Counts())
-    counts, stop = agree(run.mesh, mine, stop=stop, error=error)
-    return Batch(micro_batches=micro_batches, counts=counts, data_seconds=seconds, stop=stop)
+    try:
+        counts, stop = agree(run.mesh, mine, stop=stop, error=error)
+    except DamagedData as found:  # on any rank
+        return Batch(micro_batches=[], counts=Counts(), stop=False, error=found)
+    return Batch(micro_batches=micro_batches, counts=counts, stop=stop)
 
 
 def train_step(run: Run, batch: Batch) -> float:
-    """One optimizer step over the global batch; returns the gradient norm before clipping.
+    """One optimizer step over the global batch; returns the gradient norm before clipping."""
+    run_passes(run, batch)
+    return update(run, batch)
+
+
+def run_passes(run: Run, batch: Batch) -> None:
+    """The gradients of the global batch. On CUDA they are still being computed on return.
 
     Losses are normalised over the GLOBAL batch, so that the update does not depend on how the
-    batch is cut into ranks and micro-batches.
+    batch is cut into ranks and micro-batches. Raises DamagedData on every rank where one rank
+    found damaged data in this batch.
     """
     from albert_ds.parallel.random import seed_step
 
+    if batch.error is not None:
+        raise batch.error
     engine = run.engine
     seed_step(run.config.seed, run.step, run.mesh.dp_rank)
     engine.set_learning_rate(run.config.rate_at(run.step))
@@ -136,12 +152,16 @@ def train_step(run: Run, batch: Batch) -> float:
         if number < len(batch.micro_batches):
             with run.span("optimizer"):
                 engine.deepspeed.step()
+
+
+def update(run: Run, batch: Batch) -> float:
+    """Update the weights after the passes; returns the gradient norm before clipping."""
     with run.span("optimizer"):
-        gradient_norm, applied = engine.take_step()
+        gradient_norm, applied = run.engine.take_step()
     run.step += 1
     run.updates += applied
     run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
-    run.window.add_step(batch.counts, data_seconds=batch.data_seconds, applied=applied)
+    run.window.add_step(batch.counts, applied=applied)
     return gradient_norm
 
 
@@ -151,18 +171,24 @@ def train(run: Run, request: StopRequest) -> None:
     from albert_ds.runtime.metrics import Metrics
 
     config = run.config
-    saver = Saver(run.engine, config, resumed_at=run.step)
+    saver = Saver(run.engine, config, resumed_at=run.step, lock=run.lock)
     metrics = Metrics(config.run, run.mesh, run.step, num_steps=config.steps, wandb=config.wandb)
 
-    while run.step < config.steps:
-        batch = next_batch(run, stop=request.reason is not None)
+    def fetch(step: int) -> Batch | None:
+        return next_batch(run, stop=request.reason is not None) if step < config.steps else None
+
+    upcoming = fetch(run.step)
+    run.window.reset()  # each step from here on fetches the batch of the next
+    while batch := upcoming:
         # After a skipped step the weights may have diverged: a stop waits for a step that is not.
         if batch.stop and not run.skipped_in_a_row:
             save(run, saver)
             saver.wait()
             reason = request.reason or "another rank was asked to stop"
             raise Stopped(f"stopped after step {run.step} of {config.steps}: {reason}")
-        gradient_norm = train_step(run, batch)
+        run_passes(run, batch)
+        upcoming = fetch(run.step + 1)  # while the device computes
+        gradient_norm = update(run, batch)
         check_health(
             run.engine, step=run.step, skipped_in_a_row=run.skipped_in_a_row, output=config.run
         )
@@ -214,12 +240,14 @@ def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, 
     2. --init-from: its weights, a fresh optimizer, step 0.
     3. The initialisation from --seed.
     """
+    from albert_ds.model.hugging_face import build_shapes
     from albert_ds.runtime import checkpoint
+    from albert_ds.runtime.checkpoint_files import WEIGHTS, read_tensors
     from albert_ds.weights import read_initial_weights
 
-    folder = checkpoint.find_start(config.run, mesh)
+    folder = checkpoint.find_start(config.run, mesh, build_shapes(config.model))
     if folder is not None:
-        weights = checkpoint.read_tensors(folder / "weights.safetensors")
+        weights = read_tensors(folder / WEIGHTS)
         engine = build(config, mesh, device, weights)
         state = checkpoint.restore(folder, engine)
         if mesh.rank == 0:
@@ -304,6 +332,7 @@ def main(argv: list[str]) -> int:
         mesh = process.start(config, lambda: write_run_files(resolved()))
         config = resolved()
         run = process.run = prepare(config, mesh, process.device, traffic, process.follow)
+        run.lock = process.lock
         train(run, process.request)
 
     return run_trainer(argv, work)

@@ -75,7 +75,9 @@ def run_trainer(argv: list[str], work: Callable[[TrainerProcess], None]) -> int:
     except ENDINGS as ending:
         code, reason = ending.code, str(ending)
     except (RuntimeError, OSError) as error:
-        code, reason = name_failure(error, process.heartbeat if process else None)
+        lost = process.lock.find_loss() if process and process.lock else None
+        heartbeat = process.heartbeat if process else None
+        code, reason = (lost.code, str(lost)) if lost else name_failure(error, heartbeat)
     finish_run(
         process.world if process else None,
         process.mesh if process else None,

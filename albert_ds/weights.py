@@ -8,9 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from albert_ds.cli import Number
 from albert_ds.errors import DamagedData, UserError
-from albert_ds.files import compute_crc32
 from albert_ds.json_files import build, check, read_json
 from albert_ds.model.config import HeadConfig, ModelConfig, share
 from albert_ds.model.hugging_face import (
@@ -22,12 +20,12 @@ from albert_ds.model.hugging_face import (
     name_pairs,
 )
 from albert_ds.model.hugging_face import to_hf as to_hf
+from albert_ds.runtime.checkpoint_files import BEST, STATE, WEIGHTS, find_damage
 
 if TYPE_CHECKING:
     from albert_ds.data.vocab import Vocab
+    from albert_ds.model.albert import AlbertForPretraining
 
-NATIVE_FILE = "weights.safetensors"
-BEST = Path("checkpoints") / "best"  # of a fine-tuning run, as measured on the dev set
 HF_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -36,13 +34,15 @@ def find_weights(folder: Path) -> tuple[Path, Path]:
 
     The root holds config.json and spiece.model. Raises UserError where there are no weights.
     """
-    if (folder / BEST / NATIVE_FILE).is_file():
-        return folder, folder / BEST / NATIVE_FILE
+    if (folder / BEST / WEIGHTS).is_file():
+        return folder, folder / BEST / WEIGHTS
     latest = folder / "checkpoints" / "latest"
     if latest.is_file():
-        return folder, folder / "checkpoints" / Path(latest.read_text().strip()).name / NATIVE_FILE
-    if (folder / NATIVE_FILE).is_file():
-        return folder.parent.parent, folder / NATIVE_FILE
+        return folder, folder / "checkpoints" / Path(
+            latest.read_text(errors="replace").strip()
+        ).name / WEIGHTS
+    if (folder / WEIGHTS).is_file():
+        return folder.parent.parent, folder / WEIGHTS
     for name in HF_FILES:
         if (folder / name).is_file():
             return folder, folder / name
@@ -98,7 +98,7 @@ def read_weights(folder: Path) -> tuple[ModelConfig, Weights]:
     Raises UserError naming the file, and DamagedData where a checkpoint fails its own checksum.
     """
     root, path = find_weights(folder)
-    if path.name != NATIVE_FILE:
+    if path.name != WEIGHTS:
         return from_hf(read_json(root / "config.json"), _read_tensors(path), str(folder))
     config, head, state = read_native(folder)
     if head is not None:
@@ -106,10 +106,23 @@ def read_weights(folder: Path) -> tuple[ModelConfig, Weights]:
     return config, state
 
 
+def read_model(folder: Path) -> "AlbertForPretraining":
+    """The pretraining model of a run, a checkpoint or an HF folder: fp32, on the CPU."""
+    import torch
+
+    from albert_ds.model.albert import AlbertForPretraining
+
+    config, weights = read_weights(folder)
+    with torch.device("meta"):
+        model = AlbertForPretraining(config)
+    model.load_state_dict(weights, assign=True)
+    return model
+
+
 def read_encoder(folder: Path) -> tuple[ModelConfig, Weights]:
     """The config and fp32 encoder, with its pooler if there is one, of any folder of weights."""
     root, path = find_weights(folder)
-    if path.name != NATIVE_FILE:
+    if path.name != WEIGHTS:
         config = read_json(root / "config.json")
         return from_hf(config, _read_tensors(path), str(folder), encoder_only=True)
     config, _, state = read_native(folder)
@@ -120,7 +133,10 @@ def read_native(folder: Path) -> tuple[ModelConfig, HeadConfig | None, Weights]:
     """The config, the head of a fine-tuned model, and the weights of a run or checkpoint."""
     root, path = find_weights(folder)
     config = read_json(root / "config.json")
-    _check_sum(path)
+    if (path.parent / STATE).is_file():  # an imported checkpoint has none
+        problem = find_damage(path.parent, files=(WEIGHTS,))
+        if problem is not None:
+            raise DamagedData(f"{path.parent}: {problem}")
     state = _read_tensors(path)
     name = str(root / "config.json")
     check(config, {"model": dict}, name)
@@ -178,16 +194,6 @@ def _rename_block(name: str, origin: dict[tuple[str, int], int]) -> str:
         return name
     kind, index, leaf = rest.split(".", 2)
     return f"{encoder}{found}{kind}.{origin[kind, int(index)]}.{leaf}"
-
-
-def _check_sum(path: Path) -> None:
-    record = path.with_name("state.json")
-    if not record.is_file():  # an imported checkpoint has none
-        return
-    found = read_json(record)
-    check(found, {"crc32": {path.name: Number(low=0, whole=True)}}, str(record))
-    if compute_crc32(path) != found["crc32"][path.name]:
-        raise DamagedData(f"{path}: its checksum is not the one in {record.name}")
 
 
 def _read_tensors(path: Path) -> Weights:

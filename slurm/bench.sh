@@ -2,7 +2,7 @@
 # Measure a training step on this cluster: samples/s, MFU and bytes sent, models side by side.
 # Command:  sbatch slurm/bench.sh       (cluster: slurm/site.env; more flags may follow)
 # Hardware: 2 nodes x 8 GPUs with 80 GB
-# Time:     under an hour: 5 rounds of one step of each model (not computed)
+# Time:     under an hour: 5 rounds of one step of each model with 8 and 32 sequences a pass (not computed)
 # Expected: $REPORT/throughput.json, $REPORT/comm_volume.json; tables in albert-bench-JOB.out
 #SBATCH --job-name=albert-bench
 #SBATCH --nodes=2
@@ -16,7 +16,7 @@ REPORT=${REPORT:-$RUNS/bench-$SLURM_JOB_ID}
 mkdir -p "$REPORT" || exit 2
 MODELS="bert-large albert-large albert-xlarge albert-xxlarge"
 
-launch "$PYTHON" -u tools/throughput_bench.py --models $MODELS --micro-batch 8 \
+launch "$PYTHON" -u tools/throughput_bench.py --models $MODELS --micro-batch 8,32 \
     --deepspeed_config ds_configs/zero1_bf16.json --output "$REPORT/throughput.json" "$@"
 first=$code
 launch "$PYTHON" -u tools/comm_volume.py --models $MODELS --output "$REPORT/comm_volume.json"

@@ -1,11 +1,10 @@
 #!/bin/bash
 # BERT-large, the paper's baseline for equal time (Table 6): 336M parameters, 24 layers, H 1024.
-# Command:  sbatch slurm/bert_large.sh  (Table 2's row: --steps 125000, 5.7 h)
+# Command:  sbatch slurm/bert_large.sh  (Table 2's row: --steps 125000, 15.7 h)
 # Hardware: 8 nodes x 8 GPUs with 80 GB
-# Time:     1.020 TFLOP a sequence (count_flops) x 4096 x 400,000 steps = 18.1 h at 400
-#           TFLOP/s a GPU, assumed (40 % of an H100's dense bf16 peak). With communication, as
-#           tools/scaling_model.py predicts it for H100 at 45 % and passes of 32 sequences:
-#           147.5 h at 25 Gb/s a node, 49.5 h at 100, 25.1 h at 400
+# Time:     PREDICTED for H100, not measured: 50.4 h, 3,224 GPU-hours with 100 Gb/s a node
+#           (148.3 h with 25, 25.9 h with 400), without evaluation, checkpoints, restarts
+# Plan:     tools/scaling_model.py plan --model bert-large --gpus 64 --link 100 --steps 400000
 # Expected: SQuAD 1.1 F1 93.5, MNLI 87.8, average 87.2 (Table 6)
 #SBATCH --job-name=bert-large
 #SBATCH --nodes=8
@@ -25,5 +24,5 @@ OUTPUT=${OUTPUT:-$RUNS/bert-large}
 # and 671 MB of bf16 weights gathered, 19 times ALBERT-large's for the same compute.
 # The alternatives to stage, bucket, type and accumulation: docs/benchmarks.md.
 pretrain --model bert-large --data "$DATA" --steps 400000 --warmup-steps 3125 --dropout 0.1 \
-    --sequence-length 512 --batch-size 4096 --micro-batch-size 32 --learning-rate 0.00176 \
+    --sequence-length 512 --batch-size 4096 --micro-batch-size 8 --learning-rate 0.00176 \
     --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 "$@"

@@ -2,10 +2,9 @@
 # ALBERT-large as in the paper (section 4.1, Tables 1 and 2): 18M parameters, 24 layers, H 1024.
 # Command:  sbatch slurm/large.sh       (cluster: slurm/site.env; trainer flags may follow)
 # Hardware: 2 nodes x 8 GPUs with 80 GB
-# Time:     1.007 TFLOP a sequence (count_flops) x 4096 x 125,000 steps = 22.4 h at 400
-#           TFLOP/s a GPU, assumed (40 % of an H100's dense bf16 peak). With communication, as
-#           tools/scaling_model.py predicts it for H100 at 45 % and passes of 32 sequences:
-#           22.5 h at 25 Gb/s a node, 21.0 h at 100, 20.6 h at 400
+# Time:     PREDICTED for H100, not measured: 21.0 h, 335 GPU-hours with 100 Gb/s a node
+#           (22.5 h with 25, 20.6 h with 400), without evaluation, checkpoints, restarts
+# Plan:     tools/scaling_model.py plan --model albert-large --gpus 16 --link 100 --steps 125000
 # Expected: SQuAD 1.1 F1 90.6, MNLI 83.5, average 82.4 (Table 2)
 #SBATCH --job-name=albert-large
 #SBATCH --nodes=2

@@ -2,10 +2,9 @@
 # ALBERT-xlarge as in the paper (section 4.1, Tables 1 and 2): 60M parameters, 24 layers, H 2048.
 # Command:  sbatch slurm/xlarge.sh      (cluster: slurm/site.env; trainer flags may follow)
 # Hardware: 8 nodes x 8 GPUs with 80 GB
-# Time:     3.868 TFLOP a sequence (count_flops) x 4096 x 125,000 steps = 21.5 h at 400
-#           TFLOP/s a GPU, assumed (40 % of an H100's dense bf16 peak). With communication, as
-#           tools/scaling_model.py predicts it for H100 at 45 % and passes of 32 sequences:
-#           26.8 h at 25 Gb/s a node, 21.5 h at 100, 20.1 h at 400
+# Time:     PREDICTED for H100, not measured: 21.5 h, 1,373 GPU-hours with 100 Gb/s a node
+#           (26.8 h with 25, 20.1 h with 400), without evaluation, checkpoints, restarts
+# Plan:     tools/scaling_model.py plan --model albert-xlarge --gpus 64 --link 100 --steps 125000
 # Expected: SQuAD 1.1 F1 92.5, MNLI 86.4, average 85.5 (Table 2)
 #SBATCH --job-name=albert-xlarge
 #SBATCH --nodes=8
@@ -25,5 +24,5 @@ OUTPUT=${OUTPUT:-$RUNS/albert-xlarge}
 # and 118 MB of bf16 weights gathered, for 64 sequences a GPU. BERT-large moves 5.7 times that.
 # The alternatives to stage, bucket, type and accumulation: docs/benchmarks.md.
 pretrain --model albert-xlarge --data "$DATA" --steps 125000 --warmup-steps 3125 --dropout 0.1 \
-    --sequence-length 512 --batch-size 4096 --micro-batch-size 16 --learning-rate 0.00176 \
+    --sequence-length 512 --batch-size 4096 --micro-batch-size 32 --learning-rate 0.00176 \
     --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 "$@"

@@ -2,10 +2,9 @@
 # ALBERT-xxlarge as in the paper (section 4.1, Tables 1 and 9): 223M parameters, 12 layers, H 4096.
 # Command:  sbatch slurm/xxlarge.sh     (cluster: slurm/site.env; trainer flags may follow)
 # Hardware: 8 nodes x 8 GPUs with 80 GB
-# Time:     7.580 TFLOP a sequence (count_flops) x 4096 x 125,000 steps = 42.1 h at 400
-#           TFLOP/s a GPU, assumed (40 % of an H100's dense bf16 peak). With communication, as
-#           tools/scaling_model.py predicts it for H100 at 45 % and passes of 32 sequences:
-#           65.7 h at 25 Gb/s a node, 45.3 h at 100, 40.2 h at 400
+# Time:     PREDICTED for H100, not measured: 45.3 h, 2,901 GPU-hours with 100 Gb/s a node
+#           (65.7 h with 25, 40.2 h with 400), without evaluation, checkpoints, restarts
+# Plan:     tools/scaling_model.py plan --model albert-xxlarge --gpus 64 --link 100 --steps 125000
 # Expected: SQuAD 1.1 F1 94.1, MNLI 88.0, average 88.7 (Tables 2 and 6)
 #SBATCH --job-name=albert-xxlarge
 #SBATCH --nodes=8
@@ -26,5 +25,5 @@ OUTPUT=${OUTPUT:-$RUNS/albert-xxlarge}
 # parallelism. --tensor-parallel T splits over neighbours in a node, so only gradients leave it.
 # The alternatives to stage, bucket, type, accumulation and placement: docs/benchmarks.md.
 pretrain --model albert-xxlarge --data "$DATA" --steps 125000 --warmup-steps 3125 --dropout 0 \
-    --sequence-length 512 --batch-size 4096 --micro-batch-size 8 --learning-rate 0.00176 \
+    --sequence-length 512 --batch-size 4096 --micro-batch-size 32 --learning-rate 0.00176 \
     --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 "$@"

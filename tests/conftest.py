@@ -12,6 +12,8 @@ from tests.tiers import is_lab, is_quick
 
 ROOT = Path(__file__).parents[1]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Some virtual machines report AMX and stop a bf16 matrix product of oneDNN with SIGILL.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # pytest turns warnings into errors in its own process; this does it in those that tests start.
 STRICT = str(ROOT / "tests" / "strict")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STRICT, os.environ.get("PYTHONPATH")]))

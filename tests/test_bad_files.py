@@ -22,7 +22,7 @@ from albert_ds.config import read_config
 from albert_ds.data.shards import Shard, open_shards
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.runtime.checkpoint import TrainState, find_newest, write_checkpoint
+from albert_ds.runtime.checkpoint_files import TrainState, find_newest, write_checkpoint
 from albert_ds.weights import read_initial_weights, read_weights
 from tests.conftest import train_command
 from tests.training import SMALL
@@ -196,7 +196,7 @@ def test_an_index_of_any_bytes(copy, content):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
     """A run with two checkpoints of ours."""
-    run = tmp_path_factory.mktemp("saved") / "run"
+    run = tmp_path_factory.mktemp("saved")
     for step in (1, 2):
         weights = AlbertForPretraining(SMALL, seed=step).state_dict()
         moments = {name: torch.full_like(tensor, step) for name, tensor in weights.items()}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from albert_ds.config import read_config, write_run_files
 from albert_ds.errors import DamagedData, Diverged, MachineFailed, Stopped, UserError
-from albert_ds.runtime.checkpoint import TrainState, find_newest, write_checkpoint
+from albert_ds.runtime.checkpoint_files import TrainState, find_newest, write_checkpoint
 from tests.batches import random_samples
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks

@@ -1,4 +1,4 @@
-"""Compiled blocks train the same model in every layout, and are compiled once for all layers."""
+"""Compiled blocks and fast forms train the same model in every layout; layers share graphs."""
 
 from dataclasses import replace
 
@@ -23,21 +23,25 @@ def train_and_count_graphs(rank: int, *args):
 
 
 @pytest.mark.parametrize(
-    ("tensor_parallel", "stage", "checkpointing"), [(2, 1, "none"), (1, 3, "block")]
+    ("tensor_parallel", "stage", "checkpointing", "fast"),
+    [(2, 1, "none", ["qkv", "norm"]), (1, 3, "block", ["qkv", "gradients", "norm"])],
 )
-def test_compiled_blocks_give_the_same_update(tensor_parallel, stage, checkpointing):
+def test_compiled_blocks_and_fast_forms_give_the_same_update(
+    tensor_parallel, stage, checkpointing, fast
+):
     plain = small_config(
         world_size=2,
         tensor_parallel=tensor_parallel,
         ds_changes={"zero_optimization": {"stage": stage}},
         activation_checkpointing=checkpointing,
     )
-    configs = [plain, replace(plain, compile=True)]
-    (run, compiled), graphs = run_ranks(train_and_count_graphs, 2, configs, BATCHES)[0]
+    configs = [plain, replace(plain, compile=True), replace(plain, fast=fast)]
+    (run, *others), graphs = run_ranks(train_and_count_graphs, 2, configs, BATCHES)[0]
     assert graphs > 0
-    assert compiled.losses == pytest.approx(run.losses, rel=1e-5)
-    assert compiled.norms == pytest.approx(run.norms, rel=1e-5)
-    assert update_error(compiled.weights, run.weights, run.initial) <= 1e-5
+    for other in others:
+        assert other.losses == pytest.approx(run.losses, rel=1e-5)
+        assert other.norms == pytest.approx(run.norms, rel=1e-5)
+        assert update_error(other.weights, run.weights, run.initial) <= 1e-5
 
 
 def test_layers_and_lengths_share_their_graphs():

@@ -18,7 +18,7 @@ from albert_ds.json_files import MAX_DEPTH, build, check, parse_json, read_json,
 from albert_ds.lab.tables import read_report
 from albert_ds.model.config import HeadConfig, ModelConfig
 from albert_ds.run_config import read_previous
-from albert_ds.runtime.checkpoint import find_damage
+from albert_ds.runtime.checkpoint_files import find_damage
 from albert_ds.runtime.deepspeed_config import read_ds_config
 from albert_ds.runtime.metrics import cut_back
 from albert_ds.weights import read_native

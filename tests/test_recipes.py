@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from albert_ds.config import read_config
-from albert_ds.model.config import SIZES, count_flops, count_params
+from albert_ds.model.config import SIZES, count_params
 from albert_ds.runtime.deepspeed_config import read_ds_config
 from tests.conftest import ROOT
 
@@ -19,7 +19,6 @@ PAPER = {
     "xxlarge": "albert-xxlarge",
     "bert_large": "bert-large",
 }
-MFU_RATE = 400e12  # FLOP/s of a GPU that the headers assume
 
 
 def sbatch_option(recipe, name: str) -> str:
@@ -94,51 +93,56 @@ def test_the_papers_recipe(name, data, tmp_path):
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_hours_and_bytes_in_the_header_are_those_of_the_arithmetic(name):
-    recipe, size = ROOT / "slurm" / f"{name}.sh", SIZES[PAPER[name]]
+def test_the_layout_and_the_hours_are_those_of_the_plan(name, data, tmp_path):
+    """The header's command, as the planner computes it, against the recipe's flags and header."""
+    from tools import scaling_model
+
+    recipe = ROOT / "slurm" / f"{name}.sh"
     text = recipe.read_text()
-    flops = count_flops(size, tokens=512, squared_lengths=512**2, masked=round(0.15 * 512))
-    stated = re.search(r"# Time: +([\d.]+) TFLOP .* x 4096 x ([\d,]+) steps = ([\d.]+) h", text)
-    assert stated, text
-    assert float(stated[1]) == round(flops / 1e12, 3)
-    steps = int(stated[2].replace(",", ""))
-    hours = flops * 4096 * steps / count_ranks(recipe) / MFU_RATE / 3600
-    assert float(stated[3]) == round(hours, 1)
-    parameters = sum(count_params(size).values())
-    assert f"{4 * parameters / 1e6:.0f} MB of fp32 gradients" in text
-    assert f"{2 * parameters / 1e6:.0f} MB of bf16 weights" in text
+    typed = re.search(r"^# Plan: +tools/scaling_model\.py (.*)$", text, re.M)[1].split()
+    args = scaling_model.build_parser().parse_args(typed)
+    best = scaling_model.choose_plans(args)[0][0]
+
+    asked = ask_recipe(recipe, data, tmp_path, "--sequence-length", "64")["albert_ds/train.py"]
+    config = read_config(asked, world_size=count_ranks(recipe))
+    assert str(args.sequence_length) == asked[asked.index("--sequence-length") + 1]
+    assert (args.model, args.gpus) == (config.size, count_ranks(recipe))
+    assert (args.steps, args.batch_size) == (config.steps, config.batch_size)
+    ds_config, layout = config.deepspeed, best.layout
+    assert ds_config["gradient_accumulation_steps"] == layout.accumulation
+    assert config.micro_batch_size == layout.micro_batch_size
+    assert config.activation_checkpointing == layout.activation_checkpointing
+    assert config.tensor_parallel == layout.tensor_parallel
+    assert ds_config["zero_optimization"]["stage"] == layout.zero and ds_config["bf16"]["enabled"]
+    assert layout.nodes == int(sbatch_option(recipe, "nodes"))
+
+    def hours(link: float, steps: int = args.steps) -> str:
+        """With the recipe's micro-batch."""
+        args.link, args.micro_batch_size = link, layout.micro_batch_size
+        return f"{scaling_model.choose_plans(args)[0][0].hours(steps):.1f}"
+
+    gpu_hours = f"{best.hours(args.steps) * args.gpus:,.0f} GPU-hours"
+    assert f"PREDICTED for H100, not measured: {hours(100)} h, {gpu_hours} " in text
+    if layout.nodes == 1:
+        assert "on one node" in text and hours(25) == hours(400)
+    else:
+        found = re.search(
+            r"with 100 Gb/s a node\n# +\(([\d.]+) h with 25, ([\d.]+) h with 400\)", text
+        )
+        assert found.groups() == (hours(25), hours(400))
+    if name == "bert_large":
+        assert f"--steps 125000, {hours(100, 125_000)} h" in text
+    if name == "large":
+        times = re.search(r"10 Gbit/s\n# network carries that ([\d.]+) times a second", text)[1]
+        assert times == f"{10e9 / 8 / best.step.link_bytes:.1f}"
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_predicted_hours_in_the_header_are_those_of_the_scaling_model(name):
-    from albert_ds.lab.scaling.layout import Layout
-    from albert_ds.lab.scaling.step_time import describe_gpu, predict_step
-
-    recipe = ROOT / "slurm" / f"{name}.sh"
-    text, ranks = recipe.read_text(), count_ranks(recipe)
-    steps = int(re.search(r"x ([\d,]+) steps", text)[1].replace(",", ""))
-    layout = Layout(
-        name=PAPER[name],
-        model=SIZES[PAPER[name]],
-        ranks=ranks,
-        nodes=int(sbatch_option(recipe, "nodes")),
-        micro_batch_size=32,
-        accumulation=4096 // ranks // 32,
-    )
-    taken = [predict_step(layout, describe_gpu("h100"), link=link * 1e9) for link in (25, 100, 400)]
-    if layout.nodes == 1:
-        assert "communication adds less than 1 %" in text
-        assert all(step.communication < 0.01 * step.total for step in taken)
-        return
-    stated = re.search(
-        r"# +([\d.]+) h at 25 Gb/s a node, ([\d.]+) h at 100, ([\d.]+) h at 400", text
-    )
-    assert stated, text
-    hours = [f"{step.total * steps / 3600:.1f}" for step in taken]
-    assert list(stated.groups()) == hours
-    if name == "large":
-        times = re.search(r"10 Gbit/s\n# network carries that ([\d.]+) times a second", text)[1]
-        assert times == f"{10e9 / 8 / taken[0].link_bytes:.1f}"
+def test_bytes_in_the_header_are_those_of_the_parameters(name):
+    text = (ROOT / "slurm" / f"{name}.sh").read_text()
+    parameters = sum(count_params(SIZES[PAPER[name]]).values())
+    assert f"{4 * parameters / 1e6:.0f} MB of fp32 gradients" in text
+    assert f"{2 * parameters / 1e6:.0f} MB of bf16 weights" in text
 
 
 def test_smoke_recipe(data, tmp_path):

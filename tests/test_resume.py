@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from albert_ds.runtime.checkpoint import find_newest
+from albert_ds.runtime.checkpoint_files import find_newest
 from tests.conftest import ROOT, finish, start_ranks, train_command
 
 

@@ -20,7 +20,6 @@ QUICK_ANYWAY = {
     "tools/test_inspect_shards.py",
     "tools/test_plots.py",
     "tools/test_probe.py::test_the_own_head_is_not_trained",
-    "tools/test_scaling_model.py",
 }
 # They work in pytest's own process, but for many seconds.
 TOO_LONG = {

@@ -16,11 +16,10 @@ def fill_masks(checkpoint: Path, sentences: list[str], top: int) -> list[list[li
     import torch
 
     from albert_ds.data.vocab import MASK
-    from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.weights import read_model_vocab, read_weights
+    from albert_ds.weights import read_model, read_model_vocab
 
-    config, weights = read_weights(checkpoint)
-    vocab = read_model_vocab(checkpoint)
+    model, vocab = read_model(checkpoint), read_model_vocab(checkpoint)
+    config = model.config
     if vocab.size != config.vocab_size:
         raise UserError(
             f"--checkpoint {checkpoint}: its vocabulary has {vocab.size} pieces, its model's "
@@ -28,9 +27,6 @@ def fill_masks(checkpoint: Path, sentences: list[str], top: int) -> list[list[li
         )
     if top > config.vocab_size:
         raise UserError(f"--top {top}: must be at most {config.vocab_size}, the vocabulary's size")
-    with torch.device("meta"):
-        model = AlbertForPretraining(config)
-    model.load_state_dict(weights, assign=True)
     samples = [torch.tensor(encode(vocab, s, config.max_position_embeddings)) for s in sentences]
     lengths = [len(sample) for sample in samples]
     ids = torch.cat(samples)

@@ -3,18 +3,31 @@
 
 Samples are drawn just as training draws them. In the text, {fox=>[MASK]} is a token to predict and
 what the model sees in its place; {fox} is a token to predict that the model sees unchanged.
+
+python tools/inspect_shards.py --data DATA
+python tools/inspect_shards.py --run RUN --step N    what step N of a run reads: which documents,
+                                                     with which masks and labels
 """
 
 import statistics
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from albert_ds import cli
+from albert_ds.cli import Number
 from albert_ds.data.samples import Sample
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.data.vocab import MASK
+from albert_ds.errors import UserError
+from albert_ds.json_files import check, read_json
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from albert_ds.data.shards import ShardSet
 
 LABELS = {
     "sop": {0: "in order", 1: "swapped"},
@@ -26,7 +39,14 @@ LABELS = {
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
-    add("--data", required=True, metavar="DATA", help="folder made by build_shards.py")
+    add("--data", metavar="DATA", help="folder made by build_shards.py (required without --run)")
+    add(
+        "--run",
+        type=Path,
+        metavar="RUN",
+        help="pretraining run whose data, flags and step --step to show instead (default: none)",
+    )
+    add("--step", type=cli.positive, metavar="N", help="step of --run, from 1 (default: none)")
     add("--split", choices=("train", "heldout"), default="train", help="which split to look at")
     add("--show", type=cli.natural, default=2, metavar="SAMPLES", help="samples to print as text")
     add("--count", type=cli.positive, default=2000, metavar="SAMPLES", help="samples to count")
@@ -37,6 +57,45 @@ def build_parser() -> cli.Parser:
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
+    if (args.run is None) != (args.step is None) or (args.run is None) == (args.data is None):
+        raise UserError("--data or --run with --step: one of the two is needed, and not both")
+    show_step(args.run, args.step) if args.run else show_set(args)
+
+
+def show_step(run: Path, step: int) -> None:
+    """Print every sample of one step of a run, with its place in the shards."""
+    from albert_ds.data.shards import open_shards
+    from albert_ds.data.stream import MicroBatchReader
+
+    name = f"{run / 'config.json'}"
+    config = read_json(run / "config.json", name)
+    schema = {"data": [str], "data_weights": [Number(above=0)], "stream": dict}
+    check(config, {**schema, "batch_size": Number(low=1, whole=True)}, name)
+    recorded = config["stream"]
+    known = {field.name for field in fields(StreamConfig) if field.init}
+    stream = StreamConfig(**{key: value for key, value in recorded.items() if key in known})
+    stream.check_format(recorded, str(run))
+    sources = [open_shards(folder, "train") for folder in config["data"]]
+    reader = MicroBatchReader(sources, config["data_weights"], stream)
+    size = config["batch_size"]
+    for position in range((step - 1) * size, step * size):
+        number, place, shard = reader.locate(position)
+        source = sources[number]
+        print(
+            f"sample {position}: {source.folder}, {source.shards[place.shard].name}, record "
+            f"{place.sample}, epoch {place.epoch}, document {shard[place.sample].document:016x}"
+        )
+        show_sample(as_drawn(reader.draw(position)), stream, source)
+
+
+def show_sample(sample: "Drawn", config: StreamConfig, source: "ShardSet") -> None:
+    print(f"  {len(sample.ids)} tokens, ", end="")
+    print(LABELS[config.objective].get(sample.pair_label, "no pair"))
+    print_text(sample, source.vocab.pieces, segmented=source.segmented)
+
+
+def show_set(args: "Namespace") -> None:
+    """Print the first samples of a set as text, and counts over more of them."""
     from albert_ds.data.shards import open_shards, read_index
     from albert_ds.data.stream import MicroBatchReader
 
@@ -51,9 +110,8 @@ def main(argv: list[str]) -> None:
     for position in range(count):
         sample = as_drawn(reader.draw(position))
         if position < args.show:
-            print(f"sample {position}: {len(sample.ids)} tokens, ", end="")
-            print(LABELS[config.objective].get(sample.pair_label, "no pair"))
-            print_text(sample, source.vocab.pieces, segmented=source.segmented)
+            print(f"sample {position}:")
+            show_sample(sample, config, source)
         seen.add(sample)
     print_statistics(seen, count, config, source.vocab.pieces)
     index = read_index(args.data)

@@ -12,6 +12,7 @@ python tools/plots.py layers --input FILE --output FILE.png
 """
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,19 @@ def build_parser() -> cli.Parser:
         metavar="RUN_OR_HF",
         help="pretraining run, checkpoint or Hugging Face folder",
     )
-    add("--data", type=Path, required=True, metavar="DATA", help="folder with held-out shards")
+    add(
+        "--data",
+        type=Path,
+        metavar="DATA",
+        help="folder with held-out shards (required without --minimal-pairs)",
+    )
+    add(
+        "--minimal-pairs",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of *.jsonl with sentence_good and sentence_bad, to measure instead "
+        "(default: none)",
+    )
     count: dict[str, Any] = {"type": cli.positive, "metavar": "SAMPLES"}
     add("--samples", default=4096, help="largest number of held-out samples", **count)
     add("--head-samples", default=8192, help="training samples for a missing head", **count)
@@ -65,21 +78,15 @@ def build_parser() -> cli.Parser:
 
 def open_model(checkpoint: Path, vocab, data: Path, device):
     """A checkpoint's model on `device`; UserError where its vocabulary differs from the data's."""
-    import torch
+    from albert_ds.weights import check_vocab, read_model
 
-    from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.weights import check_vocab, read_weights
-
-    config, weights = read_weights(checkpoint)
-    if vocab.size != config.vocab_size:
+    model = read_model(checkpoint)
+    if vocab.size != model.config.vocab_size:
         raise UserError(
             f"--data {data}: its vocabulary has {vocab.size} pieces, that of {checkpoint} "
-            f"{config.vocab_size}; they must be the same"
+            f"{model.config.vocab_size}; they must be the same"
         )
     check_vocab(checkpoint, vocab, str(checkpoint))
-    with torch.device("meta"):
-        model = AlbertForPretraining(config)
-    model.load_state_dict(weights, assign=True)
     return model.to(device)
 
 
@@ -183,6 +190,37 @@ def interval(share: float, count: int) -> tuple[float, float]:
     return found.low, found.high
 
 
+def probe_pairs(args, device) -> dict:
+    """Accuracy on minimal pairs, with the published models' on the same paradigms."""
+    from albert_ds.evals import minimal_pairs
+    from albert_ds.weights import read_model, read_model_vocab
+
+    pairs = minimal_pairs.read_pairs(args.minimal_pairs)
+    published = minimal_pairs.read_published(args.minimal_pairs)
+    model, vocab = read_model(args.checkpoint).to(device), read_model_vocab(args.checkpoint)
+    started = time.perf_counter()
+    values = minimal_pairs.summarise(pairs, minimal_pairs.score_pairs(model, vocab, pairs, device))
+    seconds = time.perf_counter() - started
+    for name, scores in published.items():
+        found = [scores[paradigm] for paradigm in values["paradigms"] if paradigm in scores]
+        if len(found) == len(values["paradigms"]):
+            values.setdefault("published", {})[name] = sum(found) / len(found)
+    return {**values, "seconds": seconds}
+
+
+def tabulate_pairs(values: dict) -> str:
+    lines = ["| minimal pairs | accuracy | 95 % interval | of |", "| --- | --- | --- | --- |"]
+    rows = [*values["paradigms"].items(), *values["phenomena"].items()]
+    for name, (share, count) in [*rows, ("**all**", (values["accuracy"], values["pairs"]))]:
+        low, high = interval(share, count)
+        lines.append(f"| {name} | {share:.4f} | {low:.4f} .. {high:.4f} | {count} |")
+    lines += [
+        f"| {name}, published | {s:.4f} | | |" for name, s in values.get("published", {}).items()
+    ]
+    speed = values["pairs"] / values["seconds"]
+    return "\n".join([*lines, "| a coin | 0.5000 | | |", "", f"{speed:,.0f} pairs/s"])
+
+
 def compare_layers(args, device) -> dict:
     """The numbers of Figure 1 by label, for every checkpoint on the same held-out samples."""
     from albert_ds.data.shards import open_shards
@@ -206,13 +244,23 @@ def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     if (args.against or args.labels) and not args.similarity:
         raise UserError("--against and --labels: allowed only with --similarity")
+    if (args.data is None) == (args.minimal_pairs is None):
+        raise UserError("--data and --minimal-pairs: one of them is needed, and not both")
     from albert_ds.runtime.environment import read_world
     from albert_ds.runtime.rendezvous import join_world
 
     device = join_world(read_world())
-    values = compare_layers(args, device) if args.similarity else probe(args, device)
+    if args.minimal_pairs:
+        values = probe_pairs(args, device)
+        table = tabulate_pairs(values)
+    elif args.similarity:
+        values = compare_layers(args, device)
+        table = json.dumps(values, indent=1)
+    else:
+        values = probe(args, device)
+        table = as_table(values)
     content = json.dumps(values, indent=1)
-    print(content if args.similarity else as_table(values))
+    print(table)
     if args.output:
         write_file(args.output, content + "\n")
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Predict the time and memory of an optimizer step on clusters of GPUs.
 
-Example: tools/scaling_model.py plan --model albert-xxlarge --gpus 64 --gpu-memory 80 --link 100
---steps 125000. The picture of what `predict --output` writes is drawn by tools/plots.py scaling.
+Example: tools/scaling_model.py plan --model albert-xxlarge --gpus 64 --link 100 --steps 125000.
+The picture of what `predict --output` writes is drawn by tools/plots.py scaling.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from albert_ds.lab.scaling.fit import (
     read_hold_out,
     summarise,
 )
+from albert_ds.lab.scaling.hardware import GPUS, MFU, MFU_OF_PRODUCTS, describe_gpu, read_gpu
 from albert_ds.lab.scaling.planner import (
     Plan,
     Recipe,
@@ -41,9 +42,11 @@ from albert_ds.lab.scaling.report import (
     plan_as_text,
     predictions_as_table,
 )
-from albert_ds.lab.scaling.step_time import GPUS, LAUNCH_SECONDS, MFU, describe_gpu
+from albert_ds.lab.scaling.step_time import Machine
 from albert_ds.model.config import SIZES
+from albert_ds.run_config import BATCH_SIZE, STEPS
 
+SPEED_UPS = (1.1, 1.7)  # of the second model over the first; 1.7 is the paper's
 NODES = 64  # for `largest_batch`; twice as many nodes change its results by 1 %
 CONSTANTS = Path(__file__).parents[1] / "docs/raw/scaling_constants.json"
 
@@ -84,24 +87,22 @@ def _add_fit(add) -> None:
     add("--output", type=cli.new_file, help="JSON with constants, errors and every cell")
 
 
-def _add_hardware(add) -> None:
-    add("--hardware", choices=GPUS, default="h100", help="GPU; its rates are inputs, not measured")
-    add(
-        "--mfu",
-        type=Number(above=0, high=1),
-        metavar="SHARE",
-        default=MFU,
-        help="share of the peak FLOP/s in large passes",
+def _add_cluster(add) -> None:
+    text = (
+        f"{', '.join(GPUS)}: rates of the datasheet; or a JSON file with device, bf16_tflops, "
+        "memory_bytes, memory_bandwidth_gb_s, as measured"
     )
+    add("--hardware", metavar="GPU_OR_REPORT", default="h100", help=text)
+    text = (
+        f"share of the GPU's rate in large passes (default: {MFU} of the datasheet's peak, "
+        f"{MFU_OF_PRODUCTS} of a report's matrix products)"
+    )
+    add("--mfu", type=Number(above=0, high=1), metavar="SHARE", help=text)
     add("--gpus-a-node", type=positive, metavar="GPUS", default=8, help="GPUs that share one link")
-    add("--batch-size", type=positive, default=4096, help="sequences of an optimizer step")
-    add("--sequence-length", type=positive, default=512, help="tokens of a sequence, no padding")
-    add(
-        "--launch-seconds",
-        type=Number(low=0),
-        default=LAUNCH_SECONDS,
-        help="seconds of a layer's pass, at least: launching its kernels",
-    )
+    text = "sequences of an optimizer step"
+    add("--batch-size", type=BATCH_SIZE.type, metavar="SAMPLES", default=4096, help=text)
+    text = "tokens of a sequence, without padding"
+    add("--sequence-length", type=positive, metavar="TOKENS", default=512, help=text)
 
 
 def _add_predict(add) -> None:
@@ -113,51 +114,27 @@ def _add_predict(add) -> None:
     text = "Gb/s of a node's network, all adapters together"
     add("--links", type=Number(above=0), metavar="GBIT/S", nargs="+", default=links, help=text)
     add("--micro-batch-size", type=positive, default=32, help="maximum sequences of a pass")
-    add(
-        "--zero",
-        type=int,
-        choices=(1, 2, 3),
-        metavar="STAGE",
-        default=1,
-        help="ZeRO stage, in bf16",
-    )
-    add("--tensor-parallel", type=positive, default=1, help="ranks that share a block")
     text = "shares of backward during which complete gradients are reduced; the trainer's is 0"
-    add(
-        "--overlap",
-        type=Number(low=0, high=1),
-        metavar="SHARE",
-        nargs="+",
-        default=[0.0],
-        help=text,
-    )
-    text = "speed-ups of the second model over the first: print the largest batch with each"
-    add(
-        "--speed-ups",
-        type=Number(above=0),
-        metavar="RATIO",
-        nargs="+",
-        default=[1.1, 1.7],
-        help=text,
-    )
-    _add_hardware(add)
+    share = Number(low=0, high=1)
+    add("--overlap", type=share, metavar="SHARE", nargs="+", default=[0.0], help=text)
+    _add_cluster(add)
     add("--output", type=cli.new_file, help="JSON with every prediction, for plots.py scaling")
 
 
 def _add_plan(add) -> None:
     add("--model", choices=SIZES, required=True, help="size")
     add("--gpus", type=positive, required=True, help="GPUs of the cluster")
-    text = "memory of a GPU in GB"
-    add("--gpu-memory", type=Number(above=0), required=True, metavar="GB", help=text)
+    text = "memory of a GPU in GB (default: that of --hardware)"
+    add("--gpu-memory", type=Number(above=0), metavar="GB", help=text)
     text = "rate of a node's network in Gb/s, all adapters together"
     add("--link", type=Number(above=0), required=True, metavar="GBIT/S", help=text)
-    add("--steps", type=positive, required=True, help="optimizer steps")
+    add("--steps", type=STEPS.type, metavar="STEPS", required=True, help="optimizer steps")
     add("--micro-batch-size", type=positive, help="sequences of a pass (default: the best)")
     text = "share of the memory reserved for CUDA, NCCL and fragmentation"
     add("--reserve", type=Number(low=0, below=1), metavar="SHARE", default=0.1, help=text)
     text = "what fit --output wrote, for the errors (default: docs/raw/scaling_constants.json)"
     add("--constants", type=Path, default=CONSTANTS, help=text)
-    _add_hardware(add)
+    _add_cluster(add)
 
 
 def run_fit(args) -> None:
@@ -208,13 +185,10 @@ def run_predict(args) -> None:
         gpus_a_node=args.gpus_a_node,
         micro_batch_size=args.micro_batch_size,
         sequence_length=args.sequence_length,
-        zero=args.zero,
-        tensor_parallel=args.tensor_parallel,
     )
+    gpu = read_gpu(args.hardware)
     for overlap in args.overlap:
-        machine = describe_gpu(
-            args.hardware, mfu=args.mfu, overlap=overlap, launch_seconds=args.launch_seconds
-        )
+        machine = describe_gpu(gpu, mfu=args.mfu, overlap=overlap)
         rows += predict_grid(
             args.models,
             machine,
@@ -226,7 +200,7 @@ def run_predict(args) -> None:
         if len(args.models) == 1:
             continue
         pair = (args.models[0], args.models[1])
-        for link, wanted in itertools.product(args.links, args.speed_ups):
+        for link, wanted in itertools.product(args.links, SPEED_UPS):
             size = largest_batch(pair, machine, recipe, link=link, speed_up=wanted, nodes=NODES)
             batches.append({"link_gbits": link, "overlap": overlap, "speed_up": wanted})
             batches[-1]["sequences_a_gpu"] = size
@@ -240,6 +214,21 @@ def run_predict(args) -> None:
 def run_plan(args) -> None:
     if not args.constants.is_file():
         raise UserError(f"--constants {args.constants}: no such file; `fit --output` writes it")
+    plans, machine, limit = choose_plans(args)
+    errors = read_errors(args.constants)
+    link = args.link * 1e9
+    print(
+        plan_as_text(
+            plans, steps=args.steps, limit=limit, link=link, machine=machine, errors=errors
+        )
+    )
+
+
+def choose_plans(args) -> tuple[list[Plan], Machine, float]:
+    """The layouts that fit, the one to use first; the machine; the bytes that a rank may use."""
+    gpu = read_gpu(args.hardware)
+    memory = gpu.memory if args.gpu_memory is None else args.gpu_memory * 1e9
+    limit, machine = memory * (1 - args.reserve), describe_gpu(gpu, mfu=args.mfu)
     layouts = find_layouts(
         args.model,
         SIZES[args.model],
@@ -247,13 +236,10 @@ def run_plan(args) -> None:
         ranks_a_node=args.gpus_a_node,
         batch_size=args.batch_size,
         sequence_length=args.sequence_length,
-        micro_batch_sizes=(args.micro_batch_size,) if args.micro_batch_size else None,
+        micro_batch_size=args.micro_batch_size,
     )
-    machine = describe_gpu(args.hardware, mfu=args.mfu, launch_seconds=args.launch_seconds)
-    limit = args.gpu_memory * 1e9 * (1 - args.reserve)
-    plans: list[Plan] = find_plans(layouts, machine, link=args.link * 1e9, memory_limit=limit)
-    errors = read_errors(args.constants)
-    print(plan_as_text(plans, steps=args.steps, limit=limit, machine=machine, errors=errors))
+    plans = find_plans(layouts, machine, link=args.link * 1e9, memory_limit=limit)
+    return plans, machine, limit
 
 
 def read_errors(path: Path) -> dict:

@@ -43,11 +43,23 @@ class MicroBatch:
     sample_ids: list[int]  # positions of the samples in the global stream
 
     def on(self, device: "torch.device") -> dict[str, "torch.Tensor | int"]:
-        """The model's keywords on `device`, copied without waiting for the device."""
-        return {
-            name: value if isinstance(value, int) else value.to(device, non_blocking=True)
-            for name, value in self.tensors.items()
-        }
+        """The model's keywords on `device`."""
+        return to_device(self.tensors, device)
+
+
+def to_device(
+    tensors: dict[str, "torch.Tensor | int"], device: "torch.device"
+) -> dict[str, "torch.Tensor | int"]:
+    """Tensors of the host, copied to `device` without waiting for it; other values as they are.
+
+    CUDA copies from pinned memory while the host goes on, and from other memory it does not.
+    """
+    if device.type != "cuda":
+        return tensors
+    return {
+        name: x if isinstance(x, int) else x.pin_memory().to(device, non_blocking=True)
+        for name, x in tensors.items()
+    }
 
 
 class Sample(NamedTuple):

@@ -164,10 +164,14 @@ class MicroBatchReader:
     def read_each(self, ranges: Iterable[range]) -> Iterator[MicroBatch]:
         return map(self.read, ranges)
 
+    def locate(self, position: int) -> tuple[int, Place, Shard]:
+        """The number of the source, the place in it, and the shard of a position of the stream."""
+        number, local = self._mixture.locate(position)
+        return number, *self._sources[number].find(local)
+
     def draw(self, position: int) -> Sample:
         """The sample at a position of the stream."""
-        number, local = self._mixture.locate(position)
-        place, shard = self._sources[number].find(local)
+        number, place, shard = self.locate(position)
         sequence = shard[place.sample]
         with self._draws.at(number, place.epoch, place.number) as rng:
 

@@ -30,6 +30,7 @@ from albert_ds.run_config import (
     WHAT,
     SharedConfig,
     check_output,
+    check_resume,
     resolve_deepspeed,
     write_config,
 )
@@ -321,7 +322,10 @@ def resolve_steps(config: FinetuneConfig, args, *, examples: int) -> FinetuneCon
 
 
 def write_run_files(config: FinetuneConfig) -> None:
-    """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN."""
+    """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN.
 
+    Raises UserError where RUN was started with other settings.
+    """
+    check_resume(config, NESTED)
     write_config(config)
     read_model_vocab(Path(config.checkpoint)).write(config.run)

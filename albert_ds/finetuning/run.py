@@ -1,22 +1,34 @@
 """One run of fine-tuning: its state, its start and its checkpoints.
 
 OUTPUT/checkpoints/step-00000800/        for resuming: weights, moments, step
-OUTPUT/checkpoints/best/                 the weights of the best evaluation
+OUTPUT/checkpoints/best/                 the weights of the best evaluation, its step and value
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING
 
 from albert_ds.cli import log_line
-from albert_ds.errors import MachineFailed, UserError
+from albert_ds.errors import DamagedData, Diverged, MachineFailed, UserError
 from albert_ds.finetuning.config import FinetuneConfig
-from albert_ds.weights import BEST, NATIVE_FILE, read_encoder, read_model_vocab
+from albert_ds.json_files import read_lines
+from albert_ds.runtime.checkpoint_files import (
+    BEST,
+    WEIGHTS,
+    read_best,
+    read_tensors,
+    write_folder,
+)
+from albert_ds.weights import read_encoder, read_model_vocab
+
+NO_BEST = (0, -math.inf)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,12 +37,16 @@ if TYPE_CHECKING:
     from albert_ds.model.task_heads import AlbertForTask
     from albert_ds.parallel.mesh import Mesh
     from albert_ds.runtime.engine import Engine
+    from albert_ds.runtime.run_folder import RunLock
     from albert_ds.tasks.features import Split
 
 
 @dataclass(kw_only=True, slots=True)
 class Run:
-    """Everything a step needs. A step changes `step`, `updates` and `skipped_in_a_row`."""
+    """Everything a step needs. A step changes `step`, `updates` and `skipped_in_a_row`.
+
+    An evaluation changes `evaluations` and `best`, where NaN counts as the worst.
+    """
 
     config: FinetuneConfig
     splits: dict[str, Split]
@@ -38,61 +54,76 @@ class Run:
     device: torch.device
     engine: Engine
     metric: str
-    batches: Iterator[list[int]] = field(init=False)  # this rank's units, a list a step
+    batches: Iterator[list[int]]  # this rank's units, a list a step
+    lock: RunLock | None = None  # on rank 0
     step: int = 0
     updates: int = 0
     skipped_in_a_row: int = 0
-    # (step, metric) of the dev set; NaN counts as the worst.
-    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    evaluations: list[int]  # their steps
+    best: tuple[int, float] = NO_BEST  # step and metric of the first of the best evaluations
 
     def is_due(self, every: int) -> bool:
         """Whether work that is done every `every` steps, and at the last step, is due now."""
         return self.step % every == 0 or self.step == self.config.steps
 
-    def __post_init__(self):
-        self.batches = draw_units(self)
-
-    @property
-    def best(self) -> tuple[int, float]:
-        """(step, metric) of the first of the best evaluations."""
-        return max(self.evaluations, key=lambda e: e[1], default=(0, float("-inf")))
-
     @property
     def is_over(self) -> bool:
         """All steps are done, or none of the last `patience` evaluations was a new best."""
         patience = self.config.patience
-        later = sum(step > self.best[0] for step, _ in self.evaluations)
+        later = sum(step > self.best[0] for step in self.evaluations)
         return self.step >= self.config.steps or (patience is not None and later >= patience)
 
 
 def start(
-    config: FinetuneConfig, splits: dict[str, Split], mesh: Mesh, device: torch.device
+    config: FinetuneConfig,
+    splits: dict[str, Split],
+    mesh: Mesh,
+    device: torch.device,
+    follow: Callable[[Iterator], Iterator] = iter,
+    lock: RunLock | None = None,
 ) -> Run:
     """Build the engine from the first of these that exists. Collective.
 
     1. The newest complete checkpoint of OUTPUT.
     2. The encoder of --from-task or --checkpoint, unless --from-scratch.
     3. Random weights.
+
+    `follow` wraps the batches: the heartbeat counts how many were taken.
     """
+    from albert_ds.model.hugging_face import build_shapes
     from albert_ds.runtime import checkpoint
     from albert_ds.runtime.engine import build_engine
     from albert_ds.tasks.registry import TASKS
 
-    folder = checkpoint.find_start(config.run, mesh)
+    folder = checkpoint.find_start(config.run, mesh, build_shapes(config.model, config.head))
     if folder is not None:
-        weights = checkpoint.read_tensors(folder / NATIVE_FILE)
+        weights = read_tensors(folder / WEIGHTS)
     else:
         weights = None if config.from_scratch else read_start(config, mesh)
     model = build_model(config, mesh, weights)
     engine = build_engine(model.to(device), mesh, config.deepspeed)
-    metric = TASKS[config.task].metrics[0]
-    run = Run(config=config, splits=splits, mesh=mesh, device=device, engine=engine, metric=metric)
+    step = updates = 0
     if folder is not None:
         state = checkpoint.restore(folder, engine)
-        run.step, run.updates = state.step, state.updates
+        step, updates = state.step, state.updates
         if mesh.rank == 0:
-            log_line(f"resuming from {folder}: step {state.step} of {config.steps}")
-    return run
+            log_line(f"resuming from {folder}: step {step} of {config.steps}")
+    metric = TASKS[config.task].metrics[0]
+    evaluations, best = restore_best(config, mesh, metric, step)
+    return Run(
+        config=config,
+        splits=splits,
+        mesh=mesh,
+        device=device,
+        engine=engine,
+        metric=metric,
+        batches=follow(draw_units(config, splits["train"].features.units, mesh, step)),
+        lock=lock,
+        evaluations=evaluations,
+        best=best,
+        step=step,
+        updates=updates,
+    )
 
 
 def read_start(config: FinetuneConfig, mesh: Mesh) -> dict:
@@ -135,18 +166,14 @@ def build_model(config: FinetuneConfig, mesh: Mesh, weights: dict | None) -> Alb
     return model
 
 
-def draw_units(run: Run) -> Iterator[list[int]]:
-    """This rank's training units, step by step, without end."""
-    while True:
-        yield units_of_step(run)
+def draw_units(config: FinetuneConfig, units: int, mesh: Mesh, step: int) -> Iterator[list[int]]:
+    """This rank's training units, a list a step, after `step` finished ones and without end.
 
-
-def units_of_step(run: Run) -> list[int]:
-    """This rank's training units of the next step. Every epoch has its own permutation."""
-    config, units = run.config, run.splits["train"].features.units
-    begin = run.step * config.batch_size
-    positions = range(begin + run.mesh.dp_rank, begin + config.batch_size, run.mesh.dp_size)
-    return [int(order_of(config.seed, p // units, units)[p % units]) for p in positions]
+    Every epoch has its own permutation of the `units`.
+    """
+    for begin in count(step * config.batch_size, config.batch_size):
+        positions = range(begin + mesh.dp_rank, begin + config.batch_size, mesh.dp_size)
+        yield [int(order_of(config.seed, p // units, units)[p % units]) for p in positions]
 
 
 @lru_cache(maxsize=2)  # a step may span two epochs
@@ -157,22 +184,61 @@ def order_of(seed: int, epoch: int, units: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(units)
 
 
-def keep_best(run: Run) -> None:
-    """Write OUTPUT/checkpoints/best atomically. Collective."""
-    from safetensors.torch import save_file
+def restore_best(
+    config: FinetuneConfig, mesh: Mesh, metric: str, step: int
+) -> tuple[list[int], tuple[int, float]]:
+    """`evaluations` and `best` of a run that goes on after `step`. Collective.
 
+    Raises DamagedData or UserError on all ranks where the best weights are gone or not whole.
+    """
+    from albert_ds.model.hugging_face import build_shapes
+    from albert_ds.runtime.consensus import from_rank_0, raise_first_error
+
+    found, best, error = {}, NO_BEST, None
+    if mesh.rank == 0:
+        try:
+            record = read_best(config.run, build_shapes(config.model, config.head))
+            found = read_evaluations(config.run / "metrics.jsonl", f"dev_{metric}", step)
+            if record:  # it may be of an evaluation that came after the last checkpoint
+                best = record["step"], -math.inf if record["value"] is None else record["value"]
+            elif found and record is None:
+                error = DamagedData(f"{config.run / BEST} is gone; move {config.run} away")
+            elif found:
+                best = max(found.items(), key=lambda evaluation: evaluation[1])
+        except (DamagedData, UserError) as caught:
+            error = caught
+    raise_first_error(mesh, error)
+    return from_rank_0(mesh, (list(found), best))
+
+
+def read_evaluations(path: Path, name: str, last: int) -> dict[int, float]:
+    """The metric `name` of the dev set by step, up to the step `last`; NaN is the worst."""
+    found, left_out = {}, 0
+    for record in read_lines(path) if path.is_file() else ():
+        value = record.get(name, math.nan)
+        if type(value) not in (int, float, NoneType):
+            left_out += 1
+        elif name in record and record["step"] <= last:
+            found[record["step"]] = -math.inf if value is None else value
+    if left_out:
+        log_line(f"{path}: {left_out} lines have no number as {name}; they are left out")
+    return found
+
+
+def keep_best(run: Run) -> None:
+    """Write OUTPUT/checkpoints/best. Collective; raises Diverged or MachineFailed on all ranks."""
     from albert_ds.runtime.checkpoint import gather
     from albert_ds.runtime.consensus import raise_first_error
 
-    tensors, error = gather(run.engine, NATIVE_FILE), None
-    path = run.config.run / BEST / NATIVE_FILE
+    tensors, error = {WEIGHTS: gather(run.engine, WEIGHTS)}, None
+    step, value = run.best
     if run.mesh.rank == 0:
+        # JSON has no infinity.
+        facts = {"step": step, "value": value if math.isfinite(value) else None}
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, path.with_suffix(".tmp"))
-            os.replace(path.with_suffix(".tmp"), path)
-        except OSError as caught:
-            error = MachineFailed(f"could not save {path} ({caught.strerror})")
+            write_folder(run.config.run / BEST, tensors, facts, run.lock)
+        except (Diverged, MachineFailed) as caught:
+            error = caught
     raise_first_error(run.mesh, error)
 
 
@@ -186,4 +252,4 @@ def save(run: Run) -> None:
         updates=run.updates,
         loss_scale=read_loss_scale(run.engine),
     )
-    save_checkpoint(run.config.run, run.engine, state, keep_last=1)
+    save_checkpoint(run.config.run, run.engine, state, keep_last=1, lock=run.lock)

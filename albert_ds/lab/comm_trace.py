@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from albert_ds.lab.scaling.collectives import ACTIVATIONS, GRADIENTS, SMALL, WEIGHTS, ring_bytes
 
@@ -24,37 +24,27 @@ SMALL_BYTES = 1 << 13  # LAMB's two sums for each of a 24-layer BERT's matrices 
 SCALAR_BYTES = 64  # a norm or a flag over tensor-parallel peers
 
 
-class Clock(Protocol):
-    def now(self) -> Any:
-        """A mark."""
-
-    def seconds(self, mark) -> float:
-        """Seconds from a moment that all marks share to `mark`."""
-
-    def when_done(self, work, note: Callable[[Any], None]) -> None:
-        """Call `note` with the mark at which the asynchronous collective `work` is done."""
-
-    def holds_up_the_step(self) -> bool:
-        """Whether a wait here and now delays the computation of the step."""
-
-
 class HostClock:
     """With gloo and a CPU the host does everything, so its own clock is right."""
 
-    def now(self) -> float:
+    def now(self) -> Any:
+        """A mark."""
         return time.perf_counter()
 
-    def seconds(self, mark: float) -> float:
+    def seconds(self, mark) -> float:
+        """Seconds from a moment that all marks share to `mark`."""
         return mark
 
-    def when_done(self, work, note: Callable[[float], None]) -> None:
+    def when_done(self, work, note: Callable[[Any], None]) -> None:
+        """Call `note` with the mark at which the asynchronous collective `work` is done."""
         work.get_future().add_done_callback(lambda _: note(time.perf_counter()))
 
     def holds_up_the_step(self) -> bool:
+        """Whether a wait here and now delays the computation of the step."""
         return True
 
 
-class StreamClock:
+class StreamClock(HostClock):
     """Marks in the CUDA stream that is current here. Waits in other streams are hidden."""
 
     def __init__(self) -> None:
@@ -82,7 +72,7 @@ class StreamClock:
         return self._cuda.current_stream() == self._stream
 
 
-def clock_of(device: torch.device) -> Clock:
+def clock_of(device: torch.device) -> HostClock:
     return StreamClock() if device.type == "cuda" else HostClock()
 
 
@@ -101,7 +91,7 @@ class Event:
 class EventRecorder:
     """An observer of `Traffic` that keeps each collective with its times."""
 
-    def __init__(self, clock: Clock):
+    def __init__(self, clock: HostClock):
         self.clock = clock
         self.events: list[Event] = []
 
@@ -166,7 +156,7 @@ class Volume:
         }
 
 
-def sum_up(events: Iterable[Event], mesh: Mesh, clock: Clock) -> dict[str, Volume]:
+def sum_up(events: Iterable[Event], mesh: Mesh, clock: HostClock) -> dict[str, Volume]:
     """Volumes by kind. Collectives within one rank move nothing and are left out."""
     volumes: dict[str, Volume] = {}
     for event in events:

@@ -28,6 +28,8 @@ _CELL = {
     "micro_batch_size": _COUNT,
     "accumulation": _COUNT,
     "sequence_length": _COUNT,
+    "precision": ("fp32", "bf16", "fp16"),
+    "activation_checkpointing": ("none", "attention", "block"),
     "link": (str, None),
     "link_bits_per_second": (Number(above=0), None),
     "rounds": [_ROUND],

@@ -14,11 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from albert_ds.model.config import ModelConfig
+from albert_ds.model.config import ModelConfig, count_score_rows
 from albert_ds.model.dropout import Dropout
 from albert_ds.model.encoder import Encoder
-
-CHUNK_ROWS = 4096  # positions whose V-wide scores exist at once: 0.5 GB in fp32 at V = 30,000
 
 
 class FactorizedEmbedding(nn.Module):
@@ -108,9 +106,9 @@ class MlmHead(nn.Module):
         (int64 scalar). Without positions both are 0 and still depend on every parameter, because
         ranks wait for each other's gradients.
         """
-        x = self.project(hidden)
+        x, rows = self.project(hidden), count_score_rows(len(word))
         # split() of no rows is one chunk of no rows.
-        chunks = list(zip(x.split(CHUNK_ROWS), labels.split(CHUNK_ROWS), strict=True))
+        chunks = list(zip(x.split(rows), labels.split(rows), strict=True))
         score = score_words
         if len(chunks) > 1 and torch.is_grad_enabled():
             score = partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)

@@ -209,6 +209,17 @@ def count_flops(config: ModelConfig, *, tokens: int, squared_lengths: int, maske
     return 6 * (tokens * per_token + squared_lengths * scores_and_mix + masked * (h * e + e * v))
 
 
+# Scores over the vocabulary exist for as many masked positions at once as fit in MAX_SCORE_BYTES.
+# One takes the most in the backward pass: softmax's output and two gradients, in fp32.
+MAX_SCORE_BYTES = 3 << 29
+SCORE_BYTES = 12
+
+
+def count_score_rows(vocab_size: int) -> int:
+    """Masked positions whose scores exist at once: 4,473 for 30,000 pieces."""
+    return max(1, MAX_SCORE_BYTES // (SCORE_BYTES * vocab_size))
+
+
 CHOICES = 4  # options of a question
 NUM_TOP = 5  # starts, and ends of each, that the conditional head proposes (release: 5 x 5)
 KINDS = ("classification", "regression", "choice", "span", "conditional_span")

@@ -8,6 +8,9 @@ Shapes: B sequences, N tokens, R output positions, T longest sequence, H hidden,
 n heads, D head width, L layers.
 """
 
+from collections.abc import Collection
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,6 +19,10 @@ from torch.utils.checkpoint import checkpoint
 from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig, share
 from albert_ds.model.dropout import Dropout, drop
+from albert_ds.model.shared_linear import SharedLinear, join_linears, sum_linears
+
+Linears = dict[str, SharedLinear]  # of one forward pass, in place of a block's modules of that name
+NONE: Linears = {}
 
 
 class VarlenAttention(nn.Module):
@@ -133,21 +140,33 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(
-        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, output_positions: Tensor | None = None
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        output_positions: Tensor | None = None,
+        linears: Linears = NONE,
     ) -> Tensor:
-        """Mix the tokens of each sequence: [N, H] -> [R, H], without the residual."""
-        q_ends = cu_seqlens
+        """Mix the tokens of each sequence: [N, H] -> [R, H], without the residual.
+
+        linears: of `AttentionBlock.read_shared`, in place of the modules of these names.
+        """
+        q_ends, needed = cu_seqlens, select(x, output_positions)  # [R, H]
         if output_positions is not None:
             q_ends = torch.searchsorted(output_positions, cu_seqlens, out_int32=True)
-        q, k, v = (
-            projection(y).view(len(y), -1, self.head_dim)  # [R, n, D], [N, n, D]
-            for projection, y in (
-                (self.query, select(x, output_positions)),
-                (self.key, x),
-                (self.value, x),
-            )
-        )
-        return self.output(self.core(q, k, v, q_ends, cu_seqlens, max_seqlen).flatten(1))
+        if "qkv" not in linears:
+            q = linears.get("query", self.query)(needed)
+            k, v = linears.get("key", self.key)(x), linears.get("value", self.value)(x)
+        elif output_positions is None:
+            q, k, v = linears["qkv"](x).chunk(3, dim=1)
+        else:
+            joined = linears["qkv"]
+            width = len(joined.bias) // 3
+            q = joined(needed, slice(width))
+            k, v = joined(x, slice(width, None)).chunk(2, dim=1)
+        q, k, v = (y.unflatten(1, (-1, self.head_dim)) for y in (q, k, v))  # [R, n, D], [N, n, D]
+        mixed = self.core(q, k, v, q_ends, cu_seqlens, max_seqlen)
+        return linears.get("output", self.output)(mixed.flatten(1))
 
 
 def select(x: Tensor, output_positions: Tensor | None) -> Tensor:
@@ -163,9 +182,21 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(config.hidden_size, config.ffn_size)
         self.down = nn.Linear(config.ffn_size, config.hidden_size)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, linears: Linears = NONE) -> Tensor:
         """Transform each token separately: [N, H] -> [N, H], without the residual."""
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        inner = F.gelu(linears.get("up", self.up)(x), approximate="tanh")
+        return linears.get("down", self.down)(inner)
+
+
+class ResidualNorm(nn.LayerNorm):
+    """LN(x + dropout(added)): [N, H] and [N, H] -> [N, H]."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, x: Tensor, added: Tensor) -> Tensor:  # ty: ignore[incompatible-method-override]
+        return super().forward(x + self.dropout(added))
 
 
 class AttentionBlock(nn.Module):
@@ -174,15 +205,29 @@ class AttentionBlock(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.self_attention = SelfAttention(config)
-        self.dropout = Dropout(config.dropout)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.layer_norm = ResidualNorm(config)
+
+    def read_shared(self, fast: Collection[str]) -> Linears:
+        """What all layers share in one forward pass, by name; see `Encoder.make_fast`."""
+        attention, sums = self.self_attention, "gradients" in fast
+        projections = {n: getattr(attention, n) for n in ("query", "key", "value")}
+        if "qkv" in fast:
+            linears = {"qkv": join_linears(projections.values(), fuses_sums=sums)}
+        else:
+            linears = sum_linears(projections) if sums else {}
+        return linears | (sum_linears({"output": attention.output}) if sums else {})
 
     def forward(
-        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, output_positions: Tensor | None = None
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        output_positions: Tensor | None = None,
+        linears: Linears = NONE,
     ) -> Tensor:
         """[N, H] -> [R, H]; [N, H] without output positions."""
-        mixed = self.self_attention(x, cu_seqlens, max_seqlen, output_positions)
-        return self.layer_norm(select(x, output_positions) + self.dropout(mixed))
+        mixed = self.self_attention(x, cu_seqlens, max_seqlen, output_positions, linears)
+        return self.layer_norm(select(x, output_positions), mixed)
 
 
 class FeedForwardBlock(nn.Module):
@@ -191,12 +236,16 @@ class FeedForwardBlock(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.feed_forward = FeedForward(config)
-        self.dropout = Dropout(config.dropout)
-        self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.layer_norm = ResidualNorm(config)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def read_shared(self, fast: Collection[str]) -> Linears:
+        """What all layers share in one forward pass, by name; see `Encoder.make_fast`."""
+        linears = {"up": self.feed_forward.up, "down": self.feed_forward.down}
+        return sum_linears(linears) if "gradients" in fast else {}
+
+    def forward(self, x: Tensor, linears: Linears = NONE) -> Tensor:
         """[N, H] -> [N, H]."""
-        return self.layer_norm(x + self.dropout(self.feed_forward(x)))
+        return self.layer_norm(x, self.feed_forward(x, linears))
 
 
 class Encoder(nn.Module):
@@ -214,6 +263,7 @@ class Encoder(nn.Module):
                 "must be none, attention or block"
             )
         self.activation_checkpointing = activation_checkpointing
+        self.fast: frozenset[str] = frozenset()
         self.plan = share(config.sharing, config.num_layers)
         num_attention, num_ffn = (1 + max(indices) for indices in zip(*self.plan, strict=True))
         self.attention = nn.ModuleList(AttentionBlock(config) for _ in range(num_attention))
@@ -224,6 +274,20 @@ class Encoder(nn.Module):
         for block in (*self.attention, *self.ffn):
             block.compile(dynamic=True)
 
+    def make_fast(self, parts: Collection[str]) -> None:
+        """Use other forms of the same computation, which start fewer kernels or read less memory.
+
+        qkv: query, key and value as one product, concatenated once for all layers that share them.
+        gradients: gradients of shared weights are summed over layers in fp32, inside the products;
+        not for layers cut by tensor parallelism.
+        norm: dropout, residual and LayerNorm as one compiled kernel; other random numbers.
+        """
+        self.fast = frozenset(parts)
+        if "norm" in parts:
+            for module in self.modules():
+                if isinstance(module, ResidualNorm):
+                    module.compile(dynamic=True)
+
     def forward(
         self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, output_positions: Tensor | None = None
     ) -> list[Tensor]:
@@ -232,14 +296,16 @@ class Encoder(nn.Module):
         output_positions: int64 [R], ascending: the tokens whose last state is needed. The last
         layer is computed for these alone, and its state is [R, H]. None: all.
         """
+        attention, ffn = (list(map(self._begin, blocks)) for blocks in (self.attention, self.ffn))
         states = [x]
         for layer, (a, f) in enumerate(self.plan, start=1):
             last_positions = output_positions if layer == len(self.plan) else None
-            x = self._layer(
-                self.attention[a], self.ffn[f], x, cu_seqlens, max_seqlen, last_positions
-            )
+            x = self._layer(attention[a], ffn[f], x, cu_seqlens, max_seqlen, last_positions)
             states.append(x)
         return states
+
+    def _begin(self, block):
+        return partial(block, linears=block.read_shared(self.fast))
 
     def _layer(self, attention, ffn, x: Tensor, *tokens) -> Tensor:
         # Never the reentrant form: it fires the gradient hook of a shared weight once per layer,

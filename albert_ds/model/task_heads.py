@@ -148,9 +148,10 @@ class ConditionalSpanHead(nn.Module):
         sequence = find_sequences(ends, len(states))
         slots = find_slots(ends, len(states), shares.shape[1])
         share = shares.flatten().index_select(0, slots)  # [N]
-        weighted = states * share.unsqueeze(1).to(states.dtype)
-        expected = torch.zeros_like(states[: len(begins)]).index_add(0, sequence, weighted)
-        both = torch.cat([expected, states.index_select(0, begins)], dim=1)
+        # In fp32: 16 bits lose most of a sum over hundreds of tokens.
+        weighted = states.float() * share.unsqueeze(1)
+        expected = weighted.new_zeros(len(begins), states.shape[1]).index_add(0, sequence, weighted)
+        both = torch.cat([expected.to(states.dtype), states.index_select(0, begins)], dim=1)
         hidden = self.dropout(torch.tanh(self.answer_hidden(both)))
         return self.answer_score(hidden).float().squeeze(1)
 

@@ -5,6 +5,7 @@ Sums stay on the device and are gathered once per logging interval, so no step w
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Generator
@@ -15,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from albert_ds.files import write_file
+from albert_ds.cli import log_line
+from albert_ds.files import set_aside, write_file
 from albert_ds.json_files import read_lines
 from albert_ds.model.config import ModelConfig, count_flops
 from albert_ds.parallel.mesh import Mesh
@@ -24,8 +26,18 @@ from albert_ds.runtime.consensus import Counts
 
 OUTPUTS = ("mlm_loss_sum", "mlm_correct", "pair_loss_sum", "pair_correct")
 
-# Dense bf16 peak in FLOP/s by part of the device's name; from NVIDIA's datasheets.
-PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "V100": 125e12}
+# Dense bf16 (V100: fp16) peak in FLOP/s by part of the device's name, the first that fits; half of
+# what NVIDIA's datasheets give for sparse matrices. Cards have less than the modules of their name.
+PEAK_FLOPS = {
+    "H200 NVL": 835.5e12,
+    "H200": 989e12,
+    "H100 NVL": 835.5e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "V100-PCIE": 112e12,
+    "V100": 125e12,
+}
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -69,7 +81,7 @@ class Window:
         self.counts = Counts()
         self.steps = 0
         self.skipped = 0
-        self.data_seconds = 0.0
+        self.data_seconds = 0.0  # whoever takes batches from the loader adds to it
         self.moved = self._traffic.copy()
         self.started = time.perf_counter()
 
@@ -84,9 +96,8 @@ class Window:
     def add_outputs(self, outputs: dict[str, Tensor]) -> None:
         self.outputs += torch.stack([outputs[name].detach().double() for name in OUTPUTS])
 
-    def add_step(self, counts: Counts, *, data_seconds: float, applied: bool) -> None:
+    def add_step(self, counts: Counts, *, applied: bool) -> None:
         self.counts = self.counts + counts
-        self.data_seconds += data_seconds
         self.steps += 1
         self.skipped += not applied
 
@@ -127,35 +138,40 @@ class Metrics:
         self._writes = mesh.rank == 0
         if not self._writes:
             return
-        from torch.utils.tensorboard import SummaryWriter
         from tqdm import tqdm
 
         path = output / "metrics.jsonl"
         cut_back(path, step)
-        self._file = open(path, "a")  # noqa: SIM115 (closed by `close`)
-        self._board = SummaryWriter(output / "tensorboard", purge_step=step + 1)
+        self._path, self._file = path, open(path, "ab", buffering=0)  # noqa: SIM115 (see `close`)
+        self._copies: dict[str, TensorBoard | WeightsAndBiases] = {}
+        with self._optional("TensorBoard"):
+            self._copies["TensorBoard"] = TensorBoard(output / "tensorboard", step)
+        if wandb:
+            with self._optional("Weights & Biases"):
+                self._copies["Weights & Biases"] = WeightsAndBiases(output)
         self._bar = tqdm(
             total=num_steps, initial=step, unit="step", disable=not sys.stderr.isatty()
         )
-        self._wandb = None
-        if wandb:
-            import wandb as library  # ty: ignore[import-not-found] (optional)
-
-            self._wandb = library.init(dir=output, id=output.name, resume="allow")
 
     def write(self, step: int, values: dict) -> None:
-        """Write one record. None is null in the file; TensorBoard and W&B do not get it."""
+        """Write one record. None is null in the file; TensorBoard and W&B do not get it.
+
+        Raises OSError where metrics.jsonl cannot be written.
+        """
         if not self._writes or not values:
             return
         # JSON has no NaN: a non-finite loss or norm is null, and `skipped_steps` counts the step.
         values = {k: v if v is None or math.isfinite(v) else None for k, v in values.items()}
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
+        record = (json.dumps({"step": step, **values}) + "\n").encode()
+        try:
+            while record:
+                record = record[self._file.write(record) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
         numbers = {key: value for key, value in values.items() if value is not None}
-        for key, value in numbers.items():
-            self._board.add_scalar(key, value, step)
-        if self._wandb is not None:
-            self._wandb.log(numbers, step=step)
+        for name, copy in list(self._copies.items()):
+            with self._optional(name):
+                copy.write(step, numbers)
         line = f"step {step}  " + "  ".join(f"{k} {_short(v)}" for k, v in numbers.items())
         self._bar.update(step - self._bar.n)
         self._bar.write(line) if not self._bar.disable else print(line, flush=True)
@@ -164,10 +180,66 @@ class Metrics:
         if not self._writes:
             return
         self._bar.close()
-        self._board.close()
         self._file.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        for name, copy in list(self._copies.items()):
+            with self._optional(name):
+                copy.close()
+
+    @contextmanager
+    def _optional(self, name: str) -> Generator[None]:
+        """Whatever a copy of metrics.jsonl raises, the run goes on without it."""
+        try:
+            yield
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            log_line(f"{name} failed ({reason[:160]}): it gets no more numbers of this run")
+            self._copies.pop(name, None)
+
+
+class TensorBoard:
+    """One file of scalars for TensorBoard.
+
+    torch's SummaryWriter opens its file by name for every write, in a thread: an error there is a
+    traceback, and where RUN has been replaced it writes to the other run.
+    """
+
+    def __init__(self, folder: Path, step: int):
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{time.time():.0f}.{os.uname().nodename}.{os.getpid()}"
+        self._records = RecordWriter(open(folder / name, "ab", buffering=0))
+        self._write(file_version="brain.Event:2")
+        # Later steps of the run that this one resumes are not shown.
+        self._write(step=step + 1, session_log={"status": "START"})
+
+    def write(self, step: int, numbers: dict) -> None:
+        values = [{"tag": key, "simple_value": value} for key, value in numbers.items()]
+        self._write(step=step, summary={"value": values})
+
+    def _write(self, **fields) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event  # ty: ignore[import-not-found]
+
+        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
+        self._records.flush()
+
+    def close(self) -> None:
+        self._records.close()
+
+
+class WeightsAndBiases:
+    """A run of the package wandb, which is optional."""
+
+    def __init__(self, output: Path):
+        import wandb  # ty: ignore[import-not-found] (optional)
+
+        self._run = wandb.init(dir=output, id=output.name, resume="allow")
+
+    def write(self, step: int, numbers: dict) -> None:
+        self._run.log(numbers, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
 
 
 def _short(value: float) -> str:
@@ -175,8 +247,12 @@ def _short(value: float) -> str:
 
 
 def cut_back(path: Path, step: int) -> None:
-    """Delete the lines after `step`, which a resumed run writes again, and what is no record."""
-    if not path.exists():
-        return
-    kept = [json.dumps(r) + "\n" for r in read_lines(path) if r["step"] <= step]
-    write_file(path, "".join(kept))
+    """Delete the lines after `step`, which a resumed run writes again, and what is no record.
+
+    What is no file is moved aside.
+    """
+    if path.is_file():
+        kept = [json.dumps(r) + "\n" for r in read_lines(path) if r["step"] <= step]
+        write_file(path, "".join(kept))
+    elif os.path.lexists(path):
+        log_line(set_aside(path))

@@ -11,6 +11,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,8 @@ class RunLock:
     """Exclusive ownership of a RUN folder. The kernel releases it when the process dies."""
 
     def __init__(self, output: Path):
-        self._file = open(output / ".lock", "a+")  # noqa: SIM115 (open during the run)
+        self._path = output / ".lock"
+        self._file = open(self._path, "a+")  # noqa: SIM115 (open during the run)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -46,6 +48,22 @@ class RunLock:
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._file.flush()
+
+    def find_loss(self) -> MachineFailed | None:
+        """The error to end with where the file at RUN/.lock is no longer the one that was locked.
+
+        RUN was deleted, renamed or unmounted then, and another run may own the path.
+        """
+        try:
+            if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+                return None
+            found = "it is another file now"
+        except OSError as error:
+            found = error.strerror
+        return MachineFailed(
+            f"{self._path}: {found}: {self._path.parent} was deleted, renamed, replaced or "
+            "unmounted during the run; nothing more was written there"
+        )
 
     def release(self) -> None:
         self._file.close()
@@ -91,7 +109,7 @@ def finish_run(
     if heartbeat is not None:
         heartbeat.close()
     rank, local_rank = (world.rank, world.local_rank) if world else (0, 0)
-    if rank == 0 and output is not None and os.path.isdir(output) and (lock or _is_free(output)):
+    if rank == 0 and output is not None and _is_ours(output, lock):
         try:
             write_exit(output, code=code, reason=reason, step=step)
         except OSError as error:  # a full disk, for example; scripts then see a crash
@@ -104,8 +122,12 @@ def finish_run(
         leave_world(mesh, together=code != MachineFailed.code)
 
 
-def _is_free(output: Path) -> bool:
-    """Whether no other process owns RUN. If one does, its exit.json is not ours to write."""
+def _is_ours(output: Path, lock: RunLock | None) -> bool:
+    """Whether RUN is there and no other process owns it, whose exit.json is not ours to write."""
+    if lock is not None:
+        return lock.find_loss() is None
+    if not os.path.isdir(output):
+        return False
     try:
         RunLock(output).release()
     except (UserError, OSError):
@@ -166,7 +188,8 @@ def name_lost_peer(error: RuntimeError, heartbeat=None) -> tuple[int, str]:
 def end_hung_run(world, output: Path, reason: str, *, code: int = MachineFailed.code) -> None:
     """End this process from a thread while its main thread hangs in a collective."""
     if world.rank == 0:
-        write_exit(output, code=code, reason=reason, step=None)
+        with suppress(OSError):  # a RUN that is gone must not keep this process
+            write_exit(output, code=code, reason=reason, step=None)
     if world.local_rank == 0:
         log_line(reason)
     if world.rank > 0 and code != MachineFailed.code:
@@ -190,7 +213,7 @@ def check_health(engine: "Engine", *, step: int, skipped_in_a_row: int, output: 
 
 def diverged(step: int, skipped_in_a_row: int, output: Path) -> Diverged:
     """The ending of a run whose last steps were all skipped."""
-    from albert_ds.runtime.checkpoint import describe_saved
+    from albert_ds.runtime.checkpoint_files import describe_saved
 
     return Diverged(
         f"the gradient was not finite {skipped_in_a_row} steps in a row, up to step {step}; "

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from albert_ds.data.samples import to_device
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.tasks.features import Features, collate
 
@@ -31,10 +32,9 @@ def predict(
         number = start + mesh.dp_rank
         units = batches[min(number, len(batches) - 1)]
         tensors = collate(features, units, with_targets=False)
-        on_device = {k: x if type(x) is int else x.to(device) for k, x in tensors.items()}
         found = {
             name: x.float().cpu().numpy() if x.is_floating_point() else x.cpu().numpy()
-            for name, x in module(**on_device).items()
+            for name, x in module(**to_device(tensors, device)).items()
         }
         if number < len(batches):
             mine.append((units, found))

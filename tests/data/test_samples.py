@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from albert_ds.data.samples import StreamConfig
+from albert_ds.data.samples import StreamConfig, to_device
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import Shard, open_shards, read_index
 from albert_ds.data.vocab import CLS, MASK, SEP
@@ -37,6 +37,18 @@ def test_layout_of_a_micro_batch(train):
             assert paired == (sample[5] != NO_LABEL)
             assert not set(sample[3]) & set(edges)
             assert MASK not in ids
+
+
+def test_copies_to_cuda_start_from_pinned_memory_and_do_not_wait(train, monkeypatch):
+    (batch,) = take(stream([train], micro=4), 1)
+    pinned, copied = [], []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: pinned.append(x) or x)
+    monkeypatch.setattr(torch.Tensor, "to", lambda x, *to, **how: copied.append((x, to, how)) or x)
+    cuda = torch.device("cuda")
+    assert batch.on(cuda) == batch.tensors
+    assert len(copied) == 7 and [id(x) for x, *_ in copied] == [id(x) for x in pinned]
+    assert all((to, how) == ((cuda,), {"non_blocking": True}) for _, to, how in copied)
+    assert to_device(batch.tensors, torch.device("cpu")) is batch.tensors and len(copied) == 7
 
 
 def test_every_sample_is_a_window_of_its_sequence(train):

@@ -98,6 +98,10 @@ def fake_nccl() -> None:
     )
 
 
+# The functions of a trainer that are one step.
+STEP = {"albert_ds.train": ("run_passes", "update"), "albert_ds.finetune": ("train_step",)}
+
+
 class Report:
     def __init__(self):
         self.mixed, self.steps, self.now = Counter(), [], None
@@ -108,17 +112,23 @@ class Report:
         elif self.now is not None:
             self.now[f"{name} at {find_place()}"] += 1
 
-    def watch(self, step):
-        """`step`, whose events are counted by themselves."""
+    def watch(self, trainer, *parts: str) -> None:
+        """Count events from the begin of the first of these functions to the end of the last."""
 
-        def watched(*given):
-            self.now = Counter()
-            found = step(*given)
-            self.steps.append(self.now)
-            self.now = None
-            return found
+        def watched(part, function):
+            def call(*given):
+                if part == parts[0]:
+                    self.now = Counter()
+                found = function(*given)
+                if part == parts[-1]:
+                    self.steps.append(self.now)
+                    self.now = None
+                return found
 
-        return watched
+            return call
+
+        for part in parts:
+            setattr(trainer, part, watched(part, getattr(trainer, part)))
 
 
 def find_place() -> str:
@@ -136,7 +146,7 @@ def main(path: str, program: str, *argv: str) -> None:
     report = Report()
     torch_cuda.listen(report.hear)
     trainer = importlib.import_module(program)
-    trainer.train_step = report.watch(trainer.train_step)
+    report.watch(trainer, *STEP[program])
     code = trainer.main(list(argv))
     torch_cuda.listen(None)
     if os.environ.get("RANK", "0") == "0":

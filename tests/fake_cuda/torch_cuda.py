@@ -213,3 +213,18 @@ def attend_backward(grad, q, k, v, out, lse, q_ends, kv_ends, q_most, kv_most, *
 LIBRARY = torch.library.Library("aten", "IMPL", "CUDA")
 LIBRARY.impl("_flash_attention_forward", attend, "CUDA")
 LIBRARY.impl("_flash_attention_backward", attend_backward, "CUDA")
+
+
+# ---- a 16-bit product added to fp32, which torch has on CUDA only
+
+
+def add_product(total, a, b, out_dtype, *, beta=1, alpha=1, out):
+    assert total.is_cuda and a.is_cuda and b.is_cuda and out is total
+    assert a.dtype == b.dtype and a.dtype in (torch.float16, torch.bfloat16)
+    assert out.dtype == out_dtype == torch.float32 and beta == alpha == 1
+    host_total, host_a, host_b = map(device.on_host, (total, a, b))
+    host_total.addmm_(host_a.float(), host_b.float())
+    return out
+
+
+LIBRARY.impl("addmm.dtype_out", add_product, "CUDA")

@@ -148,8 +148,8 @@ def test_without_a_pair_head_there_is_no_pooler(make_config, make_batch):
     [
         "embeddings.dropout",
         "encoder.attention.0.self_attention.core",
-        "encoder.attention.0.dropout",
-        "encoder.ffn.0.dropout",
+        "encoder.attention.0.layer_norm.dropout",
+        "encoder.ffn.0.layer_norm.dropout",
     ],
 )
 def test_dropout_falls_in_four_places(make_config, make_batch, place):

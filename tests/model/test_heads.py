@@ -3,25 +3,31 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from albert_ds.model import albert
 from albert_ds.model.albert import MlmHead, score_pairs
+from albert_ds.model.config import SCORE_BYTES, count_score_rows
 
-ROWS, V = 50, 101  # chunks of more rows than E, since the embedding's transpose is E x V
+ROWS, V, E = 50, 101, 16  # chunks of more rows than E, since the embedding is E x V, transposed
 
 
-class WidestScores(TorchDispatchMode):
-    """Remember the most rows that any V-wide result of any operation had."""
+class ScoreMemory(TorchDispatchMode):
+    """The most bytes that scores and their gradients took at one time."""
 
-    rows = 0
+    def __init__(self):
+        super().__init__()
+        self.alive, self.peak = {}, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **kwargs or {})
         for x in tree_leaves(result):
-            if isinstance(x, torch.Tensor) and x.dim() == 2 and x.size(1) == V:
-                self.rows = max(self.rows, x.size(0))
+            if isinstance(x, torch.Tensor) and x.dim() == 2 and x.size(1) == V and len(x) > E:
+                storage = x.untyped_storage()
+                self.alive[StorageWeakRef(storage)] = storage.nbytes()
+        self.peak = max(self.peak, sum(n for ref, n in self.alive.items() if not ref.expired()))
         return result
 
 
@@ -29,7 +35,7 @@ def make_head(config):
     torch.manual_seed(0)
     head = MlmHead(config)
     torch.nn.init.normal_(head.bias)
-    word = torch.randn(V, 16, requires_grad=True)
+    word = torch.randn(V, E, requires_grad=True)
     return head, word, torch.randn(ROWS, 32, requires_grad=True), torch.randint(V, (ROWS,))
 
 
@@ -45,7 +51,7 @@ def test_chunks_do_not_change_the_sums(make_config, monkeypatch, rows):
     logits = F.linear(head.project(hidden), word, head.bias)
     expected = F.cross_entropy(logits, labels, reduction="sum")
     gradients = torch.autograd.grad(expected, [*head.parameters(), word, hidden])
-    monkeypatch.setattr(albert, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(albert, "count_score_rows", lambda vocab_size: rows)
     loss, correct, ours = score(head, word, hidden, labels)
     torch.testing.assert_close(loss, expected)
     assert correct == (logits.argmax(-1) == labels).sum() >= 4
@@ -54,21 +60,30 @@ def test_chunks_do_not_change_the_sums(make_config, monkeypatch, rows):
         torch.testing.assert_close(head(hidden, labels, word), (loss, correct))
 
 
-def test_scores_never_exist_for_more_than_a_chunk(make_config, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_never_take_more_than_the_bound(make_config, monkeypatch, dtype):
     head, word, hidden, labels = make_head(make_config())
-    monkeypatch.setattr(albert, "CHUNK_ROWS", 20)
+    head.to(dtype)
+    monkeypatch.setattr("albert_ds.model.config.MAX_SCORE_BYTES", 20 * V * SCORE_BYTES)
     kept = []
 
     def keep(x):
         kept.append(x.shape)
         return x
 
-    with WidestScores() as widest:
+    with ScoreMemory() as memory:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            loss, _ = head(hidden, labels, word)
+            loss, _ = head(hidden.to(dtype), labels, word.to(dtype))
         loss.backward()
-    assert widest.rows == 20
+    assert 0.6 < memory.peak / (20 * V * SCORE_BYTES) <= 1
     assert not [shape for shape in kept if shape[-1:] == (V,) and len(shape) == 2]
+
+
+def test_the_bound_holds_for_every_vocabulary():
+    for vocab_size in (800, 30_000, 250_000, 10_000_000):
+        rows = count_score_rows(vocab_size)
+        assert rows * vocab_size * SCORE_BYTES <= 1.5 * 2**30
+        assert (rows + 1) * vocab_size * SCORE_BYTES > 1.5 * 2**30
 
 
 def test_no_masked_position_is_a_loss_of_zero_that_reaches_every_parameter(make_config):

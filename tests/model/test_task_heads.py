@@ -133,6 +133,16 @@ def conditional():
     return model, inputs, allowed, lengths
 
 
+def test_the_expected_start_of_many_tokens_is_summed_in_fp32():
+    # In bf16 512 times 1/512 is 0.5: from there on 1/512 is rounded away.
+    _, _, model = build("conditional_span", 1)
+    head, seen = model.head.bfloat16(), []
+    head.answer_hidden.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    ends, states = torch.tensor([0, 512]), torch.ones(512, head.start.in_features).bfloat16()
+    head._judge(states, torch.zeros(1, 512), ends[:1], ends)
+    assert (seen[0] == 1).all()
+
+
 def test_the_conditional_head_trains_as_released(conditional):
     model, inputs, allowed, lengths = conditional
     spans = [(8, 8, 0.0), (0, 0, 1.0), (4, 5, 0.0), (5, 9, 0.0)]

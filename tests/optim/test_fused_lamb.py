@@ -78,13 +78,8 @@ def train_and_resume(rank: int, folder: Path):
     """Four steps, and two steps, a checkpoint, and two more in an engine built from it."""
     from deepspeed.ops.lamb import fused_lamb
 
-    from albert_ds.runtime.checkpoint import (
-        TrainState,
-        gather,
-        read_tensors,
-        restore,
-        save_checkpoint,
-    )
+    from albert_ds.runtime.checkpoint import gather, restore, save_checkpoint
+    from albert_ds.runtime.checkpoint_files import TrainState, read_tensors
     from albert_ds.train import build, next_batch, train_step
 
     fused_lamb.FusedLambBuilder = Kernel

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from albert_ds.runtime.checkpoint import find_newest
+from albert_ds.runtime.checkpoint_files import find_newest
 from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.training import SMALL, join, open_small_run, small_config
@@ -17,13 +17,8 @@ KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 
 def train_and_save(rank: int, configs, batches, output: Path):
     """Train the first config, save, restore into the others; return the tensors of each."""
-    from albert_ds.runtime.checkpoint import (
-        TrainState,
-        gather,
-        read_tensors,
-        restore,
-        save_checkpoint,
-    )
+    from albert_ds.runtime.checkpoint import gather, restore, save_checkpoint
+    from albert_ds.runtime.checkpoint_files import TrainState, read_tensors
     from albert_ds.train import build, next_batch, train_step
 
     device, mesh, traffic = join(configs[0].tensor_parallel)
@@ -41,7 +36,8 @@ def train_and_save(rank: int, configs, batches, output: Path):
 
 
 def read_back(rank: int, configs, folder: Path):
-    from albert_ds.runtime.checkpoint import gather, read_tensors, restore
+    from albert_ds.runtime.checkpoint import gather, restore
+    from albert_ds.runtime.checkpoint_files import read_tensors
     from albert_ds.train import build
 
     device, mesh, _ = join(configs[0].tensor_parallel)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from albert_ds.runtime.consensus import Counts
-from albert_ds.runtime.metrics import cut_back, summarise
+from albert_ds.runtime.metrics import cut_back, peak_flops, summarise
 
 
 def test_means_are_over_counted_positions_and_pairs():
@@ -29,3 +29,23 @@ def test_lines_after_the_resumed_step_and_half_lines_go(tmp_path):
     path.write_text("\n".join([*lines, '{"step": 4, "lo']))
     cut_back(path, 2)
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835.5),
+        ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("Tesla V100-PCIE-16GB", 112),
+        ("NVIDIA L4", None),
+    ],
+)
+def test_a_card_has_its_own_peak(monkeypatch, name, teraflops):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    found = peak_flops(torch.device("cuda"))
+    assert found == (teraflops * 1e12 if teraflops else None)

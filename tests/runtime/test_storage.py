@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from albert_ds.runtime.checkpoint import TrainState, find_newest, write_checkpoint
+from albert_ds.runtime.checkpoint_files import TrainState, find_newest, write_checkpoint
 from tests.conftest import finish, start_ranks, train_command
 from tests.test_resume import files_of, wait_for_step
 

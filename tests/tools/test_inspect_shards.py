@@ -1,8 +1,10 @@
 """What a person is shown of a set is what training draws from it."""
 
+import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 
 from albert_ds.data.samples import StreamConfig
 from albert_ds.data.shards import open_shards
@@ -62,3 +64,34 @@ def test_wrong_input_is_one_line_and_code_2(data, tmp_path):
         done = inspect(*flags)
         assert done.returncode == 2 and words in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_a_step_of_a_run_is_what_its_ranks_read(data, tmp_path):
+    """Step 3 of two ranks, against the micro-batches that the trainer takes."""
+    source = open_shards(data, "train")
+    stream = StreamConfig(sequence_length=32, seed=5, masked_fraction=0.3)
+    run = tmp_path / "run"
+    run.mkdir()
+    config = {"data": [str(data)], "data_weights": [1.0], "batch_size": 8}
+    (run / "config.json").write_text(json.dumps({**config, "stream": asdict(stream)}))
+    command = [sys.executable, "tools/inspect_shards.py", "--run", str(run), "--step", "3"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    shown = re.split(r"^sample (\d+): .*$", done.stdout, flags=re.M)[1:]
+    texts = dict(zip(map(int, shown[::2]), shown[1::2], strict=True))
+    assert list(texts) == list(range(16, 24))
+    for rank in range(2):
+        sizes = dict(start=16, batch_size=8, micro_batch_size=4, dp_rank=rank, dp_size=2)
+        batch = next(training_batches([source], None, stream, **sizes))
+        ends = batch.tensors["cu_seqlens"].tolist()
+        for at, position in enumerate(batch.sample_ids):
+            masked = (batch.tensors["masked_positions"] >= ends[at]) & (
+                batch.tensors["masked_positions"] < ends[at + 1]
+            )
+            assert texts[position].count("{") == int(masked.sum())
+            assert f"{ends[at + 1] - ends[at]} tokens" in texts[position]
+            label = int(batch.tensors["pair_labels"][at])
+            assert {0: "in order", 1: "swapped", -100: "no pair"}[label] in texts[position]
+    for flags in (["--run", str(run)], ["--step", "3"], ["--run", str(run), "--data", str(data)]):
+        done = subprocess.run([*command[:2], *flags], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 2 and "--run with --step" in done.stderr

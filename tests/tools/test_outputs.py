@@ -37,7 +37,8 @@ def test_small_tasks_never_cuts_the_published_file(tmp_path):
     for name in ("train", "dev"):
         (folder / f"{name}.tsv").write_text(content)
     argv = ["--files", tmp_path, "--output", tmp_path / "glue", "--tasks", "sst2", "--train", 3]
-    assert small_tasks.main([str(word) for word in argv]) == 2
+    with pytest.raises(UserError, match="is the input"):
+        small_tasks.main([str(word) for word in argv])
     assert (folder / "train.tsv").read_text() == content
 
 

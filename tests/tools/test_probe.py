@@ -106,3 +106,66 @@ def test_another_vocabulary_is_refused(data, tmp_path):
     (error,) = run_ranks(probe_rank, 1, argv)
     assert "its vocabulary has 800 pieces" in error and "700" in error
     assert not (tmp_path / "none").exists()
+
+
+def test_minimal_pairs_as_hugging_face_scores_them(data, tmp_path):
+    """Pseudo-log-likelihoods, one sentence and one mask at a time, by transformers' model."""
+    from transformers import AlbertForMaskedLM, AutoTokenizer
+
+    from albert_ds.convert import export_hf
+    from albert_ds.evals.minimal_pairs import score_sentences
+    from albert_ds.weights import read_model, read_model_vocab
+
+    run = make(tmp_path / "run", data, "sop", initializer_range=0.2)
+    export_hf(run, tmp_path / "hf")
+    sentences = [
+        "The class is an object.",
+        "a list of strings",
+        "x",
+        "",
+        "A module has names, too.",
+    ]
+    ours = score_sentences(read_model(run), read_model_vocab(run), sentences, torch.device("cpu"))
+    model = AlbertForMaskedLM.from_pretrained(tmp_path / "hf").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    for sentence, score in zip(sentences, ours, strict=True):
+        ids = tokenizer(sentence, return_tensors="pt")["input_ids"]
+        theirs = 0.0
+        for at in range(1, ids.shape[1] - 1):
+            masked = ids.clone()
+            masked[0, at] = tokenizer.mask_token_id
+            with torch.no_grad():
+                logits = model(masked).logits[0, at]
+            theirs += float(logits.double().log_softmax(-1)[ids[0, at]])
+        assert score == pytest.approx(theirs, abs=1e-4)
+
+
+def test_minimal_pairs_of_a_folder(data, tmp_path):
+    run = make(tmp_path / "run", data, "sop")
+    folder = tmp_path / "blimp" / "data"
+    folder.mkdir(parents=True)
+    pair = {"sentence_good": "the class is a name", "sentence_bad": "the the the the the the the"}
+    same = dict.fromkeys(pair, "the same")
+    for name, term, records in (
+        ("b", "agreement", [pair, pair, pair]),
+        ("a", "agreement", [same]),
+        ("c", "binding", [{k: pair[o] for k, o in zip(pair, reversed(pair), strict=True)}] * 2),
+    ):
+        lines = [json.dumps({**record, "linguistics_term": term}) for record in records]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    summary = folder / ".." / "raw_results" / "summary"
+    summary.mkdir(parents=True)
+    scores = dict(ngram=0.5, lstm=0.6, txl=0.7, gpt2=0.9)
+    lines = [json.dumps({"UID": name, **scores}) for name in "abcd"]
+    (summary / "models_summary.jsonl").write_text("\n".join(lines))
+    found = probe(tmp_path, "--checkpoint", run, "--minimal-pairs", folder)
+    # The longer sentence is the less likely one. A tie counts half.
+    assert found["paradigms"] == {"a": [0.5, 1], "b": [1.0, 3], "c": [0.0, 2]}
+    assert found["phenomena"] == {"agreement": [3.5 / 4, 4], "binding": [0.0, 2]}
+    assert (found["accuracy"], found["pairs"], found["ties"]) == (3.5 / 6, 6, 1)
+    assert found["published"]["GPT-2"] == pytest.approx(0.9)
+    (folder / "c.jsonl").write_text('{"sentence_good": "no other"}\n')
+    words = ["--checkpoint", str(run), "--minimal-pairs", str(folder)]
+    assert run_ranks(probe_rank, 1, words) == [
+        f'{folder / "c.jsonl"}, line 1: no "sentence_bad" in it'
+    ]

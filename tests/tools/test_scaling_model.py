@@ -1,44 +1,52 @@
 """The commands fit, predict and plan, and the picture of the predictions."""
 
 import json
-import subprocess
-import sys
+import re
 
 import pytest
 
-from tests.conftest import ROOT
+from albert_ds.config import read_config
+from albert_ds.errors import UserError
 from tests.lab.scaling.bench import write_report
+from tools import plots
+from tools.scaling_model import main
+
+PLAN = ("plan", "--link", "100", "--steps", "1000")
 
 
-def ask(*flags) -> subprocess.CompletedProcess:
-    command = [sys.executable, "tools/scaling_model.py", *map(str, flags)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def ask(capsys, *flags) -> str:
+    main([str(flag) for flag in flags])
+    return capsys.readouterr().out
 
 
-def test_from_measurements_to_a_plan_and_a_picture(tmp_path):
+def read_plan(text: str) -> dict[str, str]:
+    """The rows of the plan's first table."""
+    table = text.split("\n\n")[1].splitlines()[2:]
+    return {name.strip(): value.strip() for _, name, value, *_ in (row.split("|") for row in table)}
+
+
+def test_from_measurements_to_a_plan_and_a_picture(tmp_path, capsys):
     bench, constants = write_report(tmp_path / "bench.json"), tmp_path / "constants.json"
     memory = tmp_path / "memory.json"
     memory.write_text(json.dumps([{"error": 0.02}, {"error": -0.04}]))
-    done = ask(
+    said = ask(
+        capsys,
         *("fit", "--input", bench, "--hold-out", "model=albert-large,link=1gbit,ranks=4"),
         *("--memory", memory, "--output", constants),
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("held back: ") == 3
+    assert said.count("held back: ") == 3
     report = json.loads(constants.read_text())
     assert report["memory"] == {"cells": 2, "mean": 0.03, "largest": 0.04}
     assert {cell["held_back"] for cell in report["cells"]} == {True, False}
 
-    cluster = ("--gpus", "64", "--gpu-memory", "40", "--link", "25", "--steps", "1000")
-    done = ask("plan", "--model", "albert-large", *cluster, "--constants", constants)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "4% at most" in done.stdout and "ds_configs/zero1_bf16.json" in done.stdout
-    assert done.stdout.startswith("PREDICTED")
+    cluster = ("--model", "albert-large", "--gpus", "64", "--constants", constants)
+    said = ask(capsys, *PLAN, *cluster)
+    assert "4% at most" in said and "ds_configs/zero1_bf16.json" in said
+    assert said.startswith("PREDICTED, not measured")
 
     predictions, picture = tmp_path / "predictions.json", tmp_path / "scaling.png"
     clusters = ("--gpus", "8", "64", "512", "--overlap", "0", "1")
-    done = ask("predict", *clusters, "--output", predictions)
-    assert done.returncode == 0, done.stderr[-4000:]
+    ask(capsys, "predict", *clusters, "--output", predictions)
     rows = json.loads(predictions.read_text())["rows"]
     assert len(rows) == 5 * 3 * 5 * 2  # models, GPUs, links, overlaps
 
@@ -48,9 +56,71 @@ def test_from_measurements_to_a_plan_and_a_picture(tmp_path):
 
     # The less a link carries the more sharing matters; on the fastest it is no more than FLOPs.
     assert speed_up(10) > speed_up(100) > speed_up(3200) > 1
-    command = [sys.executable, "tools/plots.py", "scaling", "--input", predictions]
-    subprocess.run([*command, "--output", picture], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    plots.main(["scaling", "--input", str(predictions), "--output", str(picture)])
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["albert-base", "albert-xxlarge", "bert-large"])
+@pytest.mark.parametrize(
+    "cluster", [("--gpus", "8"), ("--gpus", "64"), ("--gpus", "64", "--gpu-memory", "6")]
+)
+def test_the_printed_command_is_one_that_the_trainer_accepts(name, cluster, data, tmp_path, capsys):
+    said = ask(capsys, *PLAN, "--model", name, *cluster)
+    command = re.search(r" {4}(deepspeed (?:.*\\\n)*.*)", said)[1].replace("\\\n", " ").split()
+    ranks = int(cluster[1])
+    starts = ["--num_gpus", "8"] if ranks == 8 else ["--hostfile", "HOSTFILE"]
+    assert command[:4] == ["deepspeed", *starts, "albert_ds/train.py"]
+    assert ("`NAME slots=8` for each of the 8 nodes" in said) == (ranks == 64)
+    asked = [{"DATA": str(data), "RUN": str(tmp_path / "run")}.get(word, word) for word in command]
+    # The test's shards hold shorter sequences.
+    config = read_config([*asked[4:], "--sequence-length", "64"], world_size=ranks)
+    found = read_plan(said)
+    accumulation = config.deepspeed["gradient_accumulation_steps"]
+    passes = f"{config.micro_batch_size} x {accumulation}"
+    assert passes == found["micro-batch x accumulation"]
+    assert config.activation_checkpointing == found["activation checkpointing"]
+    assert str(config.tensor_parallel) == found["tensor parallel"]
+    assert str(config.deepspeed["zero_optimization"]["stage"]) == found["ZeRO stage"]
+
+
+def test_the_rows_add_up_and_the_rule_is_printed(capsys):
+    said = ask(capsys, *PLAN, "--model", "albert-xxlarge", "--gpus", "64")
+    found = read_plan(said)
+    names = list(found)
+    whole = next(name for name in names if name.startswith("GB per GPU"))
+    last = names.index("step, seconds")
+    parts = [float(found[name]) for name in names[names.index(whole) + 1 : last]]
+    assert round(sum(parts), 2) == float(found[whole]) and len(parts) == 4
+    hours = float(found["hours for 1,000 steps"])
+    assert float(found["GPU-hours"]) == pytest.approx(64 * hours, abs=64 * 0.05 + 0.5)
+    assert "Rule: the lowest ZeRO stage" in said
+    speeds = [
+        float(row.split("|")[-2].replace(",", "")) for row in said.split("\n\n")[5].splitlines()[2:]
+    ]
+    assert speeds == sorted(speeds, reverse=True) and len(speeds) == 5
+
+
+def test_a_users_own_gpu(tmp_path, capsys):
+    """Twice the rates take half as long; the memory is the report's."""
+    seconds = []
+    for factor in (1, 2):
+        report = {"device": "Mine", "bf16_tflops": 300 * factor, "memory_bytes": 40e9}
+        report["memory_bandwidth_gb_s"] = 2000 * factor
+        path = tmp_path / f"report-{factor}.json"
+        path.write_text(json.dumps(report | {"more": [1]}))
+        said = ask(capsys, *PLAN, "--model", "albert-xxlarge", "--gpus", "1", "--hardware", path)
+        assert "on 1 Mine" in said and "(at most 36.0)" in said
+        seconds.append(float(read_plan(said)["step, seconds"]))
+    assert seconds[0] / seconds[1] == pytest.approx(2, rel=0.01)
+
+
+def test_known_gpus_are_ordered_by_their_rates(capsys):
+    cluster = (*PLAN, "--model", "albert-large", "--gpus", "8", "--micro-batch-size", "32")
+    a100, h100, h200 = (
+        float(read_plan(ask(capsys, *cluster, "--hardware", name))["step, seconds"])
+        for name in ("a100", "h100", "h200")
+    )
+    assert a100 > 2.5 * h100 and h100 > h200
 
 
 @pytest.mark.parametrize(
@@ -59,14 +129,16 @@ def test_from_measurements_to_a_plan_and_a_picture(tmp_path):
         (("predict", "--gpus", "12"), "--gpus 12"),
         (("predict", "--mfu", "1.5"), "--mfu 1.5"),
         (("fit", "--input", "absent.json"), "absent.json"),
-        (
-            *(("plan", "--model", "albert-base", "--gpus", "8", "--gpu-memory", "0"),),
-            "--gpu-memory 0",
-        ),
+        ((*PLAN, "--gpu-memory", "0"), "--gpu-memory 0"),
+        ((*PLAN, "--constants", "absent"), "--constants absent"),
+        ((*PLAN, "--sequence-length", "4096"), "--sequence-length 4096.* 512"),
+        ((*PLAN, "--micro-batch-size", "3"), "--micro-batch-size 3.* 512"),
+        ((*PLAN, "--hardware", "v100"), "--hardware v100.*a100, h100, h200"),
+        ((*PLAN, "--hardware", "docs/raw/scaling_constants.json"), "--hardware .*device"),
     ],
 )
-def test_wrong_input_is_one_line_and_code_2(tmp_path, flags, says):
-    more = ("--link", "10", "--steps", "1", "--constants", "absent") if flags[0] == "plan" else ()
-    done = ask(*flags, *more)
-    assert done.returncode == 2 and says in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_wrong_input_is_named(capsys, flags, says):
+    more = ("--model", "albert-base", "--gpus", "8") if flags[0] == "plan" else ()
+    with pytest.raises(UserError, match=says) as found:
+        ask(capsys, *flags, *more)
+    assert "\n" not in str(found.value)

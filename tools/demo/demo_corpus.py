@@ -10,7 +10,6 @@ is a paragraph; a blank line ends a document. The same installation gives the sa
 
 import ast
 import re
-import sys
 import sysconfig
 import warnings
 from collections import Counter
@@ -18,20 +17,13 @@ from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
 
-from albert_ds.cli import Parser
-from albert_ds.errors import ENDINGS, UserError
+from albert_ds.cli import Parser, run
 
 MIN_WORDS = 6  # of a sentence
 MIN_SENTENCES = 3  # of a document
 MAX_SYMBOLS = 0.06  # share of characters that neither prose nor its punctuation has
 SKIPPED_FOLDERS = {
-    "test",
-    "tests",
-    "testing",
-    "idle_test",
-    "_vendor",
-    "site-packages",
-    "dist-packages",
+    *("test", "tests", "testing", "idle_test", "_vendor", "site-packages", "dist-packages"),
 }
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -149,24 +141,16 @@ def write_corpus(output: Path, max_bytes: int) -> Counter:
     return counts
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+def main(argv: list[str]) -> None:
+    parser = Parser(prog="tools/demo/demo_corpus.py", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--output", required=True, type=Path, metavar="FILE", help="text file to write")
-    add("--max-bytes", type=int, default=2_000_000, metavar="N", help="size (default: %(default)s)")
-    try:
-        args = parser.parse_args(argv)
-        try:
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            counts = write_corpus(args.output, args.max_bytes)
-        except OSError as error:
-            raise UserError(f"--output {args.output}: {error.strerror}") from None
-    except ENDINGS as ending:
-        print(ending, file=sys.stderr)
-        return ending.code
+    add("--max-bytes", type=int, default=2_000_000, metavar="BYTES", help="size, at most")
+    args = parser.parse_args(argv)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    counts = write_corpus(args.output, args.max_bytes)
     print(f"{args.output}: " + ", ".join(f"{n:,} {what}" for what, n in counts.items()))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

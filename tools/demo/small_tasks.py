@@ -10,11 +10,10 @@ python tools/demo/small_tasks.py --files FILES --output TASKS --tasks squad1 sst
 import json
 import random
 import shutil
-import sys
 from pathlib import Path
 
-from albert_ds.cli import Parser, log_line, natural, positive
-from albert_ds.errors import ENDINGS, DamagedData, UserError
+from albert_ds.cli import Parser, natural, positive, run
+from albert_ds.errors import DamagedData, UserError
 from albert_ds.files import refuse_input, write_file
 from albert_ds.json_files import read_data
 from albert_ds.tasks.glue import GLUE
@@ -114,30 +113,20 @@ def cut(args, name: str) -> dict[str, int]:
     return counts
 
 
-def main(argv: list[str] | None = None) -> int:
-    try:
-        args = build_parser().parse_args(argv)
-        for name in args.tasks:
-            try:
-                counts = cut(args, name)
-            except OSError as error:
-                raise UserError(f"--files: {error.filename}: {error.strerror}") from None
-            except UserError:
-                raise
-            except (ValueError, KeyError, TypeError) as error:
-                raise DamagedData(
-                    f"--files {args.files}: {name}: not as published: {error}"
-                ) from None
-            if not all(counts.values()):
-                raise UserError(f"--files {args.files}: {name} has no examples there")
-            print(
-                f"{name}: " + ", ".join(f"{number:,} {split}" for split, number in counts.items())
-            )
-    except ENDINGS as ending:
-        log_line(str(ending))
-        return ending.code
-    return 0
+def main(argv: list[str]) -> None:
+    args = build_parser().parse_args(argv)
+    for name in args.tasks:
+        try:
+            counts = cut(args, name)
+        except UserError:
+            raise
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"--files {args.files}: {name}: not as published: {error}"
+            raise DamagedData(message) from None
+        if not all(counts.values()):
+            raise UserError(f"--files {args.files}: {name} has no examples there")
+        print(f"{name}: " + ", ".join(f"{number:,} {split}" for split, number in counts.items()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

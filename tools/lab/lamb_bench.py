@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from albert_ds import cli
 from albert_ds.cli import Parser, positive
 from albert_ds.files import write_file
+from albert_ds.lab.tables import table, three
 from albert_ds.model.config import SIZES
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/lamb_bench.py", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--models", nargs="+", choices=SIZES, default=["albert-base"], help="(albert-base)")
-    add("--rounds", type=positive, default=9, help="measured steps of each (%(default)s)")
+    add("--models", nargs="+", choices=SIZES, default=["albert-base"], help="sizes")
+    add("--rounds", type=positive, default=9, help="measured steps of each")
     add("--output", type=cli.new_file, help="JSON file for the seconds of all steps")
     return parser
 
@@ -110,16 +111,15 @@ def time_norms(name: str, rounds: int) -> dict[str, float]:
 def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     report = {name: time_steps(name, args.rounds) for name in args.models}
-    print("| model | LAMB / fused AdamW: min | median | max |\n| --- | ---: | ---: | ---: |")
-    for name, seconds in report.items():
-        ratios = [lamb / adamw for lamb, adamw in zip(*seconds.values(), strict=True)]
-        values = (min(ratios), statistics.median(ratios), max(ratios))
-        print(f"| {name} | " + " | ".join(f"{value:.2f}" for value in values) + " |")
-    print("\n| model | norms by short rows | fp32 sums | float64 copies |")
-    print("| --- | ---: | ---: | ---: |")
-    for name in args.models:
-        values = time_norms(name, args.rounds).values()
-        print(f"| {name} | " + " | ".join(f"{1e3 * value:.1f} ms" for value in values) + " |")
+    ratios = {
+        name: [lamb / adamw for lamb, adamw in zip(*seconds.values(), strict=True)]
+        for name, seconds in report.items()
+    }
+    rows = [(name, *three(values)) for name, values in ratios.items()]
+    print(table(("model", "LAMB / fused AdamW: min", "median", "max"), rows), "\n")
+    norms = {name: time_norms(name, args.rounds).values() for name in args.models}
+    rows = [(name, *(f"{1e3 * value:.1f}" for value in values)) for name, values in norms.items()]
+    print(table(("model", "norms by short rows, ms", "fp32 sums", "float64 copies"), rows))
     if args.output:
         write_file(args.output, json.dumps(report, indent=1) + "\n")
     return 0

@@ -38,10 +38,7 @@ START = {
     "link_cost_gather": 1.1,
     "straggle": 0.03,
 }
-LINK_COSTS = (
-    "link_cost",
-    "link_cost_gather",
-)  # at least 1
+LINK_COSTS = ("link_cost", "link_cost_gather")  # at least 1
 SMALLEST = 1e-16  # a smaller constant is set to 0
 
 

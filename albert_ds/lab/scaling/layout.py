@@ -44,14 +44,10 @@ class Layout:
                 f"tensor parallelism {tp}: must divide {model.num_heads} heads and a "
                 f"feed-forward width of {model.ffn_size}"
             )
-        if self.zero not in (0, 1, 2, 3):
-            raise UserError(f"ZeRO stage {self.zero}; allowed: 0, 1, 2, 3")
-        if self.precision not in PRECISIONS:
-            raise UserError(f"precision {self.precision}; allowed: {', '.join(PRECISIONS)}")
-        if self.activation_checkpointing not in CHECKPOINTING:
+        positions = model.max_position_embeddings
+        if self.sequence_length > positions:
             raise UserError(
-                f"activation checkpointing {self.activation_checkpointing}; "
-                f"allowed: {', '.join(CHECKPOINTING)}"
+                f"--sequence-length {self.sequence_length}: {self.name} has {positions} positions"
             )
 
     @property

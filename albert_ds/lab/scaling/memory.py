@@ -10,9 +10,7 @@ measures them.
 from dataclasses import dataclass
 
 from albert_ds.lab.scaling.layout import Layout
-
-CHUNK_ROWS = 4096  # masked positions whose scores exist at the same time (model/albert.py)
-SCORE_BYTES = 12  # softmax's output, the gradient of the loss and that of the scores, in fp32
+from albert_ds.model.config import SCORE_BYTES, count_score_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +47,24 @@ class Memory:
     update: float  # the optimizer's temporaries
 
     @property
+    def at_peak(self) -> dict[str, float]:
+        """What is live at the peak, by name; the values add up to it."""
+        in_head = {"scores over the vocabulary": self.head}
+        in_backward = {"backward of the last layer": self.backward}
+        in_a_pass = {
+            "gradients of earlier passes, bucket": self.gradients,
+            "activations": self.activations,
+            **(in_head if self.head > self.backward else in_backward),
+        }
+        in_the_update = {"temporaries of the optimizer": self.update}
+        return {
+            "weights, masters, moments": self.lives,
+            **max(in_a_pass, in_the_update, key=lambda parts: sum(parts.values())),
+        }
+
+    @property
     def peak(self) -> float:
-        in_a_pass = self.gradients + self.activations + max(self.head, self.backward)
-        return self.lives + max(in_a_pass, self.update)
+        return sum(self.at_peak.values())
 
 
 def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
@@ -66,7 +79,7 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
         return parameters * (pair[0] + pair[1] / replicas)
 
     width, tokens = layout.weight_bytes, layout.tokens_a_pass
-    rows = min(layout.masked_a_pass, CHUNK_ROWS)
+    rows = min(layout.masked_a_pass, count_score_rows(model.vocab_size))
     kept, again = bytes_a_token(layout, on_cuda=on_cuda)
     # Of a token whose last state no head needs, the last layer keeps only input, key and value.
     unneeded = tokens - layout.needed_a_pass

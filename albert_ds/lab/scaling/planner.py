@@ -11,7 +11,6 @@ slower: that leaves the most memory.
 import bisect
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from albert_ds.errors import UserError
@@ -22,6 +21,12 @@ from albert_ds.model.config import SIZES, ModelConfig
 
 AS_FAST = 1.10  # a step that is longer by at most this factor counts as equally fast
 NO_LOSS = 1.02  # ... does not justify a larger micro-batch
+RULE = (
+    f"Rule: the lowest ZeRO stage that fits; of its layouts at most {AS_FAST - 1:.0%} slower than "
+    "its fastest the least tensor parallelism, then the least checkpointing; of these the smallest "
+    f"micro-batch at most {NO_LOSS - 1:.0%} slower than the fastest."
+)
+LARGEST_PASS = 1024  # sequences of a pass that are tried
 MOST_PASSES = 10_000  # per step, in `largest_batch`
 ZERO_STAGES = (1, 2, 3)  # what ds_configs/ ships in bf16
 
@@ -56,35 +61,63 @@ def find_layouts(
     ranks_a_node: int,
     batch_size: int,
     sequence_length: int,
-    micro_batch_sizes: tuple[int, ...] | None = None,
-) -> Iterator[Layout]:
-    """All layouts with exactly this global batch; tensor parallelism stays inside a node."""
-    nodes = -(-ranks // ranks_a_node)
-    if nodes > 1 and ranks % ranks_a_node:
-        raise UserError(f"--gpus {ranks}: not a multiple of the {ranks_a_node} GPUs of a node")
-    for tp in (t for t in (1, 2, 4, 8) if t <= ranks_a_node and not min(ranks, ranks_a_node) % t):
-        if model.num_heads % tp or model.ffn_size % tp or batch_size % (ranks // tp):
-            continue
-        local = batch_size // (ranks // tp)
-        sizes = micro_batch_sizes or tuple(2**n for n in range(local.bit_length()))
-        for micro, zero, again in itertools.product(sizes, ZERO_STAGES, CHECKPOINTING):
-            if local % micro == 0:
-                yield Layout(
-                    name=name,
-                    model=model,
-                    ranks=ranks,
-                    nodes=nodes,
-                    zero=zero,
-                    tensor_parallel=tp,
-                    micro_batch_size=micro,
-                    accumulation=local // micro,
-                    sequence_length=sequence_length,
-                    activation_checkpointing=again,
-                )
+    micro_batch_size: int | None = None,
+) -> list[Layout]:
+    """All layouts with exactly this global batch; tensor parallelism stays inside a node.
+
+    micro_batch_size: instead of every one that is possible. Raises UserError where there is none.
+    """
+    nodes = count_nodes(ranks, ranks_a_node)
+    shares = {  # tensor-parallel ranks -> sequences of a replica
+        tp: batch_size * tp // ranks
+        for tp in (1, 2, 4, 8)
+        if not (min(ranks, ranks_a_node) % tp or model.num_heads % tp or model.ffn_size % tp)
+        and not batch_size * tp % ranks
+    }
+    if not shares:
+        below = batch_size // ranks * ranks
+        nearest = ", ".join(str(size) for size in (below, below + ranks) if size)
+        raise UserError(
+            f"--batch-size {batch_size}: no multiple of --gpus {ranks}; the nearest are {nearest}"
+        )
+    found = [
+        Layout(
+            name=name,
+            model=model,
+            ranks=ranks,
+            nodes=nodes,
+            zero=zero,
+            tensor_parallel=tp,
+            micro_batch_size=micro,
+            accumulation=share // micro,
+            sequence_length=sequence_length,
+            activation_checkpointing=again,
+        )
+        for tp, share in shares.items()
+        for micro in ([micro_batch_size] if micro_batch_size else range(1, LARGEST_PASS + 1))
+        if share % micro == 0
+        for zero, again in itertools.product(ZERO_STAGES, CHECKPOINTING)
+    ]
+    if not found:
+        raise UserError(
+            f"--micro-batch-size {micro_batch_size}: does not divide the {min(shares.values())} "
+            "sequences of a replica"
+        )
+    return found
+
+
+def count_nodes(ranks: int, ranks_a_node: int) -> int:
+    """Raises UserError where the last node would not be full."""
+    if ranks > ranks_a_node and ranks % ranks_a_node:
+        raise UserError(
+            f"--gpus {ranks}: not a multiple of the {ranks_a_node} GPUs of a node; allowed: "
+            "multiples, or another --gpus-a-node"
+        )
+    return -(-ranks // ranks_a_node)
 
 
 def find_plans(
-    layouts: Iterator[Layout], machine: Machine, *, link: float, memory_limit: float
+    layouts: list[Layout], machine: Machine, *, link: float, memory_limit: float
 ) -> list[Plan]:
     """Every layout within `memory_limit` bytes per rank: the one to use, then the others by speed.
 
@@ -98,8 +131,6 @@ def find_plans(
         )
         for layout in layouts
     ]
-    if not every:
-        raise UserError("--batch-size: no number of replicas and no micro-batch divides it")
     fits = [plan for plan in every if plan.memory.peak <= memory_limit]
     if not fits:
         least = min(plan.memory.peak for plan in every)
@@ -119,27 +150,18 @@ def find_plans(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """What all models and clusters of a comparison share; in bf16."""
+    """What all models and clusters of a comparison share; ZeRO-1 in bf16."""
 
     gpus_a_node: int  # that share one link
     micro_batch_size: int  # maximum sequences of a pass
     sequence_length: int  # tokens of a sequence, without padding
-    zero: int = 1  # ZeRO stage
-    tensor_parallel: int = 1  # ranks that share a block
 
     def layout(self, name: str, ranks: int, micro_batch_size: int, accumulation: int) -> Layout:
-        """Raises UserError where the last node would not be full."""
-        if ranks > self.gpus_a_node and ranks % self.gpus_a_node:
-            raise UserError(
-                f"--gpus {ranks}: not a multiple of the {self.gpus_a_node} GPUs of a node"
-            )
         return Layout(
             name=name,
             model=SIZES[name],
             ranks=ranks,
-            nodes=max(1, ranks // self.gpus_a_node),
-            zero=self.zero,
-            tensor_parallel=self.tensor_parallel,
+            nodes=count_nodes(ranks, self.gpus_a_node),
             micro_batch_size=micro_batch_size,
             accumulation=accumulation,
             sequence_length=self.sequence_length,
@@ -158,17 +180,13 @@ def predict_grid(
     """One object for each model, number of GPUs and link (Gb/s of a node).
 
     The speed-up is over the first model on the same cluster. Raises UserError for a batch that the
-    replicas do not divide.
+    GPUs do not divide.
     """
     rows = []
     for ranks in gpus:
-        replicas = ranks // recipe.tensor_parallel
-        if ranks % recipe.tensor_parallel or batch_size % replicas:
-            raise UserError(
-                f"--gpus {ranks}: with --tensor-parallel {recipe.tensor_parallel} the replicas "
-                f"do not divide --batch-size {batch_size}"
-            )
-        local = batch_size // replicas
+        local, left = divmod(batch_size, ranks)
+        if left:
+            raise UserError(f"--gpus {ranks}: must divide --batch-size {batch_size}")
         micro = next(n for n in range(recipe.micro_batch_size, 0, -1) if local % n == 0)
         for link in links:
             first = None

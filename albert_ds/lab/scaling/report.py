@@ -1,7 +1,7 @@
 """Results of the scaling model as Markdown."""
 
 from albert_ds.lab.scaling.fit import START, Check, summarise
-from albert_ds.lab.scaling.planner import Plan
+from albert_ds.lab.scaling.planner import RULE, Plan
 from albert_ds.lab.scaling.step_time import Machine
 from albert_ds.lab.tables import table
 
@@ -74,11 +74,16 @@ def batches_as_table(batches: list[dict], models: list[str], nodes: int) -> str:
 
 
 def plan_as_text(
-    plans: list[Plan], *, steps: int, limit: float, machine: Machine, errors: dict
+    plans: list[Plan], *, steps: int, limit: float, link: float, machine: Machine, errors: dict
 ) -> str:
-    """The best plan with the error of each figure, its command, and other plans that fit."""
+    """The best plan with the error of each figure, its command, and the fastest layouts that fit.
+
+    limit: bytes of a GPU; link: bits/s of a node; errors: as `fit` wrote them.
+    """
     best = plans[0]
-    layout, memory, step = best.layout, best.memory, best.step
+    layout, step, hours = best.layout, best.step, best.hours(steps)
+    # Rounded first, so that the rows add up as printed.
+    live = {part: round(size / 1e9, 2) for part, size in best.memory.at_peak.items()}
     in_memory, in_time = "not validated", "not validated"
     if errors.get("memory"):
         in_memory = (
@@ -93,33 +98,35 @@ def plan_as_text(
         ("ZeRO stage", layout.zero, ""),
         ("tensor parallel", layout.tensor_parallel, ""),
         ("activation checkpointing", layout.activation_checkpointing, ""),
-        (f"GB per GPU (at most {limit / 1e9:.1f})", f"{memory.peak / 1e9:.2f}", in_memory),
-        ("- weights, masters, moments", f"{memory.lives / 1e9:.2f}", ""),
-        ("- activations", f"{memory.activations / 1e9:.2f}", ""),
-        ("- scores over the vocabulary", f"{memory.head / 1e9:.2f}", ""),
+        (f"GB per GPU, peak (at most {limit / 1e9:.1f})", f"{sum(live.values()):.2f}", in_memory),
+        *((f"- {part}", f"{size:.2f}", "") for part, size in live.items()),
         ("step, seconds", f"{step.total:.3f}", in_time),
         ("- exposed communication", f"{step.communication / step.total:.0%}", ""),
         ("samples/s", f"{best.samples_per_second:,.0f}", "as the step"),
         (
             f"hours for {steps:,} steps",
-            f"{best.hours(steps):,.1f}",
+            f"{hours:,.1f}",
             "as the step; without evaluation, checkpoints, restarts",
         ),
+        ("GPU-hours", f"{hours * layout.ranks:,.0f}", "as the step"),
         ("MB sent by a GPU per step", f"{step.wire_bytes / 1e6:,.1f}", "2 % (a test checks it)"),
         ("TB over a node's link in all", f"{step.link_bytes * steps / 1e12:,.2f}", "2 %"),
     ]
     header = ("micro-batch", "accumulation", "ZeRO", "TP", "checkpointing", "GB", "samples/s")
+    fastest = sorted(plans, key=lambda plan: plan.step.total)[:5]
     parts = [
-        f"PREDICTED: {layout.name} on {layout.ranks} {machine.name.upper()}, {layout.nodes} nodes",
+        f"PREDICTED, not measured: {layout.name} on {layout.ranks} {machine.name}, nodes: "
+        f"{layout.nodes}, {link / 1e9:g} Gb/s a node",
         table(("", "", "error of the model"), rows),
         as_command(best, steps),
-        "The fastest others within the memory:",
-        table(header, map(_other, plans[1:6])),
+        f"{RULE} The fastest layouts that fit, whatever their stage:",
+        table(header, map(_row, fastest)),
+        f"Rates: {machine.source}.",
     ]
     return "\n\n".join(parts)
 
 
-def _other(plan: Plan) -> list[object]:
+def _row(plan: Plan) -> list[object]:
     layout = plan.layout
     return [
         *(layout.micro_batch_size, layout.accumulation, layout.zero, layout.tensor_parallel),
@@ -130,10 +137,11 @@ def _other(plan: Plan) -> list[object]:
 
 
 def as_command(plan: Plan, steps: int) -> str:
-    """The trainer's command; the user fills in DATA and RUN."""
+    """The trainer's command; the user fills in DATA, RUN and the hosts."""
     layout = plan.layout
+    ranks = f"--num_gpus {layout.ranks}" if layout.nodes == 1 else "--hostfile HOSTFILE"
     flags = [
-        f"    deepspeed albert_ds/train.py --model {layout.name} --data DATA --output RUN",
+        f"    deepspeed {ranks} albert_ds/train.py --model {layout.name} --data DATA --output RUN",
         f"--steps {steps} --batch-size {layout.batch_size}",
         f"--micro-batch-size {layout.micro_batch_size}",
         f"--sequence-length {layout.sequence_length}",
@@ -143,4 +151,10 @@ def as_command(plan: Plan, steps: int) -> str:
     if layout.activation_checkpointing != "none":
         flags.append(f"--activation-checkpointing {layout.activation_checkpointing}")
     flags.append(f"--deepspeed_config ds_configs/zero{layout.zero}_bf16.json")
-    return " \\\n        ".join(flags)
+    command = " \\\n        ".join(flags)
+    if layout.nodes == 1:
+        return command
+    return (
+        f"{command}\n\nHOSTFILE has a line `NAME slots={layout.ranks_a_node}` for each of the "
+        f"{layout.nodes} nodes; under Slurm use a recipe of slurm/ instead."
+    )

@@ -8,8 +8,7 @@ and update. A reduction is hidden behind backward only where the gradient is com
 backward ends. A shared block's gradient is complete only in the first layer, so no reduction of an
 ALBERT is hidden.
 
-The constants of GPUs at the end of this file are inputs, each with its source. They are no results
-of this project, and no error bar is claimed for them.
+`fit.py` finds a machine's constants from measurements; hardware.py has those of GPUs.
 """
 
 from dataclasses import dataclass
@@ -109,66 +108,3 @@ def time_collective(
         cost = machine.link_cost_gather if is_gather else machine.link_cost
         a_byte = max(a_byte, 8 / link * cost * collective.rings)
     return collective.hops * machine.alpha / devices + collective.wire_bytes * a_byte
-
-
-SOURCES = (
-    "peak, memory and NVLink: NVIDIA's H100 and H200 SXM datasheets; share of the peak: "
-    "BERT-large at 580 sequences/s on an A100 (NVIDIA DeepLearningExamples, BERT for PyTorch, 128 "
-    "tokens) is 45 % of its dense peak, 941 to 965 on an H100 (MLPerf Training v3.1, Dell "
-    "XE9680) 47 to 48 %; the rest is assumed and stated in albert_ds/lab/scaling/step_time.py"
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gpu:
-    """Rates of a GPU, per second."""
-
-    peak_flops: float  # dense bf16 (datasheet)
-    memory_bytes: float  # bandwidth (datasheet)
-    nvlink_bytes: float  # one way (half of the datasheet's bidirectional rate)
-    capacity: float  # GB (datasheet)
-
-
-GPUS = {
-    "h100": Gpu(peak_flops=989e12, memory_bytes=3.35e12, nvlink_bytes=450e9, capacity=80),
-    "h200": Gpu(peak_flops=989e12, memory_bytes=4.8e12, nvlink_bytes=450e9, capacity=141),
-}
-MFU = 0.45  # share of the peak in large passes (SOURCES)
-STREAMED = 0.8  # share of the memory's bandwidth that elementwise kernels reach (assumed)
-ACHIEVED = 0.8  # share of NVLink's bandwidth that a ring reaches (assumed)
-LINK_COST = 1 / 0.9  # a collective's time over the link's nominal time (assumed)
-ALPHA = 5e-6  # seconds of a message between nodes (assumed)
-# Bytes of memory traffic, counted. A pass reads a weight twice in bf16 and adds to its gradient.
-# LAMB is clipping, a product, one fused Adam, two norms and the update, in fp32. On every rank
-# the gradient of each parameter is cast and summed, and its weight is cast.
-WEIGHT_BYTES, UPDATE_BYTES, PARAMETER_BYTES = 10, 64, 20
-# A layer has about 80 kernels, forward and backward; launching one takes at least 5 microseconds
-# (assumed). With CUDA graphs it would take none: --launch-seconds 0.
-LAUNCH_SECONDS = 80 * 5e-6
-
-
-def describe_gpu(
-    name: str,
-    *,
-    mfu: float = MFU,
-    overlap: float = 0.0,
-    launch_seconds: float = LAUNCH_SECONDS,
-) -> Machine:
-    """Constants of one GPU of `GPUS`."""
-    gpu = GPUS[name]
-    streamed = STREAMED * gpu.memory_bytes
-    return Machine(
-        name=name,
-        source=SOURCES,
-        a_flop=1 / (mfu * gpu.peak_flops),
-        a_weight=WEIGHT_BYTES / streamed,
-        a_layer=launch_seconds,
-        an_update=UPDATE_BYTES / streamed,
-        a_parameter=PARAMETER_BYTES / streamed,
-        alpha=ALPHA,
-        beta=1 / (ACHIEVED * gpu.nvlink_bytes),
-        beta_gather=1 / (ACHIEVED * gpu.nvlink_bytes),
-        link_cost=LINK_COST,
-        link_cost_gather=LINK_COST,
-        overlap=overlap,
-    )

@@ -6,13 +6,14 @@ import pytest
 
 from albert_ds.errors import UserError
 from albert_ds.lab.scaling.collectives import count_collectives
+from albert_ds.lab.scaling.hardware import GPUS, describe_gpu
 from albert_ds.lab.scaling.layout import Layout
 from albert_ds.lab.scaling.memory import predict_memory
 from albert_ds.lab.scaling.planner import AS_FAST, find_layouts, find_plans
-from albert_ds.lab.scaling.step_time import Machine, describe_gpu, predict_step
+from albert_ds.lab.scaling.step_time import Machine, predict_step
 from albert_ds.model.config import SIZES
 
-H100 = describe_gpu("h100")
+H100 = describe_gpu(GPUS["h100"])
 
 
 def plans(name, *, gpus=64, memory=80e9, link=100e9, batch_size=4096):
@@ -54,10 +55,33 @@ def test_less_memory_is_never_faster_and_too_little_is_refused():
     assert fastest(120e9) <= fastest(20e9) <= fastest(8e9)
     with pytest.raises(UserError, match="--gpu-memory"):
         plans("albert-xxlarge", memory=2e8)
-    with pytest.raises(UserError, match="--batch-size"):
-        plans("albert-base", batch_size=63)
     with pytest.raises(UserError, match="--gpus"):
         plans("albert-base", gpus=12)
+
+
+def test_a_batch_that_the_gpus_do_not_divide_is_answered_with_one_that_they_do():
+    with pytest.raises(UserError, match="--batch-size 4096: no multiple .* 4095, 4102$"):
+        plans("albert-base", gpus=7)
+    with pytest.raises(UserError, match="nearest are 64$"):
+        plans("albert-base", batch_size=63)
+    for batch_size in (4095, 4102):
+        assert plans("albert-base", gpus=7, batch_size=batch_size)[0].layout.ranks == 7
+
+
+@pytest.mark.parametrize("name", ["albert-base", "albert-xxlarge", "bert-large"])
+def test_what_is_live_at_the_peak_adds_up_to_the_largest_moment(name):
+    moments = set()
+    for micro, accumulation, ranks in ((1, 1, 1), (1, 2, 8), (32, 2, 8)):
+        memory = predict_memory(
+            layout(name, ranks=ranks, nodes=1, micro_batch_size=micro, accumulation=accumulation)
+        )
+        in_a_pass = memory.gradients + memory.activations
+        peak = memory.lives + max(
+            in_a_pass + memory.head, in_a_pass + memory.backward, memory.update
+        )
+        assert memory.peak == pytest.approx(peak) == sum(memory.at_peak.values())
+        moments.add(tuple(memory.at_peak))
+    assert len(moments) > 1
 
 
 def layout(name="albert-large", **given):

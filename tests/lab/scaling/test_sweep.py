@@ -2,14 +2,15 @@
 
 import pytest
 
+from albert_ds.lab.scaling.hardware import GPUS, describe_gpu
 from albert_ds.lab.scaling.layout import Layout
 from albert_ds.lab.scaling.planner import Recipe, largest_batch, predict_grid
-from albert_ds.lab.scaling.step_time import describe_gpu, predict_step
+from albert_ds.lab.scaling.step_time import predict_step
 from albert_ds.model.config import SIZES
 
 PAIR = ("bert-large", "albert-large")
 RECIPE = Recipe(gpus_a_node=8, micro_batch_size=32, sequence_length=512)
-H100 = describe_gpu("h100")
+H100 = describe_gpu(GPUS["h100"])
 
 
 def speed_up(sequences: int, link: float) -> float:

@@ -17,6 +17,8 @@ def cell(model: str, rounds: list[tuple], **fields) -> dict:
         "micro_batch_size": 1,
         "accumulation": 1,
         "sequence_length": 64,
+        "precision": "fp32",
+        "activation_checkpointing": "none",
         "link": "8mbit",
         "link_bits_per_second": 8e6,
         "deepspeed_config": "one.json",

@@ -1,0 +1,155 @@
+"""Minimal pairs: how often a model finds the acceptable one of two sentences more likely.
+
+A sentence is scored by its pseudo-log-likelihood (Salazar et al., 2020): each token is masked in
+turn, and the log-probabilities of the true tokens are added. A pair with equal scores counts half.
+Files are BLiMP's (Warstadt et al., 2020): `*.jsonl` with `sentence_good` and `sentence_bad`, one
+file a paradigm; `linguistics_term` names the phenomenon that a paradigm belongs to.
+
+Shapes: S sentences of T tokens.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from albert_ds.cli import Number
+from albert_ds.data.vocab import CLS, MASK, SEP, Vocab
+from albert_ds.errors import UserError
+from albert_ds.json_files import check, parse_json
+from albert_ds.model.albert import AlbertForPretraining
+
+TOKENS_A_PASS = 8192
+# Where BLiMP's repository keeps the scores of four models a paradigm, seen from its data/.
+PUBLISHED = Path("..", "raw_results", "summary", "models_summary.jsonl")
+MODELS = {"ngram": "5-gram", "lstm": "LSTM", "txl": "Transformer-XL", "gpt2": "GPT-2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    paradigm: str
+    phenomenon: str
+    good: str
+    bad: str
+
+
+def read_pairs(folder: Path) -> list[Pair]:
+    """The pairs of all `*.jsonl` in a folder, by name. Raises UserError naming file and line."""
+    paths = sorted(folder.glob("*.jsonl"))
+    if not paths:
+        raise UserError(f"--minimal-pairs {folder}: no *.jsonl file in it")
+    pairs = []
+    for path in paths:
+        for record in _read_records(path, {"sentence_good": str, "sentence_bad": str}):
+            phenomenon = str(record.get("linguistics_term", ""))
+            good, bad = record["sentence_good"], record["sentence_bad"]
+            pairs.append(Pair(path.stem, phenomenon, good, bad))
+    if not pairs:
+        raise UserError(f"--minimal-pairs {folder}: no pair in its *.jsonl files")
+    return pairs
+
+
+def read_published(folder: Path) -> dict[str, dict[str, float]]:
+    """Published accuracies by model and paradigm, where BLiMP's repository has them; else empty."""
+    path = folder / PUBLISHED
+    if not path.is_file():
+        return {}
+    share = Number(low=0, high=1)
+    records = _read_records(path, {"UID": str, **dict.fromkeys(MODELS, share)})
+    return {name: {r["UID"]: r[key] for r in records} for key, name in MODELS.items()}
+
+
+def _read_records(path: Path, schema: dict) -> list[dict]:
+    records = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if line.strip():
+            name = f"{path}, line {number}"
+            records.append(parse_json(line, name))
+            check(records[-1], schema, name)
+    return records
+
+
+def score_pairs(
+    model: AlbertForPretraining, vocab: Vocab, pairs: list[Pair], device: torch.device
+) -> list[float]:
+    """1 for each pair whose good sentence scores higher, 0.5 for a tie, else 0."""
+    sentences = sorted({s for pair in pairs for s in (pair.good, pair.bad)})
+    scores = dict(zip(sentences, score_sentences(model, vocab, sentences, device), strict=True))
+    differences = [scores[pair.good] - scores[pair.bad] for pair in pairs]
+    return [(difference > 0) + 0.5 * (difference == 0) for difference in differences]
+
+
+@torch.inference_mode()
+def score_sentences(
+    model: AlbertForPretraining, vocab: Vocab, sentences: list[str], device: torch.device
+) -> list[float]:
+    """The pseudo-log-likelihood of each sentence, in nats. Raises UserError where one is too long.
+
+    Sentences of one length share a pass, so nothing is padded.
+    """
+    encoded = [[CLS, *ids, SEP] for ids in vocab.encode(sentences)]
+    limit = model.config.max_position_embeddings
+    for sentence, ids in zip(sentences, encoded, strict=True):
+        if len(ids) > limit:
+            raise UserError(f"{sentence[:40]!r}...: {len(ids)} tokens; the model takes {limit}")
+    model.eval()
+    scores = [0.0] * len(sentences)
+    order = sorted(range(len(sentences)), key=lambda i: len(encoded[i]))
+    with tqdm(total=len(sentences), unit="sentence", disable=None) as bar:
+        for length, group in groupby(order, key=lambda i: len(encoded[i])):
+            owners = list(group)
+            size = max(1, TOKENS_A_PASS // length**2)  # each sentence is copied n times
+            for part in (owners[at : at + size] for at in range(0, len(owners), size)):
+                ids = torch.tensor([encoded[owner] for owner in part], device=device)
+                for owner, score in zip(part, _score(model, ids), strict=True):
+                    scores[owner] = score
+                bar.update(len(part))
+    return scores
+
+
+def _score(model: AlbertForPretraining, ids: Tensor) -> list[float]:
+    """Pseudo-log-likelihoods of sentences int64 [S, T] of one length, with [CLS] and [SEP]."""
+    sentences, length = ids.shape
+    words = length - 2
+    if not words:
+        return [0.0] * sentences
+    # Copy w of a sentence, of words in all, has its token w + 1 masked.
+    copies = ids.repeat_interleave(words, dim=0)  # [S * words, T]
+    column = torch.arange(1, length - 1, device=ids.device).repeat(sentences)
+    labels = copies.gather(1, column[:, None]).squeeze(1)
+    copies.scatter_(1, column[:, None], MASK)
+    begins = torch.arange(len(copies) + 1, device=ids.device) * length
+    output_positions, _ = torch.cat([begins[:-1], begins[:-1] + column]).sort()
+    states = model.albert(
+        copies.view(-1),
+        torch.zeros(copies.numel(), dtype=torch.int64, device=ids.device),
+        torch.arange(length, device=ids.device).repeat(len(copies)),
+        begins.int(),
+        length,
+        output_positions,
+    )["last_hidden_state"]
+    # Every sequence has two output positions: [CLS], then its masked token.
+    logits = model.mlm_head.logits(states[1::2], model.albert.embeddings.word.weight)
+    found = logits.log_softmax(-1).gather(1, labels[:, None])
+    return found.view(sentences, words).double().sum(1).tolist()
+
+
+def summarise(pairs: list[Pair], right: list[float]) -> dict:
+    """Accuracy in all, a phenomenon and a paradigm, each `[accuracy, pairs]`."""
+    groups: dict[str, dict[str, list[float]]] = {"paradigms": {}, "phenomena": {}}
+    for pair, score in zip(pairs, right, strict=True):
+        groups["paradigms"].setdefault(pair.paradigm, []).append(score)
+        if pair.phenomenon:
+            groups["phenomena"].setdefault(pair.phenomenon, []).append(score)
+    return {
+        "accuracy": sum(right) / len(right),
+        "pairs": len(right),
+        "ties": right.count(0.5),
+        **{
+            kind: {name: [sum(found) / len(found), len(found)] for name, found in rows.items()}
+            for kind, rows in groups.items()
+        },
+    }

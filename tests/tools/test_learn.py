@@ -1,0 +1,54 @@
+"""A small model in the time given: the commands it runs, and the whole of it once."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from albert_ds.config import read_config
+from tests.conftest import ROOT
+from tools.learn import BATCH, Layout, count_steps, trainer
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_trainer_takes_the_recipe(data, tmp_path, ranks, precision):
+    layout = Layout(ranks, 1, f"ds_configs/zero1_{precision}_adamw.json")
+    words = trainer(layout, data, tmp_path / "run")
+    flags = words[words.index("albert_ds/train.py") + 1 :]
+    flags[flags.index("--sequence-length") + 1] = "64"  # of these shards
+    config = read_config([*flags, "--steps", "100"], world_size=ranks)
+    assert config.batch_size == BATCH and config.micro_batch_size == BATCH // ranks
+    assert config.rate_at(99) < 0.02 * max(map(config.rate_at, range(100)))
+
+
+def test_steps_of_each_record():
+    records = [
+        {"step": 4, "step_seconds": 1.0},
+        {"step": 5, "heldout_loss": 1.0},
+        {"step": 9, "step_seconds": 2.0},
+    ]
+    assert count_steps(records) == ([records[0], records[2]], [4, 5])
+
+
+@pytest.mark.slow
+def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp_path):
+    pairs = tmp_path / "pairs"
+    pairs.mkdir()
+    pair = {"sentence_good": "The class is a name.", "sentence_bad": "The is class a name."}
+    (pairs / "order.jsonl").write_text(json.dumps(pair) + "\n")
+    command = [sys.executable, "tools/learn.py", "--text", str(text_file), "--hours", "0.005"]
+    command += ["--vocab-size", "2000"]
+    command += ["--output", str(tmp_path / "learn"), "--minimal-pairs", str(pairs)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = (tmp_path / "learn" / "report.md").read_text()
+    assert report in done.stdout
+    for words in ("MLM accuracy", "SOP accuracy", "| order |", "--learning-rate 0.0015"):
+        assert words in report
+    weights = tmp_path / "learn" / "run" / "checkpoints" / "latest"
+    before = weights.stat().st_mtime_ns
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 0 and (tmp_path / "learn" / "report.md").read_text() == report
+    assert weights.stat().st_mtime_ns == before
