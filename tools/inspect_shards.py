@@ -39,7 +39,12 @@ LABELS = {
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
-    add("--data", metavar="DATA", help="folder made by build_shards.py (required without --run)")
+    add(
+        "--data",
+        type=cli.path,
+        metavar="DATA",
+        help="folder made by build_shards.py (required without --run)",
+    )
     add(
         "--run",
         type=Path,

@@ -85,7 +85,7 @@ def list_checkpoint_cases(folder: Path, data: Path, draw, count: int) -> Iterato
     import torch
 
     from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.runtime.checkpoint import TrainState, find_damage, write_checkpoint
+    from albert_ds.runtime.checkpoint_files import TrainState, find_damage, write_checkpoint
     from tests.training import SMALL
 
     run = folder / "run_of_checkpoint"
