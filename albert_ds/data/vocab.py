@@ -267,10 +267,15 @@ def read_vocab(location: Path | str, *, sha256: str | None = None) -> Vocab:
             f"{normalisation.name}, but {location} was trained under {trained}: keep both files of "
             "one vocabulary together"
         )
+    return open_vocab(portable, normalisation, location)
+
+
+def open_vocab(model: bytes, normalisation: Normalisation, name: str) -> Vocab:
+    """The vocabulary of a model; UserError, with `name`, where the libraries cannot use it."""
     try:
-        return Vocab(portable, normalisation)
+        return Vocab(model, normalisation)
     except Exception as error:  # the tokenizers library raises nothing narrower
-        raise UserError(f"{location}: not a vocabulary of ALBERT's: {error}") from None
+        raise UserError(f"{name}: not a vocabulary of ALBERT's: {error}") from None
 
 
 def read_normalisation(config: dict, name: str = CONFIG_NAME) -> Normalisation:
