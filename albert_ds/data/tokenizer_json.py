@@ -16,8 +16,8 @@ from albert_ds.data.vocab import (
     UNK,
     Normalisation,
     Vocab,
-    open_vocab,
     make_portable,
+    open_vocab,
 )
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json

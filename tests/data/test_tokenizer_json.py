@@ -123,7 +123,7 @@ SPOILERS = {
     "another unknown": (lambda c: c["model"].update(unk_id=0), "unk_id 0"),
     "no pieces": (
         lambda c: c["model"].update(vocab=[["x"]]),
-        r"model.vocab.0 ..x..: must be a list",
+        "vocab.0 ..x..: must be a list",
     ),
     "other pieces": (lambda c: c["model"]["vocab"].reverse(), "is no piece of the model"),
     "no normalizer": (spoil(normalizer=None), "normalizer null: must be an object"),
