@@ -58,9 +58,16 @@ def _match_urls(pattern: str) -> list[str]:
     system, path = _find_system(pattern)
     try:
         names = system.glob(path) if glob.has_magic(path) else [path]
-        return [system.unstrip_protocol(name) for name in names if system.isfile(name)]
+        return [url for url in map(system.unstrip_protocol, names) if _is_file(url)]
     except (*_failures(), ValueError) as error:
         raise UserError(f"--input {pattern}: cannot be listed: {_explain(error)}") from None
+
+
+def _is_file(url: str) -> bool:
+    try:
+        return _repeated(url, _read_info)["type"] == "file"
+    except FileNotFoundError:
+        return False
 
 
 def open_file(location: str) -> IO[bytes]:
@@ -190,6 +197,8 @@ def _find_system(location: str) -> tuple[Any, str]:
     """
     import fsspec
 
+    if "::" in location:  # to fsspec this is a chain of file systems, with options of each
+        raise UserError(f"{location}: must be one URL, without ::")
     options: dict[str, Any] = {}
     if location.startswith("http"):
         import aiohttp

@@ -139,7 +139,7 @@ def text(server, tmp_path):
 def test_text_that_is_cut_short_is_read_on(server, text, kind):
     server.failures, server.kind = 2, kind
     url, documents = text
-    (unit,) = cut_units([url])
+    (unit,) = cut_units(find_files([url]))
     found = [reading.document.lines[0] for reading in read_documents(unit)]
     assert found == documents and server.asked["/text.txt"] > 2
 
@@ -186,12 +186,11 @@ def test_text_of_any_file_system_that_fsspec_knows():
         find_files(["memory://corpus/*absent"])
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "http://x:99999"])
+@pytest.mark.parametrize("url", ["http://[::1", "http://x:99999", "simplecache::http://x"])
 def test_what_is_no_url_is_named(url):
-    with pytest.raises(UserError, match="not a URL"):
-        open_shards(url, "train")
-    with pytest.raises(UserError, match="cannot be listed"):
-        find_files([f"{url}/*.txt"])
+    for read in (lambda: open_shards(url, "train"), lambda: find_files([f"{url}/a.txt"])):
+        with pytest.raises(UserError, match=r"not a URL|must be one URL|matches no file"):
+            read()
 
 
 @pytest.mark.parametrize("folder", ["pipe:touch harm", "pipe://touch harm", "nonsense://x"])
