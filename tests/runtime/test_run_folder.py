@@ -108,6 +108,8 @@ def train_and_lose(rank: int, folder: Path):
             @property
             def reason(self, run=run, lose=lose):
                 if run.step == 3 and not run.lock.find_loss():
+                    while find_newest(run.config.run)[0] is None:  # a thread writes it
+                        time.sleep(0.01)
                     self.other = lose(run.config.run)  # keeps the other's lock
 
         with patch.object(train, "evaluate", return_value={}):
