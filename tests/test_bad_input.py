@@ -308,7 +308,7 @@ def test_the_program_ends_with_2_one_line_and_nothing_written(data, tmp_path):
 
 def test_a_model_that_no_memory_holds_ends_with_2_before_anything_is_written(data, tmp_path):
     run = tmp_path / "run"
-    command = train_command(data, run, hidden_size=1 << 20)
+    command = train_command(data, run, hidden_size=1 << 20, ffn_size=1 << 20)
     (rank,) = start_ranks(command, 1)
     err = rank.communicate(timeout=180)[1]
     lines = [line for line in err.splitlines() if line.startswith("albert-ds: ")]

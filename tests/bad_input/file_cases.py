@@ -36,7 +36,7 @@ def damage(content: bytes, how: str, draw: random.Random) -> bytes:
             found = begin + draw.randbytes(size) + part + end
         case _:
             found = begin + b"\xff<doc >{[\"'" + end
-    return found if found != content else content[:-1] + b"?"
+    return found if found != content else content[:-1] + bytes([content[-1] ^ 1])
 
 
 def _with(path: Path, content: bytes, read: Callable[[], object]) -> Callable[[], object]:

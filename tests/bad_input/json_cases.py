@@ -25,7 +25,6 @@ NEVER = (
     "9" * 400,
     "[" * 40 + "]" * 40,
     '{"a": 1, "a": 2}',
-    "",
     "\x00",
 )
 BYTES = (
@@ -116,7 +115,7 @@ def _is_other_kind(original, value) -> bool:
     def kind(x):
         return next(number for number, each in enumerate(kinds) if isinstance(x, each))
 
-    return original is not None and kind(original) != kind(value)
+    return original not in (None, "auto") and kind(original) != kind(value)
 
 
 def make_readers(folder: Path, data: Path) -> dict[str, Reader]:
