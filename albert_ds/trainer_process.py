@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from albert_ds.cli import peek_output
-from albert_ds.errors import ENDINGS
 from albert_ds.model.config import count_params
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.run_config import SharedConfig
-from albert_ds.runtime.environment import check_memory, read_world
-from albert_ds.runtime.heartbeat import Heartbeat
-from albert_ds.runtime.rendezvous import join_world, use_deterministic_algorithms
-from albert_ds.runtime.run_folder import (
-    RunLock,
-    end_hung_run,
-    finish_run,
-    lock_run_folder,
-    name_failure,
+from albert_ds.runtime.ending import (
+    Ending,
+    leave_process,
+    name_defect,
+    name_ending,
+    say,
+    write_exit,
 )
+from albert_ds.runtime.environment import World, check_memory, read_world
+from albert_ds.runtime.heartbeat import Heartbeat
+from albert_ds.runtime.native_log import NativeLog, name_log
+from albert_ds.runtime.rendezvous import meet_ranks, open_groups, use_deterministic_algorithms
+from albert_ds.runtime.run_folder import RunLock, is_ours, lock_run_folder
 from albert_ds.runtime.stop_request import StopRequest
 
 if TYPE_CHECKING:
     import torch
 
     from albert_ds.parallel.mesh import Mesh
+
+GRACE_SECONDS = 2.0  # rank 0 writes exit.json before our exit makes a launcher kill it
 
 
 class HasStep(Protocol):
@@ -36,12 +40,14 @@ class HasStep(Protocol):
 class TrainerProcess:
     """The world, the groups and the lock of one process; `start` creates all but the world."""
 
-    def __init__(self):
-        self.world = read_world()
+    def __init__(self, argv: list[str]):
+        self.output = peek_output(argv)
+        self.world = World(rank=0, local_rank=0, size=1, launcher="none")
         self.request: StopRequest
         self.device: torch.device
         self.mesh: Mesh | None = None
         self.heartbeat: Heartbeat | None = None
+        self.has_run = False  # RUN is this run's, not another's
         self.lock: RunLock | None = None
         self.run: HasStep | None = None  # the trainer puts its run here; exit.json names its step
 
@@ -51,12 +57,17 @@ class TrainerProcess:
         self.request = StopRequest(config.run, config.max_hours)
         if config.deterministic:
             use_deterministic_algorithms()
-        self.device = join_world(self.world, timeout_minutes=minutes)
+        log = NativeLog() if self.world.size > 1 else None
+        self.device, store = meet_ranks(self.world, timeout_minutes=minutes)
+        self._store = store  # it lives in rank 0 until the process ends
+        self.heartbeat = Heartbeat(self.world, config.run, record=self.record, minutes=minutes)
+        open_groups(self.world, store, self.device, timeout_minutes=minutes)
         check_memory(sum(count_params(config.model).values()), self.world, self.device.type)
-        on_hang = partial(end_hung_run, self.world, config.run)
-        self.heartbeat = Heartbeat(self.world, on_hang=on_hang, minutes=minutes)
         self.mesh = build_mesh(config.tensor_parallel, timeout_minutes=minutes)
         self.lock = lock_run_folder(config.run, self.mesh, write_files)
+        self.has_run = True
+        if log is not None:
+            log.keep_in(name_log(config.run, [self.world.rank]))
         return self.mesh
 
     def follow(self, batches: Iterator) -> Iterator:
@@ -64,28 +75,46 @@ class TrainerProcess:
         assert self.heartbeat is not None
         return self.heartbeat.follow(batches)
 
+    def record(self, ending: Ending) -> None:
+        """Write exit.json where RUN is this run's; ranks above 0 only where nobody else has."""
+        output, is_first = self.output, self.world.rank == 0
+        step = self.run.step if self.run else None
+        if output and (is_ours(output, self.lock) if is_first else self.has_run):
+            write_exit(output, ending, step, replace=is_first)
+
+    def leave(self, mine: Ending) -> int:
+        """Agree with all ranks how the run ends, say so and leave; returns the exit code."""
+        ending = mine
+        if self.heartbeat is not None:
+            ending = self.heartbeat.settle(mine)
+        elif self.world.rank == 0:
+            self.record(mine)
+        say(self.world, ending)
+        if self.heartbeat is None:
+            time.sleep(GRACE_SECONDS if self.world.rank > 0 else 0)
+            return ending.code
+        if self.world.size > 1 and not ending.is_orderly:
+            leave_process(ending.code)
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+        return ending.code
+
 
 def run_trainer(argv: list[str], work: Callable[[TrainerProcess], None]) -> int:
-    """Run `work`, then write exit.json and one line for the user; returns the exit code."""
-    process = None
+    """Run `work`, then write exit.json and one line for the user; returns the exit code.
+
+    A defect of this program is raised again, where there are no other ranks to end.
+    """
+    process = TrainerProcess(argv)
     try:
-        process = TrainerProcess()
+        process.world = read_world()
         work(process)
-        code, reason = 0, "all steps done"
-    except ENDINGS as ending:
-        code, reason = ending.code, str(ending)
-    except (RuntimeError, OSError) as error:
-        lost = process.lock.find_loss() if process and process.lock else None
-        heartbeat = process.heartbeat if process else None
-        code, reason = (lost.code, str(lost)) if lost else name_failure(error, heartbeat)
-    finish_run(
-        process.world if process else None,
-        process.mesh if process else None,
-        process.lock if process else None,
-        peek_output(argv),
-        code=code,
-        reason=reason,
-        step=process.run.step if process and process.run else None,
-        heartbeat=process.heartbeat if process else None,
-    )
-    return code
+        mine = Ending(0, "all steps done")
+    except Exception as error:
+        lost = process.lock.find_loss() if process.lock else None
+        mine = name_ending(lost or error)
+        if mine is None and (process.heartbeat is None or process.world.size == 1):
+            raise
+        mine = mine or name_defect(error)
+    return process.leave(mine)

@@ -98,7 +98,13 @@ def train_command(data: Path, output: Path, **flags) -> list[str]:
 
 
 def start_ranks(command: list[str], world_size: int) -> list[subprocess.Popen]:
-    """Start one process per rank, with the variables that torchrun or deepspeed would set."""
+    """Start one process per rank, with the variables that torchrun or deepspeed would set.
+
+    More ranks than GPUs run on the CPU: NCCL takes one rank a GPU.
+    """
+    import torch
+
+    share_gpu = 0 < torch.cuda.device_count() < world_size
     port = str(free_port())
     return [
         subprocess.Popen(
@@ -106,6 +112,7 @@ def start_ranks(command: list[str], world_size: int) -> list[subprocess.Popen]:
             cwd=ROOT,
             env={
                 **os.environ,
+                **({"DS_ACCELERATOR": "cpu"} if share_gpu else {}),
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(world_size),

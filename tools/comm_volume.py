@@ -24,6 +24,7 @@ from albert_ds.files import write_file
 from albert_ds.lab.bench_run import (
     accumulation_of,
     bench_config,
+    count_gpus,
     count_parameters,
     open_bench_run,
     precision_of,
@@ -58,7 +59,8 @@ def build_parser() -> Parser:
         default=["albert-base"],
         help="sizes (default: albert-base)",
     )
-    add("--ranks", type=positive, default=2, help="processes to start without a launcher")
+    text = "processes to start without a launcher (default: one for each GPU; 2 on a CPU)"
+    add("--ranks", type=positive, help=text)
     add("--tensor-parallel", type=positive, default=1, help="ranks that share a block")
     add(
         "--deepspeed_config",
@@ -78,8 +80,10 @@ def build_parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
-    if read_world().launcher == "none" and args.ranks > 1:
-        return start_ranks(argv, args.ranks)
+    if read_world().launcher == "none":
+        ranks = args.ranks or count_gpus() or 2
+        if ranks > 1:
+            return start_ranks(argv, ranks)
     traffic = record_traffic()
     reports = measure_models(args, traffic)
     if args.output and read_world().rank == 0:
@@ -117,7 +121,7 @@ def measure_models(args, traffic: Traffic) -> list[dict]:
             run.engine.deepspeed.destroy()
             if mesh.rank == 0:
                 print(as_table(reports[-1]), flush=True)
-    leave_world(mesh, together=True)
+    leave_world(mesh)
     return reports
 
 

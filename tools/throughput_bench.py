@@ -20,12 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.cli import Number, Parser, log_line, natural, positive
+from albert_ds.cli import Number, Parser, flags_of, log_line, natural, positive
 from albert_ds.config import RunConfig
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
 from albert_ds.json_files import read_json
-from albert_ds.lab.bench_run import bench_config
+from albert_ds.lab.bench_run import bench_config, count_gpus
 from albert_ds.lab.measurement import close, describe, open_cells, take_turns, write_profile
 from albert_ds.lab.nodes import check_nodes, is_in_node, open_nodes, parse_rate, start_ranks
 from albert_ds.lab.peak_memory import held_bytes
@@ -37,6 +37,8 @@ from albert_ds.runtime.comm_counter import record_traffic
 from albert_ds.runtime.environment import World, read_world
 from albert_ds.runtime.rendezvous import join_world, leave_world
 
+FAST = flags_of(RunConfig)["fast"].choices
+
 
 def build_parser() -> Parser:
     parser = Parser(prog="tools/throughput_bench.py", description=__doc__)
@@ -44,11 +46,11 @@ def build_parser() -> Parser:
     add(
         "--models", nargs="+", choices=SIZES, required=True, help="sizes; the first is the baseline"
     )
-    add(
-        "--ranks", type=several(positive), help="processes to start without a launcher (default: 2)"
-    )
+    text = "processes to start without a launcher (default: one for each GPU; 2 on a CPU)"
+    add("--ranks", type=several(positive), help=text)
     add("--tensor-parallel", type=several(positive), default="1", help="ranks that share a block")
-    add("--micro-batch", type=several(positive), default="4", help="sequences per micro-batch")
+    text = "sequences per micro-batch (default: 32 on a GPU, 4 on a CPU)"
+    add("--micro-batch", type=several(positive), help=text)
     add("--zero", type=several(natural), help="ZeRO stages (default: as in --deepspeed_config)")
     add("--accumulation", type=positive, default=1, help="micro-batches per optimizer step")
     add("--sequence-length", type=positive, default=512, help="tokens of a synthetic row")
@@ -64,9 +66,9 @@ def build_parser() -> Parser:
         "--deepspeed_config",
         type=cli.path,
         nargs="+",
-        default=["ds_configs/zero1_fp32.json"],
         metavar="FILE",
-        help="DeepSpeed's JSON files (default: ds_configs/zero1_fp32.json)",
+        help="DeepSpeed's JSON files (default: of ds_configs/ zero1_bf16.json on a GPU, "
+        "zero1_fp32.json on a CPU)",
     )
     add(
         "--activation-checkpointing",
@@ -75,6 +77,9 @@ def build_parser() -> Parser:
         metavar="MODE",
         help="none, attention or block: what backward recomputes",
     )
+    add("--compile", action="store_true", help="also measure each model with compiled blocks")
+    text = "also measure each model with each of these faster forms, and with all together"
+    add("--fast", nargs="+", choices=FAST, help=text)
     add("--nodes", type=positive, default=1, help="network namespaces for the ranks; needs root")
     add(
         "--link",
@@ -84,7 +89,8 @@ def build_parser() -> Parser:
         help="rates at which a node sends, such as 1gbit,100mbit,none (no limit); needs --nodes",
     )
     add("--warmup", type=natural, default=1, help="steps of each model that are not counted")
-    add("--steps", type=positive, default=1, help="steps of each model per round")
+    text = "steps of each model per round (default: 5 on a GPU, 1 on a CPU)"
+    add("--steps", type=positive, help=text)
     add("--rounds", type=positive, default=5, help="rounds; each model takes part in each")
     add(
         "--peak-tflops",
@@ -120,6 +126,7 @@ def link_rate(text: str):
 def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     world = read_world()
+    fill_defaults(args, world)
     layouts = choose_layouts(args, world)
     if world.launcher == "none" and (layouts != [(1, 1)] or args.nodes > 1):
         return start_each(argv, args, layouts)
@@ -142,8 +149,19 @@ def main(argv: list[str]) -> int:
         if mesh.rank == 0:
             print(as_tables({**report, "cells": described}), flush=True)
             write_report(args.output, report)
-    leave_world(mesh, together=True)
+    leave_world(mesh)
     return 0
+
+
+def fill_defaults(args, world: World) -> None:
+    """What was not typed. Small passes of a GPU are bound by their launches, not by its speed."""
+    gpus = count_gpus()
+    ranks = gpus or 2 if world.launcher == "none" else world.size
+    config = "ds_configs/zero1_bf16.json" if gpus else "ds_configs/zero1_fp32.json"
+    args.ranks = args.ranks or [ranks]
+    args.micro_batch = args.micro_batch or [32 if gpus else 4]
+    args.steps = args.steps or (5 if gpus else 1)
+    args.deepspeed_config = args.deepspeed_config or [config]
 
 
 def write_report(path: Path | None, report: dict) -> None:
@@ -158,7 +176,7 @@ def write_report(path: Path | None, report: dict) -> None:
 def choose_layouts(args, world: World) -> list[tuple[int, int]]:
     """All (ranks, tensor parallel) to measure, checked before any rank starts."""
     if world.launcher != "none":
-        if (args.ranks or [world.size]) != [world.size] or len(args.tensor_parallel) > 1:
+        if args.ranks != [world.size] or len(args.tensor_parallel) > 1:
             raise UserError(
                 f"--ranks, --tensor-parallel: a launcher has started {world.size} ranks; "
                 "allowed: those, and one tensor-parallel size"
@@ -169,9 +187,8 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
             )
     if args.link != [None] and args.nodes == 1:
         raise UserError("--link: ranks of one node share no link; allowed: with --nodes 2 or more")
-    sizes = args.ranks or [2 if world.launcher == "none" else world.size]
     layouts = []
-    for ranks in sizes:
+    for ranks in args.ranks:
         for tensor_parallel in args.tensor_parallel:
             if ranks % (tensor_parallel * (1 if ranks == 1 else args.nodes)):
                 log_line(
@@ -192,8 +209,15 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
 def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> list[RunConfig]:
     """A run for every model, ZeRO stage, configuration and checkpointing mode in one layout."""
     configs = []
-    for file, zero, name, mode in itertools.product(
-        args.deepspeed_config, args.zero or [None], args.models, args.activation_checkpointing
+    forms: list[dict] = [{}, *([{"compile": True}] if args.compile else [])]
+    forms += [{"fast": [form]} for form in args.fast or []]
+    forms += [{"fast": args.fast}] if len(args.fast or []) > 1 else []
+    for file, zero, name, mode, form in itertools.product(
+        args.deepspeed_config,
+        args.zero or [None],
+        args.models,
+        args.activation_checkpointing,
+        forms,
     ):
         size = replace(SIZES[name], vocab_size=args.vocab_size)
         check_tensor_parallel(
@@ -216,6 +240,7 @@ def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> li
                 tensor_parallel=tensor_parallel,
                 accumulation=args.accumulation,
                 activation_checkpointing=mode,
+                **form,
                 data=args.data,
             )
         )

@@ -18,6 +18,7 @@ from albert_ds.data.vocab import NUM_FIXED
 from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
 from albert_ds.runtime.deepspeed_config import read_ds_config, resolve_ds_config
+from albert_ds.runtime.environment import wants_cpu
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
     from albert_ds.parallel.mesh import Mesh
     from albert_ds.runtime.comm_counter import Traffic
     from albert_ds.train import Run
+
+
+def count_gpus() -> int:
+    """The GPUs that this process sees and may use."""
+    import torch
+
+    return 0 if wants_cpu() else torch.cuda.device_count()
 
 
 def bench_config(
@@ -40,6 +48,7 @@ def bench_config(
     accumulation: int = 1,
     activation_checkpointing: str = "none",
     compile: bool = False,
+    fast: list[str] | None = None,
     data: list[str] | None = None,
 ) -> RunConfig:
     """The configuration of a run without a last step.
@@ -70,6 +79,7 @@ def bench_config(
         tensor_parallel=tensor_parallel,
         activation_checkpointing=activation_checkpointing,
         compile=compile,
+        fast=fast,
         deepspeed_config=deepspeed_config,
         deepspeed=resolve_ds_config(
             _read_at_stage(deepspeed_config, zero),

@@ -198,6 +198,8 @@ def describe(cell: Measurement, nodes: int) -> dict:
         "accumulation": accumulation_of(config, mesh),
         "sequence_length": config.stream.sequence_length,
         "activation_checkpointing": config.activation_checkpointing,
+        "compile": config.compile,
+        "fast": config.fast or [],
         "ranks": mesh.world_size,
         "tensor_parallel": mesh.tp_size,
         "nodes": nodes,

@@ -59,7 +59,7 @@ def _speed(cell: dict, cells: list[dict], peak: float | None) -> list[str]:
         for own, other in zip(rounds, baseline["rounds"], strict=True)
     ]
     return [
-        cell["model"],
+        _name(cell),
         f"{cell['parameters']:,}",
         f"{cell['zero']} {cell['precision']}",
         cell["activation_checkpointing"],
@@ -81,7 +81,7 @@ def _split(cell: dict) -> list[str]:
         for name in SECONDS.values()
     ]
     return [
-        cell["model"],
+        _name(cell),
         f"{cell['zero']} {cell['precision']}",
         cell["activation_checkpointing"],
         cell["link"] or "-",
@@ -89,6 +89,11 @@ def _split(cell: dict) -> list[str]:
         f"{middle(rounds, lambda r: r['wire_bytes_a_step']) / 1e6:.2f}",
         f"{middle(rounds, _link_share(cell)):.0%}" if cell["link"] else "-",
     ]
+
+
+def _name(cell: dict) -> str:
+    forms = [*(["compiled"] if cell.get("compile") else []), *cell.get("fast", [])]
+    return ", ".join([cell["model"], *forms])
 
 
 def paper_speed_up(model: str, baseline: str) -> str:

@@ -33,6 +33,7 @@ from albert_ds.runtime.checkpoint_files import (
     write_checkpoint,
 )
 from albert_ds.runtime.consensus import from_rank_0, raise_first_error
+from albert_ds.runtime.ending import SAVER_THREAD
 from albert_ds.runtime.engine import Engine
 from albert_ds.runtime.run_folder import RunLock
 
@@ -161,7 +162,8 @@ class Saver:
         self._newest = state.step
         if self._engine.mesh.rank == 0:
             pause = time.perf_counter() - started
-            self._writer = threading.Thread(target=self._write, args=(tensors, state, pause))
+            job = (tensors, state, pause)
+            self._writer = threading.Thread(target=self._write, args=job, name=SAVER_THREAD)
             self._writer.start()
 
     def wait(self) -> None:

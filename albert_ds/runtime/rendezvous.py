@@ -27,24 +27,42 @@ def open_store(world: World, patience: timedelta, *, is_host: bool = False):
 
 
 def join_world(world: World, *, timeout_minutes: float = 10):
-    """Start torch.distributed (NCCL where there is CUDA, else gloo) and choose this rank's device.
+    """Meet the other ranks and open torch.distributed; returns this rank's device. Collective."""
+    device, store = meet_ranks(world, timeout_minutes=timeout_minutes)
+    open_groups(world, store, device, timeout_minutes=timeout_minutes)
+    return device
+
+
+def meet_ranks(world: World, *, timeout_minutes: float):
+    """Choose this rank's device and wait for all ranks; returns device and store. Collective.
 
     Raises MachineFailed naming the ranks that have not connected within `timeout_minutes`, and
-    UserError where a rank without CUDA was granted GPUs or is among ranks with CUDA. Later
-    collectives use `collective_timeout`.
+    UserError where a rank without CUDA was granted GPUs or is among ranks with CUDA, or where two
+    ranks have one GPU.
     """
     import torch
     import torch.distributed as dist
 
     has_cuda = torch.cuda.is_available() and not wants_cpu()
-    kind = _name_kind(has_cuda)
     # DeepSpeed takes the number of its device from LOCAL_RANK.
     device, os.environ["LOCAL_RANK"] = _choose_device(world, has_cuda)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(world.rank), str(world.size)
+    if dist.is_initialized():
+        return device, None
+    store = gather_world(world, _name_kind(device), minutes=timeout_minutes)
+    return device, store or dist.HashStore()
+
+
+def open_groups(world: World, store, device, *, timeout_minutes: float) -> None:
+    """Start torch.distributed: NCCL where `device` is CUDA's, else gloo. Collective.
+
+    Later collectives use `collective_timeout`.
+    """
+    import torch.distributed as dist
+
     if not dist.is_initialized():
-        store = gather_world(world, kind, minutes=timeout_minutes) or dist.HashStore()
         dist.init_process_group(
-            "nccl" if has_cuda else "gloo",
+            "nccl" if device.type == "cuda" else "gloo",
             rank=world.rank,
             world_size=world.size,
             store=store,
@@ -53,20 +71,24 @@ def join_world(world: World, *, timeout_minutes: float = 10):
     if dist.get_world_size() != world.size:
         raise UserError(f"{dist.get_world_size()} ranks joined, the launcher started {world.size}")
     _quieten_deepspeed()
-    return device
 
 
-def _name_kind(has_cuda: bool) -> str:
-    """What this rank computes on: "cuda", "cpu", or "cpu despite NAME=VALUE" (a grant of GPUs)."""
-    grant = None if has_cuda or wants_cpu() else find_gpu_grant()
-    return "cuda" if has_cuda else f"cpu despite {grant}" if grant else "cpu"
+def _name_kind(device) -> str:
+    """What this rank computes on: "cuda UUID", "cpu", or "cpu despite NAME=VALUE" (a grant)."""
+    import torch
+
+    if device.type == "cuda":
+        return f"cuda {torch.cuda.get_device_properties(device).uuid}"
+    grant = None if wants_cpu() else find_gpu_grant()
+    return f"cpu despite {grant}" if grant else "cpu"
 
 
 def check_kinds(kinds: list[str]) -> None:
-    """Raise UserError where a rank (`kinds[rank]`) lacks the GPU it was granted or others have."""
+    """Raise UserError where a rank (`kinds[rank]`) lacks the GPU that it was granted or that others
+    have, and where two ranks have the same one."""
     import torch
 
-    cpu = [rank for rank, kind in enumerate(kinds) if kind != "cuda"]
+    cpu = [rank for rank, kind in enumerate(kinds) if not kind.startswith("cuda ")]
     lost = [rank for rank in cpu if kinds[rank] != "cpu"]
     allowed = "allowed: GPUs that torch can use, or DS_ACCELERATOR=cpu to train on the CPU"
     if lost:
@@ -79,6 +101,13 @@ def check_kinds(kinds: list[str]) -> None:
         raise UserError(
             f"{list_ranks(cpu)}: no working GPU, but the other ranks have one; {allowed}"
         )
+    for kind in kinds:
+        shared = [rank for rank, other in enumerate(kinds) if other == kind and not cpu]
+        if len(shared) > 1:
+            raise UserError(
+                f"{list_ranks(shared)} have the same GPU ({kind.removeprefix('cuda ')}); allowed: "
+                "one rank a GPU, with fewer ranks a node or more GPUs visible to them"
+            )
 
 
 def _choose_device(world: World, has_cuda: bool):
@@ -122,15 +151,14 @@ def _quieten_deepspeed() -> None:
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
 
 
-def leave_world(mesh, *, together: bool) -> None:
-    """Leave the process group. With `together` wait for all ranks first.
+def leave_world(mesh) -> None:
+    """Leave the process group after all ranks have come here.
 
     A launcher kills the remaining ranks when one leaves; waiting lets each finish its writing.
     """
     import torch.distributed as dist
 
-    if together:
-        dist.barrier(group=mesh.control_group)
+    dist.barrier(group=mesh.control_group)
     dist.destroy_process_group()
 
 
@@ -148,7 +176,7 @@ def gather_world(world: World, kind: str, *, minutes: float):
     patience = timedelta(minutes=minutes)
     try:
         store = open_store(world, patience, is_host=world.rank == 0)
-        store.set(f"life/{world.rank}", "0 0")
+        store.set(f"life/{world.rank}", "{}")
         store.set(f"kind/{world.rank}", kind)
         store.set(f"host/{world.rank}", os.uname().nodename)
     except dist.DistError as error:

@@ -1,32 +1,19 @@
-"""The RUN folder's lock, its record of versions, the reasons to end a run, and RUN/exit.json.
-
-Launchers change exit codes (`srun -K` reports 143 for a 5), so scripts read the file. It is written
-before any rank leaves; where it is missing, the run crashed.
-"""
+"""The RUN folder's lock, its record of versions, and the checks that a run is still healthy."""
 
 import fcntl
-import json
 import os
-import re
 import subprocess
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from albert_ds.cli import log_line
 from albert_ds.errors import Diverged, MachineFailed, UserError, name_os_error
-from albert_ds.files import write_file
+from albert_ds.runtime.ending import UNTOUCHED
 
 if TYPE_CHECKING:
     from albert_ds.runtime.engine import Engine
 
-# torch's errors for a lost peer have no type of their own, only these words.
-PEER_LOST = ("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out", "NCCL")
-UNTOUCHED = "; saved checkpoints are untouched"
-GRACE_SECONDS = 2.0  # rank 0 writes exit.json before our exit makes a launcher kill it
 # A non-finite gradient skips its step; fp16 needs up to 17 of these to find its loss scale.
 MAX_SKIPPED_IN_A_ROW = 20
 DRIFT_CHECK_EVERY = 100  # steps
@@ -92,37 +79,7 @@ def lock_run_folder(output: Path, mesh, write_files: Callable[[], None]) -> RunL
     return lock
 
 
-def finish_run(
-    world,
-    mesh,
-    lock: RunLock | None,
-    output: Path | None,
-    *,
-    code: int,
-    reason: str,
-    step,
-    heartbeat=None,
-) -> None:
-    """Write exit.json, print the reason, and leave the process group."""
-    from albert_ds.runtime.rendezvous import leave_world
-
-    if heartbeat is not None:
-        heartbeat.close()
-    rank, local_rank = (world.rank, world.local_rank) if world else (0, 0)
-    if rank == 0 and output is not None and _is_ours(output, lock):
-        try:
-            write_exit(output, code=code, reason=reason, step=step)
-        except OSError as error:  # a full disk, for example; scripts then see a crash
-            log_line(f"{output / 'exit.json'}: {error.strerror}")
-    if code != 0 and local_rank == 0:
-        log_line(reason)
-    if mesh is None and rank > 0:
-        time.sleep(GRACE_SECONDS)
-    if mesh is not None:
-        leave_world(mesh, together=code != MachineFailed.code)
-
-
-def _is_ours(output: Path, lock: RunLock | None) -> bool:
+def is_ours(output: Path, lock: RunLock | None) -> bool:
     """Whether RUN is there and no other process owns it, whose exit.json is not ours to write."""
     if lock is not None:
         return lock.find_loss() is None
@@ -133,68 +90,6 @@ def _is_ours(output: Path, lock: RunLock | None) -> bool:
     except (UserError, OSError):
         return False
     return True
-
-
-def write_exit(output: Path, *, code: int, reason: str, step: int | None) -> None:
-    """Write RUN/exit.json. Raises OSError."""
-    ending = {"code": code, "reason": reason, "step": step}
-    write_file(output / "exit.json", json.dumps(ending) + "\n")
-
-
-def name_failure(error: RuntimeError | OSError, heartbeat=None) -> tuple[int, str]:
-    """Exit code and message for a failure of the machine; raises any other error again."""
-    if isinstance(error, OSError):
-        named = name_os_error(error, UNTOUCHED)
-        return named.code, str(named)
-    failure = name_device_failure(error)
-    if failure is not None:
-        if heartbeat is not None:
-            heartbeat.end_all(*failure)
-        return failure
-    return name_lost_peer(error, heartbeat)
-
-
-def name_device_failure(error: RuntimeError) -> tuple[int, str] | None:
-    """Exit code and message for an error of CUDA; None for any other error.
-
-    A failed assertion in a kernel is not among them: it is a defect of this program.
-    """
-    text = " ".join(str(error).split())
-    if not re.search(r"cuda|cublas|cudnn", text, re.IGNORECASE):
-        return None
-    if "out of memory" in text or "ALLOC_FAILED" in text:
-        return UserError.code, (
-            f"out of GPU memory: lower --micro-batch-size, or use --activation-checkpointing block "
-            f"({text[:120]})"
-        )
-    found = re.search(r"CUDA error: |CUDA driver error|Cuda failure|uncorrectable ECC", text)
-    if found is None or "device-side assert" in text:
-        return None
-    return MachineFailed.code, f"GPU failed ({text[:160]}); saved checkpoints are untouched"
-
-
-def name_lost_peer(error: RuntimeError, heartbeat=None) -> tuple[int, str]:
-    """Exit code and message for a collective that failed because a peer is gone.
-
-    Raises any other error again: it is a defect of this program.
-    """
-    if not any(text in str(error) for text in PEER_LOST):
-        raise error
-    who = (heartbeat and heartbeat.name_missing()) or "a peer"
-    what = str(error).splitlines()[0][:160]
-    return MachineFailed.code, f"{who} is missing ({what}); saved checkpoints are untouched"
-
-
-def end_hung_run(world, output: Path, reason: str, *, code: int = MachineFailed.code) -> None:
-    """End this process from a thread while its main thread hangs in a collective."""
-    if world.rank == 0:
-        with suppress(OSError):  # a RUN that is gone must not keep this process
-            write_exit(output, code=code, reason=reason, step=None)
-    if world.local_rank == 0:
-        log_line(reason)
-    if world.rank > 0 and code != MachineFailed.code:
-        time.sleep(GRACE_SECONDS)
-    os._exit(code)
 
 
 def check_health(engine: "Engine", *, step: int, skipped_in_a_row: int, output: Path) -> None:

@@ -46,7 +46,7 @@ class Mode:
     @property
     def is_refused(self) -> bool:
         """Whether the configuration check refuses it: DeepSpeed's 16-bit ZeRO-0 is wrong."""
-        return self.stage == 0 and self.precision == "bf16"
+        return self.stage == 0 and self.precision != "fp32"
 
 
 def _pairs(mode: Mode) -> set:

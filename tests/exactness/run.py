@@ -61,6 +61,8 @@ def config_of(mode: Mode) -> RunConfig:
         micro_batch_size=BATCH_SIZE // (mode.data_parallel * mode.accumulation),
         ds_file=f"zero1_{mode.precision}.json",
         ds_changes={
+            # A loss scale that overflows would skip the first steps, which the reference takes.
+            **({"fp16": {"initial_scale_power": 8}} if mode.precision == "fp16" else {}),
             "zero_optimization": {"stage": mode.stage},
             "gradient_clipping": mode.clipping or 0.0,
         },

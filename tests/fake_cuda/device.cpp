@@ -15,6 +15,8 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <atomic>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -104,12 +106,26 @@ namespace at {
 C10_REGISTER_CLASS(CUDAHooksRegistry, CUDAHooks, Hooks)
 }
 
+// Bytes of the device's storages now, and the most so far.
+static std::atomic<int64_t> live{0}, peak{0};
+
+// Bytes of one storage: `data` frees them, or keeps what owns them alive.
+struct Held {
+  c10::DataPtr data;
+  int64_t bytes;
+  Held(c10::DataPtr d, int64_t n) : data(std::move(d)), bytes(n) {
+    peak = std::max<int64_t>(peak, live += bytes);
+  }
+  ~Held() { live -= bytes; }
+  static void drop(void* held) { delete static_cast<Held*>(held); }
+};
+
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    void* data = c10::alloc_cpu(bytes);
-    return {data, data, &c10::free_cpu, Device(kCUDA, current)};
+    auto* data = c10::alloc_cpu(bytes);
+    auto* held = new Held({data, data, &c10::free_cpu, Device(kCPU)}, bytes);
+    return {data, held, &Held::drop, Device(kCUDA, current)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &c10::free_cpu; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     memcpy(to, from, bytes);
   }
@@ -122,6 +138,10 @@ static Memory memory;
 static c10::Storage share(const c10::Storage& owner, Device device, c10::Allocator* allocator) {
   auto drop = [](void* p) { delete static_cast<c10::Storage*>(p); };
   c10::DataPtr data(owner.mutable_data(), new c10::Storage(owner), drop, device);
+  if (device.is_cuda()) {  // what a kernel returned
+    auto* address = data.get();
+    data = {address, new Held(std::move(data), owner.nbytes()), &Held::drop, device};
+  }
   return c10::Storage(c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), owner.nbytes(), std::move(data), allocator, true));
 }
@@ -284,10 +304,38 @@ static Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, Mayb
   return made;
 }
 
+// ---- pinned memory: addresses of the host that a copy may read while the host goes on
+
+static std::set<void*> pinned_addresses;
+
+struct Pinned {
+  c10::Storage owner;
+  explicit Pinned(c10::Storage storage) : owner(std::move(storage)) {
+    pinned_addresses.insert(owner.mutable_data());
+  }
+  ~Pinned() { pinned_addresses.erase(owner.mutable_data()); }
+  static void drop(void* pinned) { delete static_cast<Pinned*>(pinned); }
+};
+
+static Tensor pin(const Tensor& t) {
+  auto copied = t.detach().clone();
+  auto storage = copied.storage();
+  c10::DataPtr data(storage.mutable_data(), new Pinned(storage), &Pinned::drop, Device(kCPU));
+  return over(c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+                  c10::StorageImpl::use_byte_size_t(), storage.nbytes(), std::move(data),
+                  c10::GetCPUAllocator(), false)),
+              copied, c10::DispatchKey::CPU);
+}
+
+static bool is_pinned(const Tensor& t) {
+  return t.numel() == 0 || pinned_addresses.count(t.storage().mutable_data());
+}
+
 // A copy from the device always makes the host wait here: nothing is copied to pinned memory.
 static Tensor& copy(Tensor& to, const Tensor& from, bool non_blocking) {
   if (from.is_cuda() && !to.is_cuda()) report("copy to host", "wait");
-  if (!from.is_cuda() && to.is_cuda() && !non_blocking) report("copy to device", "wait");
+  if (!from.is_cuda() && to.is_cuda() && !(non_blocking && is_pinned(from)))
+    report(non_blocking ? "copy of ordinary memory to device" : "copy to device", "wait");
   auto target = to.is_cuda() ? on_host(to) : to;
   c10::impl::ExcludeDispatchKeyGuard no_autograd(c10::autograd_dispatch_keyset);
   target.copy_(from.is_cuda() ? on_host(from) : from);
@@ -337,5 +385,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("listen", [](py::object f) { listener = f.is_none() ? nullptr : new py::object(f); });
   m.def("set_count", [](int n) { device_count = n; });
   m.def("set_device", [](int n) { current = n; });
+  m.def("pin", &pin, "A copy in pinned memory.");
+  m.def("live_bytes", [] { return live.load(); });
+  m.def("peak_bytes", [] { return peak.load(); });
+  m.def("reset_peak", [] { peak = live.load(); });
   m.def("current_device", [] { return current; });
 }

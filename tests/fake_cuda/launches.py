@@ -12,7 +12,6 @@ import json
 from collections import Counter
 from dataclasses import replace
 
-from tests.fake_cuda import torch_cuda  # noqa: F401 isort: skip (before torch)
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

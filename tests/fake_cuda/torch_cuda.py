@@ -1,22 +1,13 @@
-"""Make torch believe in CUDA. Import it before anything else that imports torch."""
+"""Make torch believe in CUDA; `hook.py` loads this as soon as torch has been imported."""
 
 import contextlib
-import ctypes
-import importlib.util
 import os
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
-assert "torch" not in sys.modules, "the device must be known before torch looks for one"
-TORCH = importlib.util.find_spec("torch")
-assert TORCH is not None and TORCH.origin is not None
-ctypes.CDLL(str(Path(TORCH.origin).with_name("lib") / "libtorch_python.so"))  # device links to it
-sys.path.insert(0, os.environ["FAKE_CUDA_FOLDER"])
-import device  # noqa: E402 (the compiled module)
-import torch  # noqa: E402
-import torch.cuda as cuda  # noqa: E402
+import device  # ty: ignore (the compiled module)
+import torch
+import torch.cuda as cuda
 
 COUNT = int(os.environ["FAKE_CUDA_DEVICES"])
 device.set_count(COUNT)
@@ -101,9 +92,23 @@ class DeviceContext:
 STREAM = Stream()
 MEMORY = 141 * 2**30
 PROPERTIES = SimpleNamespace(
-    name="fake H200", total_memory=MEMORY, major=9, minor=0, multi_processor_count=132, warp_size=32
+    name="fake H200",
+    total_memory=MEMORY,
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    warp_size=32,
+    uuid=f"fake-{os.getpid()}",  # each rank has its own
 )
-NOTHING = {"set_rng_state", "empty_cache", "manual_seed", "manual_seed_all", "_lazy_init", "init"}
+NOTHING = {
+    "set_sync_debug_mode",
+    "set_rng_state",
+    "empty_cache",
+    "manual_seed",
+    "manual_seed_all",
+    "_lazy_init",
+    "init",
+}
 ANSWERS = {
     "is_available": True,
     "is_initialized": True,
@@ -121,12 +126,13 @@ ANSWERS = {
     "get_rng_state": torch.zeros(16, dtype=torch.uint8),
     "mem_get_info": (MEMORY, MEMORY),
     "memory_stats": {},
-    **dict.fromkeys(("memory_allocated", "max_memory_allocated"), 0),
-    **dict.fromkeys(("memory_reserved", "max_memory_reserved"), 0),
-    **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", *NOTHING)),
+    **dict.fromkeys(NOTHING),
 }
 for name, answer in ANSWERS.items():
     setattr(cuda, name, lambda *_, answer=answer, **__: answer)
+cuda.memory_allocated = cuda.memory_reserved = lambda *_: device.live_bytes()
+cuda.max_memory_allocated = cuda.max_memory_reserved = lambda *_: device.peak_bytes()
+cuda.reset_peak_memory_stats = cuda.reset_max_memory_allocated = lambda *_: device.reset_peak()
 cuda._lazy_call = lambda *_, **__: None
 cuda.current_device = device.current_device
 cuda.set_device, cuda.device, cuda.Stream, cuda.Event = set_device, DeviceContext, Stream, Event
@@ -135,7 +141,7 @@ cuda.synchronize = lambda *_: tell("cuda.synchronize", "wait")
 cuda.nvtx = SimpleNamespace(range_push=lambda *_: None, range_pop=lambda: None)
 cuda.nccl = SimpleNamespace(version=lambda: (2, 28, 3), is_available=lambda *_: True)
 torch.version.cuda = "13.0"
-torch.Tensor.pin_memory = lambda self, *_, **__: self
+torch.Tensor.pin_memory = lambda self, *_, **__: device.pin(self)
 torch.Tensor.record_stream = lambda self, stream: None
 torch.Tensor.cuda = lambda self, which=None, non_blocking=False, **_: self.to(
     torch.device("cuda", number_of(which)), non_blocking=non_blocking
@@ -168,6 +174,10 @@ def host_floats(*tensors):
     return [device.on_host(x.detach()).float() for x in tensors]
 
 
+def on_device(x, like):
+    return device.pin(x).to(like.device, non_blocking=True)
+
+
 def attend(q, k, v, q_ends, kv_ends, q_most, kv_most, dropout, causal, returns_mask, **how):
     q_parts, kv_parts = check_contract(q, k, v, q_ends, kv_ends, q_most, kv_most)
     scale = how.get("scale") or q.shape[-1] ** -0.5
@@ -188,7 +198,7 @@ def attend(q, k, v, q_ends, kv_ends, q_most, kv_most, dropout, causal, returns_m
         torch.zeros((), dtype=torch.int64),
         torch.zeros(0, dtype=q.dtype),
     )
-    return tuple(x.to(q.device, non_blocking=True) for x in found)
+    return tuple(on_device(x, q) for x in found)
 
 
 def attend_backward(grad, q, k, v, out, lse, q_ends, kv_ends, q_most, kv_most, *rest, **how):
@@ -207,7 +217,7 @@ def attend_backward(grad, q, k, v, out, lse, q_ends, kv_ends, q_most, kv_most, *
         gradients[0].append(torch.einsum("hqk,khd->qhd", d_scores, hk[theirs]))
         gradients[1].append(torch.einsum("hqk,qhd->khd", d_scores, hq[mine]))
         gradients[2].append(torch.einsum("hqk,qhd->khd", shares * keep, hg[mine]))
-    return tuple(torch.cat(x).to(q.dtype).to(q.device, non_blocking=True) for x in gradients)
+    return tuple(on_device(torch.cat(x).to(q.dtype), q) for x in gradients)
 
 
 LIBRARY = torch.library.Library("aten", "IMPL", "CUDA")

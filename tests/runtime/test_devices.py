@@ -12,8 +12,8 @@ import torch.utils.cpp_extension
 
 from albert_ds.errors import UserError
 from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.runtime.ending import name_device_failure
 from albert_ds.runtime.engine import _build_optimizer, check_head_width
-from albert_ds.runtime.run_folder import name_device_failure
 from tests.conftest import ROOT, finish, start_ranks, train_command
 from tests.finetuning import MODEL
 
@@ -34,8 +34,8 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a tot
 )
 def test_an_error_of_cuda_is_named(message, code):
     found = name_device_failure(RuntimeError(message))
-    assert found is not None and found[0] == code
-    assert "\n" not in found[1] and message[:40] in found[1]
+    assert found is not None and found.code == code
+    assert "\n" not in found.reason and message[:40] in found.reason
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_out_of_memory_ends_all_ranks_with_2(data, tmp_path, monkeypatch, ranks,
     assert ending["code"] == 2
     assert "--micro-batch-size" in ending["reason"]
     assert "--activation-checkpointing" in ending["reason"]
-    assert ranks == 1 or ending["reason"].startswith(f"rank {failing}: ")
+    assert ranks == 1 or ending["reason"].startswith(f"rank {failing} on ")
 
 
 @pytest.mark.parametrize(("hidden_size", "is_taken"), [(64, True), (24, False), (4 * 264, False)])

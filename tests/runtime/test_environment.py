@@ -179,10 +179,15 @@ def test_the_cpu_can_be_chosen():
 
 
 def test_ranks_with_and_without_a_gpu_are_refused():
-    for kinds in (["cuda"] * 4, ["cpu"] * 4):
+    for kinds in ([f"cuda GPU-{rank}" for rank in range(4)], ["cpu"] * 4):
         check_kinds(kinds)
     with pytest.raises(UserError, match="ranks 1, 3: no working GPU, but the other ranks have one"):
-        check_kinds(["cuda", "cpu", "cuda", "cpu"])
+        check_kinds(["cuda GPU-0", "cpu", "cuda GPU-1", "cpu"])
+
+
+def test_two_ranks_on_one_gpu_are_refused():
+    with pytest.raises(UserError, match="ranks 1, 2 have the same GPU .GPU-7.; allowed: one rank"):
+        check_kinds(["cuda GPU-6", "cuda GPU-7", "cuda GPU-7"])
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

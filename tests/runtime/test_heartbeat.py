@@ -1,4 +1,4 @@
-"""A rank that never starts, freezes or delays the others is named within --timeout-minutes."""
+"""A rank that never starts, dies, freezes or delays the others ends the run and is named."""
 
 import json
 import signal
@@ -8,7 +8,6 @@ import psutil
 import pytest
 
 from albert_ds.data.shards import open_shards
-from albert_ds.runtime.heartbeat import find_absent
 from albert_ds.runtime.rendezvous import list_ranks
 from tests.conftest import start_ranks, train_command
 from tests.distributed import run_ranks
@@ -17,23 +16,6 @@ from tests.test_resume import wait_for_step
 
 # On a busy machine ranks connect some seconds apart.
 QUICK = dict(steps=100_000, timeout_minutes=0.3, eval_every=10**6, save_every=10**6)
-
-
-def roll(*entries: str) -> list[bytes]:
-    return [entry.encode() for entry in entries]
-
-
-def test_who_gave_no_sign_and_who_is_behind():
-    before, after = roll("4 7", "4 7", "4 7"), roll("8 7", "8 7", "4 7")
-    assert find_absent([before, before, before, after]) == ([2], [])
-    after = roll("8 7", "8 6", "8 7")
-    assert find_absent([before, before, before, after]) == ([], [1])
-    assert find_absent([before, before, after]) == ([], [])  # too soon to tell
-
-
-def test_who_left_as_it_should_is_not_missing():
-    before, after = roll("4 7", "left", "4 7"), roll("8 7", "left", "4 7")
-    assert find_absent([before, before, before, after]) == ([2], [])
 
 
 def test_many_ranks_make_a_short_line():
@@ -69,6 +51,7 @@ def test_a_rank_that_never_comes_is_named(data, tmp_path):
     assert [process.returncode for process in ranks] == [5, 5, -signal.SIGKILL]
     assert "albert-ds: rank 2 of 3 did not connect" in outputs[0][1]
     assert "0.3 min (--timeout-minutes)" in outputs[0][1]
+    assert "frame #" not in outputs[0][1] + outputs[1][1]  # C++ stack traces
     assert not (tmp_path / "run").exists()
 
 
@@ -84,14 +67,13 @@ def test_a_frozen_rank_ends_the_run_and_is_named(data, tmp_path, frozen, what):
     said = other.communicate(timeout=300)[1]
     assert other.returncode == 5
     if what == "its loader":
-        assert process.wait(timeout=300) == 5  # it sees by itself that it is behind
+        assert process.wait(timeout=300) == 5
     victim.kill()
     ranks[frozen].communicate(timeout=300)
-    if frozen == 1:
-        ending = json.loads((run / "exit.json").read_text())
-        assert ending["code"] == 5 and ending["reason"].startswith("rank 1 on ")
-        assert "missing for 0.3 min" in ending["reason"]
-        assert f"albert-ds: {ending['reason']}" in said
+    ending = json.loads((run / "exit.json").read_text())
+    assert ending["code"] == 5 and ending["reason"].startswith(f"rank {frozen} on ")
+    assert ("has waited 0.3 min" if what == "its loader" else "is missing") in ending["reason"]
+    assert f"albert-ds: {ending['reason']}" in said
 
 
 @pytest.mark.parametrize("what", [signal.SIGSTOP, signal.SIGKILL], ids=lambda s: s.name)

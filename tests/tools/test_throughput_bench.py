@@ -7,7 +7,9 @@ import sys
 import pytest
 
 from albert_ds.lab.throughput_tables import PAPER
+from albert_ds.runtime.environment import World
 from tests.conftest import ROOT
+from tools import throughput_bench
 
 SMALL = ("--sequence-length", "16", "--vocab-size", "50")
 PARTS = ("forward", "backward", "communication", "optimizer", "data_wait", "other")
@@ -71,6 +73,31 @@ def test_a_sweep_measures_every_combination_that_divides(tmp_path):
         for zero in (1, 3)
     ]
     assert all(cell["rounds"][0]["samples_a_second"] > 0 for cell in cells)
+
+
+def test_on_a_gpu_the_defaults_are_those_of_a_gpu(monkeypatch):
+    for gpus, ranks, micro_batch, file in (
+        (0, [2], [4], "zero1_fp32"),
+        (1, [1], [32], "zero1_bf16"),
+        (8, [8], [32], "zero1_bf16"),
+    ):
+        monkeypatch.setattr(throughput_bench, "count_gpus", lambda gpus=gpus: gpus)
+        args = throughput_bench.build_parser().parse_args(["--models", "albert-tiny"])
+        throughput_bench.fill_defaults(args, World(rank=0, local_rank=0, size=1, launcher="none"))
+        assert (args.ranks, args.micro_batch) == (ranks, micro_batch)
+        assert args.deepspeed_config == [f"ds_configs/{file}.json"]
+
+
+def test_each_faster_form_is_a_run_beside_the_plain_one():
+    flags = ["--models", "albert-tiny", "--compile", "--fast", "qkv", "gradients"]
+    args = throughput_bench.build_parser().parse_args(flags)
+    args.deepspeed_config = ["ds_configs/zero1_bf16.json"]
+    configs = throughput_bench.plan(args, 1, 1, 4)
+    forms = [(config.compile, config.fast) for config in configs]
+    both = ["qkv", "gradients"]
+    assert forms == [(False, None), (True, None)] + [
+        (False, fast) for fast in (["qkv"], ["gradients"], both)
+    ]
 
 
 @pytest.mark.parametrize(

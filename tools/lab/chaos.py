@@ -81,9 +81,15 @@ class Trainer:
     def is_saving(self) -> bool:
         return any(self.output.glob("checkpoints/.step-*.tmp"))
 
+    def is_running_at(self, rank: int) -> bool:
+        return self._ranks[rank].poll() is None
+
+    def send(self, rank: int, number: int) -> None:
+        self._ranks[rank].send_signal(number)
+
     def kill(self, ranks: list[int]) -> None:
         for rank in ranks:
-            self._ranks[rank].send_signal(signal.SIGKILL)
+            self.send(rank, signal.SIGKILL)
 
     def finish(self) -> list[int]:
         """Wait until all ranks have ended; their exit codes."""

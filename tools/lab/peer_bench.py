@@ -5,8 +5,9 @@ The peer is `AlbertForPreTraining` with torch's AdamW or under DeepSpeed (--peer
 with each of its attentions, compiled and not; compare with the fastest. It pads to the longest
 sequence of a batch, or with --padding row to the full row, and scores every position; ours does
 neither. With --compile ours runs a second time, with compiled blocks. A step is forward, backward
-and update of one micro-batch; reading the batch is not timed. The table also has the first step's
-loss (without dropout the losses agree) and its seconds, which include compiling.
+and update of one micro-batch; reading the batch is not timed, nor is padding and copying the
+peer's. Its optimizer is torch's fused AdamW, with either engine. The table also has the first
+step's loss (without dropout the losses agree) and its seconds, which include compiling.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +37,13 @@ from albert_ds.runtime.rendezvous import join_world
 if TYPE_CHECKING:
     import torch
 
+    from albert_ds.config import RunConfig
     from albert_ds.data.samples import MicroBatch
     from albert_ds.train import Run
 
 OURS, COMPILED = "albert-ds", "albert-ds compiled"
 PEERS = ("sdpa", "eager", "sdpa compiled", "eager compiled")
+FLASH = ("flash_attention_2", "flash_attention_2 compiled")  # where flash-attn is installed
 NUM_OPERATORS = 8  # of a profile
 IGNORED = -100  # label of a position without one
 
@@ -49,7 +53,8 @@ def build_parser() -> Parser:
     add = parser.add_argument
     albert = [name for name in SIZES if name.startswith("albert")]
     add("--model", choices=albert, default="albert-base", help="size")
-    add("--micro-batch-size", type=positive, default=4, help="sequences of a step")
+    text = "sequences of a step (default: 32 on a GPU, 4 on a CPU)"
+    add("--micro-batch-size", type=positive, help=text)
     add("--sequence-length", type=positive, default=512, help="tokens of a full row")
     add(
         "--data",
@@ -59,19 +64,15 @@ def build_parser() -> Parser:
     )
     text = "width to which the peer pads"
     add("--padding", choices=("longest", "row"), default="longest", help=text)
-    text = "attentions of the peer (default: all four)"
-    add("--peers", nargs="+", choices=PEERS, default=PEERS, help=text)
+    text = "attentions of the peer (default: all that are installed)"
+    add("--peers", nargs="+", choices=(*PEERS, *FLASH), help=text)
     text = "what updates the peer's weights"
     add("--peer-engine", choices=("torch", "deepspeed"), default="torch", help=text)
     add("--compile", action="store_true", help="also run ours with compiled blocks")
     add("--dropout", type=Number(low=0, below=1), help="probability, in both (default: the size's)")
-    file = "ds_configs/zero1_fp32_adamw.json"
-    add(
-        "--deepspeed_config",
-        type=cli.path,
-        default=file,
-        help="DeepSpeed's JSON; its type is the peer's too",
-    )
+    text = "DeepSpeed's JSON; its type is the peer's too (default: of ds_configs/ "
+    text += "zero1_bf16_adamw.json on a GPU, zero1_fp32_adamw.json on a CPU)"
+    add("--deepspeed_config", type=cli.path, help=text)
     add("--warmup", type=natural, default=1, help="steps of each that do not count")
     add("--rounds", type=positive, default=5, help="steps of each that count")
     add("--profile", action="store_true", help="print the operators of one more step of each")
@@ -101,11 +102,9 @@ class Peer:
         dtype = next(iter(state.values())).dtype
         self.device, self.row, self.engine = run.device, row, None
         self.model = model.to(self.device, dtype).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         if engine == "deepspeed":
             self._wrap(run)
-        else:
-            parameters = self.model.parameters()
-            self.optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
         if compiled:
             self.model.compile(dynamic=None)
 
@@ -113,15 +112,23 @@ class Peer:
         import deepspeed
 
         config = {k: v for k, v in run.config.deepspeed.items() if k != "optimizer"}
+        # Its own AdamW is an extension that a compiler of CUDA must build first.
         self.engine, *_ = deepspeed.initialize(
             model=self.model,
-            config={**config, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}},
+            optimizer=self.optimizer,
+            config={**config, "zero_allow_untested_optimizer": True},
             dist_init_required=False,
         )
 
-    def step(self, batch: MicroBatch) -> torch.Tensor:
-        """One optimizer step on a padded copy of `batch`; the loss before it, a scalar."""
-        rows = {name: x.to(self.device) for name, x in pad_batch(batch, self.row).items()}
+    def rows(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """A padded copy of `batch` on the device. Full rows have no mask: attention is faster."""
+        rows = pad_batch(batch, self.row)
+        if rows["attention_mask"].all():
+            del rows["attention_mask"]
+        return {name: x.to(self.device) for name, x in rows.items()}
+
+    def step(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        """One optimizer step; the loss before it, a scalar."""
         if self.engine is not None:
             loss = self.engine(**rows).loss
             self.engine.backward(loss)
@@ -159,17 +166,19 @@ def pad_batch(batch: MicroBatch, row: int | None) -> dict[str, Any]:
     }
 
 
-def measure(args) -> dict:
-    """Seconds of every step; in each round all take a step on the same batch."""
-    from albert_ds.runtime.run_folder import read_versions
-    from albert_ds.train import next_batch, train_step
+def fill_defaults(args, *, on_gpu: bool) -> None:
+    """What was not typed. Small passes of a GPU are bound by their launches, not by its speed."""
+    file = "zero1_bf16_adamw.json" if on_gpu else "zero1_fp32_adamw.json"
+    args.deepspeed_config = args.deepspeed_config or f"ds_configs/{file}"
+    args.micro_batch_size = args.micro_batch_size or (32 if on_gpu else 4)
+    args.peers = args.peers or [*PEERS, *(FLASH if find_spec("flash_attn") else ())]
 
-    traffic = record_traffic()
-    device = join_world(read_world())
+
+def config_of(args) -> RunConfig:
     model = SIZES[args.model]
     if args.dropout is not None:
         model = replace(model, dropout=args.dropout)
-    config = bench_config(
+    return bench_config(
         args.model,
         model,
         deepspeed_config=args.deepspeed_config,
@@ -177,6 +186,17 @@ def measure(args) -> dict:
         sequence_length=args.sequence_length,
         data=args.data,
     )
+
+
+def measure(args) -> dict:
+    """Seconds of every step; in each round all take a step on the same batch."""
+    from albert_ds.runtime.run_folder import read_versions
+    from albert_ds.train import next_batch, train_step
+
+    traffic = record_traffic()
+    device = join_world(read_world())
+    fill_defaults(args, on_gpu=device.type == "cuda")
+    config = config_of(args)
     mesh = build_mesh(1)
     run = open_bench_run(config, mesh, device, traffic)
     ours = {OURS: run}
@@ -195,7 +215,8 @@ def measure(args) -> dict:
             for kind, one in ours.items()
         }
         for kind, peer in peers.items():
-            step = clock(device, lambda peer=peer, batch=micro_batch: peer.step(batch))
+            rows = peer.rows(micro_batch)
+            step = clock(device, lambda peer=peer, rows=rows: peer.step(rows))
             seconds[kind] = step[0]
             if number == 0:
                 losses[kind] = float(step[1])
@@ -208,7 +229,7 @@ def measure(args) -> dict:
     steps = {}
     if args.profile:
         steps |= {kind: partial(train_step, one, batch) for kind, one in ours.items()}
-        steps |= {kind: partial(peer.step, micro_batch) for kind, peer in peers.items()}
+        steps |= {kind: partial(peer.step, peer.rows(micro_batch)) for kind, peer in peers.items()}
     return {
         "profiles": {kind: profile(device, step) for kind, step in steps.items()},
         "device": device.type,
@@ -228,7 +249,10 @@ def profile(device: torch.device, step: Callable) -> dict[str, float]:
     with torch.profiler.profile() as trace:
         step()
     kind = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
-    spent = {operator.key: getattr(operator, kind) for operator in trace.key_averages()}
+    # An operator's device time is that of its kernels, which the trace has as events of their own.
+    host = torch.profiler.DeviceType.CPU
+    operators = [found for found in trace.key_averages() if found.device_type == host]
+    spent = {operator.key: getattr(operator, kind) for operator in operators}
     total = sum(spent.values())
     largest = sorted(spent, key=spent.__getitem__, reverse=True)[:NUM_OPERATORS]
     shares = {name: spent[name] / total for name in largest}
