@@ -62,14 +62,9 @@ def build_parser() -> Parser:
     )
     add("--dropout", type=Number(low=0, below=1), help="probability (default: the size's)")
     add("--vocab-size", type=positive, default=30_000, help="pieces, without --data")
-    add(
-        "--deepspeed_config",
-        type=cli.path,
-        nargs="+",
-        metavar="FILE",
-        help="DeepSpeed's JSON files (default: of ds_configs/ zero1_bf16.json on a GPU, "
-        "zero1_fp32.json on a CPU)",
-    )
+    text = "DeepSpeed's JSON files (default: of ds_configs/ zero1_bf16.json on a GPU, "
+    text += "zero1_fp32.json on a CPU)"
+    add("--deepspeed_config", type=cli.path, nargs="+", metavar="FILE", help=text)
     add(
         "--activation-checkpointing",
         type=several(checkpointing_mode),
