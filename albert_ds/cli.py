@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from albert_ds.errors import ENDINGS, UserError, name_os_error
+from albert_ds.errors import ENDINGS, UserError, hide_passwords, name_os_error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +66,10 @@ positive = Number(low=1, whole=True)
 
 def path(text: str) -> str:
     """The name of a file or folder. An empty name would mean the current folder."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError(f"{text!r}: must be the name of a file or folder")
+    # A name that is not UTF-8 comes with surrogates, which no JSON and not every library takes.
+    is_unicode = text == text.encode(errors="ignore").decode()
+    if not text.strip() or "\0" in text or not is_unicode:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be the name of a file or folder in UTF-8")
     return text
 
 
@@ -119,7 +121,7 @@ def check_ranges(config: Any) -> None:
         value, allowed = getattr(config, name), declared.type
         if isinstance(allowed, Number) and value is not None and value not in allowed:
             raise UserError(f"{declared.name or as_flag(name)} {value}: must be {allowed}")
-        if declared.choices is not None and value not in declared.choices:
+        if declared.choices is not None and value not in (None, *declared.choices):
             words = ", ".join(declared.choices)
             raise UserError(f"{declared.name or as_flag(name)} {value}: must be one of {words}")
 
@@ -188,6 +190,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **how: Any):
         how |= {"allow_abbrev": False, "formatter_class": HelpFormatter}
         super().__init__(**how)
+        self.register("type", Path, lambda text: Path(path(text)))
         if how.get("add_help", True):
             self.add_argument(
                 "--version", action=_PrintVersion, help="print the version of albert-ds and exit"
@@ -289,6 +292,7 @@ def as_reference(parser: argparse.ArgumentParser) -> str:
 
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Run a command and leave the process: one line on stderr and the exit code for an ending."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # ty: ignore[missing-union-attribute]
     try:
         try:
             code = main(sys.argv[1:]) or 0
@@ -302,7 +306,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 def log_line(message: str) -> None:
     """One line on stderr."""
-    print(f"albert-ds: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    line = hide_passwords(" ".join(message.split()))
+    print(f"albert-ds: {line}", file=sys.stderr, flush=True)
 
 
 def as_flag(name: str) -> str:

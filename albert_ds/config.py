@@ -56,7 +56,6 @@ class RunConfig(SharedConfig):
     size: str = flag(
         "size of the model, as in the paper's Table 1", choices=SIZES, name="--model", group=WHAT
     )
-    model: ModelConfig
     stream: StreamConfig
     data: list[str] = flag(
         "folders of shards, made by tools/build_shards.py",
@@ -85,6 +84,14 @@ class RunConfig(SharedConfig):
         "other random numbers",
         default=False,
         group=COMPILATION,
+        may_change=True,
+    )
+    trust_shards: bool = flag(
+        "do not compare the sha256 of each shard with index.json when it is read, which takes "
+        "about 1 second a GB; headers, counts and the checksum of each record are compared in any "
+        "case",
+        default=False,
+        group=LAYOUT,
         may_change=True,
     )
     fast: list[str] | None = flag(

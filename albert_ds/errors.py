@@ -4,6 +4,7 @@ The message of each is the one line that the user sees. Any other exception is a
 """
 
 import errno
+import re
 
 # Errors that the user can correct, and errors of the machine.
 WRONG_PATH = (
@@ -16,31 +17,41 @@ STORAGE_GONE = (
 )
 
 
-class UserError(ValueError):
+def hide_passwords(text: str) -> str:
+    """`text`, in which no URL shows a password (scheme://user:password@host)."""
+    return re.sub(r'(://[^/@\s:"]*):[^/@\s"]*@', r"\1:***@", text)
+
+
+class _Ending(Exception):
+    def __str__(self) -> str:
+        return hide_passwords(super().__str__())
+
+
+class UserError(_Ending, ValueError):
     """The user's input is wrong. The message names flag or file, the value and what is allowed."""
 
     code = 2
 
 
-class DamagedData(RuntimeError):
+class DamagedData(_Ending, RuntimeError):
     """Data on the disk is damaged. The message names the file and the record."""
 
     code = 3
 
 
-class Diverged(RuntimeError):
+class Diverged(_Ending, RuntimeError):
     """The gradient stayed infinite or NaN. The message names the last good checkpoint."""
 
     code = 4
 
 
-class MachineFailed(RuntimeError):
+class MachineFailed(_Ending, RuntimeError):
     """A rank is missing or storage failed. The message names what was saved."""
 
     code = 5
 
 
-class Stopped(RuntimeError):
+class Stopped(_Ending, RuntimeError):
     """Stopped on request after a complete checkpoint. The same command continues from there."""
 
     code = 75

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from albert_ds.cli import Number, log_line
-from albert_ds.errors import UserError
+from albert_ds.errors import DamagedData, UserError
 
 T = TypeVar("T")
 MAX_BYTES = 1 << 27
@@ -27,19 +27,37 @@ MAX_NUMBER = 10**40  # of whole numbers: transformers writes 10**30 as a length 
 def read_json(path: Path, name: str | None = None) -> dict:
     """The JSON object in a file; UserError, which names `name` or the path, where there is none."""
     name = name or str(path)
+    return parse_json(_read(path, name), name)
+
+
+def read_data(path: Path, schema: dict) -> dict:
+    """The object in a file of a task's data, which has the keys of `schema`.
+
+    Raises UserError where the file cannot be read, DamagedData where its content is wrong.
+    """
+    content = _read(path, f"--data: {path}")
+    try:
+        found = parse_json(content, str(path))
+        check(found, schema, str(path))
+    except UserError as error:
+        raise DamagedData(str(error)) from None
+    return found
+
+
+def _read(path: Path, name: str) -> bytes:
     try:
         if not path.exists():
             raise UserError(f"{name}: no such file")
         if not path.is_file():
             raise UserError(f"{name}: not a file")
         with path.open("rb") as file:
-            return parse_json(file.read(MAX_BYTES + 1), name)
+            return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
 
 
 def parse_json(content: bytes, name: str) -> dict:
-    """The JSON object of UTF-8 text."""
+    """The JSON object of UTF-8 text, all of it text that can be written as UTF-8 again."""
     if len(content) > MAX_BYTES:
         raise UserError(f"{name}: over {MAX_BYTES >> 20} MB; must be smaller")
     try:
@@ -50,6 +68,8 @@ def parse_json(content: bytes, name: str) -> dict:
             parse_float=_finite,
             parse_constant=_finite,
         )
+        if b"\\u" in content:
+            json.dumps(found, ensure_ascii=False).encode()  # fails for half of a surrogate pair
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: not JSON: {error}") from None
     if not isinstance(found, dict):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from albert_ds.cli import Flag, Number, as_flag, flag, path, positive
-from albert_ds.errors import UserError
+from albert_ds.errors import UserError, hide_passwords
 from albert_ds.files import write_file
 from albert_ds.json_files import check, read_json
 from albert_ds.model.config import ModelConfig
@@ -98,6 +98,7 @@ class SharedConfig:
         group=WHAT,
         may_change=True,
     )
+    model: ModelConfig
     steps: int
     batch_size: int
     warmup_steps: int
@@ -216,7 +217,8 @@ def write_config(config: SharedConfig, **facts: str) -> None:
 
     config.run.mkdir(parents=True, exist_ok=True)
     record = {**as_json(config), **facts, "versions": read_versions()}
-    write_file(config.run / "config.json", json.dumps(record, indent=1) + "\n")
+    # A URL of --data may hold a password.
+    write_file(config.run / "config.json", hide_passwords(json.dumps(record, indent=1)) + "\n")
 
 
 def read_previous(output: str) -> dict | None:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -267,8 +267,9 @@ def open_stream(config: RunConfig, mesh: Mesh, samples: int) -> Iterator[MicroBa
     from albert_ds.data.shards import open_shards
     from albert_ds.data.stream import training_batches
 
+    sources = [open_shards(folder, "train") for folder in config.data]
     return training_batches(
-        [open_shards(folder, "train") for folder in config.data],
+        [replace(source, is_hashed=not config.trust_shards) for source in sources],
         config.data_weights,
         config.stream,
         start=samples,

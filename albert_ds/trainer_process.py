@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from albert_ds.cli import peek_output
+from albert_ds.model.config import count_params
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.run_config import SharedConfig
 from albert_ds.runtime.ending import (
@@ -17,7 +18,7 @@ from albert_ds.runtime.ending import (
     say,
     write_exit,
 )
-from albert_ds.runtime.environment import World, read_world
+from albert_ds.runtime.environment import World, check_memory, read_world
 from albert_ds.runtime.heartbeat import Heartbeat
 from albert_ds.runtime.native_log import NativeLog, name_log
 from albert_ds.runtime.rendezvous import meet_ranks, open_groups, use_deterministic_algorithms
@@ -61,6 +62,7 @@ class TrainerProcess:
         self._store = store  # it lives in rank 0 until the process ends
         self.heartbeat = Heartbeat(self.world, config.run, record=self.record, minutes=minutes)
         open_groups(self.world, store, self.device, timeout_minutes=minutes)
+        check_memory(sum(count_params(config.model).values()), self.world, self.device.type)
         self.mesh = build_mesh(config.tensor_parallel, timeout_minutes=minutes)
         self.lock = lock_run_folder(config.run, self.mesh, write_files)
         self.has_run = True

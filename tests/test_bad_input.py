@@ -6,12 +6,13 @@ real program, to see the exit code, the single line, and that nothing was writte
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from albert_ds.config import read_config
 from albert_ds.errors import UserError
-from albert_ds.run_config import as_json
+from albert_ds.run_config import as_json, write_config
 from tests.conftest import ROOT, finish, start_ranks, train_command
 
 
@@ -271,6 +272,7 @@ def test_a_key_that_an_old_run_lacks_has_its_old_default(data, tmp_path):
         *(("max_ngram", value) for value in ("1000", "3.0")),
         *(("data_weights", value) for value in ("0", "nan")),
         *((name, "") for name in ("output", "data", "deepspeed_config", "init_from")),
+        *((name, "\udcff") for name in ("output", "data")),
     ],
 )
 def test_a_value_out_of_range_names_flag_value_and_range(data, tmp_path, flag, value):
@@ -278,7 +280,8 @@ def test_a_value_out_of_range_names_flag_value_and_range(data, tmp_path, flag, v
     command = argv_of(train_command(given.pop("data"), given.pop("output"), **given))
     name = flag if flag == "deepspeed_config" else flag.replace("_", "-")
     message = refuse(command)
-    assert message.startswith(f"--{name} {value or repr(value)}: must be "), message
+    shown = value if value.isprintable() and value else repr(value)
+    assert message.startswith(f"--{name} {shown}: must be "), message
 
 
 def test_an_empty_output_writes_nothing(data, tmp_path, monkeypatch, capsys):
@@ -301,6 +304,28 @@ def test_the_program_ends_with_2_one_line_and_nothing_written(data, tmp_path):
     assert len(lines) == 1 and lines[0].startswith("albert-ds: --batch-size 9")
     assert outputs[1] == ("", "")  # local rank 0 speaks for all
     assert not run.exists()
+
+
+def test_a_model_that_no_memory_holds_ends_with_2_before_anything_is_written(data, tmp_path):
+    run = tmp_path / "run"
+    command = train_command(data, run, hidden_size=1 << 20, ffn_size=1 << 20)
+    (rank,) = start_ranks(command, 1)
+    err = rank.communicate(timeout=180)[1]
+    lines = [line for line in err.splitlines() if line.startswith("albert-ds: ")]
+    assert rank.returncode == 2 and len(lines) == 1, err
+    assert " GB of this machine's memory, " in lines[0] and "Traceback" not in err
+    assert not run.exists()
+
+
+def test_the_password_of_a_url_is_not_in_config_json(data, tmp_path):
+    run = tmp_path / "run"
+    config = read_config(argv_of(train_command(data, run)), world_size=2)
+    url = "https://user:secret@host/data"
+    write_config(replace(config, data=[url, "https://host/b@c:d"]))
+    written = (run / "config.json").read_text()
+    assert "secret" not in written
+    assert json.loads(written)["data"] == ["https://user:***@host/data", "https://host/b@c:d"]
+    read_config(argv_of(train_command(data, run)), world_size=2)  # it is no reason not to resume
 
 
 def test_a_run_in_use_is_refused_and_its_ending_left_alone(data, tmp_path):

@@ -30,6 +30,7 @@ TOO_LONG = {
     "optim/test_real_sizes.py",
     "tasks/squad/test_dataset.py",
     "test_compile.py::test_layers_and_lengths_share_their_graphs",
+    "test_generated_input.py",
     "test_json_files.py",
 }
 

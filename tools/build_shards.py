@@ -20,7 +20,13 @@ def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
     add_input_flag(parser)
-    add("--vocab", required=True, metavar="FILE", help="spiece.model of build_vocab.py")
+    add(
+        "--vocab",
+        required=True,
+        type=cli.path,
+        metavar="FILE",
+        help="spiece.model of build_vocab.py",
+    )
     add("--output", required=True, type=Path, metavar="DATA", help="folder to write to; is made")
     cli.add_flags(parser, BuildConfig)
     return parser

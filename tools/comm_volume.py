@@ -73,6 +73,7 @@ def build_parser() -> Parser:
     add("--tensor-parallel", type=positive, default=1, help="ranks that share a block")
     add(
         "--deepspeed_config",
+        type=cli.path,
         nargs="+",
         default=["ds_configs/zero0_fp32.json", "ds_configs/zero1_bf16.json"],
         metavar="FILE",

@@ -33,7 +33,12 @@ if TYPE_CHECKING:
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__)
     add = parser.add_argument
-    add("--data", metavar="DATA", help="folder made by build_shards.py (required without --run)")
+    add(
+        "--data",
+        type=cli.path,
+        metavar="DATA",
+        help="folder made by build_shards.py (required without --run)",
+    )
     add(
         "--run",
         type=Path,

@@ -5,7 +5,6 @@ from pathlib import Path
 from albert_ds import cli
 from albert_ds.cli import Parser
 from albert_ds.errors import UserError
-from albert_ds.lab.plots.style import read_report
 
 
 def build_parser() -> Parser:
@@ -75,13 +74,13 @@ def main(argv: list[str]) -> None:
         case "curves":
             plot_curves(args)
         case "scaling":
-            from albert_ds.lab.plots.lines import draw_scaling
+            from albert_ds.lab.plots.lines import draw_scaling, read_predictions
 
-            draw_scaling(read_report(args.input, "rows")["rows"], args.output)
+            draw_scaling(read_predictions(args.input), args.output)
         case "layers":
-            from albert_ds.lab.plots.lines import draw_layers
+            from albert_ds.lab.plots.lines import draw_layers, read_models
 
-            draw_layers(read_report(args.input, "models")["models"], args.output)
+            draw_layers(read_models(args.input), args.output)
         case _:
             plot_cells(args)
     print(args.output)

@@ -174,10 +174,12 @@ def run_fit(args) -> None:
 def _read_memory_errors(path: Path | None) -> dict | None:
     if path is None:
         return None
-    try:
-        errors = [abs(cell["error"]) for cell in json.loads(path.read_text())]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"--memory {path}: not a report of memory_bench.py: {error!r}") from None
+    name = f"--memory {path}"
+    report = read_json(path, name)
+    check_json(report, {"cells": [{"error": Number()}]}, name)
+    errors = [abs(cell["error"]) for cell in report["cells"]]
+    if not errors:
+        raise UserError(f"{name}: holds no cells")
     return {"cells": len(errors), "mean": sum(errors) / len(errors), "largest": max(errors)}
 
 

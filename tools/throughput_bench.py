@@ -24,6 +24,7 @@ from albert_ds.cli import Number, Parser, flags_of, log_line, natural, positive
 from albert_ds.config import RunConfig
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
+from albert_ds.json_files import read_json
 from albert_ds.lab.bench_run import bench_config, count_gpus
 from albert_ds.lab.measurement import close, describe, open_cells, take_turns, write_profile
 from albert_ds.lab.nodes import check_nodes, is_in_node, open_nodes, parse_rate, start_ranks
@@ -53,16 +54,17 @@ def build_parser() -> Parser:
     add("--zero", type=several(natural), help="ZeRO stages (default: as in --deepspeed_config)")
     add("--accumulation", type=positive, default=1, help="micro-batches per optimizer step")
     add("--sequence-length", type=positive, default=512, help="tokens of a synthetic row")
-    add("--data", nargs="+", help="folders of build_shards.py (default: synthetic rows)")
+    add(
+        "--data",
+        nargs="+",
+        type=cli.path,
+        help="folders of build_shards.py (default: synthetic rows)",
+    )
     add("--dropout", type=Number(low=0, below=1), help="probability (default: the size's)")
     add("--vocab-size", type=positive, default=30_000, help="pieces, without --data")
-    add(
-        "--deepspeed_config",
-        nargs="+",
-        metavar="FILE",
-        help="DeepSpeed's JSON files (default: of ds_configs/ zero1_bf16.json on a GPU, "
-        "zero1_fp32.json on a CPU)",
-    )
+    text = "DeepSpeed's JSON files (default: of ds_configs/ zero1_bf16.json on a GPU, "
+    text += "zero1_fp32.json on a CPU)"
+    add("--deepspeed_config", type=cli.path, nargs="+", metavar="FILE", help=text)
     add(
         "--activation-checkpointing",
         type=several(checkpointing_mode),
@@ -258,7 +260,7 @@ def start_each(argv: list[str], args, layouts: list[tuple[int, int]]) -> int:
                 code = start_ranks([*argv, *own], ranks, nodes)
             if code:
                 return code
-            measured = json.loads(part.read_text())
+            measured = read_json(part)
             report = {**measured, "cells": [*report.get("cells", []), *measured["cells"]]}
             write_report(args.output, report)
     return 0

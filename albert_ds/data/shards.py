@@ -16,6 +16,9 @@ starts a word of the user's segmenter.
 The same sequences in the same order give the same bytes. Any WebDataset reader can read a shard;
 here the headers are read directly, because records are needed in another order than in the file,
 and often only some of them (8 microseconds a member; WebDataset takes 50 and more).
+
+Nothing in a folder is believed before it is checked: a shard's size, its headers, the number of its
+tokens and its sha256 when it is read, a record when it is unpacked.
 """
 
 import hashlib
@@ -36,17 +39,18 @@ from albert_ds.data.storage import is_url, join, read_bytes
 from albert_ds.data.vocab import MODEL_NAME, Vocab, read_vocab
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.files import write_file
-from albert_ds.json_files import check, parse_json
+from albert_ds.json_files import MAX_BYTES, check, parse_json
 
 INDEX_NAME = "index.json"
 FORMAT = 1
 SPLITS = ("train", "heldout")
+MAX_SHARD_BYTES = 1 << 32  # a rank holds up to eight shards in memory
 _SIZE = Number(low=0, high=1 << 48, whole=True)
 _SHARD = {
     "name": str,
-    "samples": Number(low=1, high=1 << 32, whole=True),
+    "samples": Number(low=1, high=MAX_SHARD_BYTES, whole=True),
     "tokens": _SIZE,
-    "bytes": _SIZE,
+    "bytes": Number(low=0, high=MAX_SHARD_BYTES, whole=True),
     "sha256": str,
 }
 _SPLIT = {"shards": [_SHARD], "samples": _SIZE, "tokens": _SIZE, "documents": _SIZE}
@@ -97,6 +101,8 @@ def unpack_sequence(
     ends, ids = body[:sentences], body[sentences:]
     if not 0 < sentences < len(body) or ends[-1] != len(ids):
         raise ValueError(f"its {sentences} sentences do not end at its {len(ids)} tokens")
+    if not ends[0] or (ends[1:] <= ends[:-1]).any():
+        raise ValueError(f"the ends of its {sentences} sentences do not rise")
     if ids.max() >= vocab_size * (1 + segmented):
         raise ValueError(f"token id {ids.max()} is not under the vocabulary size {vocab_size}")
     return Sequence(document, ends, ids, segmented)
@@ -124,6 +130,7 @@ class ShardSet:
     sequence_length: int  # tokens of the longest sample, with [CLS] and two [SEP]
     token_dtype: np.dtype
     segmented: bool = False  # built with --segmented
+    is_hashed: bool = True  # whether a shard's sha256 is compared when it is read
 
     @property
     def fingerprint(self) -> str:
@@ -158,16 +165,28 @@ class Shard:
     """A shard in memory. A record is unpacked and checked when it is asked for."""
 
     def __init__(self, source: ShardSet, number: int):
-        self._info = source.shards[number]
-        self._path = join(source.folder, self._info.name)
+        self._info = info = source.shards[number]
+        self._path = join(source.folder, info.name)
         self._dtype = source.token_dtype
         self._vocab_size = source.vocab.size
         self._segmented = source.segmented
         try:
-            self._content = read_bytes(self._path)
+            self._content = read_bytes(self._path, info.bytes + 1)
         except FileNotFoundError:
             raise UserError(f"{self._path}: this shard of {INDEX_NAME} is missing") from None
         self._places = self._find_records()
+        found = {"tokens": self._count_tokens()}
+        if source.is_hashed:
+            found["sha256"] = hashlib.sha256(self._content).hexdigest()
+        for name, value in found.items():
+            if value != getattr(info, name):
+                for each in range(len(self)):  # the first damaged record is the better message
+                    self[each]
+                raise DamagedData(
+                    f"{self._path}: all its {len(self)} records can be read, but its {name} "
+                    f"{value} is not the {getattr(info, name)} of {INDEX_NAME}: it is of another "
+                    "build, or was changed"
+                )
 
     def __len__(self) -> int:
         return len(self._places)
@@ -194,6 +213,9 @@ class Shard:
             if name != self._key(number):
                 raise self._damaged(number, f"missing; {name or 'the end'} is in its place")
             begin, end = at + _BLOCK, at + _BLOCK + size
+            if end > self._info.bytes:
+                whole = f"the {self._info.bytes} of the shard in {INDEX_NAME}"
+                raise self._damaged(number, f"its {size} bytes go beyond {whole}")
             if end > len(content):
                 raise self._damaged(number, "the shard is cut short within it")
             places.append((begin, end))
@@ -201,6 +223,15 @@ class Shard:
         if any(content[at : at + _BLOCK]):
             raise self._damaged(len(places), f"more records than the {len(places)} of {INDEX_NAME}")
         return places
+
+    def _count_tokens(self) -> int:
+        """The number of tokens that the records declare."""
+        total = 0
+        for begin, end in self._places:
+            if end - begin >= _HEADER.size:
+                _, sentences, _ = _HEADER.unpack_from(self._content, begin)
+                total += (end - begin - _HEADER.size) // self._dtype.itemsize - sentences
+        return total
 
     def _key(self, number: int) -> str:
         return f"{self._info.name[:-4]}-{number:05d}.seq"
@@ -241,14 +272,40 @@ def read_index(folder: Path | str) -> dict:
     """The content of a built folder's index.json. Raises UserError where it is not one."""
     path = join(str(folder), INDEX_NAME)
     try:
-        content = read_bytes(path)
+        content = read_bytes(path, MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{folder}: no {INDEX_NAME} here; build the shards with build_shards.py"
         ) from None
     index = parse_json(content, path)
     check(index, SCHEMA, path)
+    check(index.get("segmented", False), bool, f"{path}: segmented")  # earlier versions do not say
+    _check_index(index, path)
     return index
+
+
+def _check_index(index: dict, path: str) -> None:
+    """Raise UserError where the entries of an index contradict each other."""
+    seen: dict[str, str] = {}
+    for split in SPLITS:
+        entry = index["splits"][split]
+        for shard in entry["shards"]:
+            name = shard["name"]
+            if not _SHARD_NAME.fullmatch(name) or not name.startswith(f"{split}-"):
+                raise UserError(f"{path}: {name!r} is not the name of a shard of splits.{split}")
+            for value in (name, shard["sha256"]):
+                if value in seen:
+                    raise UserError(
+                        f"{path}: splits.{split}.shards: names a shard twice: {seen[value]}, {name}"
+                    )
+                seen[value] = name
+        for what in ("samples", "tokens"):
+            total = sum(shard[what] for shard in entry["shards"])
+            if entry[what] != total:
+                raise UserError(
+                    f"{path}: splits.{split}.{what} {entry[what]}: must be {total}, the sum over "
+                    "its shards"
+                )
 
 
 def open_shards(folder: Path | str, split: str) -> ShardSet:
@@ -258,16 +315,12 @@ def open_shards(folder: Path | str, split: str) -> ShardSet:
     is not the one that index.json names. A shard's content is read and checked when it is needed.
     """
     folder = str(folder)
-    index, path = read_index(folder), join(folder, INDEX_NAME)
+    index = read_index(folder)
     names = [field.name for field in fields(ShardInfo)]
     entries = index["splits"][split]["shards"]
     shards = tuple(ShardInfo(**{name: entry[name] for name in names}) for entry in entries)
-    if len({shard.name for shard in shards}) < len(shards):
-        raise UserError(f"{path}: splits.{split}.shards: names a shard twice")
     vocab = read_vocab(join(folder, MODEL_NAME), sha256=index["vocab_sha256"])
     for shard in shards:
-        if not _SHARD_NAME.fullmatch(shard.name):
-            raise UserError(f"{path}: {shard.name!r} is not the name of a shard")
         # At a URL a missing shard is found when it is needed: one request for each takes long.
         if not is_url(folder) and not Path(folder, shard.name).is_file():
             raise UserError(f"{join(folder, shard.name)}: this shard of {INDEX_NAME} is missing")
@@ -280,5 +333,5 @@ def open_shards(folder: Path | str, split: str) -> ShardSet:
         vocab=vocab,
         sequence_length=index["sequence_length"],
         token_dtype=np.dtype(index["token_dtype"]).newbyteorder("<"),
-        segmented=index.get("segmented", False),  # earlier versions do not say
+        segmented=index.get("segmented", False),
     )

@@ -9,6 +9,7 @@ import json
 import re
 from pathlib import Path
 
+from albert_ds.cli import Number
 from albert_ds.data.vocab import (
     CONFIG_NAME,
     SPECIAL_PIECES,
@@ -16,10 +17,18 @@ from albert_ds.data.vocab import (
     Normalisation,
     Vocab,
     make_portable,
+    open_vocab,
 )
 from albert_ds.errors import UserError
-from albert_ds.json_files import read_json
+from albert_ds.json_files import check, read_json
 
+SCORE = Number(low=-1e6, high=1e6)  # of a piece: the logarithm of its probability
+SCHEMA = {
+    "model": {"type": str, "unk_id": Number(low=0, whole=True), "vocab": [[str, SCORE]]},
+    "normalizer": {"normalizers": [{"type": str}]},
+    "pre_tokenizer": {"pretokenizers": [{"type": str}]},
+    "added_tokens": [{"id": Number(low=0, whole=True), "content": str}],
+}
 BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 # A step of transformers 4: one blank instead of several, as every ALBERT tokenizer does later on.
 BLANKS = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
@@ -37,16 +46,14 @@ def read_tokenizer_json(path: Path) -> Vocab:
     `tokenizer_config.json` beside it contradicts it.
     """
     content = read_json(path)
-    try:
-        model = content["model"]
-        pieces = [(str(piece), float(score)) for piece, score in model["vocab"]]
-        kind, unk, byte_fallback = model["type"], model["unk_id"], bool(model.get("byte_fallback"))
-        steps = list(content["normalizer"]["normalizers"])
-        charsmap = _find_charsmap(steps)
-        splits = _read_splits(content["pre_tokenizer"])
-        added = [(token["id"], token["content"]) for token in content["added_tokens"]]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: not the tokenizer of an ALBERT: {error!r}") from None
+    check(content, SCHEMA, str(path))
+    model, steps = content["model"], content["normalizer"]["normalizers"]
+    pieces = [(piece, float(score)) for piece, score in model["vocab"]]
+    kind, unk, byte_fallback = model["type"], model["unk_id"], model.get("byte_fallback", False)
+    check(byte_fallback, (bool, None), f"{path}: model.byte_fallback")
+    charsmap = _find_charsmap(path, steps)
+    splits = _read_splits(content["pre_tokenizer"])
+    added = [(int(token["id"]), token["content"]) for token in content["added_tokens"]]
     if (kind, unk) != ("Unigram", UNK):
         raise UserError(
             f"{path}: its model is {kind}, unk_id {unk}; an ALBERT's is Unigram, unk_id {UNK}"
@@ -56,14 +63,19 @@ def read_tokenizer_json(path: Path) -> Vocab:
     for number, token in added:
         if number >= len(pieces) or pieces[number][0] != token:
             raise UserError(f"{path}: added token {token!r}, id {number}, is no piece of the model")
-    built = make_portable(_build_model(pieces, charsmap, byte_fallback), str(path))
-    return Vocab(built, _find_normalisation(path, steps, charsmap))
+    normalisation = _find_normalisation(path, steps, charsmap)
+    model_file = _build_model(pieces, charsmap, bool(byte_fallback))
+    return open_vocab(make_portable(model_file, str(path)), normalisation, str(path))
 
 
-def _find_charsmap(steps: list[dict]) -> bytes:
+def _find_charsmap(path: Path, steps: list[dict]) -> bytes:
     for step in steps:
         if step["type"] == "Precompiled":
-            return base64.b64decode(step["precompiled_charsmap"] or "")
+            check(step, {"precompiled_charsmap": (str, None)}, str(path))
+            try:
+                return base64.b64decode(step["precompiled_charsmap"] or "", validate=True)
+            except ValueError as error:
+                raise UserError(f"{path}: precompiled_charsmap: {error}") from None
     return b""
 
 

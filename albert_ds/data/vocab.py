@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from albert_ds.data.storage import join, read_bytes
 from albert_ds.errors import DamagedData, UserError
+from albert_ds.json_files import MAX_BYTES, check, parse_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -245,7 +246,7 @@ def read_vocab(location: Path | str, *, sha256: str | None = None) -> Vocab:
     """
     location = str(location)
     try:
-        model = read_bytes(location)
+        model = read_bytes(location, MAX_BYTES)
     except OSError:
         raise UserError(
             f"{location}: no such file; a vocabulary is a {MODEL_NAME} of build_vocab.py"
@@ -254,11 +255,9 @@ def read_vocab(location: Path | str, *, sha256: str | None = None) -> Vocab:
         raise UserError(f"{location}: not the vocabulary these shards were built with")
     beside = join(location.rpartition("/")[0] or ".", CONFIG_NAME)
     try:
-        config = json.loads(read_bytes(beside))
+        config = parse_json(read_bytes(beside, MAX_BYTES + 1), beside)
     except FileNotFoundError:
         config = {}
-    except ValueError as error:
-        raise UserError(f"{beside}: not JSON: {error}") from None
     portable = make_portable(model, location)
     normalisation = read_normalisation(config, beside)
     trained = _parse(portable).normalizer_spec.name
@@ -268,20 +267,26 @@ def read_vocab(location: Path | str, *, sha256: str | None = None) -> Vocab:
             f"{normalisation.name}, but {location} was trained under {trained}: keep both files of "
             "one vocabulary together"
         )
+    return open_vocab(portable, normalisation, location)
+
+
+def open_vocab(model: bytes, normalisation: Normalisation, name: str) -> Vocab:
+    """The vocabulary of a model; UserError, with `name`, where the libraries cannot use it."""
     try:
-        return Vocab(portable, normalisation)
-    except RuntimeError as error:
-        raise UserError(f"{location}: SentencePiece cannot read it: {error}") from None
+        return Vocab(model, normalisation)
+    except Exception as error:  # the tokenizers library raises nothing narrower
+        raise UserError(f"{name}: not a vocabulary of ALBERT's: {error}") from None
 
 
 def read_normalisation(config: dict, name: str = CONFIG_NAME) -> Normalisation:
     """What a `tokenizer_config.json` says; without "normalization" it is AlbertTokenizer's."""
+    schema = {"normalization": FORMS, "keep_accents": bool, "do_lower_case": bool}
+    check({key: config[key] for key in schema if key in config}, schema, name, is_closed=True)
     form = config.get("normalization", "albert")
     keep_accents = config.get("keep_accents", False)
-    if form not in FORMS or not (keep_accents or form == "albert"):
+    if not keep_accents and form != "albert":
         raise UserError(
-            f'{name}: "normalization" is {form!r} with "keep_accents" {keep_accents}: must be '
-            f"one of {', '.join(FORMS)}, and nfkc keeps accents"
+            f'{name}: keep_accents false: must be true, because "normalization" is "{form}"'
         )
     return Normalisation(
         lower_case=config.get("do_lower_case", True), keep_accents=keep_accents, form=form

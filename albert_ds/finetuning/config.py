@@ -124,7 +124,6 @@ class FinetuneConfig(SharedConfig):
         default=False,
         group=START,
     )
-    model: ModelConfig
     head: HeadConfig
     vocab_sha256: str
     features: dict[str, str]  # split -> fingerprint of its content and how it was tokenised

@@ -15,6 +15,7 @@ from albert_ds.data.vocab import Vocab
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.files import write_file
 from albert_ds.finetuning.config import FinetuneConfig
+from albert_ds.json_files import check
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.runtime.consensus import raise_first_error
 from albert_ds.tasks.features import Split, cached, fingerprint, read_features
@@ -135,9 +136,11 @@ def read_outputs(folder: Path, split: str) -> tuple[dict[str, np.ndarray], dict[
     try:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return arrays, file.metadata()
+            about = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
+    check(about, {"key": str}, str(path))
+    return arrays, about
 
 
 def summarise_seeds(results: list[dict]) -> dict:

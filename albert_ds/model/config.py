@@ -101,15 +101,16 @@ class ModelConfig:
 
     def __post_init__(self):
         check_ranges(self)
-        if self.type_vocab_size < 1:
-            raise UserError(f"--type-vocab-size {self.type_vocab_size}: must be at least 1")
+        if self.type_vocab_size not in WIDTH:
+            raise UserError(f"--type-vocab-size {self.type_vocab_size}: must be {WIDTH}")
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f"--num-heads {self.num_heads} does not divide --hidden-size {self.hidden_size}"
             )
+        above = Number(above=0, high=1)
         for name in ("initializer_range", "layer_norm_eps"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{as_flag(name)} {getattr(self, name)}: must be above 0")
+            if getattr(self, name) not in above:
+                raise UserError(f"{as_flag(name)} {getattr(self, name)}: must be {above}")
         share(self.sharing, self.num_layers)
         read_additions(self.per_layer)
 
@@ -265,6 +266,9 @@ class HeadConfig:
     def __post_init__(self):
         if self.kind not in KINDS:
             raise UserError(f"kind {self.kind}: must be one of {', '.join(KINDS)}")
+        for name, allowed in (("num_labels", WIDTH), ("dropout", DROPOUT)):
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name} {getattr(self, name)}: must be {allowed}")
 
     @property
     def reads_pooled(self) -> bool:

@@ -67,6 +67,11 @@ def read_world(environ=os.environ) -> World:
             launcher="srun",
             address=_read_address(environ),
         )
+    if environ.get("WORLD_SIZE", "1") != "1" or environ.get("LOCAL_RANK", "0") != "0":
+        raise UserError(
+            "WORLD_SIZE or LOCAL_RANK is set but RANK is not: use deepspeed or torchrun, or unset "
+            "them to train in one process"
+        )
     for name in MPI_SIZES:
         if environ.get(name, "1") != "1":
             raise UserError(
@@ -74,6 +79,24 @@ def read_world(environ=os.environ) -> World:
                 "alone; use srun, deepspeed or torchrun"
             )
     return World(rank=0, local_rank=0, size=1, launcher="none")
+
+
+def check_memory(params: int, world: World, device_type: str) -> None:
+    """Raise UserError where this machine's memory cannot hold a model of so many parameters.
+
+    It compares the least that any layout takes: every rank builds all weights in fp32, and on a
+    CPU the ranks together also hold the gradient and both moments.
+    """
+    import psutil
+
+    bytes_a_rank = params * max(4.0, 16 / world.size if device_type == "cpu" else 0.0)
+    needed, free = bytes_a_rank * world.local_size, psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(
+            f"the model's {params:,} parameters need {needed / 1e9:,.0f} GB of this machine's "
+            f"memory, {free / 1e9:,.0f} are free; choose a smaller --model, --hidden-size, "
+            "--num-layers or more --sharing"
+        )
 
 
 def wants_cpu(environ=os.environ) -> bool:

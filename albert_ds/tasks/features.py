@@ -5,14 +5,15 @@ six integers: text A, its first token, the token after its last; the same for te
 is collated when it is needed, as in pretraining: sequences end to end, not padded.
 
 Features are built once and kept as OUTPUT/features/<sha256>.safetensors. The name is the checksum
-of everything that decides them (the task's files, the vocabulary, the lengths), so a file that
-exists is valid, and several runs may share a folder.
+of everything that decides them (the task's files, the vocabulary, the lengths), so several runs may
+share a folder; a file that is not whole is made again.
 Shapes: B sequences and N tokens of a micro-batch, F sequences of a split.
 """
 
 import hashlib
 import json
 import os
+import zlib
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
+from albert_ds.cli import log_line
 from albert_ds.data.vocab import CLS, SEP
-from albert_ds.errors import UserError
+from albert_ds.errors import DamagedData, UserError
+from albert_ds.json_files import parse_json
 from albert_ds.tasks.recipes import Lengths
 
 FORMAT = 1  # of the cached arrays; another number makes every older file a different one
@@ -180,21 +183,41 @@ def cached(folder: Path, key: str, build: Callable[[], Features]) -> Features:
     from safetensors.numpy import save_file
 
     path = folder / f"{key}.safetensors"
-    if not path.is_file():
-        features = build()
-        about = {"counts": features.counts, "choices": features.choices}
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{key}.{os.getpid()}.tmp"
-        save_file(features.arrays, temporary, metadata={"about": json.dumps(about)})
-        os.replace(temporary, path)
+    if path.is_file():
+        try:
+            return read_features(path)
+        except DamagedData as error:
+            log_line(f"{error}; it is made again")
+    features = build()
+    about = {"counts": features.counts, "choices": features.choices}
+    about["crc32"] = _checksum(features.arrays)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{key}.{os.getpid()}.tmp"
+    save_file(features.arrays, temporary, metadata={"about": json.dumps(about)})
+    os.replace(temporary, path)
     return read_features(path)
 
 
 def read_features(path: Path) -> Features:
-    """Read features that `cached` has written."""
-    from safetensors import safe_open
+    """Read features that `cached` has written. Raises DamagedData where they are not whole."""
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, framework="numpy") as file:
-        about = json.loads(file.metadata()["about"])
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    try:
+        with safe_open(path, framework="numpy") as file:
+            about = parse_json((file.metadata() or {}).get("about", "").encode(), str(path))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if about.pop("crc32", None) != _checksum(arrays):
+            raise UserError(f"{path}: its checksum is wrong")
+    except (SafetensorError, UserError) as error:
+        raise DamagedData(f"tokenised features are damaged: {path}: {error}") from None
     return Features(arrays=arrays, key=path.stem, **about)
+
+
+def _checksum(arrays: dict[str, np.ndarray]) -> int:
+    value = 0
+    for name in sorted(arrays):
+        head = f"{name} {arrays[name].dtype} {arrays[name].shape}"
+        value = zlib.crc32(
+            np.ascontiguousarray(arrays[name]).data, zlib.crc32(head.encode(), value)
+        )
+    return value

@@ -13,11 +13,18 @@ import numpy as np
 
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import DamagedData, UserError
+from albert_ds.json_files import read_data
 from albert_ds.tasks.features import FeatureBuilder, Features, Split
 from albert_ds.tasks.recipes import Lengths
 
 LEVELS = ("middle", "high")
 OPTIONS = "ABCD"
+SCHEMA = {
+    "article": str,
+    "questions": [str],
+    "options": [[str] * len(OPTIONS)],
+    "answers": [tuple(OPTIONS)],
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,28 +110,17 @@ class RaceTask:
 
 def read_passage(path: Path) -> tuple[str, list[Question]]:
     """Read a passage and its questions; DamagedData names the file and the question."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        passage = content["article"]
-        columns = [content[name] for name in ("questions", "options", "answers")]
-    except OSError as error:
-        raise UserError(f"--data: {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedData(f"{path}: no passage of RACE: {error!r}") from None
+    content = read_data(path, SCHEMA)
+    passage = content["article"]
+    columns = [content[name] for name in ("questions", "options", "answers")]
     if len({len(column) for column in columns}) != 1:
         sizes = ", ".join(str(len(column)) for column in columns)
         raise DamagedData(f"{path}: questions, options and answers are {sizes}; must be equal")
-    return passage, list(_read_questions(path, *columns))
+    return passage, list(_read_questions(*columns))
 
 
-def _read_questions(path: Path, questions, options, answers) -> Iterator[Question]:
-    for number, (question, choices, answer) in enumerate(
-        zip(questions, options, answers, strict=True)
-    ):
-        if len(choices) != len(OPTIONS):
-            raise DamagedData(f"{path}, question {number}: {len(choices)} options, must be 4")
-        if len(answer) != 1 or answer not in OPTIONS:
-            raise DamagedData(f"{path}, question {number}: answer {answer!r}; must be A, B, C or D")
+def _read_questions(questions, options, answers) -> Iterator[Question]:
+    for question, choices, answer in zip(questions, options, answers, strict=True):
         endings = [
             question.replace("_", option) if "_" in question else f"{question} {option}"
             for option in choices

@@ -40,15 +40,16 @@ def make_source(folder: Path, source: int) -> ShardSet:
     folder.mkdir()
     shards, number = [], 0
     for shard in range(10):
-        records = []
+        records, tokens = [], 0
         for _ in range(6 + shard % 3):
             number += 1
             lengths = [1 + (7 * number + 5 * i * i + source) % 9 for i in range(1 + number % 7)]
             ids = [5 + (11 * number + i * i + source) % (len(PIECES) - 5) for i in range(29)]
             ends = [min(end, 29) for end in itertools.accumulate(lengths) if end < 36]
             ends = sorted(set(ends))
+            tokens += ends[-1]
             records.append(pack_sequence(number // 3, ends, ids[: ends[-1]], np.dtype("<u2")))
-        shards.append(write_shard(folder, f"train-{shard:06d}.tar", records, 0))
+        shards.append(write_shard(folder, f"train-{shard:06d}.tar", records, tokens))
     return ShardSet(
         folder=str(folder),
         split="train",

@@ -169,7 +169,10 @@ def test_the_two_files_of_a_vocabulary_belong_together(tmp_path):
     text = [f"{word} {number}" for word in ("caf\u00e9", "na\u00efve") for number in range(99)]
     train_vocab(text, Normalisation(), vocab_size=40).write(tmp_path)
     config = tmp_path / "tokenizer_config.json"
-    for other in ("{}", config.read_text().replace('"do_lower_case": true', '"do_lower_case": 0')):
+    for other in (
+        "{}",
+        config.read_text().replace('"do_lower_case": true', '"do_lower_case": false'),
+    ):
         config.write_text(other)
         with pytest.raises(UserError, match="was trained under nfkc-lower: keep both files"):
             read_vocab(tmp_path / "spiece.model")

@@ -55,7 +55,7 @@ class Numbered:
                 starts += [1, *is_end[:-1].tolist()]
                 ends_of = sequence.ends.tolist()
                 records.append(pack_sequence(sequence.document, ends_of, numbers, np.dtype("<u4")))
-            infos.append(write_shard(folder, info.name, records, 0))
+            infos.append(write_shard(folder, info.name, records, info.tokens))
         self.source = ShardSet(
             folder=str(folder),
             split=source.split,

@@ -1,12 +1,15 @@
 """Text and shards behind a URL are read like those on disk; a server that fails is asked again."""
 
+import pickle
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import fsspec
 import pytest
 
+from albert_ds.cli import log_line
 from albert_ds.data import storage
 from albert_ds.data.prepare.sources import cut_units, read_documents
 from albert_ds.data.shards import open_shards
@@ -39,6 +42,13 @@ class Handler(SimpleHTTPRequestHandler):
             super().do_GET()
         elif self.server.kind == "error":
             self.send_error(503)
+        elif self.server.kind == "half":
+            content = Path(self.translate_path(self.path)).read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[: len(content) // 2])
+            self.close_connection = True
         elif self.server.kind == "silence":
             threading.Event().wait(2)  # longer than the client's patience
             self.close_connection = True
@@ -48,6 +58,14 @@ class Handler(SimpleHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(b"too little")
             self.close_connection = True
+
+    def do_HEAD(self):
+        name = f"HEAD {self.path}"
+        asked = self.server.asked[name] = self.server.asked.get(name, 0) + 1
+        if self.server.kind == "error" and asked <= self.server.failures:
+            self.send_error(503)
+        else:
+            super().do_HEAD()
 
     def log_message(self, *args):
         pass
@@ -68,20 +86,20 @@ def server(built, monkeypatch):
 @pytest.mark.parametrize("kind", ["error", "silence", "cut"])
 def test_a_server_that_fails_twice_is_asked_a_third_time(server, built, kind):
     server.failures, server.kind = 2, kind
-    assert read_bytes(f"{server.url}/index.json") == (built / "index.json").read_bytes()
+    assert read_bytes(f"{server.url}/index.json", 1 << 20) == (built / "index.json").read_bytes()
     assert server.asked["/index.json"] >= 3  # a busy machine may be silent once more
 
 
 def test_a_server_that_goes_on_failing_ends_with_damaged_data(server):
     server.failures = 99
     with pytest.raises(DamagedData, match=r"http.*/index.json: cannot be read after 6 tries: "):
-        read_bytes(f"{server.url}/index.json")
+        read_bytes(f"{server.url}/index.json", 1 << 20)
     assert server.asked["/index.json"] == storage.TRIES == 6
 
 
 def test_a_missing_object_is_not_asked_for_twice(server):
     with pytest.raises(FileNotFoundError):
-        read_bytes(f"{server.url}/absent")
+        read_bytes(f"{server.url}/absent", 1 << 20)
     assert server.asked["/absent"] == 1
     with pytest.raises(UserError, match="absent: no index.json here"):
         open_shards(f"{server.url}/absent", "train")
@@ -108,6 +126,53 @@ def test_a_shard_that_is_missing_behind_a_url_is_named(server, built, tmp_path):
         list(take(stream([open_shards(server.url, "train")]), 800))
 
 
+@pytest.fixture
+def text(server, tmp_path):
+    """The URL of a text of 6 MB, which is read in more than one request, and its documents."""
+    documents = [f"Document {number} has {number} in it." for number in range(150_000)]
+    (tmp_path / "text.txt").write_text("\n\n".join(documents))
+    server.RequestHandlerClass = partial(Handler, directory=str(tmp_path))
+    return f"{server.url}/text.txt", documents
+
+
+@pytest.mark.parametrize("kind", ["error", "half", "cut"])
+def test_text_that_is_cut_short_is_read_on(server, text, kind):
+    server.failures, server.kind = 2, kind
+    url, documents = text
+    (unit,) = cut_units(find_files([url]))
+    found = [reading.document.lines[0] for reading in read_documents(unit)]
+    assert found == documents and server.asked["/text.txt"] > 2
+
+
+@pytest.mark.parametrize("kind", ["error", "half"])
+def test_text_that_is_always_cut_short_ends_with_damaged_data(server, text, kind):
+    server.kind = kind
+    (unit,) = cut_units([text[0]])
+    server.failures = 10**6
+    with pytest.raises(DamagedData, match=f"{text[0]}: cannot be read after 6 tries: ") as caught:
+        list(read_documents(unit))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_text_is_named_without_another_try(server):
+    with pytest.raises(UserError, match="absent.txt: cannot be opened: no such file"):
+        cut_units([f"{server.url}/absent.txt"])
+    assert server.asked["HEAD /absent.txt"] == 1
+
+
+def test_no_message_shows_the_password_of_a_url(server, capsys):
+    url = server.url.replace("//", "//user:secret@")
+    with pytest.raises(UserError, match=r"http://user:\*\*\*@.*/absent: no index.json") as caught:
+        open_shards(f"{url}/absent", "train")
+    assert "secret" not in str(caught.value)
+    log_line(f"opening {url}")
+    assert "secret" not in capsys.readouterr().err
+    server.failures = 99
+    with pytest.raises(DamagedData, match=r"user:\*\*\*@") as caught:
+        open_shards(url, "train")
+    assert "secret" not in str(pickle.loads(pickle.dumps(caught.value)))
+
+
 def test_text_of_any_file_system_that_fsspec_knows():
     memory = fsspec.filesystem("memory")
     memory.pipe("/corpus/a.txt", b"One.\n\nTwo.\n")
@@ -119,6 +184,13 @@ def test_text_of_any_file_system_that_fsspec_knows():
     assert documents == [["One."], ["Two."], ["Three."]]
     with pytest.raises(UserError, match="memory://corpus/.*absent: matches no file"):
         find_files(["memory://corpus/*absent"])
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://x:99999", "simplecache::http://x"])
+def test_what_is_no_url_is_named(url):
+    for read in (lambda: open_shards(url, "train"), lambda: find_files([f"{url}/a.txt"])):
+        with pytest.raises(UserError, match=r"not a URL|must be one URL|matches no file"):
+            read()
 
 
 @pytest.mark.parametrize("folder", ["pipe:touch harm", "pipe://touch harm", "nonsense://x"])

@@ -121,9 +121,12 @@ def spoil(**changes):
 SPOILERS = {
     "another model": (lambda c: c["model"].update(type="BPE"), "its model is BPE"),
     "another unknown": (lambda c: c["model"].update(unk_id=0), "unk_id 0"),
-    "no pieces": (lambda c: c["model"].update(vocab=[["x"]]), "not the tokenizer of an ALBERT"),
+    "no pieces": (
+        lambda c: c["model"].update(vocab=[["x"]]),
+        "vocab.0 ..x..: must be a list",
+    ),
     "other pieces": (lambda c: c["model"]["vocab"].reverse(), "is no piece of the model"),
-    "no normalizer": (spoil(normalizer=None), "not the tokenizer of an ALBERT"),
+    "no normalizer": (spoil(normalizer=None), "normalizer null: must be an object"),
     "a step too few": (
         lambda c: c["normalizer"]["normalizers"].pop(0),
         "its normalizer .* is none of an ALBERT",

@@ -69,7 +69,7 @@ def bad_inputs(tmp_path, model):
     yield VOCAB, ["--input", text, "--output", text], 2, "text: is not a folder"
     yield SHARDS, [*given, "--vocab", tmp_path / "no.model"], 2, "no.model: no such file"
     yield SHARDS, [*given, "--vocab", text], 2, "text: not a SentencePiece model"
-    yield SHARDS, [*given, "--vocab", model, "--holdout", 2], 2, "--holdout 2.0: must be in"
+    yield SHARDS, [*given, "--vocab", model, "--holdout", 2], 2, "--holdout 2: must be at least 0"
     yield SHARDS, ["--input", text, "--output", text, "--vocab", model], 2, "cannot be made"
 
 

@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from albert_ds.errors import UserError
-from albert_ds.runtime.environment import World, find_gpu_grant, read_world, wants_cpu
+from albert_ds.runtime.environment import World, check_memory, find_gpu_grant, read_world, wants_cpu
 from albert_ds.runtime.rendezvous import _choose_device, check_kinds
 from tests.conftest import ROOT, finish, start_ranks, train_command
 
@@ -33,6 +34,27 @@ SRUN = {
 def test_no_launcher_is_one_process():
     world = read_world({})
     assert (world.rank, world.local_rank, world.size) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("environ", [{"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, {"LOCAL_RANK": "1"}])
+def test_no_rank_of_several_trains_alone(environ):
+    with pytest.raises(UserError, match="RANK is not: use deepspeed or torchrun"):
+        read_world(environ)
+    assert read_world({"WORLD_SIZE": "1", "LOCAL_RANK": "0"}).size == 1
+    assert read_world({**environ, **SRUN}).size == 16
+
+
+def test_a_model_that_memory_cannot_hold_is_refused(monkeypatch):
+    free = SimpleNamespace(available=10 * 10**9)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
+    one = World(rank=0, local_rank=0, size=1, launcher="none")
+    two = World(rank=0, local_rank=0, local_size=2, size=2, launcher="torch")
+    check_memory(600_000_000, one, "cpu")
+    check_memory(2_400_000_000, one, "cuda")
+    check_memory(1_200_000_000, two, "cuda")
+    for params, world, device in ((700_000_000, one, "cpu"), (1_300_000_000, two, "cuda")):
+        with pytest.raises(UserError, match=rf"{params:,} parameters need 1\d GB .* 10 are free"):
+            check_memory(params, world, device)
 
 
 def test_torchrun_and_deepspeed():

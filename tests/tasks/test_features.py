@@ -7,8 +7,14 @@ import pytest
 import torch
 
 from albert_ds.data.segments import cut_pair
-from albert_ds.errors import UserError
-from albert_ds.tasks.features import FeatureBuilder, cached, collate, fingerprint
+from albert_ds.errors import DamagedData, UserError
+from albert_ds.tasks.features import (
+    FeatureBuilder,
+    cached,
+    collate,
+    fingerprint,
+    read_features,
+)
 
 
 @pytest.mark.parametrize(("first", "second"), list(product(range(0, 12), repeat=2)))
@@ -48,6 +54,26 @@ def test_a_micro_batch_is_its_sequences_end_to_end(features):
     assert batch["span_starts"].tolist() == [0, 6] and batch["impossible"].tolist() == [1, 0]
     assert features.lengths.tolist() == [10, 7, 3]
     assert not {"span_starts", "labels"} & collate(features, [0], with_targets=False).keys()
+
+
+@pytest.mark.parametrize("where", [0, 8, 0.5, 0.99])
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+def test_a_cache_that_is_not_whole_is_made_again(tmp_path, features, capsys, how, where):
+    built = []
+    for _ in range(3):
+        found = cached(tmp_path, "key", lambda: built.append(1) or features)
+        for name, array in features.arrays.items():
+            np.testing.assert_array_equal(found.arrays[name], array)
+        if len(built) == 1:
+            path = tmp_path / "key.safetensors"
+            content = bytearray(path.read_bytes())
+            at = where if isinstance(where, int) else int(where * len(content))
+            content[at] ^= 4
+            path.write_bytes(content[:at] if how == "cut" else content)
+            with pytest.raises(DamagedData, match="key.safetensors"):
+                read_features(path)
+    assert len(built) == 2
+    assert capsys.readouterr().err.count("it is made again") == 1
 
 
 def test_the_cache_goes_by_content(tmp_path, features):

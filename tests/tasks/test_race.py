@@ -76,8 +76,11 @@ def test_levels_are_reported_apart_and_together(tmp_path, vocab, lengths):
     ("changes", "words"),
     [
         ({"answers": ["B"]}, "questions, options and answers are 2, 2, 1; must be equal"),
-        ({"answers": ["B", "E"]}, "question 1: answer 'E'; must be A, B, C or D"),
-        ({"options": [["a"] * 4, ["b"] * 3]}, "question 1: 3 options, must be 4"),
+        ({"answers": ["B", "E"]}, 'answers.1 "E": must be one of "A", "B", "C", "D"'),
+        (
+            {"options": [["a"] * 4, ["b"] * 3]},
+            '["b", "b", "b"]: must be a list of 4 values',
+        ),
     ],
 )
 def test_a_wrong_passage_is_named(tmp_path, vocab, lengths, changes, words):
@@ -92,8 +95,8 @@ def test_a_missing_or_truncated_file_is_named(tmp_path, vocab, lengths):
         RaceTask().build(tmp_path, "dev", vocab, lengths)
     path = write(tmp_path)
     path.write_text(path.read_text()[:100])
-    with pytest.raises(DamagedData, match="1.txt: no passage of RACE"):
+    with pytest.raises(DamagedData, match="1.txt: not JSON"):
         RaceTask().build(tmp_path, "dev", vocab, lengths)
     path.write_text("{}")
-    with pytest.raises(DamagedData, match="1.txt: no passage of RACE: KeyError"):
+    with pytest.raises(DamagedData, match='1.txt: no "article" in it'):
         RaceTask().build(tmp_path, "dev", vocab, lengths)

@@ -28,7 +28,7 @@ def read_plan(text: str) -> dict[str, str]:
 def test_from_measurements_to_a_plan_and_a_picture(tmp_path, capsys):
     bench, constants = write_report(tmp_path / "bench.json"), tmp_path / "constants.json"
     memory = tmp_path / "memory.json"
-    memory.write_text(json.dumps([{"error": 0.02}, {"error": -0.04}]))
+    memory.write_text(json.dumps({"cells": [{"error": 0.02}, {"error": -0.04}]}))
     said = ask(
         capsys,
         *("fit", "--input", bench, "--hold-out", "model=albert-large,link=1gbit,ranks=4"),

@@ -15,8 +15,10 @@ from pathlib import Path
 from albert_ds.cli import Parser, natural, positive, run
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.files import refuse_input, write_file
+from albert_ds.json_files import read_data
 from albert_ds.tasks.glue import GLUE
 from albert_ds.tasks.race import read_passage
+from albert_ds.tasks.squad.dataset import WITHOUT_ANSWERS
 
 SQUAD = {"squad1": "v1.1", "squad2": "v2.0"}
 
@@ -59,8 +61,8 @@ def cut_table(source: Path, target: Path, *, has_header: bool, count: int, seed:
 def cut_squad(source: Path, target: Path, *, count: int, seed: int) -> int:
     """Copy whole paragraphs, an article each, with `count` questions or a few more."""
     refuse_input(target, [source])
-    content = json.loads(source.read_text(encoding="utf-8"))
-    every = [(a["title"], p) for a in content["data"] for p in a["paragraphs"]]
+    content = read_data(source, WITHOUT_ANSWERS)
+    every = [(a.get("title", ""), p) for a in content["data"] for p in a["paragraphs"]]
     kept, questions = [], 0
     for title, paragraph in random.Random(seed).sample(every, len(every)):
         if questions >= count:

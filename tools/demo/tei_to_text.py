@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from albert_ds.cli import Parser, run
+from albert_ds.cli import Parser, path, run
 from albert_ds.data.storage import find_files, open_file
 from albert_ds.errors import DamagedData
 from albert_ds.files import refuse_input
@@ -23,7 +23,14 @@ LEFT_OUT = {f"{TEI}{name}" for name in ("note", "gap", "pb")}
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--input", nargs="+", required=True, metavar="GLOB", help="TEI files, paths or URLs")
+    add(
+        "--input",
+        nargs="+",
+        required=True,
+        type=path,
+        metavar="GLOB",
+        help="TEI files, paths or URLs",
+    )
     add("--output", required=True, type=Path, metavar="FILE", help="text file to write")
     return parser
 

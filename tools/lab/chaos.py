@@ -9,7 +9,6 @@ Flags that this command does not know are passed on to train.py.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -23,6 +22,7 @@ from pathlib import Path
 from albert_ds import cli
 from albert_ds.cli import Parser, positive
 from albert_ds.errors import MachineFailed, UserError
+from albert_ds.json_files import parse_json
 from albert_ds.lab.nodes import find_port, rank_environment
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ class Trainer:
         path = self.output / "metrics.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         whole = [line for line in lines[-2:] if line.endswith("}")]
-        return json.loads(whole[-1])["step"] if whole else 0
+        return parse_json(whole[-1].encode(), str(path))["step"] if whole else 0
 
     def is_saving(self) -> bool:
         return any(self.output.glob("checkpoints/.step-*.tmp"))

@@ -41,9 +41,18 @@ def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/data_bench.py", description=__doc__)
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--input", nargs="+", metavar="GLOB", help="text, as for build_shards.py")
-    what.add_argument("--data", metavar="DATA", help="folder of build_shards.py: only read it")
-    add("--vocab", metavar="FILE", help="spiece.model of build_vocab.py; needed with --input")
+    what.add_argument(
+        "--input", nargs="+", type=cli.path, metavar="GLOB", help="text, as for build_shards.py"
+    )
+    what.add_argument(
+        "--data", type=cli.path, metavar="DATA", help="folder of build_shards.py: only read it"
+    )
+    add(
+        "--vocab",
+        type=cli.path,
+        metavar="FILE",
+        help="spiece.model of build_vocab.py; needed with --input",
+    )
     text = "MB of text to build, one or several (default: 20 100)"
     add("--megabytes", nargs="+", type=positive, default=[20, 100], help=text)
     add("--samples", type=positive, default=4096, help="samples of each reading")

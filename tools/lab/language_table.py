@@ -7,7 +7,6 @@ the two commands that a user types, with --language alone, and 2,000 lines are e
 Face's AutoTokenizer as well.
 """
 
-import json
 import re
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from albert_ds import cli
 from albert_ds.data.prepare.documents import split_sentences
 from albert_ds.data.prepare.languages import SCRIPTS
 from albert_ds.data.prepare.sources import cut_units, read_documents
+from albert_ds.data.shards import read_index
 from albert_ds.data.vocab import read_vocab
 from albert_ds.errors import UserError
 
@@ -69,7 +69,7 @@ def measure(code: str, source: Path, work: Path, vocab_size: int, length: int) -
         *("build_shards.py", "--input", text, "--language", code, "--output", work / "data"),
         *("--vocab", work / "vocab" / "spiece.model", "--sequence-length", length),
     )
-    index = json.loads((work / "data" / "index.json").read_text())
+    index = read_index(work / "data")
     counts, figures = index["counts"], index["text"]
     sentences = read_sentences(code, text)
     words = sum(len(sentence.split()) for sentence in sentences)

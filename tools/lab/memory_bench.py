@@ -21,6 +21,7 @@ from albert_ds import cli
 from albert_ds.cli import Parser, positive
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
+from albert_ds.json_files import check, read_json
 from albert_ds.lab.bench_run import (
     accumulation_of,
     bench_config,
@@ -53,7 +54,12 @@ def build_parser() -> Parser:
     add(mode, nargs="+", choices=CHECKPOINTING, default=["none"], help=text)
     file = ["ds_configs/zero0_fp32.json"]
     add(
-        "--deepspeed_config", nargs="+", default=file, metavar="FILE", help="DeepSpeed's JSON files"
+        "--deepspeed_config",
+        nargs="+",
+        type=cli.path,
+        default=file,
+        metavar="FILE",
+        help="DeepSpeed's JSON files",
     )
     add("--output", type=cli.new_file, help="JSON with every raw number; added to where it exists")
     add("--local_rank", type=int, help=argparse.SUPPRESS)
@@ -78,7 +84,11 @@ def main(argv: list[str]) -> int:
         if world.rank == 0:
             write_file(args.output, json.dumps(cell))
         return 0
-    found = []
+    found, before = [], []
+    if args.output and args.output.exists():
+        report = read_json(args.output)
+        check(report, {"cells": [dict]}, str(args.output))
+        before = report["cells"]
     with TemporaryDirectory() as folder:
         part = Path(folder) / "cell.json"
         for name, file, micro, again in cells:
@@ -87,11 +97,11 @@ def main(argv: list[str]) -> int:
             code = start_ranks([*argv, *flags], args.ranks)
             if code:
                 return code
-            found.append(json.loads(part.read_text()))
+            found.append(read_json(part))
     print(as_table(found))
     if args.output:
-        before = json.loads(args.output.read_text()) if args.output.exists() else []
-        write_file(args.output, json.dumps(before + found, indent=1) + "\n")
+        report = {"cells": [*before, *found]}
+        write_file(args.output, json.dumps(report, indent=1) + "\n")
     return 0
 
 

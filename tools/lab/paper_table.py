@@ -23,6 +23,7 @@ from albert_ds.tasks.registry import TASKS
 
 TITLES = {"squad1": "SQuAD1.1", "squad2": "SQuAD2.0", "race": "RACE"}
 PAPER = ("squad1", "squad2", "glue/mnli", "glue/sst2", "race")
+SCORE = Number(low=-100, high=100)
 STATISTICS = ("median", "mean", "std")
 SQUAD_METRICS = ("f1", "exact")
 
@@ -32,6 +33,7 @@ def build_parser() -> Parser:
     add = parser.add_argument
     add(
         "--rows",
+        type=cli.path,
         nargs="+",
         required=True,
         metavar="NAME=DIR",
@@ -62,10 +64,10 @@ def read_cell(folder: Path, task: str) -> dict[str, dict[str, float]] | None:
     scale = 1 if task in ("squad1", "squad2") else 100  # SQuAD's metrics are in percent already
     cell = {}
     for name in metrics:
-        check(found, {"dev": {name: (Number(), dict)}}, str(path))
+        check(found, {"dev": {name: (SCORE, dict)}}, str(path))
         value = found["dev"][name]
         if isinstance(value, dict):
-            check(value, dict.fromkeys(STATISTICS, Number()), f"{path}: dev.{name}")
+            check(value, dict.fromkeys(STATISTICS, SCORE), f"{path}: dev.{name}")
         over_seeds = (
             value if isinstance(value, dict) else {"median": value, "mean": value, "std": 0}
         )

@@ -57,7 +57,10 @@ def build_parser() -> Parser:
     add("--micro-batch-size", type=positive, help=text)
     add("--sequence-length", type=positive, default=512, help="tokens of a full row")
     add(
-        "--data", nargs="+", help="folders of build_shards.py (default: full rows of random tokens)"
+        "--data",
+        nargs="+",
+        type=cli.path,
+        help="folders of build_shards.py (default: full rows of random tokens)",
     )
     text = "width to which the peer pads"
     add("--padding", choices=("longest", "row"), default="longest", help=text)
@@ -69,7 +72,7 @@ def build_parser() -> Parser:
     add("--dropout", type=Number(low=0, below=1), help="probability, in both (default: the size's)")
     text = "DeepSpeed's JSON; its type is the peer's too (default: of ds_configs/ "
     text += "zero1_bf16_adamw.json on a GPU, zero1_fp32_adamw.json on a CPU)"
-    add("--deepspeed_config", help=text)
+    add("--deepspeed_config", type=cli.path, help=text)
     add("--warmup", type=natural, default=1, help="steps of each that do not count")
     add("--rounds", type=positive, default=5, help="steps of each that count")
     add("--profile", action="store_true", help="print the operators of one more step of each")

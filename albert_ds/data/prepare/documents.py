@@ -9,11 +9,12 @@ that cannot be read is passed on as damaged, and the caller counts it.
 
 import argparse
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, NamedTuple
 
-from albert_ds.cli import flag
+from albert_ds.cli import Number, check_ranges, flag, path
 from albert_ds.data.prepare.languages import (
     SCRIPTS,
     SENTENCE_ENDS,
@@ -25,6 +26,8 @@ from albert_ds.data.prepare.languages import (
 from albert_ds.data.prepare.segmented import remove_spaces
 from albert_ds.errors import UserError
 
+SHARE = Number(low=0, high=1)
+SEED = Number(low=0, high=(1 << 63) - 1, whole=True)
 LINE_KINDS = ("paragraph", "sentence", "wrapped")
 MAX_LINE_BYTES = 16 << 20  # a longer line is damage, and never in memory
 MIN_ODD_BYTES = 8  # not ASCII, from which an encoding is guessed
@@ -108,13 +111,13 @@ class TextConfig:
         "largest share (0 to 1) of the documents that may be damaged: not UTF-8, not JSON, ...; "
         "they are dropped and counted, and above this share nothing is written",
         default=0.01,
-        type=float,
+        type=SHARE,
         metavar="SHARE",
     )
     max_unknown: float = flag(
         "largest share (0 to 1) of unknown tokens; above it nothing is written",
         default=0.01,
-        type=float,
+        type=SHARE,
         metavar="SHARE",
     )
 
@@ -134,11 +137,7 @@ class TextConfig:
                 f"--segmented with --language {self.language}: a segmenter's spaces do not end "
                 "sentences; write one sentence a line and pass --lines sentence"
             )
-        for name in ("max_damaged", "max_unknown"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(
-                    f"--{name.replace('_', '-')} {getattr(self, name)}: must be in 0 .. 1"
-                )
+        check_ranges(self)
 
     def split(self, lines: list[str]) -> list[str]:
         """The sentences of a document, without the spaces of a segmenter."""
@@ -155,6 +154,7 @@ def add_input_flag(parser: argparse.ArgumentParser) -> None:
         "--input",
         nargs="+",
         required=True,
+        type=path,
         metavar="GLOB",
         help="paths or URLs of fsspec (http://, s3://, ...): WikiExtractor <doc> elements, JSON "
         "lines, or plain text with a blank line between documents; packed by their .gz, .bz2, "
@@ -186,7 +186,8 @@ def find_kind(first_line: str) -> str:
     """ "wiki", "json" or "text", by the first line that is not blank."""
     if begins_document(first_line, "wiki", after_blank=False):
         return "wiki"
-    return "json" if first_line.startswith("{") else "text"
+    # A JSON array is no JSON lines: its lines are damaged, which its user is told.
+    return "json" if re.match(r"\{|\[\s*([{\"]|$)", first_line) else "text"
 
 
 def begins_document(line: str, kind: str, *, after_blank: bool) -> bool:
@@ -226,6 +227,15 @@ def split_sentences(
         return lines
     paragraphs = [join_lines(lines)] if kind == "wrapped" else lines
     return [text for paragraph in paragraphs for text in split_paragraph(paragraph, language, ends)]
+
+
+def explain_damage(damage: str, head: bytes) -> str:
+    """What the first bytes of a stream tell of the cause, for a message; "" if nothing."""
+    if damage in (WRONG_ENCODING, NUL_BYTES):
+        return describe_encoding(head)
+    if damage in (NOT_JSON, NO_TEXT_FIELD) and head.lstrip().startswith(b"["):
+        return "; it begins like a JSON array: write one object a line (jq -c '.[]' does)"
+    return ""
 
 
 def describe_encoding(head: bytes) -> str:
@@ -309,7 +319,7 @@ def _read_record(line: str, text_field: str) -> tuple[str, str]:
     """(text, damage) of a line of JSON."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "", NOT_JSON
     text = record.get(text_field) if isinstance(record, dict) else None
     if not isinstance(text, str):

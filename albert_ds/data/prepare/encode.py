@@ -13,10 +13,8 @@ import numpy as np
 
 from albert_ds.data.prepare.documents import (
     DAMAGE,
-    NUL_BYTES,
-    WRONG_ENCODING,
     TextConfig,
-    describe_encoding,
+    explain_damage,
 )
 from albert_ds.data.prepare.external_sort import KEYS, RunWriter, Spilled
 from albert_ds.data.prepare.segmented import encode_segmented, find_starts
@@ -69,9 +67,8 @@ def encode_documents(
         if document.damage:
             counts[f"damaged_{document.damage}"] += 1
             if document.damage not in damage:
-                is_coded = document.damage in (WRONG_ENCODING, NUL_BYTES)
-                guess = describe_encoding(bytes(head)) if is_coded else ""
-                damage[document.damage] = f"{name}: line {document.line}{guess}"
+                cause = explain_damage(document.damage, bytes(head))
+                damage[document.damage] = f"{name}: line {document.line}{cause}"
             continue
         counts["cut_documents"] += document.cut
         sentences, joined = _encode(document.lines, text, vocab)

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from albert_ds.data.prepare.mpi import Ranks
+from albert_ds.errors import UserError
 from albert_ds.files import write_file
+from albert_ds.json_files import check, read_json
 
 
 def fingerprint(*parts) -> str:
@@ -64,10 +66,12 @@ class Manifest:
     def _read(self, number: int) -> dict | str:
         """The note of a finished piece, else "missing", "changed" or "damaged"."""
         try:
-            note = json.loads(self._path(number).read_bytes())
-        except FileNotFoundError:
-            return "missing"
-        except ValueError:
+            if not self._path(number).exists():
+                return "missing"
+            note = read_json(self._path(number))
+            check(note, {"identity": str, "files": dict}, "")
+            check(note["files"], dict.fromkeys(note["files"], str), "")
+        except UserError:
             return "damaged"
         if note["identity"] != self._identities[number]:
             return "changed"

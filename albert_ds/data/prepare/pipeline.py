@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from albert_ds.cli import flag, log_line
-from albert_ds.data.prepare.documents import DAMAGE, TextConfig
+from albert_ds.cli import Number, flag, log_line
+from albert_ds.data.prepare.documents import DAMAGE, SEED, TextConfig
 from albert_ds.data.prepare.encode import COUNTS, encode_documents
 from albert_ds.data.prepare.external_sort import (
     DUPLICATES,
@@ -58,7 +58,10 @@ class BuildConfig(TextConfig):
     """How shards are built of text. Raises UserError, naming the flag, for a wrong value."""
 
     sequence_length: int = flag(
-        "longest sequence, with [CLS] and two [SEP]", default=512, type=int, metavar="TOKENS"
+        "longest sequence, with [CLS] and two [SEP]",
+        default=512,
+        type=Number(low=8, high=1 << 15, whole=True),
+        metavar="TOKENS",
     )
     packing: str = flag(
         "whole: a sequence holds whole sentences only. full: sentences are added until the length "
@@ -69,16 +72,19 @@ class BuildConfig(TextConfig):
     holdout: float = flag(
         "share (0 to 1) of the documents that are held out",
         default=0.01,
-        type=float,
+        type=Number(low=0, below=1),
         metavar="SHARE",
     )
     samples_per_shard: int = flag(
-        "mean number of sequences in a shard", default=2048, type=int, metavar="SEQUENCES"
+        "mean number of sequences in a shard",
+        default=2048,
+        type=Number(low=1, high=1 << 20, whole=True),
+        metavar="SEQUENCES",
     )
     seed: int = flag(
         "seed of the order and of the choice of held-out documents",
         default=0,
-        type=int,
+        type=SEED,
         metavar="N",
     )
     dedup: bool = flag(
@@ -86,17 +92,6 @@ class BuildConfig(TextConfig):
         "copies are counted)",
         default=False,
     )
-
-    def __post_init__(self):
-        TextConfig.__post_init__(self)
-        if not 8 <= self.sequence_length <= 1 << 15:
-            raise UserError(f"--sequence-length {self.sequence_length}: must be in 8 .. 32768")
-        if not 0 <= self.holdout < 1:
-            raise UserError(f"--holdout {self.holdout}: must be in 0 .. 1, 1 excluded")
-        if self.samples_per_shard < 1:
-            raise UserError(f"--samples-per-shard {self.samples_per_shard}: must be at least 1")
-        if not 0 <= self.seed < 1 << 63:
-            raise UserError(f"--seed {self.seed}: must be in 0 .. 2**63 - 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,7 +29,7 @@ from albert_ds.data.prepare.documents import (
     split_documents,
 )
 from albert_ds.data.storage import is_url, look_up, open_file
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.errors import DamagedData, UserError, hide_passwords
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -92,13 +92,13 @@ def read_documents(slices: Iterable[Slice], text_field: str = "text") -> Iterato
         try:
             raw = open_file(piece.location)
         except OSError as error:
-            raise UserError(f"{piece.location}: cannot be opened: {error.strerror}") from None
+            raise UserError(f"{piece.location}: cannot be opened: {_explain(error)}") from None
         with raw:
-            raw.seek(piece.begin)
             window = raw
             if not is_packed(piece.location) and not is_url(piece.location):
+                raw.seek(piece.begin)
                 window = io.BufferedReader(_Window(raw, piece.end), _BUFFER_BYTES)
-            for name, file in open_streams(piece.location, window):
+            for name, file in open_streams(hide_passwords(piece.location), window):
                 head = bytearray()
                 for document in _read_stream(name, file, piece, text_field, head):
                     bytes_read = done + min(raw.tell() - piece.begin, piece.size)
@@ -125,6 +125,10 @@ def _read_stream(
         raise DamagedData(f"{name}: cannot be read after line {number}: {error}") from None
 
 
+def _explain(error: OSError) -> str:
+    return error.strerror or "no such file"  # fsspec's have no words
+
+
 class _Window(io.RawIOBase):
     """The bytes of an open file from where it stands up to `end`."""
 
@@ -145,7 +149,7 @@ def _cut_file(location: str) -> Iterator[Slice]:
     try:
         size, modified = look_up(location)
     except OSError as error:
-        raise UserError(f"{location}: cannot be opened: {error.strerror}") from None
+        raise UserError(f"{location}: cannot be opened: {_explain(error)}") from None
     begin, kind = 0, ""
     if size > UNIT_BYTES and not is_url(location) and not is_packed(location):
         with open(location, "rb") as file:

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from albert_ds.cli import flag
-from albert_ds.data.prepare.documents import TextConfig
+from albert_ds.cli import Number, flag
+from albert_ds.data.prepare.documents import SEED, TextConfig, explain_damage
 from albert_ds.data.prepare.pipeline import check_damage, show_progress
 from albert_ds.data.prepare.segmented import split_into_words
 from albert_ds.data.prepare.sources import Slice, cut_units, read_documents
 from albert_ds.data.prepare.survey import measure_unknown, report_survey, survey_text
-from albert_ds.data.vocab import Normalisation, Vocab, train_vocab
+from albert_ds.data.vocab import NUM_FIXED, Normalisation, Vocab, train_vocab
 from albert_ds.errors import UserError
 
 
@@ -20,7 +20,10 @@ class VocabConfig(TextConfig):
     """How a vocabulary is made of text. Raises UserError, naming the flag, for a wrong value."""
 
     vocab_size: int = flag(
-        "number of pieces, special ones included", default=30_000, type=int, metavar="PIECES"
+        "number of pieces, special ones included",
+        default=30_000,
+        type=Number(low=NUM_FIXED + 1, high=10_000_000, whole=True),
+        metavar="PIECES",
     )
     keep_case: bool = flag(
         "keep capital letters (by default text is lower-cased where its script has case)",
@@ -35,7 +38,7 @@ class VocabConfig(TextConfig):
     character_coverage: float = flag(
         "share (0 to 1) of all characters in the text that get a piece; the rest is unknown",
         default=0.99995,
-        type=float,
+        type=Number(above=0, high=1),
         metavar="SHARE",
     )
     byte_fallback: bool = flag(
@@ -45,21 +48,15 @@ class VocabConfig(TextConfig):
     sample_size: int = flag(
         "number of sentences to train on, drawn at random where there are more",
         default=10_000_000,
-        type=int,
+        type=Number(low=1, high=1 << 31, whole=True),
         metavar="SENTENCES",
     )
-    seed: int = flag("seed of that drawing", default=0, type=int, metavar="N")
+    seed: int = flag("seed of that drawing", default=0, type=SEED, metavar="N")
 
     def __post_init__(self):
         TextConfig.__post_init__(self)
         if self.strip_accents and self.keep_accents:
             raise UserError("--strip-accents with --keep-accents: only one of them")
-        if not 0 < self.character_coverage <= 1:
-            raise UserError(
-                f"--character-coverage {self.character_coverage}: must be in 0 .. 1, 0 excluded"
-            )
-        if self.sample_size < 1:
-            raise UserError(f"--sample-size {self.sample_size}: must be at least 1")
 
     @property
     def normalisation(self) -> Normalisation:
@@ -110,11 +107,12 @@ def _read_sentences(
     places: dict[str, str] = {}
     with show_progress(sum(piece.size for piece in slices), "reading") as advance:
         readings = read_documents(slices, config.text_field)
-        for number, (document, name, bytes_read, _) in enumerate(readings, 1):
+        for number, (document, name, bytes_read, head) in enumerate(readings, 1):
             advance(number, bytes_read)
             if document.damage:
                 counts[f"damaged_{document.damage}"] += 1
-                places.setdefault(document.damage, f"{name}: line {document.line}")
+                cause = explain_damage(document.damage, bytes(head))
+                places.setdefault(document.damage, f"{name}: line {document.line}{cause}")
             elif document.lines:
                 counts["documents"] += 1
                 if config.segmented:

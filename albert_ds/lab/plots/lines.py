@@ -6,9 +6,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from albert_ds.cli import Number
 from albert_ds.data.stream_config import list_pair_tasks
 from albert_ds.errors import UserError
-from albert_ds.json_files import read_lines
+from albert_ds.json_files import check, read_json, read_lines
 from albert_ds.lab.plots.style import label, line_style, new_figure, save
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ DISTANCES = (
     ("l2", "L2 distance of input and output"),
     ("degrees", "angle of input and output (degrees)"),
 )
+_POSITIVE = Number(above=0)
+PREDICTED = {
+    **{"model": str, "gpus": Number(low=1, whole=True), "nodes": Number(low=1, whole=True)},
+    **{"link_gbits": _POSITIVE, "sequences_a_gpu": _POSITIVE, "overlap": Number(low=0, high=1)},
+    "speed_up": _POSITIVE,
+}
 PAPER = ("albert-large", 1.7)  # over bert-large (Table 2)
 
 
@@ -74,13 +81,30 @@ def largest_differences(first: Path, other: Path) -> dict[str, float]:
     return found
 
 
+def read_models(path: Path) -> dict[str, dict]:
+    """The models in what probe.py --similarity --output wrote; UserError where it is not that."""
+    report, name = read_json(path, f"--input {path}"), f"--input {path}"
+    check(report, {"models": dict}, name)
+    distances = {key: [Number()] for key, _ in DISTANCES}
+    check(report["models"], dict.fromkeys(report["models"], distances), f"{name}: models")
+    return report["models"]
+
+
+def read_predictions(path: Path) -> list[dict]:
+    """The rows of what scaling_model.py predict --output wrote; UserError where it is not that."""
+    report, name = read_json(path, f"--input {path}"), f"--input {path}"
+    check(report, {"rows": [PREDICTED]}, name)
+    models = list(dict.fromkeys(row["model"] for row in report["rows"]))
+    if not any(row["model"] in models[1:2] and row["nodes"] > 1 for row in report["rows"]):
+        raise UserError(f"{name}: must have rows of two models and of several nodes")
+    return report["rows"]
+
+
 def draw_layers(models: dict[str, dict], output: Path) -> None:
     """`models`: what tools/probe.py --similarity writes; a number per layer in l2 and degrees."""
     figure, axes = new_figure(len(DISTANCES), width=5)
     for axis, (key, title) in zip(axes, DISTANCES, strict=True):
         for number, (name, values) in enumerate(models.items()):
-            if key not in values:
-                raise UserError(f"--input: {name} has no {key}")
             axis.plot(range(1, len(values[key]) + 1), values[key], **line_style(number), label=name)
         label(axis, "layer", title)
     axes[0].legend(fontsize=8)

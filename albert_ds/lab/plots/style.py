@@ -1,11 +1,9 @@
-"""The look of all pictures: readable without colour, small files; and reading their JSON."""
+"""The look of all pictures: readable without colour, small files."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from albert_ds.json_files import check, read_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,10 +59,3 @@ def save(figure: Figure, output: Path) -> None:
     pyplot.close(figure)
     drawn.seek(0)
     Image.open(drawn).convert("RGB").quantize(SHADES).save(output, "PNG", optimize=True)
-
-
-def read_report(path: Path, *keys: str) -> dict:
-    """A JSON object with at least these keys. Raises UserError, naming the file, otherwise."""
-    report = read_json(path, f"--input {path}")
-    check(report, dict.fromkeys(keys, object), f"--input {path}")
-    return report

@@ -1,11 +1,23 @@
 """SQuAD 1.1 and 2.0 as published: articles of paragraphs, each with questions on its context."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.cli import Number
+from albert_ds.errors import DamagedData
+from albert_ds.json_files import read_data
+
+_QUESTION = {"id": str, "question": str}
+_ANSWER = {"text": str, "answer_start": Number(low=0, whole=True)}
+
+
+def _schema_of(question: dict) -> dict:
+    return {"data": [{"paragraphs": [{"context": str, "qas": [question]}]}]}
+
+
+WITHOUT_ANSWERS = _schema_of(_QUESTION)
+WITH_ANSWERS = _schema_of({**_QUESTION, "answers": [_ANSWER]})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,35 +39,28 @@ def read_squad(
         answerable: 1.1: every question has an answer; 2.0: some have none.
         has_answers: False for a test file, whose answers are ignored.
 
-    Raises UserError where the file cannot be read, DamagedData, with the question's id, where it is
+    Raises UserError where the file cannot be read, DamagedData, with field or question, where it is
     not SQuAD or an answer is not in its context at its `answer_start`.
     """
-    try:
-        articles = json.loads(path.read_text(encoding="utf-8"))["data"]
-    except OSError as error:
-        raise UserError(f"--data: {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedData(f"{path}: not a file of SQuAD: {error!r}") from None
-    where = "the first article"
-    try:
-        for article in articles:
-            for paragraph in article["paragraphs"]:
-                context, questions = paragraph["context"], []
-                for entry in paragraph["qas"]:
-                    where = f"question {entry['id']}"
-                    questions.append(_read_question(path, entry, context, answerable, has_answers))
-                yield context, questions
-    except (KeyError, TypeError) as error:
-        raise DamagedData(f"{path}, at {where}: not a file of SQuAD: {error!r}") from None
+    schema = WITH_ANSWERS if has_answers else WITHOUT_ANSWERS
+    for article in read_data(path, schema)["data"]:
+        for paragraph in article["paragraphs"]:
+            context = paragraph["context"]
+            questions = [
+                _read_question(path, entry, context, answerable, has_answers)
+                for entry in paragraph["qas"]
+            ]
+            yield context, questions
 
 
 def _read_question(path: Path, entry, context: str, answerable: bool, has_answers: bool):
     answers = ()
     if has_answers:
-        answers = tuple((a["text"], a["answer_start"]) for a in entry["answers"])
-    is_impossible = bool(entry.get("is_impossible", False))
-    problem = None
-    if has_answers and answerable and not answers:
+        answers = tuple((a["text"], int(a["answer_start"])) for a in entry["answers"])
+    is_impossible, problem = entry.get("is_impossible", False), None
+    if not isinstance(is_impossible, bool):
+        problem = f"is_impossible is {is_impossible!r}; must be true or false"
+    elif has_answers and answerable and not answers:
         problem = "has no answer; SQuAD 1.1 has one to every question"
     elif is_impossible and answers:
         problem = "is marked impossible and has an answer"

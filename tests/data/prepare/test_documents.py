@@ -6,7 +6,13 @@ import json
 import pytest
 
 from albert_ds.data.prepare import documents
-from albert_ds.data.prepare.documents import Document, read_lines, split_documents, split_sentences
+from albert_ds.data.prepare.documents import (
+    Document,
+    explain_damage,
+    read_lines,
+    split_documents,
+    split_sentences,
+)
 from tests.data.corpus import read_all
 
 DOCUMENTS = [["Title", "First paragraph. It goes on.", "Caf\u00e9 \u4e2d"], ["One line only."]]
@@ -65,6 +71,30 @@ def test_a_damaged_document_is_set_aside_and_those_around_it_are_not(
     (broken,) = [d for d in found if d.damage]
     assert (broken.damage, broken.line) == (damage, before + line)
     assert [d.lines for d in found if not d.damage] == DOCUMENTS * 2
+
+
+def test_a_line_that_is_nested_too_deeply_is_damage_like_any_other():
+    deep = b'{"text": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    found = split(b'{"text": "One."}\n' + deep + b'\n{"text": "Two."}\n')
+    assert [document.damage for document in found] == ["", "not_json", ""]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'[\n{"text": "One."},\n{"text": "Two."}\n]',
+        b'[{"text": "One."}, {"text": "Two."}]',
+        b'[\n  {\n    "text": "One."\n  }\n]',
+        b'["One.", "Two."]',
+        b'[{"text": "One."},\n{"text": "Two."}]',
+    ],
+)
+def test_a_json_array_is_no_prose(content):
+    found = split(content)
+    assert found[0].damage in ("not_json", "no_text_field")
+    cause = explain_damage(found[0].damage, content)
+    assert cause == "; it begins like a JSON array: write one object a line (jq -c '.[]' does)"
+    assert not split(b"[Music] is playing.\n")[0].damage
 
 
 def test_text_outside_of_a_doc_and_a_doc_in_a_doc():

@@ -135,7 +135,7 @@ def test_silent_worlds_of_one_are_refused(arguments, tmp_path, environ):
 def test_wrong_input_is_said_once_and_ends_all(arguments, tmp_path):
     done = build(tmp_path / "data", [*arguments, "--holdout", 3], processes=2)
     assert done.returncode == 2
-    assert done.stderr.count("albert-ds: --holdout 3.0") == 1
+    assert done.stderr.count("albert-ds: --holdout 3: ") == 1
     assert not (tmp_path / "data").exists()
 
 

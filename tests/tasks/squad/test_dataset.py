@@ -31,10 +31,10 @@ WRONG = {
     "empty": ([question(answers=[("", 0)])], "question q: answer '' is not in its context"),
     "none": ([question(answers=[])], "question q: has no answer and is not marked impossible"),
     "both": ([question(is_impossible=True)], "question q: is marked impossible and has an answer"),
-    "no id": ([{"question": "?", "answers": []}], "at the first article: not a file of SQuAD"),
+    "no id": ([{"question": "?", "answers": []}], 'no "data.0.paragraphs.0.qas.0.id" in it'),
     "no text": (
         [question(), {"id": "r", "answers": [], "is_impossible": True}],
-        "at question r: not a file of SQuAD",
+        'no "data.0.paragraphs.0.qas.1.question" in it',
     ),
 }
 
@@ -50,11 +50,11 @@ def test_a_wrong_question_is_named(tmp_path, case):
 
 def test_a_missing_or_truncated_file_is_named(tmp_path):
     path = tmp_path / "dev-v1.1.json"
-    with pytest.raises(UserError, match="dev-v1.1.json: No such file"):
+    with pytest.raises(UserError, match="dev-v1.1.json: no such file"):
         list(read_squad(path, answerable=True))
     write(path, question())
     path.write_text(path.read_text()[:-20])
-    with pytest.raises(DamagedData, match="dev-v1.1.json: not a file of SQuAD"):
+    with pytest.raises(DamagedData, match="dev-v1.1.json: not JSON"):
         list(read_squad(path, answerable=True))
     write(path, question(answers=[], is_impossible=True))
     with pytest.raises(DamagedData, match="SQuAD 1.1 has one to every question"):

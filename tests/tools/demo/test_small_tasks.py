@@ -2,7 +2,7 @@
 
 import pytest
 
-from albert_ds.errors import DamagedData
+from albert_ds.errors import DamagedData, UserError
 from albert_ds.tasks.glue import GLUE
 from albert_ds.tasks.race import read_passage
 from albert_ds.tasks.squad.dataset import read_squad
@@ -54,8 +54,8 @@ def test_questions_keep_what_they_are_asked_about(files, tmp_path):
 
 
 def test_what_is_missing_is_named(files, tmp_path):
-    with pytest.raises(FileNotFoundError, match="train-v1.1.json"):
+    with pytest.raises(UserError, match="train-v1.1.json: no such file"):
         cut(files, tmp_path / "out", "--tasks", "squad1")
     (files / "squad" / "train-v2.0.json").write_text("[]")
-    with pytest.raises(DamagedData, match="squad2: not as published"):
+    with pytest.raises(DamagedData, match="train-v2.0.json: must be a JSON object"):
         cut(files, tmp_path / "out", "--tasks", "squad2")

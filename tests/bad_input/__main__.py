@@ -1,0 +1,110 @@
+"""Try wrong input of every kind and count how each ended, by class.
+
+python -m tests.bad_input --output docs/raw/bad_input.json --page docs/reliability.md
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from tests.bad_input import file_cases, flag_cases  # noqa: E402
+from tests.bad_input.json_cases import list_json_cases, make_readers  # noqa: E402
+from tests.bad_input.judge import AS_PROMISED, VERDICTS, Case, judge  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+# Class of wrong input -> its cases, and how many of them the whole command tries.
+CLASSES: dict[str, tuple[Callable[..., Iterator[Case]], int]] = {
+    "flags of every command": (flag_cases.list_flag_cases, 1200),
+    "train.py's flags together and with the data": (flag_cases.list_config_cases, 100),
+    "variables of launchers": (file_cases.list_world_cases, 300),
+    "shards": (file_cases.list_shard_cases, 140),
+    "checkpoints": (file_cases.list_checkpoint_cases, 140),
+    "vocabularies": (file_cases.list_vocab_cases, 70),
+    "text, plain and packed": (file_cases.list_text_cases, 196),
+    "tables of tasks and cached features": (file_cases.list_task_cases, 70),
+    "metrics.jsonl": (file_cases.list_metrics_cases, 70),
+}
+OF_JSON = 120  # values replaced in each file of JSON
+
+
+def try_all(folder: Path, data: Path, share: float, seed: int = 0) -> Iterator[tuple]:
+    """(class, what, verdict, what was said) of each case; `share` of them, the same every time."""
+    listed = {name: partial(make, folder, data) for name, (make, _) in CLASSES.items()}
+    counts = {name: count for name, (_, count) in CLASSES.items()}
+    for name, reader in make_readers(folder, data).items():
+        listed[name] = partial(list_json_cases, reader)
+        counts[name] = OF_JSON
+    for name, make in listed.items():
+        for case in make(random.Random(seed), max(8, round(share * counts[name]))):
+            yield name, case.what, *judge(case)
+
+
+def build_data(folder: Path) -> Path:
+    """A small built folder."""
+    from albert_ds.data.vocab import RELEASED, train_vocab
+    from tests.data.corpus import build, make_documents, write_wiki
+
+    documents = make_documents(60)
+    vocab = train_vocab([line for lines in documents for line in lines], RELEASED, vocab_size=240)
+    build(folder / "built", vocab, [write_wiki(folder / "wiki_00", documents)])
+    return folder / "built"
+
+
+def as_table(tried: list[tuple]) -> list[str]:
+    """Counts by class as Markdown."""
+    rows = ["| class | tried | " + " | ".join(VERDICTS) + " |", "| --- |" + " --- |" * 5]
+    by_class: dict[str, Counter] = {}
+    for name, _, verdict, _ in tried:
+        by_class.setdefault(name, Counter())[verdict] += 1
+    by_class["all"] = sum(by_class.values(), Counter())
+    for name, found in by_class.items():
+        counts = " | ".join(f"{found[verdict]:,}" for verdict in VERDICTS)
+        rows.append(f"| {name} | {found.total():,} | {counts} |")
+    return rows
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.bad_input", description=__doc__)
+    add = parser.add_argument
+    add("--output", type=Path, help="JSON with every case that did not end as promised")
+    add("--page", type=Path, help="page whose table is replaced")
+    add("--share", type=float, default=1.0, help="share of the cases to try (%(default)s)")
+    add("--seed", type=int, default=0, help="seed of the choice (%(default)s)")
+    args = parser.parse_args(argv)
+    os.chdir(ROOT)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "work").mkdir()
+        tried = list(try_all(folder / "work", build_data(folder), args.share, args.seed))
+    failed = [case for case in tried if case[2] != AS_PROMISED]
+    for case in failed:
+        print(*(str(part)[:300] for part in case), sep=" | ")
+    table = as_table(tried)
+    print("\n".join(table))
+    if args.output:
+        names = ("class", "case", "verdict", "said")
+        report = {
+            "seed": args.seed,
+            "tried": len(tried),
+            "table": table,
+            "failed": [dict(zip(names, case, strict=True)) for case in failed],
+        }
+        args.output.write_text(json.dumps(report, indent=1) + "\n")
+    if args.page:
+        from tests.exactness.document import replace_section
+
+        replace_section(args.page, "bad input", table)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
