@@ -63,6 +63,7 @@ def run_leg(rank: int, config, num_steps: int):
     device, mesh, traffic = join(config.tensor_parallel)
     run = prepare(config, mesh, device, traffic)
     start = {kind: gather(run.engine, kind) for kind in KINDS}
+    config.run.mkdir(parents=True, exist_ok=True)
     losses, seen = [], []
     for _ in range(num_steps):
         batch = next_batch(run)

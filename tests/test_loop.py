@@ -21,6 +21,7 @@ def train_watched(rank: int, folder: str) -> dict:
     from albert_ds import train
     from albert_ds.errors import DamagedData, Stopped
     from albert_ds.runtime.checkpoint import find_newest
+    from albert_ds.runtime.ending import SAVER_THREAD
 
     joined, found = join(1), {}
     for name in ("whole", "damaged", "stopped"):
@@ -65,7 +66,7 @@ def train_watched(rank: int, folder: str) -> dict:
             except (DamagedData, Stopped) as caught:
                 ending = str(caught)
         for thread in threading.enumerate():  # python itself waits for this one
-            if thread.name.endswith("(_write)"):
+            if thread.name == SAVER_THREAD:
                 thread.join()
         found[name] = (events, ending, run.step, find_newest(output)[0].name)
     return found

@@ -50,7 +50,7 @@ def uses(data: Path, run: Path) -> dict:
     init = [*train_command(data, run.parent / "new")[2:], "--init-from", str(run)]
     return {
         "--init-from": lambda: read_config(init, world_size=2),
-        "probe": lambda: open_model(run, read_vocab(data / MODEL_NAME), data, "cpu"),
+        "probe": lambda: open_model(run, read_vocab(data / MODEL_NAME), data, "cpu", None),
         "export": lambda: export_hf(run, run.parent / "exported"),
         "fill_mask": lambda: fill_masks(run, ["a [MASK] b"], 1),
         "finetune": lambda: read_model_vocab(run),

@@ -4,7 +4,6 @@ import json
 import logging
 import pickle
 import socket
-import zlib
 from dataclasses import asdict, replace
 
 import pytest
@@ -16,6 +15,7 @@ from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import ModelConfig
+from albert_ds.runtime.checkpoint_files import FILES, TrainState, write_checkpoint
 from albert_ds.weights import read_initial_weights, read_weights
 
 CONFIG = ModelConfig(
@@ -52,12 +52,12 @@ def make_run(tmp_path, vocab):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
-        step = run / "checkpoints" / "step-00000040"
-        step.mkdir(parents=True)
-        save_file(model.state_dict(), step / "weights.safetensors")
-        crc = zlib.crc32((step / "weights.safetensors").read_bytes())
-        (step / "state.json").write_text(json.dumps({"crc32": {"weights.safetensors": crc}}))
-        (step.parent / "latest").write_text("step-00000040\n")
+        run.mkdir()
+        weights = model.state_dict()
+        zeros = {name: torch.zeros_like(x) for name, x in weights.items()}
+        state = TrainState(step=40, samples=40, updates=40, loss_scale=None)
+        tensors = dict(zip(FILES, (weights, zeros, zeros), strict=True))
+        assert write_checkpoint(run, tensors, state, keep_last=1, keep_every=None) is None
         (run / "config.json").write_text(json.dumps({"steps": 40, "model": asdict(config)}))
         vocab.write(run)
         return run, model
@@ -293,7 +293,7 @@ def test_a_damaged_checkpoint_is_not_read(make_run):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DamagedData, match="weights.safetensors: its checksum"):
+    with pytest.raises(DamagedData, match="weights.safetensors is damaged"):
         read_weights(run)
 
 

@@ -45,11 +45,14 @@ def meet_ranks(world: World, *, timeout_minutes: float):
 
     has_cuda = torch.cuda.is_available() and not wants_cpu()
     # DeepSpeed takes the number of its device from LOCAL_RANK.
+    kind = _name_kind(has_cuda)  # before the choice, which sets DS_ACCELERATOR
     device, os.environ["LOCAL_RANK"] = _choose_device(world, has_cuda)
+    if has_cuda:
+        kind += f" {torch.cuda.get_device_properties(device).uuid}"
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(world.rank), str(world.size)
     if dist.is_initialized():
         return device, None
-    store = gather_world(world, _name_kind(device), minutes=timeout_minutes)
+    store = gather_world(world, kind, minutes=timeout_minutes)
     return device, store or dist.HashStore()
 
 
@@ -73,14 +76,10 @@ def open_groups(world: World, store, device, *, timeout_minutes: float) -> None:
     _quieten_deepspeed()
 
 
-def _name_kind(device) -> str:
-    """What this rank computes on: "cuda UUID", "cpu", or "cpu despite NAME=VALUE" (a grant)."""
-    import torch
-
-    if device.type == "cuda":
-        return f"cuda {torch.cuda.get_device_properties(device).uuid}"
-    grant = None if wants_cpu() else find_gpu_grant()
-    return f"cpu despite {grant}" if grant else "cpu"
+def _name_kind(has_cuda: bool) -> str:
+    """What this rank computes on: "cuda", "cpu", or "cpu despite NAME=VALUE" (a grant of GPUs)."""
+    grant = None if has_cuda or wants_cpu() else find_gpu_grant()
+    return "cuda" if has_cuda else f"cpu despite {grant}" if grant else "cpu"
 
 
 def check_kinds(kinds: list[str]) -> None:

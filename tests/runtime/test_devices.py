@@ -49,12 +49,12 @@ def test_other_errors_are_not_the_devices(message):
 FAILING = f"""
 import os, sys, torch
 from albert_ds import cli, train
-step = train.train_step
+step = train.run_passes
 def fail(run, batch):
     if run.step == 2 and run.mesh.rank == int(os.environ["FAILING"]):
         raise torch.OutOfMemoryError("{OUT_OF_MEMORY}")
     return step(run, batch)
-train.train_step = fail
+train.run_passes = fail
 cli.run(train.main)
 """
 

@@ -236,10 +236,10 @@ def test_no_library_turns_the_code_into_an_abort_and_a_checkpoint_is_finished():
     assert done.returncode == 5 and done.stdout == "saved "
 
 
-def test_a_file_in_the_way_of_tensorboard_ends_all_ranks(data, tmp_path):
+def test_a_file_in_the_way_of_checkpoints_ends_all_ranks(data, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    (run / "tensorboard").write_text("a file")
+    (run / "checkpoints").write_text("a file")
     assert finish(start_ranks(train_command(data, run), 2), timeout=200) == [2, 2]
     ending = json.loads((run / "exit.json").read_text())
-    assert ending["code"] == 2 and "tensorboard" in ending["reason"]
+    assert ending["code"] == 2 and "checkpoints" in ending["reason"]

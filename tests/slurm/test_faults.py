@@ -13,7 +13,7 @@ from tests.test_resume import files_of, records
 
 # A very small model; the recipe gives all other flags.
 SMALL = ("--num-layers", "2", "--hidden-size", "32", "--embedding-size", "16")
-STEPS = 120
+STEPS = 240
 LONG = (*SMALL, "--steps", str(STEPS), "--eval-every", "1000", "--num-workers", "1")
 TWO_RANKS = ("--ntasks-per-node=1", "--exclusive")
 WITH_SPARE = ("--nodes=3", "--no-kill", *TWO_RANKS)
