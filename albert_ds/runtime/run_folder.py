@@ -32,6 +32,8 @@ class RunLock:
             owner = self._file.read().strip()
             self._file.close()
             raise UserError(f"--output {output}: in use by {owner}; wait or stop it") from error
+        # A loader's worker would hold the lock for seconds after a killed trainer.
+        os.register_at_fork(after_in_child=self._file.close)
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._file.flush()

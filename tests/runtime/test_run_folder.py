@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import shutil
+import socket
 import sys
 import time
 from contextlib import ExitStack
@@ -67,6 +68,24 @@ def test_a_run_that_has_lost_its_folder_writes_nothing_more_there(closed, tmp_pa
     assert sorted(tmp_path.rglob("*")) == before
     if other is not None:
         assert other.find_loss() is None and lock.find_loss() is not None
+
+
+def test_a_child_of_the_owner_does_not_hold_the_lock(tmp_path):
+    """A loader's worker outlives a trainer that was killed."""
+    lock = RunLock(tmp_path)
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        child = os.fork()
+        if child == 0:
+            mine.close()
+            theirs.sendall(b"1")
+            theirs.recv(1)  # until the parent has tried
+            os._exit(0)
+        mine.recv(1)
+        lock.release()
+        RunLock(tmp_path).release()
+        mine.sendall(b"1")
+        os.waitpid(child, 0)
 
 
 @needs_mounts
