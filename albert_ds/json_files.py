@@ -130,7 +130,8 @@ def check(value: Any, schema: Any, name: str, *, is_closed: bool = False) -> Non
 
 
 def _check(value: Any, schema: Any, name: str, at: tuple[str, ...], is_closed: bool) -> None:
-    where = f"{name}: {'.'.join(at)} " if at else f"{name}: "
+    place = json.dumps(".".join(at), ensure_ascii=False)[1:-1]  # a key may hold a line end
+    where = f"{name}: {place} " if at else f"{name}: "
     if isinstance(schema, dict) and isinstance(value, dict):
         unknown = sorted(value.keys() - schema.keys())
         if is_closed and unknown:

@@ -199,5 +199,5 @@ def test_not_a_vocabulary(vocab, tmp_path):
         read_vocab(tmp_path / "spiece.model")
     twice = vocab.model.replace(b"\x01b", b"\x01d", 1)  # a piece that is there already
     (tmp_path / "spiece.model").write_bytes(twice)
-    with pytest.raises(UserError, match="SentencePiece cannot read it: .* already defined"):
+    with pytest.raises(UserError, match="already defined"):
         read_vocab(tmp_path / "spiece.model")

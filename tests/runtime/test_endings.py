@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from albert_ds.errors import DamagedData, MachineFailed, Stopped, UserError
+from albert_ds.model.config import SIZES
 from albert_ds.runtime import heartbeat
 from albert_ds.runtime.ending import Ending, name_ending
 from albert_ds.runtime.heartbeat import LOST, SILENCE, TOGETHER, Beat, Judge
@@ -125,6 +126,7 @@ def trainer(rank: int, run: str, failing: int, what: str) -> None:
         process.start(
             SimpleNamespace(  # the settings that a start reads
                 run=Path(run),
+                model=SIZES["albert-tiny"],
                 max_hours=None,
                 deterministic=False,
                 tensor_parallel=1,

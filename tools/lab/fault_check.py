@@ -29,7 +29,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/fault_check.py", description=__doc__)
     add = parser.add_argument
     add("what", choices=("resume", "lost"), help="the fault")
-    add("--data", required=True, help="folder made by build_shards.py")
+    add("--data", type=cli.path, required=True, help="folder made by build_shards.py")
     add("--folder", type=Path, required=True, help="folder for the runs; an old one is removed")
     add("--steps", type=natural, help="optimizer steps of `resume` (default: 200, --quick 12)")
     add("--signal", choices=("KILL", "STOP"), default="KILL", help="what a lost rank is sent")
