@@ -124,7 +124,7 @@ def compare_memory(check: Check) -> list[Finding]:
             if cell["code"] != 0:
                 findings.append(ended(what, cell))
                 continue
-            (row,) = cell["result"]
+            (row,) = cell["result"]["cells"]
             says = f"{row['measured']['peak'] / 1e9:.2f} GB, planned "
             says += f"{row['predicted']['peak'] / 1e9:.2f} ({row['error']:+.1%})"
             findings.append(Finding(what=what, passed=row["error"] > -0.1, says=says))
