@@ -35,7 +35,8 @@ LEVELS = {
     "convert": 7,
     "train": 7,
     "finetune": 7,
-    "lab": 8,
+    "commands": 8,
+    "lab": 9,
 }
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
 
