@@ -291,12 +291,12 @@ def as_reference(parser: argparse.ArgumentParser) -> str:
     return "\n".join(rows) + "\n"
 
 
-def as_command(parser: Parser, values: dict[str, Any]) -> str:
+def as_command(program: str, parser: Parser, values: dict[str, Any]) -> str:
     """The command line that gives `values`, by dest; of files and folders only the names.
 
     What equals a flag's default is left out.
     """
-    words = parser.prog.split()
+    words = program.split()
     for action in list_actions(parser):
         value = values.get(action.dest)
         if value is None or value is False or value == action.default:

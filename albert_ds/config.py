@@ -242,7 +242,7 @@ def describe_command(record: dict) -> str:
     size = asdict(SIZES[record["size"]])
     shape = {name: value for name, value in record["model"].items() if value != size.get(name)}
     values = {**shape, **record["stream"], **record}
-    return run_config.describe_command(build_parser(), values, NESTED)
+    return run_config.describe_command("albert-ds train", build_parser(), values, NESTED)
 
 
 def resolve_workers(config: RunConfig, device_type: str) -> RunConfig:

@@ -291,7 +291,9 @@ def _list_results(source: Source, head: HeadConfig | None) -> list[Result]:
             Result(
                 title=f"Probe of {probe['data']}",
                 data=probe["data"],
-                facts={k: v for k, v in probe.items() if isinstance(v, int | float)},
+                facts={
+                    k: v for k, v in probe.items() if isinstance(v, int | float) and k != "seconds"
+                },
             )
             for probe in source.probes
         ),

@@ -233,7 +233,7 @@ def read_previous(output: str) -> dict | None:
     return before
 
 
-def describe_command(parser: Parser, record: dict, nested: Mapping[str, Flag]) -> str:
+def describe_command(program: str, parser: Parser, record: dict, nested: Mapping[str, Flag]) -> str:
     """The command line of a run whose config.json has `record`.
 
     `nested` holds the flags that fill a part of a field, by its path ("head.dropout"). Raises
@@ -244,7 +244,7 @@ def describe_command(parser: Parser, record: dict, nested: Mapping[str, Flag]) -
         assert how.name
         found = reduce(lambda inner, key: inner[key], place.split("."), record)
         values[how.name.removeprefix("--").replace("-", "_")] = found
-    return as_command(parser, values)
+    return as_command(program, parser, values)
 
 
 def check_resume(config: SharedConfig, nested: Mapping[str, Flag]) -> None:

@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import shutil
+from argparse import Namespace
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -10,8 +12,10 @@ import pytest
 from huggingface_hub import ModelCard
 
 from albert_ds import config as pretraining
+from albert_ds.commands.convert_hf import build_parser, main
+from albert_ds.commands.probe import name_measured
 from albert_ds.convert import export_hf, list_checkpoints_of, read_probes
-from albert_ds.data.vocab import RELEASED, train_vocab
+from albert_ds.data.vocab import RELEASED, read_vocab, train_vocab
 from albert_ds.errors import UserError
 from albert_ds.finetuning import config as finetuning
 from albert_ds.run_config import as_json
@@ -127,8 +131,8 @@ def test_the_command_of_a_pretraining_run_gives_the_same_run(data, tmp_path, mon
     switch = ["--compile"] if values.pop("compile", False) else []
     argv = [*train_command(**values)[2:], *switch]
     typed = pretraining.read_config(argv, world_size=2)
-    program, *again = shlex.split(pretraining.describe_command(as_json(typed)))[1:]
-    assert program == "albert_ds/train.py"
+    program, command, *again = shlex.split(pretraining.describe_command(as_json(typed)))
+    assert (program, command) == ("albert-ds", "train")
     assert pretraining.read_config(again, world_size=2) == typed
 
 
@@ -152,8 +156,8 @@ def test_the_command_of_a_fine_tuning_run_gives_the_same_run(vocab, tmp_path, mo
 
     where = (Path("cola"), Path("run"), Path("tuned"))
     typed = read(flags("glue/cola", *where, **given, deepspeed_config="zero1_fp32_adamw.json"))
-    program, *again = shlex.split(finetuning.describe_command(as_json(typed)))[1:]
-    assert program == "albert_ds/finetune.py"
+    program, command, *again = shlex.split(finetuning.describe_command(as_json(typed)))
+    assert (program, command) == ("albert-ds", "finetune")
     assert replace(read(again), cache=typed.cache) == typed
 
 
@@ -164,5 +168,33 @@ def test_the_card_shows_the_command(run, data, tmp_path):
     (run / "config.json").write_text(json.dumps({**as_json(typed), "model": record["model"]}))
     export_hf(run, tmp_path / "hf")
     card = (tmp_path / "hf" / "README.md").read_text()
-    assert "\n```bash\ndeepspeed albert_ds/train.py --output other --steps 12 " in card
+    assert "\n```bash\nalbert-ds train --output other --steps 12 " in card
     assert asdict(typed.model) != record["model"] and "--max-position-embeddings 64 " in card
+
+
+def test_the_commands_bring_a_probe_into_the_card_of_its_checkpoint(data, tmp_path, capsys):
+    vocab = read_vocab(data / "spiece.model")
+    run = write_checkpoint(tmp_path / "run", vocab, vocab_size=vocab.size)
+    first = run / "checkpoints" / "step-00000001"
+    shutil.copytree(first, first.with_name("step-00000002"))
+    report = tmp_path / "probe.json"
+    measured = {**name_measured(Namespace(checkpoint=run, data=data, num_layers=None)), "x": 0.5}
+    report.write_text(json.dumps(measured))
+    words = ["export", "--checkpoint", str(run), "--output", str(tmp_path / "hf")]
+    words += ["--license", "apache-2.0", "--probe", str(report)]
+    main([*words, "--revision-per-checkpoint"])
+    folders = [tmp_path / "hf" / f"step-0000000{number}" for number in (1, 2)]
+    assert capsys.readouterr().out == "".join(f"wrote {folder}\n" for folder in folders)
+    cards = [ModelCard.load(folder / "README.md") for folder in folders]
+    assert [card.data.license for card in cards] == ["apache-2.0"] * 2
+    assert ["| x | 0.5000 |" in card.text for card in cards] == [True, False]
+    shallow = name_measured(Namespace(checkpoint=run, data=data, num_layers=1))
+    report.write_text(json.dumps(shallow))
+    with pytest.raises(UserError, match="is about run/step-00000001, 1 layers; exported: run/st"):
+        main(words)
+
+
+@pytest.mark.parametrize("text", ["Apache 2.0", "MIT", "", "-"])
+def test_a_licence_is_an_identifier(text):
+    with pytest.raises(UserError, match="--license .*must be an identifier"):
+        build_parser().parse_args(["export", f"--license={text}"])

@@ -252,7 +252,7 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
 
 def describe_command(record: dict) -> str:
     """The command line of a fine-tuning run, from its config.json. Raises KeyError without one."""
-    return run_config.describe_command(build_parser(), record, NESTED)
+    return run_config.describe_command("albert-ds finetune", build_parser(), record, NESTED)
 
 
 def _check_args(args, task) -> None:
