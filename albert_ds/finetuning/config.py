@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from albert_ds import run_config
 from albert_ds.cli import Flag, Number, Parser, add_flag, add_flags, flag, flags_of, path, positive
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json
@@ -247,6 +248,11 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
         **dict.fromkeys(("steps", "warmup_steps", "eval_every", "save_every"), 0),
     }
     return FinetuneConfig(**typed | resolved), args
+
+
+def describe_command(record: dict) -> str:
+    """The command line of a fine-tuning run, from its config.json. Raises KeyError without one."""
+    return run_config.describe_command("albert-ds finetune", build_parser(), record, NESTED)
 
 
 def _check_args(args, task) -> None:
