@@ -243,7 +243,7 @@ class WeightsAndBiases:
     """A run of the package wandb, which is optional."""
 
     def __init__(self, output: Path):
-        import wandb  # ty: ignore[import-not-found] (optional)
+        import wandb
 
         # Not the folder's name, which other runs may have: this one would continue theirs.
         kept = output / "wandb" / "id"
