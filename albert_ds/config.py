@@ -87,6 +87,16 @@ class RunConfig(SharedConfig):
         group=COMPILATION,
         may_change=True,
     )
+    stage: str | None = flag(
+        "folder on a disk of each node, to which the shards are copied before the first step, once "
+        "a node, and where they are then read; what is there and whole is not copied again",
+        default=None,
+        shown_default="shards are read where they lie",
+        type=path,
+        metavar="DIR",
+        group=LAYOUT,
+        may_change=True,
+    )
     trust_shards: bool = flag(
         "do not compare the sha256 of each shard with index.json when it is read, which takes "
         "about 1 second a GB; headers, counts and the checksum of each record are compared in any "

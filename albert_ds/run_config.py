@@ -102,6 +102,7 @@ class SharedConfig:
     model: ModelConfig
     steps: int
     batch_size: int
+    micro_batch_size: int
     warmup_steps: int
     deepspeed_config: str
     deepspeed: dict  # the JSON with every "auto" that the command line owns filled in
@@ -132,6 +133,14 @@ class SharedConfig:
         shown_default="no limit",
         type=Number(above=0, high=24 * 366),
         metavar="HOURS",
+        group=RHYTHM,
+        may_change=True,
+    )
+    log_format: str = flag(
+        "what stdout gets: lines to read, or one JSON object a line, those of metrics.jsonl among "
+        "them; messages go to stderr as text in both",
+        default="text",
+        choices=("text", "json"),
         group=RHYTHM,
         may_change=True,
     )
