@@ -50,6 +50,10 @@ SCRIPT = {
     "bench": "tools/throughput_bench.py",
     "plots": "tools/plots.py",
     "learn": "tools/learn.py",
+    "scaling": "tools/scaling_model.py",
+    "traffic": "tools/comm_volume.py",
+    "gpu-check": "tools/gpu_check.py",
+    "ensemble": "tools/ensemble.py",
     "push": "albert_ds/commands/push.py",
 }
 SHELL = {"cp", ".", "cd", "touch", "tail", "export", "for", "done", "mkdir"}
@@ -82,6 +86,7 @@ def blocks_of(page: Path, language: str) -> list[str]:
 
 def commands_of(text: str) -> Iterator[list[str]]:
     """The simple commands of a piece of shell, as words, without variables set before them."""
+    text = re.sub(r"\$\(albert-ds path (\w+)\)", r"albert_ds/\1.py", text)
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
         lexer.whitespace_split = True
