@@ -290,6 +290,15 @@ def as_reference(parser: argparse.ArgumentParser) -> str:
     return "\n".join(rows) + "\n"
 
 
+def require(module: str, extra: str, what: str) -> None:
+    """Raise UserError where `module`, which `what` needs and the extra brings, is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        install = f"pip install 'albert-ds[{extra}]'"
+        raise UserError(f"{what}: the package {module} is not installed; {install}")
+
+
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Run a command and leave the process: one line on stderr and the exit code for an ending."""
     sys.stdout.reconfigure(errors="backslashreplace")  # ty: ignore[missing-union-attribute]
