@@ -2,7 +2,6 @@
 
 import lzma
 import re
-import runpy
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -12,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from albert_ds import __main__ as albert_ds
 from albert_ds.cli import Number, Parser, list_actions
 from albert_ds.convert import export_hf
 from tests.conftest import ROOT
 from tests.test_docs import HISTORY, PAGES
 from tests.test_help import COMMANDS, parser_of
+from tools.lab.docs_hook import find_parser
 
 # Pages about today's code.
 CURRENT = [page for page in PAGES if page != HISTORY and "fixtures" not in page.parts]
@@ -34,27 +35,6 @@ LAUNCHERS = {
     "sbatch": {"--test-only": False, "--no-kill": False, "--array": True, "--nodes": True}
     | {"--ntasks-per-node": True, "--gpus-per-node": True, "--gpus-per-task": True},
     "bash": {},
-}
-# Command of albert-ds -> the script of a clone, and its command.
-SCRIPT = {
-    "vocab": "tools/build_vocab.py",
-    "shards": "tools/build_shards.py",
-    "inspect": "tools/inspect_shards.py",
-    "train": "albert_ds/train.py",
-    "finetune": "albert_ds/finetune.py",
-    "probe": "tools/probe.py",
-    "export": "tools/convert_hf.py export",
-    "import": "tools/convert_hf.py import",
-    "fill-mask": "tools/fill_mask.py",
-    "plan": "tools/scaling_model.py plan",
-    "bench": "tools/throughput_bench.py",
-    "plots": "tools/plots.py",
-    "learn": "tools/learn.py",
-    "scaling": "tools/scaling_model.py",
-    "traffic": "tools/comm_volume.py",
-    "gpu-check": "tools/gpu_check.py",
-    "ensemble": "tools/ensemble.py",
-    "push": "albert_ds/commands/push.py",
 }
 SHELL = {"cp", ".", "cd", "touch", "tail", "export", "for", "done", "mkdir"}
 SHELL |= {"docker", "apptainer", "pip", "hf"}  # not ours to check
@@ -75,7 +55,10 @@ FOREIGN = {f for flags in LAUNCHERS.values() for f in flags} | {
 
 
 @cache
-def find_parser(program: str) -> Parser:
+def parser_for(program: str) -> Parser:
+    """The parser of a script, or of a command of albert-ds."""
+    if not program.endswith(".py"):
+        return find_parser(program)
     with pytest.MonkeyPatch.context() as patch:
         return parser_of(program, patch)
 
@@ -108,7 +91,7 @@ def check(words: list[str]) -> None:
     if program in SHELL:
         return
     if program == "albert-ds":
-        program, *rest = [*SCRIPT[rest[0]].split(), *rest[1:]]
+        program, *rest = rest
     if program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
         assert [word for word in rest if "=" not in word][0] in targets, words
@@ -152,7 +135,7 @@ def check_launched(words: list[str]) -> None:
 
 
 def parse(program: str, words: list[str]) -> None:
-    parser = find_parser(program)
+    parser = parser_for(program)
     for action in list_actions(parser):
         if not isinstance(action.type, Number):
             action.type = None  # a file need not exist
@@ -163,7 +146,7 @@ def parse(program: str, words: list[str]) -> None:
 
 
 def flags_of(program: str) -> set[str]:
-    return {flag for action in list_actions(find_parser(program)) for flag in action.option_strings}
+    return {flag for action in list_actions(parser_for(program)) for flag in action.option_strings}
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda p: str(p.relative_to(ROOT)))
@@ -190,7 +173,8 @@ def test_code_stands_in_fences_that_name_its_language(page):
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_flag_in_a_sentence_exists(page):
-    known = FOREIGN.union(*map(flags_of, [*COMMANDS, SCRIPT["push"]]))
+    ours = [name for commands in albert_ds.COMMANDS.values() for name in commands]
+    known = FOREIGN.union(*map(flags_of, [*COMMANDS, *ours]))
     for code in re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text())):
         for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", code):
             assert flag in known, code
@@ -228,7 +212,7 @@ def list_plans() -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("words", list_plans(), ids=" ".join)
 def test_the_plan_of_a_page_can_be_made(words, capsys):
     """And prints the rows that docs/scaling.md shows."""
-    runpy.run_path(str(ROOT / "tools/scaling_model.py"))["main"](["plan", *words])
+    albert_ds.main(["plan", *words])
     printed = capsys.readouterr().out
     assert "PREDICTED, not measured" in printed
     page = (ROOT / "docs/scaling.md").read_text()
