@@ -16,7 +16,7 @@ from albert_ds.cli import Number, Parser, list_actions
 from albert_ds.convert import export_hf
 from tests.conftest import ROOT
 from tests.test_docs import HISTORY, PAGES
-from tests.test_help import COMMANDS, parser_of
+from tests.test_help import ALL, parser_of
 from tools.lab.docs_hook import find_parser
 
 # Pages about today's code.
@@ -101,10 +101,10 @@ def check(words: list[str]) -> None:
         assert (ROOT / program).is_file(), words
         if program.startswith("slurm/"):  # flags of what it starts follow
             body = (ROOT / program).read_text()
-            started = re.search(r"^(?:launch|build=).*? (tools/\w+\.py)", body, re.M)
+            started = re.search(r"^(?:launch|build=).* -m albert_ds ([\w-]+)", body, re.M)
             trainer = "finetune" if re.search("^finetune ", body, re.M) else "train"
             flags = {word for word in rest if word.startswith("--")} - {"--spares"}
-            assert flags <= flags_of(started[1] if started else f"albert_ds/{trainer}.py"), words
+            assert flags <= flags_of(started[1] if started else trainer), words
     else:
         parse(program, rest)
 
@@ -123,6 +123,8 @@ def check_launched(words: list[str]) -> None:
             rest.pop(0)
     if not is_module:
         check(rest)
+    elif rest[0] == "albert_ds":
+        check(["albert-ds", *rest[1:]])
     elif rest[0] == "pytest":
         assert all((ROOT / word).exists() for word in rest[1:] if "/" in word), words
     else:
@@ -173,8 +175,8 @@ def test_code_stands_in_fences_that_name_its_language(page):
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_flag_in_a_sentence_exists(page):
-    ours = [name for commands in albert_ds.COMMANDS.values() for name in commands]
-    known = FOREIGN.union(*map(flags_of, [*COMMANDS, *ours]))
+    ours = [name.removeprefix("albert-ds ") for name in ALL if name != "albert-ds"]
+    known = FOREIGN.union(*map(flags_of, ours))
     for code in re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text())):
         for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", code):
             assert flag in known, code
