@@ -29,6 +29,7 @@ COMMANDS = {
         "ensemble": ("albert_ds.commands.ensemble", "average several fine-tuned models"),
         "export": ("albert_ds.commands.convert_hf", "write a checkpoint for Hugging Face"),
         "import": ("albert_ds.commands.convert_hf", "read a folder of Hugging Face"),
+        "push": ("albert_ds.commands.push", "put an export on the Hugging Face Hub"),
     },
     "measuring": {
         "plan": ("albert_ds.lab.commands.scaling_model", "layout, memory and hours on a cluster"),
