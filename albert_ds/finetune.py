@@ -22,6 +22,7 @@ from albert_ds.cli import log_line
 from albert_ds.errors import Stopped, UserError
 from albert_ds.finetuning.config import (
     FinetuneConfig,
+    describe_rate,
     read_config,
     resolve_steps,
     write_run_files,
@@ -199,7 +200,7 @@ def write_predictions(run: Run) -> dict:
     """Predict every split except train with the best weights; score, write. Collective."""
     import torch
 
-    from albert_ds.finetuning.results import write_results
+    from albert_ds.finetuning.results import find_constant, write_results
     from albert_ds.runtime.consensus import from_rank_0
     from albert_ds.tasks.inference import predict
 
@@ -221,6 +222,8 @@ def write_predictions(run: Run) -> dict:
         results = write_results(config.run, config.task, run.splits, outputs, about)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in results["dev"].items())
         log_line(f"{config.task}, seed {config.seed}, best at step {run.best[0]}: {scores}")
+        for line in find_constant(config.task, run.splits, outputs):
+            log_line(line)
     return from_rank_0(run.mesh, results)
 
 
@@ -239,6 +242,8 @@ def prepare(
     if mesh.rank == 0:
         try:
             write_run_files(config)
+            if args.learning_rate is None:
+                log_line(f"{config.task}: {describe_rate(config)}")
         except UserError as caught:
             error = caught
     raise_first_error(mesh, error)

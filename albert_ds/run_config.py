@@ -7,10 +7,11 @@ that stand there, except for the fields whose flag says `may_change`.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from albert_ds.cli import Flag, Number, as_flag, flag, path, positive
+from albert_ds.cli import Flag, Number, Parser, as_command, as_flag, flag, path, positive
 from albert_ds.errors import UserError, hide_passwords
 from albert_ds.files import write_file
 from albert_ds.json_files import check, read_json
@@ -239,6 +240,20 @@ def read_previous(output: str) -> dict | None:
     schema = {"stream": dict, "deepspeed": dict, "warmup_steps": Number(low=0, whole=True)}
     check({key: before[key] for key in schema if key in before}, schema, str(path), is_closed=True)
     return before
+
+
+def describe_command(program: str, parser: Parser, record: dict, nested: Mapping[str, Flag]) -> str:
+    """The command line of a run whose config.json has `record`.
+
+    `nested` holds the flags that fill a part of a field, by its path ("head.dropout"). Raises
+    KeyError where the record lacks one of them.
+    """
+    values = dict(record)
+    for place, how in nested.items():
+        assert how.name
+        found = reduce(lambda inner, key: inner[key], place.split("."), record)
+        values[how.name.removeprefix("--").replace("-", "_")] = found
+    return as_command(program, parser, values)
 
 
 def check_resume(config: SharedConfig, nested: Mapping[str, Flag]) -> None:
