@@ -65,6 +65,11 @@ def test_a_damaged_copy_of_a_shard_is_copied_again(data, disk, damage):
     assert files_of(copy) == before
 
 
+def test_a_copy_of_a_url_is_that_of_the_folder(data, disk):
+    assert sum(copy_folders([f"file://{data}"], disk)) == shard_bytes(data)
+    assert files_of(find_copy(str(data), disk)).items() <= files_of(data).items()
+
+
 def test_a_damaged_source_is_not_copied(data, disk, tmp_path):
     damaged = shutil.copytree(data, tmp_path / "damaged")
     shard = damaged / "train-000000.tar"
