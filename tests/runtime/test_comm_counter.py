@@ -5,8 +5,6 @@ The expected bytes are computed here: 4 for each unique parameter in fp32.
 
 from dataclasses import replace
 
-import torch
-
 from albert_ds.model.config import count_params
 from tests.batches import random_samples
 from tests.distributed import run_ranks
