@@ -141,9 +141,7 @@ def test_a_run_starts_at_step_0_with_a_fresh_optimizer(write_checkpoint, tmp_pat
     model = replace(DEEP, sharing="groups:2", per_layer="norm,scale,position,lora:2")
     names = ("zero0_fp32", "zero1_fp32", "zero1_bf16", "zero2_bf16", "zero3_bf16")
     configs = [
-        small_config(
-            world_size=2, model=model, output=str(tmp_path / name), ds_file=f"{name}.json"
-        )
+        small_config(world_size=2, model=model, output=str(tmp_path / name), ds_file=f"{name}.json")
         for name in names
     ]
     configs = [replace(config, init_from=str(folder)) for config in configs]
