@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from albert_ds.commands.probe import build_parser as build_probe_parser
 from albert_ds.config import read_config
 from albert_ds.finetuning.config import build_parser
 from tests.conftest import ROOT
 from tests.test_recipes import JOB
-from tools.probe import build_parser as build_probe_parser
 
 SCRIPTS = ROOT / "slurm" / "ablations"
-OTHERS = ("common.sh", "paper.sh", "sharing.sh")  # the last: tests/test_sharing_study.py
+OTHERS = ("common.sh", "paper.sh", "sharing.sh", "recipe.sh")  # the last two: test_sharing_study.py
 RECIPES = sorted(p for p in SCRIPTS.glob("*.sh") if p.name not in OTHERS)
 FOLDERS = ("squad1", "squad2", "MNLI", "SST-2", "RACE")
 # Rows of the paper's tables.

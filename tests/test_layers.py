@@ -30,12 +30,13 @@ LEVELS = {
     "model_card": 5,
     "run_config": 5,
     "config": 6,
-    "convert": 6,
     "finetuning": 6,
     "trainer_process": 6,
+    "convert": 7,
     "train": 7,
     "finetune": 7,
-    "lab": 8,
+    "commands": 8,
+    "lab": 9,
 }
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
 

@@ -101,7 +101,7 @@ def test_the_papers_recipe(name, data, tmp_path):
 @pytest.mark.parametrize("name", PAPER)
 def test_the_layout_and_the_hours_are_those_of_the_plan(name, data, tmp_path):
     """The header's command, as the planner computes it, against the recipe's flags and header."""
-    from tools import scaling_model
+    from albert_ds.lab.commands import scaling_model
 
     recipe = ROOT / "slurm" / f"{name}.sh"
     text = recipe.read_text()
@@ -159,7 +159,7 @@ def test_smoke_recipe(data, tmp_path):
 
 
 def test_bench_recipe(tmp_path):
-    from tools import comm_volume, throughput_bench
+    from albert_ds.lab.commands import comm_volume, throughput_bench
 
     programs = ask_recipe(ROOT / "slurm" / "bench.sh", "unused", tmp_path)
     assert list(programs) == ["tools/throughput_bench.py", "tools/comm_volume.py"]
@@ -228,6 +228,41 @@ def test_a_wrong_flag_of_the_job_is_one_line_and_code_2(argv, environ, message, 
     settings = {**JOB, **environ, "RUNS": str(tmp_path)}
     done = start_recipe("smoke", tmp_path, "DATA=data", *argv, **settings)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+APPTAINER = """#!/bin/bash
+echo "apptainer $*"
+while [[ $1 != *.sif ]]; do shift; done
+shift
+exec "$@"
+"""
+
+
+def test_apptainer_runs_the_command_of_each_rank(tmp_path):
+    """srun starts apptainer, and that the trainer with its flags."""
+    start = 'while [[ $1 = --* ]]; do shift; done; exec "$@"'
+    (tmp_path / "bin").mkdir()
+    trainer = 'echo "trainer: $*"; echo \'{"code": 0}\' > "$OUTPUT/exit.json"'
+    for name, body in {"srun": start, "scontrol": "echo node1", "trainer": trainer}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+    (tmp_path / "bin" / "apptainer").write_text(APPTAINER)
+    for tool in (tmp_path / "bin").iterdir():
+        tool.chmod(0o755)
+    settings = {"DATA": "/two words", "OUTPUT": str(tmp_path / "run"), "PYTHON": "trainer"}
+    settings |= {"CONTAINER_IMAGE": "/images/a.sif", "CONTAINER_MOUNTS": "/shards,/runs"}
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "slurm/smoke.sh", "--seed", "7"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path, "SITE_ENV": "none", **settings, **JOB},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked, ran = re.findall("^(?:apptainer|trainer:) (.*)$", done.stdout, re.M)
+    options = f"exec --nv --pwd {ROOT} --bind {ROOT},/shards,/runs /images/a.sif trainer "
+    assert asked == options + ran
+    assert ran.startswith("-u ") and "--data /two words " in ran and ran.endswith(" --seed 7")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "ds_configs").glob("*.json")), ids=lambda p: p.stem)

@@ -20,10 +20,9 @@ from tests.data.corpus import build, read_all
 from tests.data.drawing import restore, samples_of
 
 SAMPLES = (4000, 4000)  # drawn of the training and of the held-out documents, in many epochs
-# Accuracy of the same features on released pairs: of the NSP generator, and of SOP by length, where
-# sentences fill each window and the overhang is cut off (--packing full, built for that length).
-RELEASED = 0.587
-RELEASED_SOP = {512: 0.533, 128: 0.557, 64: 0.65, 32: 0.80}
+# Accuracy of the same features on pairs of SOP as released, by length: sentences fill each window and
+# the overhang is cut off (--packing full, built for that length). Released NSP gives 0.587.
+RELEASED_SOP = {512: 0.533, 128: 0.548, 64: 0.639, 32: 0.801}
 SENTENCE_ENDS = tuple('.!?)"')
 
 
@@ -125,5 +124,5 @@ def test_form_does_not_tell_the_label(splits, objective, length, packing):
     )
     # Nothing is left of NSP. SOP is drawn as released: where a window is cut to its length, the
     # later segment holds the overhang of the last sentence and is cut a little more often.
-    assert scores[0] < (0.54 if objective == "nsp" else 0.57)
-    assert scores[1] < (0.54 if objective == "nsp" else RELEASED)
+    limit = 0.54 if objective == "nsp" else RELEASED_SOP[length] + 0.02  # 2.5 standard errors
+    assert max(scores) < limit

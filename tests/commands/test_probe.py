@@ -7,18 +7,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 
+from albert_ds.commands.probe import interval
 from albert_ds.data.samples import StreamConfig
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches
 from albert_ds.errors import UserError
 from tests.distributed import run_ranks
 from tests.finetuning import write_checkpoint
-from tools.probe import interval
 
 
 def probe_rank(rank: int, argv: list[str]) -> str:
     """The tool on this rank; the error that it ended with, if any."""
-    from tools.probe import main
+    from albert_ds.commands.probe import main
 
     try:
         main(argv)
@@ -48,6 +48,7 @@ def test_every_objective_is_probed_on_every_task(data, tmp_path, objective):
     words = ("--checkpoint", run, "--data", data, "--samples", 60, "--head-samples", 80)
     found = probe(tmp_path, *words)
     assert found["objective"] == objective
+    assert (found["weights"], found["data"]) == ("run/step-00000001", data.name)
     for task in ("mlm", "sop", "nsp"):
         assert 0 <= found[f"heldout_{task}_accuracy"] <= 1
     # A head of its own is used as it is; one that was never there is trained.

@@ -1,0 +1,67 @@
+"""Build pretraining shards: text is split into sentences, encoded and packed, each sequence once.
+
+Writes WebDataset tars DATA/train-000000.tar ... and DATA/heldout-000000.tar ... (held out by
+document, at least one), a copy of the vocabulary, and DATA/index.json, which counts everything.
+Pairs, lengths and masks are drawn in training. The same input gives the same bytes, by one process
+or by many: mpirun -n N python tools/build_shards.py ... . Killed, the same command goes on.
+"""
+
+from pathlib import Path
+
+from albert_ds import cli
+from albert_ds.data.prepare.documents import add_input_flag
+from albert_ds.data.prepare.mpi import joined_ranks
+from albert_ds.data.prepare.pipeline import BuildConfig, Built, build_shards
+from albert_ds.data.storage import find_files
+from albert_ds.data.vocab import Vocab, read_vocab
+
+
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(description=__doc__)
+    add = parser.add_argument
+    add_input_flag(parser)
+    add(
+        "--vocab",
+        required=True,
+        type=cli.path,
+        metavar="FILE",
+        help="spiece.model of build_vocab.py",
+    )
+    add("--output", required=True, type=Path, metavar="DATA", help="folder to write to; is made")
+    cli.add_flags(parser, BuildConfig)
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    with joined_ranks() as ranks:
+        output, config, locations, vocab = ranks.from_first(lambda: prepare(argv))
+        built = build_shards(locations, vocab, output, config, ranks)
+        if ranks.rank == 0:
+            print_summary(output, built)
+
+
+def prepare(argv: list[str]) -> tuple[Path, BuildConfig, list[str], Vocab]:
+    """Check the whole command line, in the first process only."""
+    args = vars(build_parser().parse_args(argv))
+    patterns, vocab, output = (args.pop(name) for name in ("input", "vocab", "output"))
+    return output, BuildConfig(**args), find_files(patterns), read_vocab(vocab)
+
+
+def print_summary(output: Path, built: Built) -> None:
+    index = built.index
+    for split, entry in index["splits"].items():
+        print(
+            f"{output}: {split}: {len(entry['shards'])} shards, {entry['samples']:,} sequences, "
+            f"{entry['tokens']:,} tokens, {entry['documents']:,} documents"
+        )
+    for line in built.report:
+        print(f"{output}: {line}")
+    counts = ", ".join(f"{name} {count:,}" for name, count in index["counts"].items() if count)
+    print(f"{output}: fill {index['fill']:.1%}; {counts}")
+    for kind, place in built.damage.items():
+        print(f"{output}: {kind}: {index['counts'][f'damaged_{kind}']:,} dropped, first: {place}")
+    if built.kept or built.redone:
+        print(
+            f"{output}: of a killed build, {built.kept} pieces of work were kept and "
+            f"{built.redone} damaged ones done again"
+        )

@@ -1,0 +1,30 @@
+"""Train a SentencePiece vocabulary in ALBERT's layout.
+
+Writes DIR/spiece.model, DIR/spiece.vocab (its pieces and scores, to read),
+DIR/tokenizer_config.json and DIR/tokenizer.json (how text is normalised). Hugging Face's
+AutoTokenizer loads DIR. Prints what normalisation did to the text.
+"""
+
+from pathlib import Path
+
+from albert_ds import cli
+from albert_ds.data.prepare.documents import add_input_flag
+from albert_ds.data.prepare.vocabulary import VocabConfig, build_vocab
+from albert_ds.data.storage import find_files
+
+
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(description=__doc__)
+    add_input_flag(parser)
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="DIR", help="folder to write to; is made"
+    )
+    cli.add_flags(parser, VocabConfig)
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    args = vars(build_parser().parse_args(argv))
+    patterns, output = args.pop("input"), args.pop("output")
+    for line in build_vocab(find_files(patterns), output, VocabConfig(**args)):
+        print(f"{output}: {line}")

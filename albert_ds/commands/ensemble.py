@@ -1,0 +1,151 @@
+"""Average the outputs of several fine-tuned models; score and write them like those of one model.
+
+For classes, scores and options it averages the logits; for SQuAD 1.1 the start and end logits of
+every token. Each model of SQuAD 2.0 proposes its own spans: there it averages the probability of a
+span, 0 where a model did not propose it, and the logit of "no answer".
+
+python tools/ensemble.py --members DIR DIR [DIR ...] --output ENSEMBLE
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from albert_ds import cli
+from albert_ds.errors import UserError
+from albert_ds.json_files import check, read_json
+from albert_ds.tasks.recipes import RECIPES, Lengths
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from albert_ds.tasks.features import Split
+
+
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add(
+        "--members",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="DIR",
+        help="folders written by finetune.py for one task; a folder of several seeds stands for "
+        "all of them",
+    )
+    add("--output", type=Path, required=True, metavar="DIR", help="folder for the results")
+    return parser
+
+
+def combine(folders: list[Path], output: Path) -> dict:
+    """Average the members, score them and write the results; returns those of results.json."""
+    from albert_ds.finetuning.results import read_outputs, write_results
+
+    members = [seed for folder in folders for seed in sorted(folder.glob("seed-*")) or [folder]]
+    configs = [read_json(member / "config.json") for member in members]
+    tasks = sorted({str(config.get("task")) for config in configs})
+    if len(tasks) != 1 or tasks[0] not in RECIPES:
+        raise UserError(
+            f"--members: they are of {', '.join(tasks)}; must be fine-tuned on one task"
+        )
+    task = tasks[0]
+    schema = {"features": dict, "cache": str, "data": str, "lengths": dict}
+    check(configs[0], schema, str(members[0] / "config.json"))
+    splits, outputs = {}, {}
+    for name in configs[0]["features"]:
+        if name == "train":
+            continue
+        found = [read_outputs(member, name) for member in members]
+        _require_same(members, [about["key"] for _, about in found], name, task)
+        splits[name] = _open_split(configs[0], name)
+        outputs[name] = average([arrays for arrays, _ in found])
+    output.mkdir(parents=True, exist_ok=True)
+    about = {
+        "members": [str(member) for member in members],
+        "alone": [_read_own(member / "results.json") for member in members],
+    }
+    return write_results(output, task, splits, outputs, about)
+
+
+def _read_own(path: Path) -> dict:
+    """A member's own metrics."""
+    found = read_json(path)
+    check(found, {"dev": dict}, str(path))
+    return found["dev"]
+
+
+def _require_same(members: list[Path], keys: list[str], split: str, task: str) -> None:
+    for member, key in zip(members, keys, strict=True):
+        if key != keys[0]:
+            raise UserError(
+                f"--members {member}: its {split} set is not that of {members[0]}: data, "
+                f"vocabulary and lengths of {task} must be the same"
+            )
+
+
+def _open_split(config: dict, name: str) -> Split:
+    from albert_ds.tasks.features import Split, read_features
+
+    path = Path(config["cache"]) / f"{config['features'][name]}.safetensors"
+    if not path.is_file():
+        raise UserError(f"{path}: the tokenised {name} set is gone; run finetune.py again")
+    lengths = Lengths(**{f.name: config["lengths"][f.name] for f in fields(Lengths)})
+    return Split(
+        data=Path(config["data"]), name=name, lengths=lengths, features=read_features(path)
+    )
+
+
+def average(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The mean of every output; for proposed spans the mean probability."""
+    import numpy as np
+
+    if "start_index" not in members[0]:
+        return {name: np.mean([m[name] for m in members], axis=0) for name in members[0]}
+    impossible = np.mean([member["impossible"] for member in members], axis=0)
+    return {**average_spans(members), "impossible": impossible}
+
+
+def average_spans(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Spans [F, K, 1] that any member proposes, with the logarithm of their mean probability.
+
+    They have the form of the conditional head: K starts, each with one end, whose score is 0.
+    """
+    import numpy as np
+
+    rows = len(members[0]["start_index"])
+    merged: list[dict] = []
+    for row in range(rows):
+        shares: dict[tuple[int, int], float] = {}
+        for member in members:
+            starts, ends = member["start_index"][row], member["end_index"][row]
+            scores = member["start_score"][row][:, None] + member["end_score"][row]
+            for k, start in enumerate(starts.tolist()):
+                for end, score in zip(ends[k].tolist(), scores[k].tolist(), strict=True):
+                    share = np.exp(score) / len(members)
+                    shares[start, end] = shares.get((start, end), 0.0) + share
+        merged.append(shares)
+    width = max(map(len, merged))
+    index = np.zeros((2, rows, width), np.int64)
+    score = np.full((rows, width), -1e30, np.float32)
+    for row, shares in enumerate(merged):
+        spans = np.array(list(shares), np.int64).reshape(-1, 2)
+        index[:, row, : len(spans)] = spans.T
+        with np.errstate(divide="ignore"):
+            logs = np.log(np.array(list(shares.values())))
+        score[row, : len(spans)] = np.maximum(logs, -1e30)
+    return {
+        "start_index": index[0],
+        "start_score": score,
+        "end_index": index[1][:, :, None],
+        "end_score": np.zeros((rows, width, 1), np.float32),
+    }
+
+
+def main(argv: list[str]) -> None:
+    args = build_parser().parse_args(argv)
+    results = combine(args.members, args.output)
+    print(json.dumps({"dev": results["dev"], "alone": results["alone"]}, indent=1))

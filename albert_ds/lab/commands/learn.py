@@ -1,0 +1,288 @@
+"""Pretrain a small ALBERT in the hours given, on this machine, and report what it has learned.
+
+Text -> vocabulary -> shards -> pretraining -> held-out metrics, minimal pairs, small tasks ->
+OUTPUT/report.md. Given the same --output again, it goes on where it stopped. The number of steps
+comes from the measured speed, once; so the learning rate reaches 0 as the time ends, and a resumed
+run is the same run.
+
+python tools/learn.py --text wiki/*.txt --output learn --hours 2
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from albert_ds import cli
+from albert_ds.cli import Number, log_line
+from albert_ds.errors import MachineFailed, UserError
+from albert_ds.files import write_file
+from albert_ds.json_files import read_json, read_lines
+from albert_ds.lab.tables import spread, table
+
+ROOT = Path(__file__).parents[3]
+LENGTH, BATCH = 128, 64
+# At a rate of 0.003 a model this small stays at the frequencies of the pieces (docs/languages.md).
+RECIPE = (
+    *("--model", "albert-tiny", "--embedding-size", "128", "--hidden-size", "256"),
+    *("--num-layers", "6", "--num-heads", "4", "--dropout", "0"),
+    *("--sequence-length", str(LENGTH), "--batch-size", str(BATCH), "--learning-rate", "0.0015"),
+)
+MEASURED_STEPS, LOGGED_STEPS = 16, 4  # of a trial; its first interval is left out
+TRAINING_SHARE = 0.96  # of the time; the rest goes to evaluations and checkpoints
+TASKS = {  # small enough for two cores: steps and batch
+    "cola": ("CoLA", 240, 32),
+    "sst2": ("SST-2", 240, 32),
+    "mrpc": ("MRPC", 160, 16),
+    "rte": ("RTE", 160, 16),
+    "stsb": ("STS-B", 240, 16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How this machine runs the recipe."""
+
+    ranks: int
+    threads: int
+    ds_config: str
+
+    def __str__(self) -> str:
+        precision = "bf16" if "bf16" in self.ds_config else "fp32"
+        return f"{self.ranks} ranks x {self.threads} threads, {precision}"
+
+
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    text = "UTF-8 text, a blank line between documents"
+    add("--text", type=cli.path, nargs="+", required=True, metavar="FILE", help=text)
+    add("--output", type=Path, required=True, metavar="DIR", help="folder for all that it makes")
+    hours = Number(above=0, high=10_000)
+    add("--hours", type=hours, default=2.0, metavar="HOURS", help="time of the pretraining")
+    add("--language", default="en", metavar="CODE", help="language of the text")
+    size = "pieces of the vocabulary"
+    add("--vocab-size", type=cli.positive, default=8000, metavar="PIECES", help=size)
+    text = "folder of minimal pairs, as BLiMP's data/ (default: none)"
+    add("--minimal-pairs", type=Path, metavar="FOLDER", help=text)
+    text = f"folder with GLUE's {', '.join(name for name, *_ in TASKS.values())} (default: none)"
+    add("--tasks", type=Path, metavar="FOLDER", help=text)
+    add("--seeds", type=cli.positive, default=3, metavar="RUNS", help="runs of each task")
+    return parser
+
+
+def run(command: Sequence[object], log: Path, threads: int = 1) -> str:
+    """Run one of this repository's commands and return its stdout; its stderr goes to `log`."""
+    words = [str(word) for word in command]
+    with log.open("a") as file:
+        done = subprocess.run(
+            words, cwd=ROOT, env=environ(threads), stdout=subprocess.PIPE, stderr=file, text=True
+        )
+    if done.returncode:
+        raise failed(words, done.returncode, log)
+    return done.stdout
+
+
+def environ(threads: int) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+
+
+def failed(words: list[str], code: int, log: Path) -> MachineFailed:
+    tail = "".join(log.read_text(errors="replace").strip().splitlines()[-1:])
+    name = next(word for word in words if word.endswith(".py"))
+    return MachineFailed(f"{name} ended with {code}; see {log}: {tail}")
+
+
+def trainer(layout: Layout, data: Path, output: Path) -> list[str]:
+    """The command that trains the recipe in a layout, without --steps."""
+    start = [sys.executable]
+    if layout.ranks > 1:
+        start = ["deepspeed", "--num_gpus", str(layout.ranks), "--master_port", "29511"]
+    micro = BATCH // layout.ranks
+    return [
+        *(*start, "albert_ds/train.py", *RECIPE, "--data", str(data), "--output", str(output)),
+        *("--micro-batch-size", str(micro), "--deepspeed_config", layout.ds_config),
+    ]
+
+
+def measure(layout: Layout, data: Path, folder: Path) -> float:
+    """Seconds of one step of the recipe in a layout; infinite where the layout does not run."""
+    name = f"{layout.ranks}x{layout.threads}-{Path(layout.ds_config).stem}"
+    command = trainer(layout, data, folder / name)
+    steps, every = str(MEASURED_STEPS), str(LOGGED_STEPS)
+    flags = ["--steps", steps, "--log-every", every, "--eval-every", steps, "--eval-samples", "2"]
+    try:
+        run([*command, *flags], folder / f"{name}.log", layout.threads)
+    except MachineFailed as error:
+        log_line(f"{layout}: does not run here: {error}")
+        return float("inf")
+    records = read_lines(folder / name / "metrics.jsonl")
+    seconds = [r["step_seconds"] for r in records if "step_seconds" in r][1:]
+    print(f"  {layout}: {BATCH / min(seconds):.0f} samples/s", flush=True)
+    return min(seconds)
+
+
+def choose_layout(data: Path, output: Path) -> tuple[Layout, float]:
+    """The fastest layout on this machine and the seconds of its step, measured once."""
+    path = output / "layout.json"
+    if not path.is_file():
+        folder = output / "trials"
+        folder.mkdir(exist_ok=True)
+        cores = len(os.sched_getaffinity(0))
+        shapes = {(1, cores), (cores, 1)} if BATCH % cores == 0 else {(1, cores)}
+        configs = ("ds_configs/zero1_fp32_adamw.json", "ds_configs/zero1_bf16_adamw.json")
+        layouts = [Layout(*shape, config) for shape in sorted(shapes) for config in configs]
+        found = {layout: measure(layout, data, folder) for layout in layouts}
+        best = min(found, key=lambda layout: found[layout])
+        if found[best] == float("inf"):
+            raise MachineFailed(f"no layout trains on this machine; see {folder}")
+        content = {"layout": [best.ranks, best.threads, best.ds_config], "seconds": found[best]}
+        write_file(path, json.dumps(content) + "\n")
+    content = read_json(path)
+    return Layout(*content["layout"]), content["seconds"]
+
+
+def train(command: list[str], steps: int, run_folder: Path, layout: Layout) -> None:
+    """Train to the end; one line a minute says how far it is and how long it will take."""
+    log = run_folder.parent / "train.log"
+    every = max(1, steps // 200)
+    rhythm = ["--log-every", str(every), "--eval-every", str(5 * every)]
+    words = [*command, "--steps", str(steps), *rhythm, "--save-every", str(10 * every)]
+    with log.open("a") as file:
+        process = subprocess.Popen(
+            words, cwd=ROOT, env=environ(layout.threads), stdout=file, stderr=subprocess.STDOUT
+        )
+        try:
+            while process.poll() is None:
+                try:
+                    process.wait(60)
+                except subprocess.TimeoutExpired:
+                    tell(run_folder / "metrics.jsonl", steps)
+        finally:
+            process.terminate()  # saves a checkpoint where it still trains
+            process.wait()
+    if process.returncode:
+        raise failed(words, process.returncode, log)
+
+
+def tell(metrics: Path, steps: int) -> None:
+    """Print the newest record of a run and the time that is left."""
+    records = read_lines(metrics) if metrics.is_file() else []
+    records = [record for record in records if "step_seconds" in record]
+    if not records:
+        print("  no step yet", flush=True)
+        return
+    last = records[-1]
+    left = (steps - last["step"]) * last["step_seconds"] / 60
+    print(
+        f"  step {last['step']} of {steps}, MLM loss {last['mlm_loss']:.3f}, accuracy "
+        f"{last['mlm_accuracy']:.1%}, SOP {last['sop_accuracy'] or 0:.1%}, {left:.0f} min left",
+        flush=True,
+    )
+
+
+def fine_tune(args, checkpoint: Path) -> list[list[str]]:
+    """Rows of the small tasks: median and range of --seeds runs, pretrained and random."""
+    rows = []
+    for task, (folder, steps, batch) in TASKS.items():
+        if not (args.tasks / folder).is_dir():
+            log_line(f"--tasks {args.tasks}: no {folder} in it; that task is left out")
+            continue
+        row = [folder]
+        for start, flags in (("pretrained", []), ("random", ["--from-scratch"])):
+            output = args.output / "tasks" / start / task
+            if not (output / "results.json").is_file():
+                print(f"  {folder}, {start}", flush=True)
+                command: list[object] = [sys.executable, "albert_ds/finetune.py"]
+                command += ["--task", f"glue/{task}"]
+                command += ["--data", args.tasks / folder, "--checkpoint", checkpoint]
+                command += ["--output", output, "--cache", args.output / "features"]
+                command += ["--steps", steps, "--batch-size", batch, "--learning-rate", "5e-4"]
+                command += ["--dropout", "0", "--seeds", args.seeds, *flags]
+                run(command, args.output / "tasks.log", len(os.sched_getaffinity(0)))
+            metric, found = next(iter(read_json(output / "results.json")["dev"].items()))
+            values = found["values"] if isinstance(found, dict) else [found]
+            row.append(spread(values, ".3f"))
+        rows.append([*row, metric])
+    return rows
+
+
+def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[list[str]]) -> None:
+    """OUTPUT/report.md: what was done, on what, and what came of it."""
+    out = args.output
+    records = read_lines(out / "run" / "metrics.jsonl")
+    tokens = sum(
+        r["tokens_per_second"] * r["step_seconds"] * count
+        for r, count in zip(*count_steps(records), strict=True)
+    )
+    parts = [
+        "# What this model has learned",
+        f"{args.hours:g} h were asked for; {steps:,} steps of {BATCH} samples, {tokens / 1e6:.1f} "
+        f"million tokens, on {name_cpu()} ({layout}; {seconds:.3f} s a step when measured).",
+        f"    train.py {' '.join(RECIPE)} --steps {steps}",
+        "![curves](curves.png)",
+        (out / "probe.md").read_text().strip(),
+    ]
+    if args.minimal_pairs:
+        parts.append((out / "minimal_pairs.md").read_text().strip())
+    if tasks:
+        header = ["task", "pretrained", "random weights", "metric"]
+        parts += [f"Median and range of {args.seeds} runs:", table(header, tasks)]
+    write_file(out / "report.md", "\n\n".join(parts) + "\n")
+
+
+def count_steps(records: list[dict]) -> tuple[list[dict], list[int]]:
+    """The records of logging intervals, and the number of steps of each."""
+    logged = [record for record in records if "step_seconds" in record]
+    ends = [record["step"] for record in logged]
+    return logged, [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def name_cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, platform.processor())}, {len(os.sched_getaffinity(0))} cores"
+
+
+def main(argv: list[str]) -> None:
+    args = build_parser().parse_args(argv)
+    missing = [name for name in args.text if not Path(name).is_file()]
+    if missing:
+        raise UserError(f"--text {missing[0]}: no such file")
+    out = args.output = args.output.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    vocab, data, checkpoint = out / "vocab" / "spiece.model", out / "data", out / "run"
+    text = ["--input", *map(os.path.abspath, args.text), "--language", args.language]
+    python, log = [sys.executable], out / "prepare.log"
+    if not vocab.is_file():
+        print(f"== vocabulary of {args.vocab_size:,} pieces", flush=True)
+        made = ["--output", out / "vocab", "--vocab-size", args.vocab_size]
+        run([*python, "tools/build_vocab.py", *text, *made], log)
+    if not (data / "index.json").is_file():
+        print(f"== shards of {LENGTH} tokens", flush=True)
+        made = ["--output", data, "--sequence-length", LENGTH, "--holdout", "0.02"]
+        run([*python, "tools/build_shards.py", *text, "--vocab", vocab, *made], log)
+    print("== speed of this machine", flush=True)
+    layout, seconds = choose_layout(data, out)
+    steps = max(20, int(args.hours * 3600 * TRAINING_SHARE / seconds))
+    print(f"== pretraining: {steps:,} steps of {seconds:.3f} s ({layout})", flush=True)
+    train(trainer(layout, data, checkpoint), steps, checkpoint, layout)
+    print("== what it has learned", flush=True)
+    measured = {"probe": ["--data", data]}
+    if args.minimal_pairs:
+        measured["minimal_pairs"] = ["--minimal-pairs", args.minimal_pairs.absolute()]
+    for name, flags in measured.items():
+        if not (out / f"{name}.md").is_file():
+            command = [*python, "tools/probe.py", "--checkpoint", checkpoint, *flags]
+            command = [*command, "--output", out / f"{name}.json"]
+            write_file(out / f"{name}.md", run(command, log, len(os.sched_getaffinity(0))))
+    curves = [*python, "tools/plots.py", "curves", "--runs", checkpoint]
+    run([*curves, "--output", out / "curves.png"], log)
+    tasks = fine_tune(args, checkpoint) if args.tasks else []
+    write_report(args, layout, seconds, steps, tasks)
+    print((out / "report.md").read_text())
