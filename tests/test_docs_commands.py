@@ -45,6 +45,7 @@ SCRIPT = {
     "probe": "tools/probe.py",
     "export": "tools/convert_hf.py export",
     "import": "tools/convert_hf.py import",
+    "push": "albert_ds/commands/push.py",
     "fill-mask": "tools/fill_mask.py",
     "plan": "tools/scaling_model.py plan",
     "bench": "tools/throughput_bench.py",
