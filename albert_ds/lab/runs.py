@@ -24,14 +24,22 @@ def read_metrics(run: Path) -> list[dict]:
 
 
 def name_runs(runs: Sequence[Path]) -> list[str]:
-    """For each run the shortest end of its path that no other has: a/run and b/run are a and b."""
+    """A short name for each run: the last folder of its path that is in no other run's path.
+
+    a/run and b/run are a and b. Where that is not enough, it is the shortest end of the paths that
+    tells them apart.
+    """
     paths = [run.absolute() for run in runs]
     parts = [(*path.parts[1:-1], path.name.removesuffix(".jsonl")) for path in paths]
-    if len(set(parts)) > 1:
-        while len({path[-1] for path in parts}) == 1 and min(map(len, parts)) > 1:
-            parts = [path[:-1] for path in parts]
+    own = [_own_part(number, parts) for number in range(len(parts))]
     for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(path[-length:]) for path in parts]
-        if len(set(names)) == len(set(parts)):
-            return names
+        ends = ["/".join(path[-length:]) for path in parts]
+        if len(set(ends)) == len(set(parts)):
+            return [name or end for name, end in zip(own, ends, strict=True)]
     raise AssertionError("paths that differ have ends that differ")
+
+
+def _own_part(number: int, paths: list[tuple[str, ...]]) -> str | None:
+    """The last part of a path that no other path has."""
+    others = {part for path in paths[:number] + paths[number + 1 :] for part in path}
+    return next((part for part in reversed(paths[number]) if part not in others), None)

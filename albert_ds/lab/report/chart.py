@@ -94,9 +94,9 @@ class Scale:
 
 
 def round_up(step: float) -> float:
-    """The smallest of 1, 2, 5, 10 times a power of ten that is not below `step`."""
+    """The smallest of 1, 2, 2.5, 5, 10 times a power of ten that is not below `step`."""
     power = 10.0 ** math.floor(math.log10(step))
-    return next(n * power for n in (1, 2, 5, 10) if n * power >= step * (1 - 1e-9))
+    return next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= step * (1 - 1e-9))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,15 +143,12 @@ class Chart:
 
     @property
     def y_ticks(self) -> list[Label]:
-        found = self.y.ticks(4)
+        found = self.y.ticks(5)
         return [Label(LEFT - 6, self.y(value), self.show(value)) for value in found]
 
     def show(self, value: float) -> str:
         """A value of the y axis as text."""
-        if not self.is_share:
-            return shorten(value)
-        fine = 2 if self.y.high - self.y.low < 0.004 else 1 if self.y.high - self.y.low < 0.04 else 0
-        return f"{value:.{fine}%}".replace("%", " %")
+        return f"{shorten(100 * value)}\u00a0%" if self.is_share else shorten(value)
 
     def path(self, line: Line) -> str:
         """The line, interrupted at gaps."""
@@ -288,6 +285,10 @@ def shorten(value: float) -> str:
             unit = 1e3 if suffix == "k" else size
             return f"{value / unit:.4g}{suffix}"
     return f"{value:.4g}" if value and abs(value) < 1e-4 else f"{value:,.4g}"
+
+
+def as_percent(share: float) -> str:
+    return f"{100 * share:.1f}\u00a0%"
 
 
 def significant(value: float) -> float:

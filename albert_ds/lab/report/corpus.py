@@ -118,7 +118,7 @@ def draw_pictures(seen: "Seen", stream: StreamConfig) -> list[Chart]:
     ranked = sorted(seen.ids.values(), reverse=True)
     places = sorted({round(10 ** (n / 20)) for n in range(20 * len(str(len(ranked))))})
     points = [Point(r, ranked[r - 1], 0, 0) for r in places if r <= len(ranked)]
-    frequency = Line(run=0, name="pieces", points=points)
+    frequency = Line(run=0, name="", points=points, is_main=False)
     return [
         _histogram(lengths, width, "Length of a sample", "samples", "tokens"),
         _histogram(shares, 1, "Masked share of a sample", "samples", "masked tokens, %"),

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from albert_ds.lab.report import chart
+from albert_ds.lab.report.chart import as_percent
 from albert_ds.lab.report.corpus import Corpus, read_corpus
 from albert_ds.lab.report.folder import RunFolder, is_number
 from albert_ds.lab.report.panels import (
@@ -44,11 +45,11 @@ def build_page(runs: Sequence[RunFolder], notes: Sequence[str]) -> str:
 
     corpora = read_corpora(runs)
     groups = {
-        title: [run for run in runs if run.is_finetuning == tuned and run.records]
+        title: [run for run in runs if run.is_finetuning == tuned]
         for title, tuned in (("Pretraining", False), ("Fine-tuning", True))
     }
-    panels = {title: draw_panels(found, corpora) for title, found in groups.items() if found}
-    differing, common = compare([flatten(run.config, HIDDEN) for run in runs], runs)
+    groups = {title: found for title, found in groups.items() if found}
+    panels = {title: draw_panels(found, corpora) for title, found in groups.items()}
     environment = Environment(
         loader=PackageLoader("albert_ds.lab.report", ""),
         autoescape=True,
@@ -66,9 +67,8 @@ def build_page(runs: Sequence[RunFolder], notes: Sequence[str]) -> str:
         results=[list_results(run, corpora) for run in runs],
         panels=panels,
         evaluations=[table for run in runs if (table := list_evaluations(run)).rows],
-        differing=differing,
-        common=common,
-        versions=compare([flatten(run.config.get("versions") or {}) for run in runs], runs),
+        configurations={title: compare_configs(found) for title, found in groups.items()},
+        versions=compare([read_versions(run) for run in runs], runs),
         machines=list_machines(runs),
         corpora=[(corpus, list_facts(corpus)) for corpus in corpora.values()],
         histories=[list_history(run) for run in runs],
@@ -117,12 +117,12 @@ def list_results(run: RunFolder, corpora: dict[str, Corpus]) -> list[tuple[str, 
         unigram = corpus.unigram if corpus else None
         beside = f"frequencies alone {unigram.loss:.3f}" if unigram else ""
         found.append(("held-out MLM loss", f"{loss:.3f}", beside))
-        beside = f"always {unigram.piece!r} {percent(unigram.share)}" if unigram else ""
+        beside = f"always {unigram.piece!r} {as_percent(unigram.share)}" if unigram else ""
         found.append(list_share(run, "mlm", "masked", "held-out MLM accuracy", beside))
     for task, title in PAIRS.items():
         if run.last(f"heldout_{task}_accuracy") is not None:
             name = f"held-out {title} accuracy"
-            found.append(list_share(run, task, "pairs", name, "a coin 50 %"))
+            found.append(list_share(run, task, "pairs", name, "a coin 50\u00a0%"))
     return found
 
 
@@ -131,8 +131,8 @@ def list_share(run: RunFolder, task: str, trials: str, name: str, beside: str):
     if share is None:
         return name, ABSENT, ""
     low, high = interval(share, number or 0)
-    around = f"95 %: {percent(low)} .. {percent(high)} of {number:,.0f}" if number else ""
-    return name, percent(share), "; ".join(filter(None, (around, beside)))
+    around = f"95\u00a0%: {as_percent(low)} .. {as_percent(high)} of {number:,.0f}" if number else ""
+    return name, as_percent(share), "; ".join(filter(None, (around, beside)))
 
 
 def time_trained(run: RunFolder) -> str:
@@ -169,6 +169,15 @@ def flatten(config: dict, hidden: Sequence[str] = (), above: str = "") -> dict[s
         else:
             found[above + key] = show(value)
     return found
+
+
+def read_versions(run: RunFolder) -> dict[str, str]:
+    found = run.config.get("versions")
+    return flatten(found) if isinstance(found, dict) else {}
+
+
+def compare_configs(runs: Sequence[RunFolder]) -> tuple[Table, Table]:
+    return compare([flatten(run.config, HIDDEN) for run in runs], runs)
 
 
 def compare(configs: Sequence[dict[str, str]], runs: Sequence[RunFolder]) -> tuple[Table, Table]:
@@ -232,14 +241,14 @@ def list_facts(corpus: Corpus) -> list[tuple[str, str]]:
         "language": show(corpus.index.get("language", ABSENT)),
     }
     if is_number(fill := corpus.index.get("fill")):
-        facts["fill"] = percent(fill)
+        facts["fill"] = as_percent(fill)
     if is_number(unknown := counts.get("unknown_tokens")) and is_number(counts.get("tokens")):
         facts["unknown tokens"] = f"{unknown:,} ({unknown / max(1, counts['tokens']):.4%})"
     if is_number(twice := counts.get("duplicate_documents")):
         facts["documents that occur twice"] = f"{twice:,}"
     if corpus.unigram:
         facts["most frequent masked piece"] = (
-            f"{corpus.unigram.piece!r}, {percent(corpus.unigram.share)} of "
+            f"{corpus.unigram.piece!r}, {as_percent(corpus.unigram.share)} of "
             f"{corpus.unigram.masked:,} held-out masked tokens"
         )
     return list(facts.items())
@@ -250,10 +259,6 @@ def show(value: Any) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
-
-
-def percent(share: float) -> str:
-    return f"{share:.1%}".replace("%", " %")
 
 
 def count(value: Any) -> str:

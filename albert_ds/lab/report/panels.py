@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from albert_ds.data.stream_config import list_pair_tasks
-from albert_ds.lab.report.chart import Chart, Level, Line, Point, thin
+from albert_ds.lab.report.chart import Chart, Level, Line, Point, as_percent, thin
 from albert_ds.lab.report.corpus import Corpus
 from albert_ds.lab.report.folder import RunFolder
 
@@ -31,7 +31,7 @@ def draw_panels(runs: Sequence[RunFolder], corpora: dict[str, Corpus]) -> list[C
                   levels["mlm_accuracy"], is_share=True, from_zero=True),
         ]  # fmt: skip
         for task, title in PAIRS.items():
-            coin = [Level(0.5, "a coin: 50 %")]
+            coin = [Level(0.5, "a coin: 50\u00a0%")]
             charts += [
                 _draw(runs, f"{task}_accuracy", f"{title} accuracy", "of the pairs", coin,
                       is_share=True),
@@ -63,7 +63,7 @@ def list_levels(runs: Sequence[RunFolder], corpora: dict[str, Corpus]) -> dict[s
         unigram = corpora[folder].unigram
         assert unigram is not None
         name = "" if len(readers) == 1 else f" ({letters})"
-        share = f"{unigram.share:.1%}".replace("%", " %")
+        share = as_percent(unigram.share)
         found["mlm_loss"].append(Level(unigram.loss, f"frequencies alone{name}: {unigram.loss:.2f}"))
         found["mlm_accuracy"].append(Level(unigram.share, f"most frequent piece{name}: {share}"))
     return found
