@@ -62,6 +62,8 @@ def read_folder(path: Path, number: int, name: str) -> RunFolder:
     """Read a RUN folder or a metrics.jsonl; UserError where there is no metrics.jsonl."""
     metrics, notes = metrics_path(path), []
     folder = metrics.parent
+    # Runs of several seeds end together.
+    ended = folder.parent if folder.name.startswith("seed-") else folder
     records = read_lines(metrics)
     damaged = sum(1 for line in metrics.open("rb") if line.strip()) - len(records)
     if damaged:
@@ -77,7 +79,7 @@ def read_folder(path: Path, number: int, name: str) -> RunFolder:
         path=folder if metrics.name == "metrics.jsonl" else metrics,
         records=records,
         config=_read(folder / "config.json", notes) or {},
-        ending=_read(folder / "exit.json", notes, is_optional=True),
+        ending=_read(ended / "exit.json", notes, is_optional=True),
         history=_read_history(folder / "history.jsonl", notes),
         notes=notes,
     )
