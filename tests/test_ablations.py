@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from albert_ds.commands.probe import build_parser as build_probe_parser
 from albert_ds.config import read_config
 from albert_ds.finetuning.config import build_parser
 from tests.conftest import ROOT
 from tests.test_recipes import JOB
-from tools.probe import build_parser as build_probe_parser
 
 SCRIPTS = ROOT / "slurm" / "ablations"
 OTHERS = ("common.sh", "paper.sh", "sharing.sh")  # the last: tests/test_sharing_study.py

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from albert_ds import convert
+from albert_ds.commands.convert_hf import main
 from albert_ds.convert import export_hf, import_hf
 from albert_ds.data.vocab import RELEASED, train_vocab
 from albert_ds.errors import UserError
@@ -22,7 +23,6 @@ from albert_ds.model.task_heads import AlbertForTask
 from albert_ds.weights import read_model_vocab, read_weights
 from tests.batches import concatenate, random_samples
 from tests.finetuning import MODEL
-from tools.convert_hf import main
 
 CONFIG = replace(MODEL, num_layers=4, sharing="none")
 # Hugging Face's groups express the first two only.

@@ -35,7 +35,8 @@ LEVELS = {
     "trainer_process": 6,
     "train": 7,
     "finetune": 7,
-    "lab": 8,
+    "commands": 8,
+    "lab": 9,
 }
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
 

@@ -101,7 +101,7 @@ def test_the_papers_recipe(name, data, tmp_path):
 @pytest.mark.parametrize("name", PAPER)
 def test_the_layout_and_the_hours_are_those_of_the_plan(name, data, tmp_path):
     """The header's command, as the planner computes it, against the recipe's flags and header."""
-    from tools import scaling_model
+    from albert_ds.lab.commands import scaling_model
 
     recipe = ROOT / "slurm" / f"{name}.sh"
     text = recipe.read_text()
@@ -159,7 +159,7 @@ def test_smoke_recipe(data, tmp_path):
 
 
 def test_bench_recipe(tmp_path):
-    from tools import comm_volume, throughput_bench
+    from albert_ds.lab.commands import comm_volume, throughput_bench
 
     programs = ask_recipe(ROOT / "slurm" / "bench.sh", "unused", tmp_path)
     assert list(programs) == ["tools/throughput_bench.py", "tools/comm_volume.py"]

@@ -21,12 +21,12 @@ QUICK = {
     for test, names in read_tests(path).items()
     if is_quick(path, test)
 }
-TOOLS = {path.stem: path for path in (ROOT / "tools").glob("*.py")}
+TOOLS = {path.stem: path for path in (ROOT / "albert_ds").rglob("commands/[a-z]*.py")}
 USED = set().union(*QUICK.values())
 USED_TOOLS = {
     tool
     for tool in TOOLS
-    if any(name.startswith((f"tools.{tool}.", f"tools/{tool}.py")) for name in USED)
+    if any(f".commands.{tool}." in f"{name}." or f"tools/{tool}.py" in name for name in USED)
 }
 PACKAGES = {path.parent for path in (ROOT / "albert_ds").rglob("*.py")} - {ROOT / "albert_ds"}
 # They measure on ranks that they start, for a minute at least.

@@ -44,8 +44,8 @@ def run(data, tmp_path) -> Path:
 
 
 def uses(data: Path, run: Path) -> dict:
-    from tools.fill_mask import fill_masks
-    from tools.probe import open_model
+    from albert_ds.commands.fill_mask import fill_masks
+    from albert_ds.commands.probe import open_model
 
     init = [*train_command(data, run.parent / "new")[2:], "--init-from", str(run)]
     return {

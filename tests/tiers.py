@@ -17,9 +17,9 @@ QUICK_ANYWAY = {
     "data/test_vocab.py",
     "test_global_batch.py",
     "test_tiers.py",
-    "tools/test_inspect_shards.py",
-    "tools/test_plots.py",
-    "tools/test_probe.py::test_the_own_head_is_not_trained",
+    "commands/test_inspect_shards.py",
+    "lab/commands/test_plots.py",
+    "commands/test_probe.py::test_the_own_head_is_not_trained",
 }
 # They work in pytest's own process, but for many seconds.
 TOO_LONG = {

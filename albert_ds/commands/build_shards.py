@@ -65,7 +65,3 @@ def print_summary(output: Path, built: Built) -> None:
             f"{output}: of a killed build, {built.kept} pieces of work were kept and "
             f"{built.redone} damaged ones done again"
         )
-
-
-if __name__ == "__main__":
-    cli.run(main)

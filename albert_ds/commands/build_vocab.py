@@ -28,7 +28,3 @@ def main(argv: list[str]) -> None:
     patterns, output = args.pop("input"), args.pop("output")
     for line in build_vocab(find_files(patterns), output, VocabConfig(**args)):
         print(f"{output}: {line}")
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -35,7 +35,3 @@ def main(argv: list[str]) -> None:
     else:
         import_hf(args.input, args.output)
     print(f"wrote {args.output}")
-
-
-if __name__ == "__main__":
-    cli.run(main)

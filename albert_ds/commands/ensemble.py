@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def build_parser() -> cli.Parser:
-    parser = cli.Parser(prog="tools/ensemble.py", description=__doc__.splitlines()[0])
+    parser = cli.Parser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add(
         "--members",
@@ -149,7 +149,3 @@ def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     results = combine(args.members, args.output)
     print(json.dumps({"dev": results["dev"], "alone": results["alone"]}, indent=1))
-
-
-if __name__ == "__main__":
-    cli.run(main)

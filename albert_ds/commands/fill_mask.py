@@ -65,7 +65,7 @@ def encode(vocab, sentence: str, limit: int) -> list[int]:
 
 
 def build_parser() -> cli.Parser:
-    parser = cli.Parser(prog="tools/fill_mask.py", description=__doc__.splitlines()[0])
+    parser = cli.Parser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add(
         "--checkpoint",
@@ -87,7 +87,3 @@ def main(argv: list[str]) -> None:
         for best in masks:
             words = (f"{piece.replace(chr(0x2581), ' ').strip()} {p:.0%}" for piece, p in best)
             print("   " + ", ".join(words))
-
-
-if __name__ == "__main__":
-    cli.run(main)

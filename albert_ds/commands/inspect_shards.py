@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Look at a built set before training on it: samples as text, statistics, a picture.
 
 Samples are drawn just as training draws them. In the text, {fox=>[MASK]} is a token to predict and
@@ -285,7 +284,3 @@ def draw_distributions(seen: Seen, config: StreamConfig, unknown: float, path: P
     axes[3].set(xlabel="rank of the piece", ylabel="occurrences", title=title)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -25,7 +25,7 @@ TASKS = list_pair_tasks()
 
 
 def build_parser() -> cli.Parser:
-    parser = cli.Parser(prog="tools/probe.py", description=__doc__.splitlines()[0])
+    parser = cli.Parser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add(
         "--checkpoint",
@@ -273,7 +273,3 @@ def main(argv: list[str]) -> None:
     print(table)
     if args.output:
         write_file(args.output, content + "\n")
-
-
-if __name__ == "__main__":
-    cli.run(main)

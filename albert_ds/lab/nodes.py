@@ -133,10 +133,11 @@ def read_sent_bytes() -> int:
     return psutil.net_io_counters(pernic=True)[INTERFACE].bytes_sent
 
 
-def start_ranks(argv: list[str], ranks: int, nodes: Nodes | None = None) -> int:
+def start_ranks(ranks: int, *more: str, nodes: Nodes | None = None) -> int:
     """Start this program once per rank on this machine; returns the first exit code above 0.
 
-    nodes: the namespaces that the ranks are spread over, consecutive ranks on one node.
+    more: flags that each rank gets after those of this process. nodes: the namespaces that the
+    ranks are spread over, consecutive ranks on one node.
     """
     meeting = nodes.environment() if nodes else find_port()
     local_ranks = ranks // (len(nodes.holders) if nodes else 1)
@@ -144,7 +145,7 @@ def start_ranks(argv: list[str], ranks: int, nodes: Nodes | None = None) -> int:
     started = []
     for rank in range(ranks):
         node, local_rank = divmod(rank, local_ranks)
-        command = [sys.executable, sys.argv[0], *argv]
+        command = [sys.executable, *sys.orig_argv[1:], *more]
         environ = {"OMP_NUM_THREADS": threads, **os.environ, **meeting}
         environ |= rank_environment(rank, ranks, local_rank)
         started.append(

@@ -234,7 +234,7 @@ class WeightsAndBiases:
     """A run of the package wandb, which is optional."""
 
     def __init__(self, output: Path):
-        import wandb  # ty: ignore[import-not-found] (optional)
+        import wandb
 
         self._run = wandb.init(dir=output, id=output.name, resume="allow")
 

@@ -212,10 +212,10 @@ def _results(folder: Path) -> dict[str, Reader]:
     from albert_ds.data.prepare.manifest import Manifest
     from albert_ds.data.prepare.mpi import Ranks
     from albert_ds.finetuning.config import find_task_model
+    from albert_ds.lab.commands.scaling_model import _read_memory_errors, read_errors
     from albert_ds.lab.plots.lines import read_models, read_predictions
     from albert_ds.lab.scaling.fit import read_cells
     from tools.lab.paper_table import STATISTICS, read_cell, read_lead
-    from tools.scaling_model import _read_memory_errors, read_errors
 
     raw, table = ROOT / "docs" / "raw", folder / "table"
     (table / "rte").mkdir(parents=True)

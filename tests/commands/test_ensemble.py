@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from albert_ds.commands.ensemble import average, main
 from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import UserError
 from tests.distributed import run_ranks
@@ -18,7 +19,6 @@ from tests.finetuning import (
     write_rte,
     write_squad,
 )
-from tools.ensemble import average, main
 
 QUESTIONS = {"question_length": 20, "stride": 8}
 TASKS = {

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from albert_ds.commands.fill_mask import main
 from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import UserError
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import SIZES
-from tools.fill_mask import main
 
 
 @pytest.fixture

@@ -6,18 +6,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from albert_ds.commands.probe import interval
 from albert_ds.data.samples import StreamConfig
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches
 from albert_ds.errors import UserError
 from tests.distributed import run_ranks
 from tests.finetuning import write_checkpoint
-from tools.probe import interval
 
 
 def probe_rank(rank: int, argv: list[str]) -> str:
     """The tool on this rank; the error that it ended with, if any."""
-    from tools.probe import main
+    from albert_ds.commands.probe import main
 
     try:
         main(argv)

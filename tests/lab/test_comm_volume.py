@@ -22,8 +22,8 @@ OWN = "norm,scale,position,lora:4"
 
 def measure(rank: int, *flags: str) -> list[dict]:
     """What tools/comm_volume.py does as one of its ranks."""
+    from albert_ds.lab.commands.comm_volume import build_parser, measure_models
     from tests.preload import TRAFFIC
-    from tools.comm_volume import build_parser, measure_models
 
     return measure_models(build_parser().parse_args(["--models", "albert-tiny", *flags]), TRAFFIC)
 

@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
         for name, file, micro, again in cells:
             flags = ["--models", name, "--deepspeed_config", file, "--output", str(part)]
             flags += ["--micro-batch-size", str(micro), "--activation-checkpointing", again]
-            code = start_ranks([*argv, *flags], args.ranks)
+            code = start_ranks(args.ranks, *flags)
             if code:
                 return code
             found.append(read_json(part))

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Count every byte that an optimizer step moves, by kind, and compare with the minimum.
 
 The bytes are counted in the trainer's own step, at `torch.distributed`, which DeepSpeed,
@@ -51,7 +50,7 @@ HALF_TYPES = ("bf16", "fp16")
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="tools/comm_volume.py", description=__doc__)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add(
         "--models",
@@ -92,7 +91,7 @@ def main(argv: list[str]) -> int:
     if read_world().launcher == "none":
         ranks = args.ranks or count_gpus() or 2
         if ranks > 1:
-            return start_ranks(argv, ranks)
+            return start_ranks(ranks)
     traffic = record_traffic()
     reports = measure_models(args, traffic)
     if args.output and read_world().rank == 0:
@@ -231,7 +230,3 @@ def as_table(report: dict) -> str:
         f"{report['parameters_a_rank']:,} parameters per rank\n\n"
         f"{table((*header, 'wire / minimum', 'ms', 'hidden'), rows)}\n"
     )
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Check a machine with NVIDIA GPUs: does everything work there, is it exact, and how fast is it?
 
 Nothing is downloaded. Every measurement is a process of its own with a time limit; what has
@@ -11,13 +10,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from albert_ds import cli
 from albert_ds.cli import Parser, log_line
 from albert_ds.errors import UserError
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="tools/gpu_check.py", description=__doc__)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     text = "folder for the report and all raw results; an existing one is continued"
     add("--output", type=Path, required=True, metavar="REPORT", help=text)
@@ -66,7 +64,3 @@ def main(argv: list[str]) -> int:
     is_good = write_report(check, list(pieces))
     log_line(f"gpu_check: {'PASS' if is_good else 'FAIL'}: {folder / 'report.md'}")
     return 0 if is_good else 1
-
-
-if __name__ == "__main__":
-    cli.run(main)

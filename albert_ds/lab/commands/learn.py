@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Pretrain a small ALBERT in the hours given, on this machine, and report what it has learned.
 
 Text -> vocabulary -> shards -> pretraining -> held-out metrics, minimal pairs, small tasks ->
@@ -25,7 +24,7 @@ from albert_ds.json_files import read_json, read_lines
 from albert_ds.lab.tables import spread, table
 from albert_ds.runtime.environment import name_device
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 LENGTH, BATCH = 128, 64
 # At a rate of 0.003 a model this small stays at the frequencies of the pieces (docs/languages.md).
 RECIPE = (
@@ -58,7 +57,7 @@ class Layout:
 
 
 def build_parser() -> cli.Parser:
-    parser = cli.Parser(prog="tools/learn.py", description=__doc__.splitlines()[0])
+    parser = cli.Parser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     text = "UTF-8 text, a blank line between documents"
     add("--text", type=cli.path, nargs="+", required=True, metavar="FILE", help=text)
@@ -280,7 +279,3 @@ def main(argv: list[str]) -> None:
     tasks = fine_tune(args, checkpoint) if args.tasks else []
     write_report(args, layout, seconds, steps, tasks)
     print((out / "report.md").read_text())
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -8,7 +8,7 @@ from albert_ds.errors import UserError
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="tools/plots.py", description=__doc__)
+    parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
 
     def command(name: str, meaning: str):
@@ -85,7 +85,3 @@ def main(argv: list[str]) -> None:
         case _:
             plot_cells(args)
     print(args.output)
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Predict the time and memory of an optimizer step on clusters of GPUs.
 
 Example: tools/scaling_model.py plan --model albert-xxlarge --gpus 64 --link 100 --steps 125000.
@@ -48,11 +47,11 @@ from albert_ds.run_config import BATCH_SIZE, STEPS
 
 SPEED_UPS = (1.1, 1.7)  # of the second model over the first; 1.7 is the paper's
 NODES = 64  # for `largest_batch`; twice as many nodes change its results by 1 %
-CONSTANTS = Path(__file__).parents[1] / "docs/raw/scaling_constants.json"
+CONSTANTS = Path(__file__).parents[3] / "docs/raw/scaling_constants.json"
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="tools/scaling_model.py", description=__doc__)
+    parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     for name, meaning, add_flags in (
         (
@@ -269,7 +268,3 @@ def read_errors(path: Path) -> dict:
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     {"fit": run_fit, "predict": run_predict, "plan": run_plan}[args.command](args)
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Measure training steps of several models in one run: speed, memory, and where the time goes.
 
 Every step is the trainer's own. The models of a layout take turns, round by round (A B A B ...),
@@ -41,7 +40,7 @@ FAST = flags_of(RunConfig)["fast"].choices
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="tools/throughput_bench.py", description=__doc__)
+    parser = Parser(description=__doc__)
     add = parser.add_argument
     add(
         "--models", nargs="+", choices=SIZES, required=True, help="sizes; the first is the baseline"
@@ -124,7 +123,7 @@ def main(argv: list[str]) -> int:
     fill_defaults(args, world)
     layouts = choose_layouts(args, world)
     if world.launcher == "none" and (layouts != [(1, 1)] or args.nodes > 1):
-        return start_each(argv, args, layouts)
+        return start_each(args, layouts)
     ((_, tensor_parallel),) = layouts
     traffic = record_traffic()
     device = join_world(world)
@@ -242,7 +241,7 @@ def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> li
     return configs
 
 
-def start_each(argv: list[str], args, layouts: list[tuple[int, int]]) -> int:
+def start_each(args, layouts: list[tuple[int, int]]) -> int:
     """Start the ranks of each layout, one layout after the other, and join their reports."""
     if args.nodes > 1:
         check_nodes(args.nodes)
@@ -257,7 +256,7 @@ def start_each(argv: list[str], args, layouts: list[tuple[int, int]]) -> int:
             with open_nodes(args.nodes) if several_nodes else nullcontext() as nodes:
                 if args.nodes > 1 and not several_nodes:
                     own += ["--nodes", "1", "--link", "none"]
-                code = start_ranks([*argv, *own], ranks, nodes)
+                code = start_ranks(ranks, *own, nodes=nodes)
             if code:
                 return code
             measured = read_json(part)
@@ -286,7 +285,3 @@ def describe_machine(args, device) -> dict:
         "versions": read_versions(),
         "cells": [],
     }
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from albert_ds.config import read_config
+from albert_ds.lab.commands.learn import BATCH, Layout, count_steps, trainer
 from tests.conftest import ROOT
-from tools.learn import BATCH, Layout, count_steps, trainer
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -7,9 +7,9 @@ import pytest
 
 from albert_ds.config import read_config
 from albert_ds.errors import UserError
+from albert_ds.lab.commands import plots
+from albert_ds.lab.commands.scaling_model import main
 from tests.lab.scaling.bench import write_report
-from tools import plots
-from tools.scaling_model import main
 
 PLAN = ("plan", "--link", "100", "--steps", "1000")
 

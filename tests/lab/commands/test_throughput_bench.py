@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from albert_ds.lab.commands import throughput_bench
 from albert_ds.lab.throughput_tables import PAPER
 from albert_ds.runtime.environment import World
 from tests.conftest import ROOT
-from tools import throughput_bench
 
 SMALL = ("--sequence-length", "16", "--vocab-size", "50")
 PARTS = ("forward", "backward", "communication", "optimizer", "data_wait", "other")

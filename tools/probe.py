@@ -1,0 +1,8 @@
+#!/usr/bin/env python
+"""`albert-ds probe`, started from a clone."""
+
+from albert_ds import cli
+from albert_ds.commands.probe import main
+
+if __name__ == "__main__":
+    cli.run(main)
