@@ -101,7 +101,7 @@ def draw_traffic(cells: list[dict], output: Path) -> None:
         bars = _draw_bars(axis, number, range(len(groups)), sent, left=left, height=0.7, label=kind)
         left = [a + b for a, b in zip(left, sent, strict=True)]
     axis.bar_label(bars, [f" {total:,.0f}" for total in left], fontsize=7)
-    axis.set_xlim(right=max(left) * 1.1)
+    axis.set_xlim(right=max(left) * 1.15)
     _finish_bars(axis, list(groups))
     label(axis, "MB that a rank sends in an optimizer step", "", common)
     save(figure, output)
