@@ -22,12 +22,12 @@ ABSENT = "\u2013"
 HIDDEN = ("versions", "output")  # not part of the configuration that runs are compared by
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "10 4", "4 2 1 2 1 2")
 STATES = {  # exit code -> sign and word
-    0: ("\u2713", "finished"),
-    2: ("\u2715", "wrong input"),
-    3: ("\u2715", "damaged data"),
-    4: ("\u2715", "diverged"),
-    5: ("\u2715", "machine failed"),
-    75: ("\u275a\u275a", "stopped, can go on"),
+    "0": ("\u2713", "finished"),
+    "2": ("\u2715", "wrong input"),
+    "3": ("\u2715", "damaged data"),
+    "4": ("\u2715", "diverged"),
+    "5": ("\u2715", "machine failed"),
+    "75": ("\u275a\u275a", "stopped, can go on"),
 }
 
 
@@ -96,7 +96,7 @@ def tell_state(run: RunFolder) -> tuple[str, str]:
     if run.ending is None:
         return "\u2026", "running, or ended without exit.json"
     code = run.ending.get("code")
-    return STATES.get(code, ("\u2715", f"ended with code {code}"))
+    return STATES.get(show(code), ("\u2715", f"ended with code {show(code)}"))
 
 
 def list_results(run: RunFolder, corpora: dict[str, Corpus]) -> list[tuple[str, str, str]]:
@@ -222,7 +222,7 @@ def list_history(run: RunFolder) -> Table:
 
 
 def tell_end(event: dict) -> list[str]:
-    _, word = STATES.get(event.get("code"), ("", "ended"))
+    _, word = STATES.get(show(event.get("code")), ("", "ended"))
     return [word, *(show(event.get(key, ABSENT)) for key in ("code", "step", "reason"))]
 
 
