@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: install demo learn test quick lab slow check format exactness mutants clean
+.PHONY: install demo learn test quick lab slow check format docs exactness mutants clean
 
 install: $(READY)
 
@@ -46,6 +46,10 @@ HOURS ?= 2
 learn: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/learn.py --text $(TEXT) --hours $(HOURS) \
 	    --output runs/learn $(LEARN_ARGS)
+
+# The documentation as a site in build/site: python -m http.server -d build/site
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 exactness: $(READY)
 	$(BIN)/python -m tests.exactness --output docs/exactness.md

@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -288,6 +289,23 @@ def as_reference(parser: argparse.ArgumentParser) -> str:
         cells = (name, value, default, text)
         rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
+
+
+def as_command(program: str, parser: Parser, values: dict[str, Any]) -> str:
+    """The command line that gives `values`, by dest; of files and folders only the names.
+
+    What equals a flag's default is left out.
+    """
+    words = program.split()
+    for action in list_actions(parser):
+        value = values.get(action.dest)
+        if value is None or value is False or value == action.default:
+            continue
+        words.append(action.option_strings[-1])
+        if value is not True:
+            found = map(str, value if isinstance(value, list) else [value])
+            words += [Path(word).name if action.type is path else word for word in found]
+    return shlex.join(words)
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:

@@ -5,10 +5,11 @@ before anything is written. Nothing heavy is imported at the top: `--help` answe
 """
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from albert_ds import run_config
 from albert_ds.cli import Flag, Number, Parser, add_flag, add_flags, flag, flags_of, path, positive
 from albert_ds.data.stream_config import TASK, StreamConfig
 from albert_ds.errors import UserError
@@ -84,6 +85,16 @@ class RunConfig(SharedConfig):
         "other random numbers",
         default=False,
         group=COMPILATION,
+        may_change=True,
+    )
+    stage: str | None = flag(
+        "folder on a disk of each node, to which the shards are copied before the first step, once "
+        "a node, and where they are then read; what is there and whole is not copied again",
+        default=None,
+        shown_default="shards are read where they lie",
+        type=path,
+        metavar="DIR",
+        group=LAYOUT,
         may_change=True,
     )
     trust_shards: bool = flag(
@@ -234,6 +245,14 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     config.model_at(0)  # refuses a wrong --depth-schedule
     _check_previous(config)
     return config
+
+
+def describe_command(record: dict) -> str:
+    """The command line of a pretraining run, from its config.json. Raises KeyError without one."""
+    size = asdict(SIZES[record["size"]])
+    shape = {name: value for name, value in record["model"].items() if value != size.get(name)}
+    values = {**shape, **record["stream"], **record}
+    return run_config.describe_command("albert-ds train", build_parser(), values, NESTED)
 
 
 def resolve_workers(config: RunConfig, device_type: str) -> RunConfig:

@@ -7,24 +7,27 @@ fails leaves nothing.
 import json
 import os
 import shutil
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 
 from albert_ds.cli import log_line
+from albert_ds.config import describe_command as describe_pretraining
 from albert_ds.data.vocab import CONFIG_NAME, SPECIAL_PIECES, TOKENIZER_NAME, Vocab
 from albert_ds.errors import MachineFailed, UserError
 from albert_ds.files import refuse_input
-from albert_ds.json_files import read_json
+from albert_ds.finetuning.config import describe_command as describe_finetuning
+from albert_ds.json_files import check, read_json
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.hugging_face import task_to_hf
 from albert_ds.model_card import Source, write_card
-from albert_ds.runtime.checkpoint_files import WEIGHTS
+from albert_ds.runtime.checkpoint_files import WEIGHTS, list_checkpoints
 from albert_ds.weights import (
     HF_FILES,
     find_weights,
+    name_weights,
     read_model_vocab,
     read_native,
     read_weights,
@@ -36,11 +39,14 @@ UNCHECKED = (
 )
 
 
-def export_hf(checkpoint: Path, output: Path) -> None:
+def export_hf(
+    checkpoint: Path, output: Path, *, licence: str | None = None, probes: Iterable[dict] = ()
+) -> None:
     """Write a run or checkpoint as a Hugging Face folder.
 
-    Where transformers is installed, it loads what was written; its logits and its token ids must be
-    ours. Raises UserError, and leaves `output` as it was, where they are not.
+    Its card names the licence, and has the numbers of those reports of tools/probe.py that are
+    about these weights. Where transformers is installed, it loads what was written; its logits and
+    its token ids must be ours. Raises UserError, and leaves `output` as it was, where they are not.
     """
     from safetensors.torch import save_file
 
@@ -66,13 +72,53 @@ def export_hf(checkpoint: Path, output: Path) -> None:
         save_file(copies, folder / HF_FILES[0], metadata={"format": "pt"})
         if problem := _check_tokenizer(vocab, folder) or _check_model(folder, config, head, state):
             raise UserError(f"--checkpoint {checkpoint}: not exported: {problem}")
-        name = weights.parent.name if run else ""
-        source = Source(root=root, checkpoint=name, run=run, normalisation=vocab.normalisation)
+        name = name_weights(checkpoint)
+        source = Source(
+            root=root,
+            checkpoint=weights.parent.name if run else "",
+            run=run,
+            normalisation=vocab.normalisation,
+            command=_describe_command(run),
+            licence=licence,
+            probes=tuple(probe for probe in probes if probe["weights"] == name),
+        )
         num_params = sum(tensor.numel() for tensor in state.values())
         card = write_card(config, head, num_params, source, _describe_check())
         (folder / "README.md").write_text(card, encoding="utf-8")
     if not _has_transformers():
         log_line(UNCHECKED)
+
+
+def list_checkpoints_of(run: Path) -> list[Path]:
+    """The folders RUN/checkpoints/step-N of a run, oldest first; UserError where there is none."""
+    try:
+        found = list_checkpoints(run / "checkpoints")
+    except OSError:
+        found = []
+    if not found:
+        raise UserError(f"--checkpoint {run}: must be a run, with folders checkpoints/step-N")
+    return found[::-1]
+
+
+def read_probes(paths: Iterable[Path], checkpoints: Iterable[Path]) -> list[dict]:
+    """Reports of tools/probe.py. Raises UserError for one that is not about these checkpoints."""
+    probes, names = [], [name_weights(checkpoint) for checkpoint in checkpoints]
+    for path in paths:
+        probe = read_json(path, f"--probe {path}")
+        check(probe, {"weights": str, "data": str}, f"--probe {path}")
+        if probe["weights"] not in names:
+            raise UserError(
+                f"--probe {path}: is about {probe['weights']}; exported: {', '.join(names)}"
+            )
+        probes.append(probe)
+    return probes
+
+
+def _describe_command(run: dict) -> str:
+    """The command that started a run; "" where config.json does not hold enough to say it."""
+    with suppress(KeyError):
+        return describe_finetuning(run) if "task" in run else describe_pretraining(run)
+    return ""
 
 
 def import_hf(folder: Path, output: Path) -> None:

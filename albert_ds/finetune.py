@@ -15,12 +15,14 @@ from argparse import Namespace
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from albert_ds.cli import log_line
 from albert_ds.errors import Stopped, UserError
 from albert_ds.finetuning.config import (
     FinetuneConfig,
+    describe_rate,
     read_config,
     resolve_steps,
     write_run_files,
@@ -88,6 +90,7 @@ def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
             raise Stopped(f"stopped after step {run.step} of {config.steps}: {reason}")
         loss, norm, count = train_step(run)
         losses, tokens, steps = losses + loss, tokens + count, steps + 1
+        metrics.advance(run.step)
         check_health(
             run.engine, step=run.step, skipped_in_a_row=run.skipped_in_a_row, output=config.run
         )
@@ -163,11 +166,27 @@ def tune(
     if done is not None:
         return done
     run = process.run = start(config, splits, mesh, process.device, process.follow, lock)
-    metrics = Metrics(config.run, mesh, run.step, num_steps=config.steps, wandb=False)
+    introduce(run, process)
+    metrics = Metrics(
+        config.run, mesh, run.step, num_steps=config.steps, log_format=config.log_format
+    )
     train(run, metrics, process.request)
     metrics.close()
     free_engine(run)
     return write_predictions(run)
+
+
+def introduce(run: Run, process: TrainerProcess) -> None:
+    """Show what is fine-tuned on what. Collective."""
+    config, held = run.config, run.splits["train"].features
+    counts = ", ".join(f"{number:,} {what}" for what, number in held.counts.items())
+    epochs = config.steps * config.batch_size / held.units
+    title = (
+        f"fine-tuning on {config.task}, seed {config.seed}: {config.output}, {run.step:,} of "
+        f"{config.steps:,} steps done"
+    )
+    data = f"{config.data}: {counts}; {config.steps:,} steps are {epochs:.3g} epochs"
+    process.introduce(config, run.engine, config.checkpoint, title, data)
 
 
 def free_engine(run: Run) -> None:
@@ -181,7 +200,7 @@ def write_predictions(run: Run) -> dict:
     """Predict every split except train with the best weights; score, write. Collective."""
     import torch
 
-    from albert_ds.finetuning.results import write_results
+    from albert_ds.finetuning.results import find_constant, write_results
     from albert_ds.runtime.consensus import from_rank_0
     from albert_ds.tasks.inference import predict
 
@@ -203,6 +222,8 @@ def write_predictions(run: Run) -> dict:
         results = write_results(config.run, config.task, run.splits, outputs, about)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in results["dev"].items())
         log_line(f"{config.task}, seed {config.seed}, best at step {run.best[0]}: {scores}")
+        for line in find_constant(config.task, run.splits, outputs):
+            log_line(line)
     return from_rank_0(run.mesh, results)
 
 
@@ -221,6 +242,8 @@ def prepare(
     if mesh.rank == 0:
         try:
             write_run_files(config)
+            if args.learning_rate is None:
+                log_line(f"{config.task}: {describe_rate(config)}")
         except UserError as caught:
             error = caught
     raise_first_error(mesh, error)
@@ -256,9 +279,19 @@ def tune_seeds(config: FinetuneConfig, splits: dict[str, Split], process: Traine
 def main(argv: list[str]) -> int:
     def work(process: TrainerProcess) -> None:
         config, args = read_config(argv, world_size=process.world.size)
-        mesh = process.start(config, lambda: None)
+        mesh = process.meet(config)
+        process.claim(config.run)
         config, splits = prepare(config, args, mesh)
         tune_seeds(config, splits, process)
+        run = quote(config.output)
+        found = {
+            "results": str(config.run / "results.json"),
+            "curves": f"tensorboard --logdir {run}",
+        }
+        if config.seeds == 1:
+            command = "python tools/convert_hf.py export"
+            found["export"] = f"{command} --checkpoint {run} --output {run}-hf"
+        process.conclude(config, found)
 
     return run_trainer(argv, work)
 

@@ -1,9 +1,10 @@
 """The model card (README.md) of an exported Hugging Face folder.
 
-It says what the run's files say, and marks what only a person can fill in: the licence, and the
-language where the shards do not name it.
+It says what the run's files say, and marks what only a person knows with FILL IN: the licence where
+none was typed, the language where the shards do not name it, and what the training emitted.
 """
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,7 @@ from albert_ds.model.config import HeadConfig, ModelConfig, count_params
 from albert_ds.model.hugging_face import list_groups
 
 CARD = """---
-{language}
-# license: FILL IN, for example apache-2.0
-library_name: transformers
-pipeline_tag: {pipeline}
-tags: [albert]
+{metadata}
 ---
 # ALBERT, {made} with albert-ds
 
@@ -59,10 +56,29 @@ AUTO = {
     "choice": ("AutoModelForMultipleChoice", "multiple-choice"),
     "span": ("AutoModelForQuestionAnswering", "question-answering"),
 }
-LICENCE = """## Licence
+# What stands at the top of the file, as a remark, where nobody has said it.
+BLANKS = {
+    "language": "FILL IN, for example [en]",
+    "license": "FILL IN, for example apache-2.0",
+    "model-index": "FILL IN: nothing was measured",
+    "co2_eq_emissions": "FILL IN: emissions (grams), source, training_type, geographical_location,"
+    " hardware_used",
+}
+LICENCE = """**FILL IN**, here and as `license:` at the top of this file. It depends on the text the
+model was trained on, and only who publishes the model can say it."""
+END = """## Carbon
 
-**To be filled in by whoever publishes this model**: here, and as `license:` at the top of this
-file. It depends on the text the model was trained on.
+Nothing of this is measured by albert-ds.
+
+| | |
+| --- | --- |
+| emissions, grams of CO2 equivalent | **FILL IN** |
+| hardware, and hours of its use | **FILL IN** |
+| provider and region | **FILL IN** |
+
+## Licence
+
+{licence}
 """
 
 
@@ -74,6 +90,18 @@ class Source:
     checkpoint: str  # the name of its checkpoint's folder; "" for a Hugging Face folder
     run: dict  # config.json of the run; empty for a Hugging Face folder
     normalisation: Normalisation
+    command: str = ""  # that started the run, where config.json says it
+    licence: str | None = None  # as Hugging Face spells it
+    probes: tuple[dict, ...] = ()  # reports of tools/probe.py on these weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """Numbers that were measured on one data set."""
+
+    title: str
+    data: str  # name of the data set
+    facts: dict
 
 
 def write_card(
@@ -82,7 +110,7 @@ def write_card(
     """The card as Markdown; `checked` is the sentence about the comparison with Hugging Face."""
     parts = count_params(config)
     indexes = _read_indexes(source.run.get("data"))
-    languages = ", ".join(sorted({x["language"] for x in indexes if x.get("language")}))
+    results = [result for result in _list_results(source, head) if result.facts]
     task = source.run.get("task") if head else None
     if head is None:
         auto = "AutoModelForPreTraining" if config.pair_head else "AutoModelForMaskedLM"
@@ -90,11 +118,19 @@ def write_card(
     else:
         auto, pipeline = AUTO[head.kind]
         task = task or head.kind
+    metadata = {
+        "language": sorted({x["language"] for x in indexes if x.get("language")}),
+        "license": source.licence,
+        "library_name": "transformers",
+        "pipeline_tag": pipeline,
+        "tags": ["albert"],
+        "model-index": _index_results(source.root.name, pipeline, results),
+        "co2_eq_emissions": None,
+    }
     text = CARD.format_map(
         {name: getattr(config, name) for name in config.__dataclass_fields__}
         | {
-            "language": f"language: [{languages}]" if languages else "# language: FILL IN",
-            "pipeline": pipeline,
+            "metadata": "\n".join(_write_field(*field) for field in metadata.items()),
             "auto": auto,
             "made": f"fine-tuned on {task}" if task else "pretrained",
             "head": f" with a head for {task}" if task else "",
@@ -110,12 +146,37 @@ def write_card(
         *(f"{note}\n" for note in _list_notes(config, head)),
         f"{checked}\n",
         f"## Text\n\n{describe_normalisation(source.normalisation)}\n",
-        _describe_training(source.run, head),
+        _describe_training(source, head),
         _describe_data(source.run, indexes, head),
-        _describe_results(source, head),
-        LICENCE,
+        *(
+            _table(result.title, {k: _number(v) for k, v in result.facts.items()})
+            for result in results
+        ),
+        END.format(licence=f"`{source.licence}`" if source.licence else LICENCE),
     ]
     return "\n".join(section for section in sections if section)
+
+
+def _write_field(name: str, value) -> str:
+    """A line of YAML, which JSON is; quoted, because `no` is a language there and not false."""
+    return f"{name}: {json.dumps(value)}" if value else f"# {name}: {BLANKS[name]}"
+
+
+def _index_results(name: str, pipeline: str, results: list[Result]) -> list[dict]:
+    """The measured shares and scores in the form that the Hub reads."""
+    found = [
+        {
+            "task": {"type": pipeline},
+            "dataset": {"type": result.data, "name": result.title},
+            "metrics": [
+                {"type": key, "value": value}
+                for key, value in result.facts.items()
+                if isinstance(value, float)
+            ],
+        }
+        for result in results
+    ]
+    return [{"name": name, "results": found}] if found else []
 
 
 def _list_notes(config: ModelConfig, head: HeadConfig | None) -> list[str]:
@@ -162,7 +223,8 @@ def describe_normalisation(normalisation: Normalisation) -> str:
     )
 
 
-def _describe_training(run: dict, head: HeadConfig | None) -> str:
+def _describe_training(source: Source, head: HeadConfig | None) -> str:
+    run = source.run
     stream, deepspeed = run.get("stream") or {}, run.get("deepspeed") or {}
     optimizer = deepspeed.get("optimizer") or {}
     halves = [name for name in ("bf16", "fp16") if deepspeed.get(name, {}).get("enabled")]
@@ -182,7 +244,11 @@ def _describe_training(run: dict, head: HeadConfig | None) -> str:
         "torch": versions.get("torch"),
         "deepspeed": versions.get("deepspeed"),
     }
-    return _table("Training", facts)
+    section = _table("Training", facts)
+    if source.command:
+        section += "\nThe command, with files and folders by their names:\n\n"
+        section += f"```bash\n{source.command}\n```\n"
+    return section
 
 
 def _describe_data(run: dict, indexes: list[dict], head: HeadConfig | None) -> str:
@@ -203,18 +269,35 @@ def _describe_data(run: dict, indexes: list[dict], head: HeadConfig | None) -> s
     return _table("Data", facts)
 
 
-def _describe_results(source: Source, head: HeadConfig | None) -> str:
+def _list_results(source: Source, head: HeadConfig | None) -> list[Result]:
     if head is not None:
-        results = _read_object(source.root / "results.json")
-        return _table("Development set", {k: _number(v) for k, v in results.get("dev", {}).items()})
+        dev = _read_object(source.root / "results.json").get("dev") or {}
+        name = str(source.run.get("task", head.kind))
+        return [Result(title="Development set", data=name, facts=dev)]
     step = source.checkpoint.removeprefix("step-")
     limit = int(step) if step.isdecimal() else 0
     metrics = source.root / "metrics.jsonl"
     entries = read_lines(metrics) if metrics.is_file() else []
     held_out = [x for x in entries if "heldout_mlm_loss" in x and x["step"] <= limit]
     last = held_out[-1] if held_out else {}
-    facts = {k: _number(v) for k, v in last.items() if k.startswith("heldout_")}
-    return _table(f"Held-out documents, at step {last.get('step')}", facts)
+    facts = {k: v for k, v in last.items() if k.startswith("heldout_")}
+    title = f"Held-out documents, at step {last.get('step')}"
+    folders = source.run.get("data")
+    names = [Path(folder).name for folder in folders] if isinstance(folders, list) else []
+    data = ", ".join(names) or "unknown"
+    return [
+        Result(title=title, data=data, facts=facts),
+        *(
+            Result(
+                title=f"Probe of {probe['data']}",
+                data=probe["data"],
+                facts={
+                    k: v for k, v in probe.items() if isinstance(v, int | float) and k != "seconds"
+                },
+            )
+            for probe in source.probes
+        ),
+    ]
 
 
 def _table(title: str, facts: dict) -> str:

@@ -7,10 +7,11 @@ that stand there, except for the fields whose flag says `may_change`.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from albert_ds.cli import Flag, Number, as_flag, flag, path, positive
+from albert_ds.cli import Flag, Number, Parser, as_command, as_flag, flag, path, positive
 from albert_ds.errors import UserError, hide_passwords
 from albert_ds.files import write_file
 from albert_ds.json_files import check, read_json
@@ -101,6 +102,7 @@ class SharedConfig:
     model: ModelConfig
     steps: int
     batch_size: int
+    micro_batch_size: int
     warmup_steps: int
     deepspeed_config: str
     deepspeed: dict  # the JSON with every "auto" that the command line owns filled in
@@ -131,6 +133,14 @@ class SharedConfig:
         shown_default="no limit",
         type=Number(above=0, high=24 * 366),
         metavar="HOURS",
+        group=RHYTHM,
+        may_change=True,
+    )
+    log_format: str = flag(
+        "what stdout gets: lines to read, or one JSON object a line, those of metrics.jsonl among "
+        "them; messages go to stderr as text in both",
+        default="text",
+        choices=("text", "json"),
         group=RHYTHM,
         may_change=True,
     )
@@ -230,6 +240,20 @@ def read_previous(output: str) -> dict | None:
     schema = {"stream": dict, "deepspeed": dict, "warmup_steps": Number(low=0, whole=True)}
     check({key: before[key] for key in schema if key in before}, schema, str(path), is_closed=True)
     return before
+
+
+def describe_command(program: str, parser: Parser, record: dict, nested: Mapping[str, Flag]) -> str:
+    """The command line of a run whose config.json has `record`.
+
+    `nested` holds the flags that fill a part of a field, by its path ("head.dropout"). Raises
+    KeyError where the record lacks one of them.
+    """
+    values = dict(record)
+    for place, how in nested.items():
+        assert how.name
+        found = reduce(lambda inner, key: inner[key], place.split("."), record)
+        values[how.name.removeprefix("--").replace("-", "_")] = found
+    return as_command(program, parser, values)
 
 
 def check_resume(config: SharedConfig, nested: Mapping[str, Flag]) -> None:

@@ -14,11 +14,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from albert_ds.cli import log_line
 from albert_ds.config import RunConfig, read_config, resolve_workers, write_run_files
-from albert_ds.errors import DamagedData, Stopped
+from albert_ds.errors import ENDINGS, DamagedData, Stopped, name_os_error
+from albert_ds.runtime.checkpoint_files import folder_name
 from albert_ds.runtime.comm_counter import Traffic, record_traffic
 from albert_ds.runtime.run_folder import check_health, diverged
 from albert_ds.trainer_process import TrainerProcess, run_trainer
@@ -174,7 +176,14 @@ def train(run: Run, request: StopRequest) -> None:
 
     config = run.config
     saver = Saver(run.engine, config, resumed_at=run.step, lock=run.lock)
-    metrics = Metrics(config.run, run.mesh, run.step, num_steps=config.steps, wandb=config.wandb)
+    metrics = Metrics(
+        config.run,
+        run.mesh,
+        run.step,
+        num_steps=config.steps,
+        log_format=config.log_format,
+        wandb=config.wandb,
+    )
 
     def fetch(step: int) -> Batch | None:
         return next_batch(run, stop=request.reason is not None) if step < config.steps else None
@@ -191,6 +200,7 @@ def train(run: Run, request: StopRequest) -> None:
         run_passes(run, batch)
         upcoming = fetch(run.step + 1)  # while the device computes
         gradient_norm = update(run, batch)
+        metrics.advance(run.step)
         check_health(
             run.engine, step=run.step, skipped_in_a_row=run.skipped_in_a_row, output=config.run
         )
@@ -262,6 +272,36 @@ def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, 
     return engine, checkpoint.TrainState(step=0, samples=0, updates=0, loss_scale=None)
 
 
+def stage(config: RunConfig, mesh: Mesh) -> RunConfig:
+    """Copy the shards to --stage, once on each node; `config` that reads the copies. Collective.
+
+    All ranks meet after every file, so none waits longer than one takes, and an error ends all.
+    """
+    from albert_ds.data.staging import copy_folders, find_copy
+    from albert_ds.runtime.consensus import Counts, agree, gather_hosts
+
+    if config.stage is None:
+        return config
+    hosts, folder = gather_hosts(mesh), Path(config.stage)
+    copying = iter(())
+    if mesh.rank == hosts.index(hosts[mesh.rank]):
+        copying = copy_folders(config.data, folder)
+    copied, is_busy = 0, True
+    while is_busy:
+        size, error = None, None
+        try:
+            size = next(copying, None)
+        except ENDINGS as caught:
+            error = caught
+        except OSError as caught:
+            error = name_os_error(caught)
+        _, is_busy = agree(mesh, Counts(), stop=size is not None, error=error)
+        copied += size or 0
+    if mesh.rank == 0:
+        log_line(f"--stage {folder}: {copied / 1e6:,.1f} MB copied on {hosts[0]}")
+    return replace(config, data=[str(find_copy(source, folder)) for source in config.data])
+
+
 def open_stream(config: RunConfig, mesh: Mesh, samples: int) -> Iterator[MicroBatch]:
     """This rank's endless micro-batches, starting at position `samples` of the global stream."""
     from albert_ds.data.shards import open_shards
@@ -325,19 +365,46 @@ def save(run: Run, saver: Saver) -> None:
         saver.save(state)
 
 
+def describe_data(config: RunConfig) -> str:
+    """What each source holds, and how often the steps of the run read it."""
+    from albert_ds.data.shards import read_index
+
+    parts = []
+    for folder, weight in zip(config.data, config.data_weights, strict=True):
+        held = read_index(folder)["splits"]["train"]
+        epochs = config.steps * config.batch_size * weight / held["samples"]
+        parts.append(
+            f"{folder}: {held['documents']:,} documents, {held['tokens']:,} tokens; "
+            f"{config.steps:,} steps are {epochs:.3g} epochs"
+        )
+    return "; ".join(parts)
+
+
+def list_results(config: RunConfig) -> dict[str, str]:
+    """What the run has written, and commands that use it."""
+    run, data = quote(config.output), quote(config.data[0])
+    return {
+        "weights": str(config.run / "checkpoints" / folder_name(config.steps)),
+        "curves": f"tensorboard --logdir {run}",
+        "evaluate": f"python tools/probe.py --checkpoint {run} --data {data}",
+        "export": f"python tools/convert_hf.py export --checkpoint {run} --output {run}-hf",
+    }
+
+
 def main(argv: list[str]) -> int:
     def work(process: TrainerProcess) -> None:
         config = read_config(argv, world_size=process.world.size)
         traffic = record_traffic()
-
-        def resolved() -> RunConfig:
-            return resolve_workers(config, process.device.type)
-
-        mesh = process.start(config, lambda: write_run_files(resolved()))
-        config = resolved()
-        run = process.run = prepare(config, mesh, process.device, traffic, process.follow)
+        mesh = process.meet(config)
+        config = resolve_workers(config, process.device.type)
+        staged = stage(config, mesh)
+        process.claim(config.run, lambda: write_run_files(config))
+        run = process.run = prepare(staged, mesh, process.device, traffic, process.follow)
         run.lock = process.lock
+        title = f"pretraining: {config.output}, {run.step:,} of {config.steps:,} steps done"
+        process.introduce(config, run.engine, config.size, title, describe_data(config))
         train(run, process.request)
+        process.conclude(config, list_results(config))
 
     return run_trainer(argv, work)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from albert_ds.cli import peek_output
@@ -23,12 +24,14 @@ from albert_ds.runtime.heartbeat import Heartbeat
 from albert_ds.runtime.native_log import NativeLog, name_log
 from albert_ds.runtime.rendezvous import meet_ranks, open_groups, use_deterministic_algorithms
 from albert_ds.runtime.run_folder import RunLock, is_ours, lock_run_folder
+from albert_ds.runtime.screen import describe_run, quiet_libraries, show_facts
 from albert_ds.runtime.stop_request import StopRequest
 
 if TYPE_CHECKING:
     import torch
 
     from albert_ds.parallel.mesh import Mesh
+    from albert_ds.runtime.engine import Engine
 
 GRACE_SECONDS = 2.0  # rank 0 writes exit.json before our exit makes a launcher kill it
 
@@ -38,7 +41,7 @@ class HasStep(Protocol):
 
 
 class TrainerProcess:
-    """The world, the groups and the lock of one process; `start` creates all but the world."""
+    """The world, the groups and the lock of one process: `meet`, then `claim`."""
 
     def __init__(self, argv: list[str]):
         self.output = peek_output(argv)
@@ -51,24 +54,60 @@ class TrainerProcess:
         self.lock: RunLock | None = None
         self.run: HasStep | None = None  # the trainer puts its run here; exit.json names its step
 
-    def start(self, config: SharedConfig, write_files: Callable[[], None]) -> Mesh:
-        """Meet the other ranks, lock RUN, and let rank 0 write RUN's files. Collective."""
+    def meet(self, config: SharedConfig) -> Mesh:
+        """Meet the other ranks; nothing is written. Collective."""
         minutes = config.timeout_minutes
         self.request = StopRequest(config.run, config.max_hours)
         if config.deterministic:
             use_deterministic_algorithms()
-        log = NativeLog() if self.world.size > 1 else None
+        self._log = NativeLog() if self.world.size > 1 else None
         self.device, store = meet_ranks(self.world, timeout_minutes=minutes)
         self._store = store  # it lives in rank 0 until the process ends
         self.heartbeat = Heartbeat(self.world, config.run, record=self.record, minutes=minutes)
         open_groups(self.world, store, self.device, timeout_minutes=minutes)
         check_memory(sum(count_params(config.model).values()), self.world, self.device.type)
         self.mesh = build_mesh(config.tensor_parallel, timeout_minutes=minutes)
-        self.lock = lock_run_folder(config.run, self.mesh, write_files)
-        self.has_run = True
-        if log is not None:
-            log.keep_in(name_log(config.run, [self.world.rank]))
         return self.mesh
+
+    def claim(self, run: Path, write_files: Callable[[], None] = lambda: None) -> None:
+        """Lock RUN, and let rank 0 write its files. Collective."""
+        assert self.mesh is not None
+        self.lock = lock_run_folder(run, self.mesh, write_files)
+        self.has_run = True
+        if self._log is not None:
+            self._log.keep_in(name_log(run, [self.world.rank]))
+
+    def introduce(
+        self, config: SharedConfig, engine: Engine, size: str, title: str, data: str
+    ) -> None:
+        """Show what runs: under `title` the model, of that `size`, its layout and data. Collective.
+
+        The engine holds the model of the whole run, also where layers come step by step.
+        """
+        from albert_ds.runtime.consensus import gather_hosts
+
+        assert self.mesh is not None
+        num_nodes = len({*gather_hosts(self.mesh)})
+        if self.world.rank > 0:
+            return
+        facts = describe_run(
+            size,
+            config.model,
+            sum(shape.numel() for shape in engine.shapes.values()),
+            self.mesh,
+            config.deepspeed,
+            num_nodes=num_nodes,
+            device=self.device.type,
+            batch_size=config.batch_size,
+            micro_batch_size=config.micro_batch_size,
+        )
+        facts |= {"data": data, "time": "what is left, by measured steps, ends the lines below"}
+        show_facts(config.log_format, "start", title, facts)
+
+    def conclude(self, config: SharedConfig, facts: dict[str, str]) -> None:
+        """Show what was written, and what to run next."""
+        if self.world.rank == 0:
+            show_facts(config.log_format, "end", f"done: {config.output}", facts)
 
     def follow(self, batches: Iterator) -> Iterator:
         """`batches`; the heartbeat counts each one that is taken as progress."""
@@ -107,6 +146,7 @@ def run_trainer(argv: list[str], work: Callable[[TrainerProcess], None]) -> int:
     A defect of this program is raised again, where there are no other ranks to end.
     """
     process = TrainerProcess(argv)
+    quiet_libraries()
     try:
         process.world = read_world()
         work(process)

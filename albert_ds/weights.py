@@ -52,6 +52,12 @@ def find_weights(folder: Path) -> tuple[Path, Path]:
     )
 
 
+def name_weights(folder: Path) -> str:
+    """What reports call the weights: RUN/step-N by its names, or that of a Hugging Face folder."""
+    root, path = find_weights(folder.resolve())
+    return f"{root.name}/{path.parent.name}" if path.name == WEIGHTS else root.name
+
+
 def read_model_vocab(folder: Path) -> "Vocab":
     """The vocabulary of what `find_weights` finds: `spiece.model`, else Hugging Face's
     `tokenizer.json`, which alone is what transformers 5 writes.

@@ -87,11 +87,14 @@ rendezvous() {
 launch() {
     rendezvous
     echo "$(date +%T) restart $restarts on $chosen, meeting at $MASTER_ADDR:$MASTER_PORT"
-    local container=()
-    if [ -n "${CONTAINER_IMAGE:-}" ]; then  # enroot with pyxis
-        container=(--container-image="$CONTAINER_IMAGE" --container-workdir="$PWD"
-            --container-mounts="$PWD${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}")
-    fi
+    local container=() mounts="$PWD${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}"
+    case ${CONTAINER_IMAGE:-} in
+        '') ;;
+        *.sif) set -- apptainer exec --nv --pwd "$PWD" --bind "$mounts" "$CONTAINER_IMAGE" "$@" ;;
+        *)  # enroot with pyxis
+            container=(--container-image="$CONTAINER_IMAGE" --container-workdir="$PWD"
+                --container-mounts="$mounts") ;;
+    esac
     watch_first_node
     # Not --kill-on-bad-exit=1: the ranks end by themselves and print the cause. With it, srun would
     # send TERM to all of them at the first bad exit. --overlap, because the step before may hold

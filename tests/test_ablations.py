@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from tests.test_recipes import JOB
 
 SCRIPTS = ROOT / "slurm" / "ablations"
-OTHERS = ("common.sh", "paper.sh", "sharing.sh")  # the last: tests/test_sharing_study.py
+OTHERS = ("common.sh", "paper.sh", "sharing.sh", "recipe.sh")  # the last two: test_sharing_study.py
 RECIPES = sorted(p for p in SCRIPTS.glob("*.sh") if p.name not in OTHERS)
 FOLDERS = ("squad1", "squad2", "MNLI", "SST-2", "RACE")
 # Rows of the paper's tables.

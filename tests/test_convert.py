@@ -310,7 +310,7 @@ def test_the_card_says_where_a_model_comes_from(make_run, tmp_path):
     export_hf(run, tmp_path / "hf")
     card = (tmp_path / "hf" / "README.md").read_text()
     for words in (
-        "language: [ko]",
+        'language: ["ko"]',
         "# license: FILL IN",
         "4 attention blocks, one a layer; 4 feed-forward blocks, one a layer",
         "in lower case; accents and combining marks are removed",

@@ -74,7 +74,7 @@ def box_of(module: str) -> str:
     if module.startswith("data.prepare"):
         return "prepare"
     top = module.split(".")[0]
-    return "base" if top in BASE else {"convert": "weights", "model_card": "weights"}.get(top, top)
+    return "base" if top in BASE else {"model_card": "convert"}.get(top, top)
 
 
 def test_the_diagram_of_the_packages_is_that_of_the_imports():

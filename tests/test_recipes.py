@@ -230,6 +230,41 @@ def test_a_wrong_flag_of_the_job_is_one_line_and_code_2(argv, environ, message, 
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
+APPTAINER = """#!/bin/bash
+echo "apptainer $*"
+while [[ $1 != *.sif ]]; do shift; done
+shift
+exec "$@"
+"""
+
+
+def test_apptainer_runs_the_command_of_each_rank(tmp_path):
+    """srun starts apptainer, and that the trainer with its flags."""
+    start = 'while [[ $1 = --* ]]; do shift; done; exec "$@"'
+    (tmp_path / "bin").mkdir()
+    trainer = 'echo "trainer: $*"; echo \'{"code": 0}\' > "$OUTPUT/exit.json"'
+    for name, body in {"srun": start, "scontrol": "echo node1", "trainer": trainer}.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+    (tmp_path / "bin" / "apptainer").write_text(APPTAINER)
+    for tool in (tmp_path / "bin").iterdir():
+        tool.chmod(0o755)
+    settings = {"DATA": "/two words", "OUTPUT": str(tmp_path / "run"), "PYTHON": "trainer"}
+    settings |= {"CONTAINER_IMAGE": "/images/a.sif", "CONTAINER_MOUNTS": "/shards,/runs"}
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "slurm/smoke.sh", "--seed", "7"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path, "SITE_ENV": "none", **settings, **JOB},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked, ran = re.findall("^(?:apptainer|trainer:) (.*)$", done.stdout, re.M)
+    options = f"exec --nv --pwd {ROOT} --bind {ROOT},/shards,/runs /images/a.sif trainer "
+    assert asked == options + ran
+    assert ran.startswith("-u ") and "--data /two words " in ran and ran.endswith(" --seed 7")
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "ds_configs").glob("*.json")), ids=lambda p: p.stem)
 def test_shipped_deepspeed_configs_are_accepted(path):
     config = read_ds_config(path)

@@ -14,15 +14,18 @@ from albert_ds.model.config import count_params
 from tests.conftest import ROOT
 
 RECIPE = ROOT / "slurm" / "ablations" / "sharing.sh"
+SMALL_BUDGETS = ROOT / "slurm" / "ablations" / "recipe.sh"
 STUB = """#!/bin/bash
 printf '%s\\n' "$#" "$@" >> "$ASKED"
 while [ $# -gt 0 ]; do [ "$1" = --output ] && mkdir -p "$(dirname "$2")"; shift; done
 """
 
 
-def run_recipe(out: Path, data: Path, **environ) -> subprocess.CompletedProcess:
+def run_recipe(
+    out: Path, data: Path, script: Path = RECIPE, **environ
+) -> subprocess.CompletedProcess:
     given = {**os.environ, "DATA": str(data), "OUT": str(out), "PYTHON": sys.executable, **environ}
-    return subprocess.run(["bash", RECIPE], env=given, capture_output=True, text=True, cwd=ROOT)
+    return subprocess.run(["bash", script], env=given, capture_output=True, text=True, cwd=ROOT)
 
 
 def test_every_row_is_a_run_and_equal_parameters_are_equal(data, tmp_path):
@@ -76,6 +79,22 @@ def test_two_rows_of_three_steps_make_a_table_and_resume(data, tmp_path):
     assert rows["cycle-2"]["loss"][0] == curve.losses[-1]
     assert rows["cycle-2"]["gradient_bytes"][0] == 4 * rows["cycle-2"]["parameters"][0]
     assert (tmp_path / "sharing.png").stat().st_size > 1000
+
+
+def test_rows_of_equal_time_measure_their_speed_first(data, tmp_path):
+    given = {"MINUTES": "0.001", "SEEDS": "1", "ROWS": "width-128", "PROBED": "64", "LENGTH": "64"}
+    done = run_recipe(tmp_path, data, SMALL_BUDGETS, **given)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "width-128" / "steps").read_text() == "20\n"  # the least
+    assert not (tmp_path / "width-128" / "trial").exists()
+    run = tmp_path / "width-128" / "seed-1"
+    config = json.loads((run / "config.json").read_text())
+    assert config["steps"] == 20 and config["warmup_steps"] == 2
+    assert config["model"]["hidden_size"] == 128
+    found = json.loads((tmp_path / "table.json").read_text())["width-128"]
+    probed = json.loads((run / "probe.json").read_text())
+    assert found["mlm"] == [probed["heldout_mlm_accuracy"]]
+    assert "| MLM accuracy |" in done.stdout
 
 
 def write_run(folder: Path, seconds: float, losses: list[float]) -> None:

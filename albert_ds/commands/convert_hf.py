@@ -5,12 +5,25 @@
 
 DIR loads offline with AutoModel, AutoModelForPreTraining, AutoModelForMaskedLM and AutoTokenizer.
 A fine-tuned model loads with the class of its task: sequence classification, multiple choice or
-question answering (SQuAD 1.1). CKPT works wherever a checkpoint is asked for.
+question answering (SQuAD 1.1). CKPT works wherever a checkpoint is asked for. DIR/README.md is the
+model card: read it, and fill in what it marks with FILL IN.
 """
 
+import argparse
+import re
 from pathlib import Path
 
 from albert_ds import cli
+
+
+def licence(text: str) -> str:
+    """The identifier of a licence, as Hugging Face writes it."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", text):
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be an identifier as Hugging Face lists them, such as apache-2.0, "
+            "cc-by-sa-4.0 or other"
+        )
+    return text
 
 
 def build_parser() -> cli.Parser:
@@ -20,6 +33,27 @@ def build_parser() -> cli.Parser:
     add = export.add_argument
     add("--checkpoint", required=True, type=Path, metavar="RUN", help="run (its newest checkpoint)")
     add("--output", required=True, type=Path, metavar="DIR", help="Hugging Face folder to write")
+    add(
+        "--revision-per-checkpoint",
+        action="store_true",
+        help="write every checkpoint of the run, each as the folder DIR/step-N",
+    )
+    add(
+        "--license",
+        type=licence,
+        metavar="ID",
+        help="licence of the weights for the model card, such as apache-2.0 (default: none, and "
+        "the card marks its place)",
+    )
+    add(
+        "--probe",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="reports of `albert-ds probe --output` about what is exported, for the model card "
+        "(default: none)",
+    )
     add = commands.add_parser("import", help="a Hugging Face folder -> a checkpoint").add_argument
     add("--input", required=True, type=Path, metavar="DIR", help="Hugging Face folder to read")
     add("--output", required=True, type=Path, metavar="CKPT", help="checkpoint folder to write")
@@ -27,11 +61,18 @@ def build_parser() -> cli.Parser:
 
 
 def main(argv: list[str]) -> None:
-    from albert_ds.convert import export_hf, import_hf
+    from albert_ds.convert import export_hf, import_hf, list_checkpoints_of, read_probes
 
     args = build_parser().parse_args(argv)
-    if args.command == "export":
-        export_hf(args.checkpoint, args.output)
-    else:
+    if args.command == "import":
         import_hf(args.input, args.output)
-    print(f"wrote {args.output}")
+        print(f"wrote {args.output}")
+        return
+    exported = {args.checkpoint: args.output}
+    if args.revision_per_checkpoint:
+        found = list_checkpoints_of(args.checkpoint)
+        exported = {checkpoint: args.output / checkpoint.name for checkpoint in found}
+    probes = read_probes(args.probe, exported)
+    for checkpoint, output in exported.items():
+        export_hf(checkpoint, output, licence=args.license, probes=probes)
+        print(f"wrote {output}")

@@ -248,6 +248,15 @@ def compare_layers(args, device) -> dict:
     return {"models": found}
 
 
+def name_measured(args) -> dict[str, str]:
+    """What the numbers are of and on which data: a model card takes them for the same weights."""
+    from albert_ds.weights import name_weights
+
+    layers = f", {args.num_layers} layers" if args.num_layers else ""
+    data = args.data or args.minimal_pairs
+    return {"weights": name_weights(args.checkpoint) + layers, "data": data.resolve().name}
+
+
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     if (args.against or args.labels) and not args.similarity:
@@ -269,7 +278,8 @@ def main(argv: list[str]) -> None:
     else:
         values = probe(args, device)
         table = as_table(values)
-    content = json.dumps(values, indent=1)
     print(table)
     if args.output:
-        write_file(args.output, content + "\n")
+        if not args.similarity:
+            values = {**name_measured(args), **values}
+        write_file(args.output, json.dumps(values, indent=1) + "\n")

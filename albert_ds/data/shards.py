@@ -308,6 +308,13 @@ def _check_index(index: dict, path: str) -> None:
                 )
 
 
+def list_shards(index: dict, split: str) -> tuple[ShardInfo, ...]:
+    """The shards of a split in an index.json that was read."""
+    names = [field.name for field in fields(ShardInfo)]
+    entries = index["splits"][split]["shards"]
+    return tuple(ShardInfo(**{name: entry[name] for name in names}) for entry in entries)
+
+
 def open_shards(folder: Path | str, split: str) -> ShardSet:
     """Open the "train" or "heldout" split of a built folder, at a path or a URL.
 
@@ -316,9 +323,7 @@ def open_shards(folder: Path | str, split: str) -> ShardSet:
     """
     folder = str(folder)
     index = read_index(folder)
-    names = [field.name for field in fields(ShardInfo)]
-    entries = index["splits"][split]["shards"]
-    shards = tuple(ShardInfo(**{name: entry[name] for name in names}) for entry in entries)
+    shards = list_shards(index, split)
     vocab = read_vocab(join(folder, MODEL_NAME), sha256=index["vocab_sha256"])
     for shard in shards:
         # At a URL a missing shard is found when it is needed: one request for each takes long.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from albert_ds import run_config
 from albert_ds.cli import Flag, Number, Parser, add_flag, add_flags, flag, flags_of, path, positive
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json
@@ -42,6 +43,8 @@ EVALUATIONS = 10  # of the dev set in a run, unless --eval-every says otherwise
 START = "where to start"
 SETTINGS = "settings"
 BY_TASK = "the one published for the task"
+NARROWEST = 768  # hidden size of ALBERT-base, the narrowest model that rates were published for
+HIGHEST = 1e-3  # learning rate by default
 _SEQUENCE_LENGTH = Flag(
     help="longest sequence, with [CLS] and [SEP]",
     type=Number(low=1, high=1 << 20, whole=True),
@@ -52,7 +55,11 @@ _SEQUENCE_LENGTH = Flag(
 )
 # Flags that fill a part of a field, by its path.
 NESTED: dict[str, Flag] = {
-    "deepspeed.optimizer.params.lr": replace(LEARNING_RATE, shown_default=BY_TASK, group=SETTINGS),
+    "deepspeed.optimizer.params.lr": replace(
+        LEARNING_RATE,
+        shown_default=f"{BY_TASK}; times ({NARROWEST} / H)^2, to {HIGHEST:g}, if H < {NARROWEST}",
+        group=SETTINGS,
+    ),
     "model.dropout": Flag(
         help="probability of dropout in ALBERT itself",
         type=DROPOUT,
@@ -228,7 +235,7 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
         batch_size=batch_size,
         micro_batch_size=args.micro_batch_size,
         deepspeed_config=file,
-        default_learning_rate=recipe.learning_rate,
+        default_learning_rate=find_rate(recipe, model),
     )
     typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(FinetuneConfig)}
     resolved: dict[str, Any] = {
@@ -247,6 +254,11 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
         **dict.fromkeys(("steps", "warmup_steps", "eval_every", "save_every"), 0),
     }
     return FinetuneConfig(**typed | resolved), args
+
+
+def describe_command(record: dict) -> str:
+    """The command line of a fine-tuning run, from its config.json. Raises KeyError without one."""
+    return run_config.describe_command("albert-ds finetune", build_parser(), record, NESTED)
 
 
 def _check_args(args, task) -> None:
@@ -283,6 +295,29 @@ def _read_model(args, recipe: Recipe, head: HeadConfig) -> ModelConfig:
     found, _ = read_encoder(Path(args.checkpoint))
     dropout = recipe.dropout if args.dropout is None else args.dropout
     return replace(found, dropout=dropout, pair_head=head.reads_pooled)
+
+
+def find_rate(recipe: Recipe, model: ModelConfig) -> float:
+    """The task's published learning rate; a narrower model than it was published for needs more.
+
+    At the published rates a model 256 wide stays at the most frequent class (docs/finetuning.md).
+    """
+    if model.hidden_size >= NARROWEST:
+        return recipe.learning_rate
+    return min(HIGHEST, recipe.learning_rate * (NARROWEST / model.hidden_size) ** 2)
+
+
+def describe_rate(config: FinetuneConfig) -> str:
+    """Where a rate that was not typed comes from."""
+    published = RECIPES[config.task].learning_rate
+    if config.learning_rate == published:
+        return f"learning rate {published:g}, as published"
+    if config.learning_rate != find_rate(RECIPES[config.task], config.model):
+        return f"learning rate {config.learning_rate:g}, from {config.deepspeed_config}"
+    return (
+        f"learning rate {config.learning_rate:g}: the published {published:g} times "
+        f"({NARROWEST} / {config.model.hidden_size})^2, at most {HIGHEST:g}"
+    )
 
 
 def _resolve_lengths(args, lengths: Lengths, model: ModelConfig) -> Lengths:

@@ -128,6 +128,22 @@ def write_results(
     return results
 
 
+def find_constant(task_name: str, splits: dict[str, Split], outputs: dict) -> list[str]:
+    """A line for each dev set of which all examples were predicted to be of one class."""
+    task, lines = TASKS[task_name], []
+    for name in task.dev_splits if task.labels else ():
+        classes = np.unique(outputs[name]["logits"].argmax(1))
+        if len(classes) > 1:
+            continue
+        share = float((splits[name].features.arrays["labels"] == classes[0]).mean())
+        lines.append(
+            f"{task_name} {name}: every prediction is {task.labels[classes[0]]!r}, which "
+            f"{share:.1%} of the examples are: nothing was learned from their text; try another "
+            "--learning-rate or more --steps"
+        )
+    return lines
+
+
 def read_outputs(folder: Path, split: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The outputs of one split that `write_results` wrote, and their metadata."""
     from safetensors import SafetensorError, safe_open

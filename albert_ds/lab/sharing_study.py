@@ -29,6 +29,7 @@ class Curve:
     tokens_a_second: float  # of the whole run, evaluation and checkpoints left out
     sop: float | None  # held-out accuracy at the end
     blimp: float | None
+    mlm: float | None  # accuracy by probe.py, whose masks are the same for every run
 
     @property
     def spent(self) -> tuple[float, float]:
@@ -73,7 +74,7 @@ def read_curve(run: Path) -> Curve:
         for record, number in zip(logged, steps.tolist(), strict=True)
     )
     at = [record["step"] for record in held]
-    blimp = run / "blimp.json"
+    blimp, probe = run / "blimp.json", run / "probe.json"
     return Curve(
         model=build(ModelConfig, config["model"], f"{run / 'config.json'}: model"),
         sequence_length=config["stream"]["sequence_length"],
@@ -84,6 +85,7 @@ def read_curve(run: Path) -> Curve:
         tokens_a_second=float(tokens / spent["step_seconds"][-1]),
         sop=held[-1].get("heldout_sop_accuracy"),
         blimp=read_json(blimp).get("accuracy") if blimp.is_file() else None,
+        mlm=read_json(probe).get("heldout_mlm_accuracy") if probe.is_file() else None,
     )
 
 

@@ -188,7 +188,6 @@ class Saver:
             self._error = defect
         if self._error is None:
             seconds = time.perf_counter() - started
-            print(
-                f"saved step {state.step}: training paused {pause:.3f} s, written in {seconds:.2f}",
-                flush=True,
+            log_line(
+                f"saved step {state.step}: training paused {pause:.3f} s, written in {seconds:.2f}"
             )

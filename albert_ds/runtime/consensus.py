@@ -5,6 +5,7 @@ of them was asked to stop or found damaged data. So every rank leaves at the sam
 waits for a rank that has left.
 """
 
+import os
 from dataclasses import asdict, dataclass, fields
 
 import torch
@@ -77,3 +78,10 @@ def from_rank_0(mesh: Mesh, value):
     box = [value]
     dist.broadcast_object_list(box, src=0, group=mesh.control_group)
     return box[0]
+
+
+def gather_hosts(mesh: Mesh) -> list[str]:
+    """The node of each rank. Collective."""
+    hosts = [""] * mesh.world_size
+    dist.all_gather_object(hosts, os.uname().nodename, group=mesh.control_group)
+    return hosts

@@ -6,7 +6,7 @@ Sums stay on the device and are gathered once per logging interval, so no step w
 import json
 import math
 import os
-import sys
+import secrets
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -23,6 +23,7 @@ from albert_ds.model.config import ModelConfig, count_flops
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.runtime.comm_counter import Traffic
 from albert_ds.runtime.consensus import Counts
+from albert_ds.runtime.screen import Screen
 
 OUTPUTS = ("mlm_loss_sum", "mlm_correct", "pair_loss_sum", "pair_correct")
 
@@ -135,14 +136,21 @@ class Window:
 
 
 class Metrics:
-    """Writes the metrics, on rank 0. A resumed run reads only metrics.jsonl."""
+    """Writes and shows the metrics, on rank 0. A resumed run reads only metrics.jsonl."""
 
-    def __init__(self, output: Path, mesh: Mesh, step: int, *, num_steps: int, wandb: bool):
+    def __init__(
+        self,
+        output: Path,
+        mesh: Mesh,
+        step: int,
+        *,
+        num_steps: int,
+        log_format: str = "text",
+        wandb: bool = False,
+    ):
         self._writes = mesh.rank == 0
         if not self._writes:
             return
-        from tqdm import tqdm
-
         path = output / "metrics.jsonl"
         cut_back(path, step)
         self._path, self._file = path, open(path, "ab", buffering=0)  # noqa: SIM115 (see `close`)
@@ -152,9 +160,12 @@ class Metrics:
         if wandb:
             with self._optional("Weights & Biases"):
                 self._copies["Weights & Biases"] = WeightsAndBiases(output)
-        self._bar = tqdm(
-            total=num_steps, initial=step, unit="step", disable=not sys.stderr.isatty()
-        )
+        self._screen = Screen(log_format, step=step, num_steps=num_steps)
+
+    def advance(self, step: int) -> None:
+        """Show that `step` steps are finished, on a terminal."""
+        if self._writes:
+            self._screen.advance(step)
 
     def write(self, step: int, values: dict) -> None:
         """Write one record. None is null in the file; TensorBoard and W&B do not get it.
@@ -175,14 +186,12 @@ class Metrics:
         for name, copy in list(self._copies.items()):
             with self._optional(name):
                 copy.write(step, numbers)
-        line = f"step {step}  " + "  ".join(f"{k} {_short(v)}" for k, v in numbers.items())
-        self._bar.update(step - self._bar.n)
-        self._bar.write(line) if not self._bar.disable else print(line, flush=True)
+        self._screen.show(step, values)
 
     def close(self) -> None:
         if not self._writes:
             return
-        self._bar.close()
+        self._screen.close()
         self._file.close()
         for name, copy in list(self._copies.items()):
             with self._optional(name):
@@ -236,17 +245,18 @@ class WeightsAndBiases:
     def __init__(self, output: Path):
         import wandb
 
-        self._run = wandb.init(dir=output, id=output.name, resume="allow")
+        # Not the folder's name, which other runs may have: this one would continue theirs.
+        kept = output / "wandb" / "id"
+        kept.parent.mkdir(exist_ok=True)
+        if not kept.is_file():
+            write_file(kept, secrets.token_hex(4))
+        self._run = wandb.init(dir=output, id=kept.read_text(), name=str(output), resume="allow")
 
     def write(self, step: int, numbers: dict) -> None:
         self._run.log(numbers, step=step)
 
     def close(self) -> None:
         self._run.finish()
-
-
-def _short(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def cut_back(path: Path, step: int) -> None:

@@ -1,6 +1,6 @@
 """Try wrong input of every kind and count how each ended, by class.
 
-python -m tests.bad_input --output docs/raw/bad_input.json --page docs/reliability.md
+python -m tests.bad_input --output docs/raw/bad_input.json --page docs/raw/bad_input.md
 """
 
 import argparse

@@ -47,6 +47,7 @@ def test_every_objective_is_probed_on_every_task(data, tmp_path, objective):
     words = ("--checkpoint", run, "--data", data, "--samples", 60, "--head-samples", 80)
     found = probe(tmp_path, *words)
     assert found["objective"] == objective
+    assert (found["weights"], found["data"]) == ("run/step-00000001", data.name)
     for task in ("mlm", "sop", "nsp"):
         assert 0 <= found[f"heldout_{task}_accuracy"] <= 1
     # A head of its own is used as it is; one that was never there is trained.

@@ -1,4 +1,4 @@
-"""Bytes of a step against the minimum, ds_configs/README.md and the scaling model."""
+"""Bytes of a step against the minimum, docs/deepspeed.md and the scaling model."""
 
 from dataclasses import replace
 

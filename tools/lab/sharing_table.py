@@ -25,6 +25,7 @@ COLUMNS = {  # of the table, and the field of a row
     "MLM loss": "loss",
     "at equal FLOPs": "loss_at_flops",
     "at equal time": "loss_at_time",
+    "MLM accuracy": "mlm",
     "SOP accuracy": "sop",
     "BLiMP": "blimp",
 }
@@ -55,6 +56,7 @@ def summarise(curves: list[Curve], flops: float, seconds: float) -> dict[str, li
         "loss": [curve.losses[-1] for curve in curves],
         "loss_at_flops": [curve.loss_at(flops, curve.flops) for curve in curves],
         "loss_at_time": [curve.loss_at(seconds, curve.seconds) for curve in curves],
+        "mlm": [curve.mlm for curve in curves if curve.mlm is not None],
         "sop": [curve.sop for curve in curves if curve.sop is not None],
         "blimp": [curve.blimp for curve in curves if curve.blimp is not None],
     }

@@ -1,6 +1,6 @@
 """The collectives of an optimizer step, and the bytes that each sends over the wire.
 
-tools/comm_volume.py counts what DeepSpeed does at each ZeRO stage, ds_configs/README.md states it,
+tools/comm_volume.py counts what DeepSpeed does at each ZeRO stage, docs/deepspeed.md states it,
 and a test compares this list with those counts.
 """
 

@@ -1,0 +1,181 @@
+"""What a run shows: facts at its start, a line an interval, and at the end what to do next.
+
+Records and facts go to stdout, as text or as one JSON object a line. Messages (`cli.log_line`) and
+the progress bar of a terminal go to stderr.
+"""
+
+import json
+import logging
+import sys
+import time
+import warnings
+from dataclasses import replace
+
+from albert_ds.errors import hide_passwords
+from albert_ds.model.config import ModelConfig, count_params
+from albert_ds.parallel.mesh import Mesh
+
+# Warnings of libraries about which a user can do nothing: the beginning of the message, its
+# category, and the module that it blames.
+SILENCED = (
+    # They would serve megatron-core's optimizers and clipping, of which none is used here.
+    ("Transformer Engine and Apex are not installed", UserWarning, r"megatron\.core\."),
+    # DeepSpeed and megatron-core call torch's collectives by names that are about to go.
+    (r"`torch\.distributed\.\w+` is deprecated", FutureWarning, r"torch\.distributed\."),
+)
+# The same for what DeepSpeed logs.
+SILENCED_LOGS = (
+    # It says so of every optimizer but its own; tests compare ours with references under ZeRO.
+    "**** You are using ZeRO with an untested optimizer",
+)
+
+
+def quiet_libraries() -> None:
+    """Silence what SILENCED and SILENCED_LOGS name, and nothing else."""
+    for message, category, module in SILENCED:
+        warnings.filterwarnings("ignore", message=message, category=category, module=module)
+    logging.getLogger("DeepSpeed").addFilter(is_told)
+
+
+def is_told(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(SILENCED_LOGS)
+
+
+def describe_run(
+    size: str,
+    model: ModelConfig,
+    num_params: int,
+    mesh: Mesh,
+    deepspeed: dict,
+    *,
+    num_nodes: int,
+    device: str,
+    batch_size: int,
+    micro_batch_size: int,
+) -> dict[str, str]:
+    """The facts that pretraining and fine-tuning have alike.
+
+    size: the model's name; num_params: parameters of the whole model, each counted once; deepspeed:
+    its resolved JSON.
+    """
+    own_blocks = replace(model, sharing="none")  # each layer's blocks count, shared or not
+    repeated = sum(count_params(own_blocks).values()) - sum(count_params(model).values())
+    accumulation = batch_size // (micro_batch_size * mesh.dp_size)
+    stage = deepspeed.get("zero_optimization", {}).get("stage", 0)
+    half = [kind for kind in ("bf16", "fp16") if deepspeed.get(kind, {}).get("enabled")]
+    return {
+        "model": f"{size}, {model.num_layers} layers of width {model.hidden_size}, sharing "
+        f"{model.sharing}",
+        "parameters": f"{num_params:,}; {num_params + repeated:,} if counted as often as layers "
+        "use them",
+        "layout": f"{_count(mesh.world_size, 'rank')} ({device}) on {_count(num_nodes, 'node')} = "
+        f"{mesh.tp_size} tensor-parallel x {mesh.dp_size} data-parallel; ZeRO-{stage}",
+        "precision": f"{half[0]}, with fp32 master weights" if half else "fp32",
+        "batch": f"{_count(batch_size, 'sample')} a step = micro-batch {micro_batch_size} x "
+        f"{_count(mesh.dp_size, 'data-parallel rank')} x accumulation {accumulation}",
+    }
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def show_facts(log_format: str, kind: str, title: str, facts: dict[str, str]) -> None:
+    """Print a title and facts; as JSON under the key `kind`."""
+    text = json.dumps({kind: {"title": title, **facts}})
+    if log_format == "text":
+        text = "\n".join([title, *(f"  {name:11} {value}" for name, value in facts.items())])
+    print(hide_passwords(text), flush=True)
+
+
+def format_step(step: int, num_steps: int, values: dict, seconds_left: float | None = None) -> str:
+    """A record of metrics as a line of at most 120 columns (up to 9,999,999 steps).
+
+    Lines of the same kind stand in columns. A value that does not exist is "-".
+    """
+    line = f"step {step:{len(str(num_steps))}} of {num_steps}"
+    skipped = values.get("skipped_steps")
+    if skipped:
+        line = f"{line}  {_count(skipped, 'step')} skipped: the gradient was not finite\n{line}"
+    if any(key.startswith("dev_") for key in values):
+        found = (f"  {key[4:]} {_fit(value, '.4f')}" for key, value in values.items())
+        return f"{line}  dev{''.join(found)}"
+    held_out = "heldout_loss" in values
+    values = {key.removeprefix("heldout_"): value for key, value in values.items()}
+    tasks = [key.removesuffix("_loss") for key in values if key.endswith("_loss")]
+    for task in tasks:
+        line += f"  {task} {_fit(values[f'{task}_loss'], '6.3f')}"
+        line += f" {_fit(values[f'{task}_accuracy'], '5.1%')}"
+    if held_out:
+        return f"{line}  held out"
+    if not tasks:
+        line += f"  loss {_fit(values['loss'], '7.4f')}"
+    from tqdm import tqdm
+
+    line += f"  lr {values['lr']:7.1e}  norm {_fit(values['grad_norm'], '7.2g')}"
+    line += f"  {tqdm.format_sizeof(values['tokens_per_second']):>5} tok/s"
+    if values.get("mfu") is not None:
+        line += f"  mfu {values['mfu']:3.0%}"
+    return line if seconds_left is None else f"{line}  left {_as_time(seconds_left):>6}"
+
+
+def _fit(value: float | None, form: str) -> str:
+    """A number; "-" of the same width where there is none."""
+    return format(value, form) if value is not None else format("-", f">{form.split('.')[0]}")
+
+
+def _as_time(seconds: float) -> str:
+    """At most six characters, rounded to two or three digits."""
+    for unit, size in (("s", 1), ("min", 60), ("h", 3600)):
+        if round(seconds / size) < 100:
+            return f"{seconds / size:.{int(unit == 'h')}f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+class Screen:
+    """The lines of rank 0 while it trains. On a terminal a progress bar stays the last one."""
+
+    def __init__(self, log_format: str, *, step: int, num_steps: int):
+        self._is_json, self._num_steps = log_format == "json", num_steps
+        self._since = step, time.perf_counter()
+        self._has_lines = False
+        self._bar, self._streams = None, (sys.stdout, sys.stderr)
+        if sys.stderr.isatty():
+            self._open_bar(step)
+
+    def _open_bar(self, step: int) -> None:
+        from tqdm import tqdm
+        from tqdm.contrib import DummyTqdmFile
+
+        tqdm.monitor_interval = 0  # no thread: loader workers are forked
+        self._bar = tqdm(
+            total=self._num_steps, initial=step, unit="step", file=sys.stderr, dynamic_ncols=True
+        )
+        # Whatever is printed goes above the bar.
+        sys.stderr = DummyTqdmFile(sys.stderr)
+        if sys.stdout.isatty():
+            sys.stdout = sys.stderr
+
+    def advance(self, step: int) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
+    def show(self, step: int, values: dict) -> None:
+        """Print a record of metrics. The time left is that of the steps since the first line."""
+        if self._is_json:
+            print(json.dumps({"step": step, **values}), flush=True)
+            return
+        left = None
+        if "lr" in values:
+            first, started = self._since
+            now = time.perf_counter()
+            left = (self._num_steps - step) * (now - started) / max(step - first, 1)
+            if not self._has_lines:  # the first steps are slower than all others
+                self._since, self._has_lines = (step, now), True
+        print(format_step(step, self._num_steps, values, left), flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            sys.stdout, sys.stderr = self._streams

@@ -1,0 +1,217 @@
+"""Commands in the documentation work: each is parsed by its own parser, the cheap ones are run."""
+
+import lzma
+import re
+import runpy
+import shlex
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from albert_ds.cli import Number, Parser, list_actions
+from albert_ds.convert import export_hf
+from tests.conftest import ROOT
+from tests.test_docs import HISTORY, PAGES
+from tests.test_help import COMMANDS, parser_of
+
+# Pages about today's code.
+CURRENT = [page for page in PAGES if page != HISTORY and "fixtures" not in page.parts]
+OLD_RUN = ROOT / "tests/fixtures/run_7085d03"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+SCRIPTS = sorted(path for folder in ("slurm", "tools") for path in (ROOT / folder).rglob("*.sh"))
+# Launchers and Slurm: flag -> whether a value follows.
+LAUNCHERS = {
+    "python": {"-m": False, "-u": False},
+    "deepspeed": {"--num_gpus": True, "--hostfile": True},
+    "torchrun": dict.fromkeys(
+        ("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"), True
+    ),
+    "mpirun": {"-n": True},
+    "sbatch": {"--test-only": False, "--no-kill": False, "--array": True, "--nodes": True}
+    | {"--ntasks-per-node": True, "--gpus-per-node": True, "--gpus-per-task": True},
+    "bash": {},
+}
+# Command of albert-ds -> the script of a clone, and its command.
+SCRIPT = {
+    "vocab": "tools/build_vocab.py",
+    "shards": "tools/build_shards.py",
+    "inspect": "tools/inspect_shards.py",
+    "train": "albert_ds/train.py",
+    "finetune": "albert_ds/finetune.py",
+    "probe": "tools/probe.py",
+    "export": "tools/convert_hf.py export",
+    "import": "tools/convert_hf.py import",
+    "fill-mask": "tools/fill_mask.py",
+    "plan": "tools/scaling_model.py plan",
+    "bench": "tools/throughput_bench.py",
+    "plots": "tools/plots.py",
+    "learn": "tools/learn.py",
+}
+SHELL = {"cp", ".", "cd", "touch", "tail", "export", "for", "done", "mkdir"}
+# Flags that the pages name and that are of other programs.
+FOREIGN = {f for flags in LAUNCHERS.values() for f in flags} | {
+    *("--spares", "--signal", "--time", "--mpi", "--overlap", "--kill-on-bad-exit", "--wait"),
+    *("--launcher", "--short", "--allow-run-as-root", "--oversubscribe", "--logdir", "--help"),
+}
+
+
+@cache
+def find_parser(program: str) -> Parser:
+    with pytest.MonkeyPatch.context() as patch:
+        return parser_of(program, patch)
+
+
+def blocks_of(page: Path, language: str) -> list[str]:
+    return [body for name, body in FENCE.findall(page.read_text()) if name == language]
+
+
+def commands_of(text: str) -> Iterator[list[str]]:
+    """The simple commands of a piece of shell, as words, without variables set before them."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if not set(word) <= set("&|;"):
+                words.append(word)
+                continue
+            while words and (re.match(r"\w+=", words[0]) or words[0] == "do"):
+                words.pop(0)
+            if words:
+                yield words
+            words = []
+
+
+def check(words: list[str]) -> None:
+    """Fail where no program of ours, or of LAUNCHERS and SHELL, takes these words."""
+    program, *rest = words
+    if program in SHELL:
+        return
+    if program == "albert-ds":
+        program, *rest = [*SCRIPT[rest[0]].split(), *rest[1:]]
+    if program == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+        assert [word for word in rest if "=" not in word][0] in targets, words
+    elif program in LAUNCHERS or program.endswith("/python"):
+        check_launched(words)
+    elif program.endswith(".sh"):
+        assert (ROOT / program).is_file(), words
+        if program.startswith("slurm/"):  # flags of what it starts follow
+            body = (ROOT / program).read_text()
+            started = re.search(r"^(?:launch|build=).*? (tools/\w+\.py)", body, re.M)
+            trainer = "finetune" if re.search("^finetune ", body, re.M) else "train"
+            flags = {word for word in rest if word.startswith("--")} - {"--spares"}
+            assert flags <= flags_of(started[1] if started else f"albert_ds/{trainer}.py"), words
+    else:
+        parse(program, rest)
+
+
+def check_launched(words: list[str]) -> None:
+    launcher, *rest = words
+    if rest[0] == "-c":
+        compile(rest[1], "-c", "exec")
+        return
+    flags = LAUNCHERS[launcher.rpartition("/")[2]]
+    is_module = rest[0] == "-m"
+    while rest[0].startswith("-"):
+        name, _, value = rest.pop(0).partition("=")
+        assert name in flags, words
+        if flags[name] and not value:
+            rest.pop(0)
+    if not is_module:
+        check(rest)
+    elif rest[0] == "pytest":
+        assert all((ROOT / word).exists() for word in rest[1:] if "/" in word), words
+    else:
+        path = ROOT / rest[0].replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), words
+
+
+def parse(program: str, words: list[str]) -> None:
+    parser = find_parser(program)
+    for action in list_actions(parser):
+        if not isinstance(action.type, Number):
+            action.type = None  # a file need not exist
+    if "..." in words:
+        assert {word for word in words if word.startswith("--")} <= flags_of(program), words
+    else:
+        parser.parse_args(words)
+
+
+def flags_of(program: str) -> set[str]:
+    return {flag for action in list_actions(find_parser(program)) for flag in action.option_strings}
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_command_of_a_page_is_accepted(page):
+    for body in blocks_of(page, "bash"):
+        for words in commands_of(body):
+            check(words)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_command_in_the_head_of_a_script_is_accepted(script):
+    for line in re.findall(r"^# (?:Command|Plan): +(.*?)(?:  |$)", script.read_text(), re.M):
+        for words in commands_of(line):
+            check(words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_code_stands_in_fences_that_name_its_language(page):
+    text = page.read_text()
+    names = re.findall(r"^```(.*)\n(?:.*\n)*?```$", text, re.M)
+    assert set(names) <= {"bash", "python", "text", "mermaid"}
+    assert not re.search(r"\n\n {4}", FENCE.sub("", text))
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_flag_in_a_sentence_exists(page):
+    known = FOREIGN.union(*map(flags_of, COMMANDS))
+    for code in re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text())):
+        for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", code):
+            assert flag in known, code
+
+
+def test_the_python_of_a_page_runs(tmp_path, monkeypatch):
+    """On a small run, its shards and its export, under the names of the page."""
+    vocab = lzma.decompress((OLD_RUN / "spiece.model.xz").read_bytes())
+    for old, name in (("data", "data"), ("lamb", "runs/base")):
+        shutil.copytree(OLD_RUN / old, tmp_path / name)
+        (tmp_path / name / "spiece.model").write_bytes(vocab)
+    (tmp_path / "hf").mkdir()
+    export_hf(tmp_path / "runs/base", tmp_path / "hf/base")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for body in blocks_of(ROOT / "docs/python.md", "python"):
+        exec(body, names)
+    assert len(names["states"]) == 3 and names["states"][0].shape[-1] == 16
+    assert [len(part) for part in names["of_each"]] == names["lengths"].tolist()
+    assert names["losses"]["mlm_loss_sum"] > 0
+    # Without padding and with it: the same states.
+    with_padding = names["padded"].last_hidden_state
+    for number, part in enumerate(names["of_each"]):
+        assert torch.allclose(part, with_padding[number, : len(part)], atol=1e-4)
+
+
+def list_plans() -> list[tuple[str, ...]]:
+    """The flags of every `albert-ds plan` in the pages, but of one that takes a measured report."""
+    bodies = [body for page in CURRENT for body in blocks_of(page, "bash")]
+    found = [words for body in bodies for words in commands_of(body)]
+    plans = {tuple(words[2:]) for words in found if words[:2] == ["albert-ds", "plan"]}
+    return sorted(plan for plan in plans if "report/hardware.json" not in plan)
+
+
+@pytest.mark.parametrize("words", list_plans(), ids=" ".join)
+def test_the_plan_of_a_page_can_be_made(words, capsys):
+    """And prints the rows that docs/scaling.md shows."""
+    runpy.run_path(str(ROOT / "tools/scaling_model.py"))["main"](["plan", *words])
+    printed = capsys.readouterr().out
+    assert "PREDICTED, not measured" in printed
+    page = (ROOT / "docs/scaling.md").read_text()
+    if "albert-xxlarge" in words:
+        shown = page.partition("| | | error of the model |")[2].partition("\n\n")[0]
+        assert [row for row in shown.splitlines()[2:] if row not in printed] == []

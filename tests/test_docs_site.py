@@ -1,0 +1,95 @@
+"""The site builds without a warning and without the network; its tables and messages are ours."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from albert_ds.cli import list_actions
+from albert_ds.config import build_parser
+from albert_ds.model.config import SIZES, count_flops, count_params
+from tests.conftest import ROOT
+
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_no_page_loads_anything_from_the_network(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 25
+    loaded = r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?((?:https?:)?//[^\" >]+)"
+    for page in pages:
+        found = [url for url in re.findall(loaded, page.read_text()) if "canonical" not in url]
+        assert not found, page
+        assert 'class="mermaid"' not in page.read_text()  # the theme would fetch a program
+    assert (site / "search/search_index.json").stat().st_size > 100_000
+
+
+def test_the_reference_has_every_flag_of_the_trainer(site):
+    text = (site / "flags.html").read_text()
+    for action in list_actions(build_parser()):
+        assert f"<code>{action.option_strings[-1]}</code>" in text
+
+
+def test_the_sizes_are_those_of_the_code():
+    def flops(config) -> int:
+        return count_flops(config, tokens=512, squared_lengths=512**2, masked=77)
+
+    text = (DOCS / "pretraining.md").read_text()
+    base = flops(SIZES["albert-base"])
+    for name, config in SIZES.items():
+        millions = sum(count_params(config).values()) / 1e6
+        row = f"| `{name}` | {millions:.1f} M | {config.num_layers} | {config.hidden_size:,} "
+        assert f"{row}| {flops(config) / base:.2f} |" in text
+
+
+def test_the_messages_in_troubleshooting_are_ours():
+    """Each stretch of three words or more of a quoted message stands in the sources."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "albert_ds").rglob("*.py")]
+    texts = [node.value for tree in trees for node in ast.walk(tree)
+             if isinstance(node, ast.Constant) and isinstance(node.value, str)]  # fmt: skip
+    page = (DOCS / "troubleshooting.md").read_text()
+    quoted = re.findall(r"^(?:\| )?`([^`]+)`(?:,| \||\s*\(code)", page, re.M)
+    checked = 0
+    for message in quoted:
+        for part in re.split(r"\b(?:[A-Z]+|\d+|[XYNM])\b|\.\.\.|[():,;/]", message):
+            if len(part.split()) >= 3:
+                checked += 1
+                assert any(part.strip() in text for text in texts), part
+    assert checked > 12
+
+
+def test_every_page_of_results_states_its_commit():
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    pages = next(entry["Measure"] for entry in nav if "Measure" in entry)
+    for page in (name for entry in pages for name in entry.values()):
+        text = (DOCS / page).read_text()
+        if "Recorded on" in text or re.search(r"^\|.*\d\.\d", text, re.M):
+            assert re.search(r"(Recorded|fitted) on \d+ November \d{4}", text), page
+            assert re.search(r"commit [0-9a-f]{7}|Each report.*?names\s+its commit", text), page
+
+
+def test_the_figures_of_the_readme_stand_in_the_pages_it_names():
+    readme = (ROOT / "README.md").read_text()
+    worst = (DOCS / "exactness.md").read_text()
+    assert "| 2.9e-06 |" in readme and re.search(r"^\| fp32 \| 12 .* 2\.9e-06 \|", worst, re.M)
+    large, bert, xxlarge = (
+        sum(count_params(SIZES[name]).values())
+        for name in ("albert-large", "bert-large", "albert-xxlarge")
+    )
+    assert (
+        f"| {bert / large:.1f} times |" in readme
+        and f"ALBERT-xxlarge: {bert / xxlarge:.1f})" in readme
+    )
+    assert "50 kills of 2 ranks" in (DOCS / "reliability.md").read_text()

@@ -1,0 +1,286 @@
+#!/usr/bin/env python
+"""Does pretraining help? A checkpoint against random weights of its shape, task by task.
+
+Both sides get the same steps. Each chooses its learning rate on a tenth of the training set, which
+is held out for that; the dev set is evaluated once, after the last step. Then --seeds runs with the
+chosen rate on the whole training set, their mean and standard deviation, and Welch's test of the
+difference of the means. The same command continues a run that was stopped.
+
+python tools/lab/transfer.py --tasks FILES --checkpoint runs/small --output transfer
+"""
+
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from albert_ds import cli
+from albert_ds.cli import Number, Parser, positive
+from albert_ds.errors import MachineFailed, UserError
+from albert_ds.files import write_file
+from albert_ds.json_files import read_json
+from albert_ds.lab.tables import table
+
+ROOT = Path(__file__).parents[2]
+STARTS = ("pretrained", "random")
+RATES = ("1e-4", "3e-4", "1e-3")
+HELD_OUT = 0.1  # of the training set, to choose the rate on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Small:
+    """A task in a size that two CPU cores can take."""
+
+    folder: str
+    steps: int
+    batch: int
+    most_train: int = 1 << 30  # examples: rows, SQuAD's paragraphs, RACE's passages
+    most_dev: int = 1 << 30
+    flags: tuple[str, ...] = ()
+
+
+TASKS = {
+    "glue/cola": Small(folder="CoLA", steps=500, batch=32),
+    "glue/sst2": Small(folder="SST-2", steps=500, batch=32),
+    "glue/mrpc": Small(folder="MRPC", steps=300, batch=16),
+    "glue/rte": Small(folder="RTE", steps=300, batch=16),
+    "glue/stsb": Small(folder="STS-B", steps=500, batch=16),
+    "glue/qnli": Small(folder="QNLI", steps=400, batch=16),
+    "glue/mnli": Small(folder="MNLI", steps=500, batch=16),
+    "race": Small(
+        folder="RACE",
+        steps=200,
+        batch=8,
+        most_train=1500,
+        most_dev=120,
+        flags=("--sequence-length", "128", "--question-length", "40"),
+    ),
+    "squad1": Small(
+        folder="squad1",
+        steps=400,
+        batch=16,
+        most_dev=150,
+        flags=("--sequence-length", "128", "--stride", "64"),
+    ),
+}
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="tools/lab/transfer.py", description=__doc__)
+    add = parser.add_argument
+    folders = ", ".join(task.folder for task in TASKS.values())
+    text = f"folder with {folders}, files as published; a GLUE task without train.tsv has its dev "
+    add("--tasks", type=Path, required=True, metavar="FOLDER", help=text + "set cut in two")
+    text = "pretrained run or Hugging Face folder"
+    add("--checkpoint", type=Path, required=True, metavar="RUN_OR_HF", help=text)
+    add("--output", type=Path, required=True, metavar="DIR", help="folder of runs and results")
+    add("--only", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help="tasks")
+    add("--seeds", type=Number(low=2, high=100, whole=True), default=5, help="runs of each side")
+    rate = "learning rates to choose from"
+    add("--rates", nargs="+", default=RATES, metavar="RATE", help=rate)
+    add("--steps-factor", type=Number(above=0), default=1.0, help="times the steps of each task")
+    add("--threads", type=positive, default=1, help="CPU threads of a run")
+    return parser
+
+
+def divide(items: Sequence, count: int, seed: int = 0) -> tuple[list, list]:
+    """All but `count` random items, and these; both in the given order."""
+    kept = {*random.Random(seed).sample(range(len(items)), min(count, len(items)))}
+    rest = [item for number, item in enumerate(items) if number not in kept]
+    return rest, [item for number, item in enumerate(items) if number in kept]
+
+
+class Rows:
+    """A GLUE task: lines of a table."""
+
+    def __init__(self, folder: Path, has_header: bool):
+        self._folder, self._has_header = folder, has_header
+
+    def read(self) -> dict[str, list]:
+        names = sorted(p.stem for p in self._folder.glob("*.tsv") if not p.stem.startswith("test"))
+        found = {}
+        for name in names:
+            with (self._folder / f"{name}.tsv").open(encoding="utf-8", newline="\n") as file:
+                found[name] = list(file)
+        self._head = found["dev" if "dev" in found else "train"][: self._has_header]
+        found = {name: lines[self._has_header :] for name, lines in found.items()}
+        if "train" not in found:
+            found["train"], found["dev"] = divide(found["dev"], len(found["dev"]) // 2)
+        return found
+
+    def write(self, folder: Path, splits: dict[str, list]) -> None:
+        folder.mkdir(parents=True)
+        for name, lines in splits.items():
+            write_file(folder / f"{name}.tsv", "".join([*self._head, *lines]))
+
+
+class Paragraphs:
+    """SQuAD 1.1: paragraphs, each an article of its own."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def read(self) -> dict[str, list]:
+        found = {}
+        for name in ("train", "dev"):
+            content = json.loads((self._folder / f"{name}-v1.1.json").read_text("utf-8"))
+            found[name] = [
+                {"title": article.get("title", ""), "paragraphs": [paragraph]}
+                for article in content["data"]
+                for paragraph in article["paragraphs"]
+            ]
+        return found
+
+    def write(self, folder: Path, splits: dict[str, list]) -> None:
+        folder.mkdir(parents=True)
+        for name, articles in splits.items():
+            content = {"version": "1.1", "data": articles}
+            write_file(folder / f"{name}-v1.1.json", json.dumps(content))
+
+
+class Passages:
+    """RACE's middle schools: a file a passage."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def read(self) -> dict[str, list]:
+        return {
+            name: sorted((self._folder / name / "middle").glob("*.txt"))
+            for name in ("train", "dev")
+        }
+
+    def write(self, folder: Path, splits: dict[str, list]) -> None:
+        for name, paths in splits.items():
+            (folder / name / "middle").mkdir(parents=True)
+            for path in paths:
+                shutil.copyfile(path, folder / name / "middle" / path.name)
+
+
+def open_task(name: str, folder: Path) -> Rows | Paragraphs | Passages:
+    if name == "race":
+        return Passages(folder)
+    if name == "squad1":
+        return Paragraphs(folder)
+    from albert_ds.tasks.glue import GLUE
+
+    return Rows(folder, has_header=not GLUE[name.removeprefix("glue/")].headless)
+
+
+def prepare(name: str, source: Path, target: Path) -> None:
+    """Write target/final, and target/choose, whose dev set is a part of the training set."""
+    if target.exists():
+        return
+    small, data = TASKS[name], open_task(name, source)
+    try:
+        splits = data.read()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{source}: not as published: {error}") from None
+    if not all(splits.values()):
+        raise UserError(f"{source}: a split is empty; must have a training and a dev set")
+    limits = dict.fromkeys(splits, small.most_dev) | {"train": small.most_train}
+    splits = {split: divide(items, limits[split])[1] for split, items in splits.items()}
+    rest, held_out = divide(splits["train"], int(HELD_OUT * len(splits["train"])) or 1, seed=1)
+    dev = [split for split in splits if split != "train"]
+    beside = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    data.write(beside / "final", splits)
+    data.write(beside / "choose", {"train": rest, **dict.fromkeys(dev, held_out)})
+    beside.rename(target)
+    print(f"{name}: " + ", ".join(f"{len(found):,} {split}" for split, found in splits.items()))
+
+
+class Tuner:
+    """Runs finetune.py on one task."""
+
+    def __init__(self, args, name: str):
+        self._args, self._name, self._small = args, name, TASKS[name]
+
+    def __call__(self, start: str, which: str, rate: str, seeds: int) -> list[float]:
+        """The dev metric of each seed."""
+        args, small = self._args, self._small
+        output = args.output / start / self._name.replace("/", "-") / f"{which}-{rate}"
+        steps = max(1, round(small.steps * args.steps_factor))
+        command = [sys.executable, "-W", "ignore", str(ROOT / "albert_ds" / "finetune.py")]
+        command += ["--task", self._name, "--checkpoint", str(args.checkpoint)]
+        command += ["--data", str(args.output / "data" / small.folder / which)]
+        command += ["--output", str(output), "--cache", str(args.output / "features")]
+        command += ["--steps", str(steps), "--batch-size", str(small.batch), "--dropout", "0"]
+        command += ["--learning-rate", rate, "--seeds", str(seeds), "--eval-every", str(steps)]
+        command += ["--save-every", str(steps), "--log-every", str(max(1, steps // 5))]
+        command += [*small.flags, *(["--from-scratch"] if start == "random" else [])]
+        results = output / "results.json"
+        if not results.is_file():
+            self._run(command)
+        found = read_json(results)
+        score = found["dev"][found["metric"]]
+        return score["values"] if isinstance(score, dict) else [score]
+
+    def _run(self, command: list[str]) -> None:
+        log = self._args.output / "log.txt"
+        environ = {**os.environ, "OMP_NUM_THREADS": str(self._args.threads)}
+        environ |= {"PYTHONPATH": str(ROOT)}
+        with log.open("a") as file:
+            code = subprocess.run(command, env=environ, stdout=file, stderr=file).returncode
+        if code:
+            last = "".join(log.read_text(errors="replace").strip().splitlines()[-1:])
+            raise MachineFailed(f"finetune.py ended with {code}; see {log}: {last}")
+
+
+def measure(tune: Callable, rates: Sequence[str], seeds: int) -> dict[str, dict]:
+    """For each start: the score of each rate, the rate taken, and the scores of its seeds."""
+    found = {}
+    for start in STARTS:
+        tried = {rate: tune(start, "choose", rate, 1)[0] for rate in rates}
+        best = max(tried, key=lambda rate: tried[rate])
+        found[start] = {"tried": tried, "rate": best, "dev": tune(start, "final", best, seeds)}
+    return found
+
+
+def probability(one: Sequence[float], other: Sequence[float]) -> float:
+    """Welch's test: how probable so large a difference is if the means are equal."""
+    if len({*one, *other}) == 1:
+        return 1.0
+    if len({*one}) == len({*other}) == 1:  # no spread at all
+        return 0.0
+    from scipy.stats import ttest_ind
+
+    return float(ttest_ind(one, other, equal_var=False).pvalue)
+
+
+def as_row(name: str, found: dict[str, dict]) -> list[str]:
+    one, other = (found[start]["dev"] for start in STARTS)
+    cells = [
+        f"{100 * statistics.mean(x):.1f} +- {100 * statistics.stdev(x):.1f}" for x in (one, other)
+    ]
+    difference = 100 * (statistics.mean(one) - statistics.mean(other))
+    rates = " / ".join(found[start]["rate"] for start in STARTS)
+    return [name, *cells, f"{difference:+.1f}", f"{probability(one, other):.2g}", rates]
+
+
+def main(argv: list[str]) -> None:
+    args = build_parser().parse_args(argv)
+    args.output.mkdir(parents=True, exist_ok=True)
+    args.checkpoint, args.output = args.checkpoint.absolute(), args.output.absolute()
+    for name in args.only:
+        source = args.tasks / TASKS[name].folder
+        if not source.is_dir():
+            raise UserError(f"--tasks {args.tasks}: no {source.name} in it; --only takes some")
+        prepare(name, source, args.output / "data" / source.name)
+    results = {}
+    for name in args.only:
+        results[name] = measure(Tuner(args, name), args.rates, args.seeds)
+        write_file(args.output / "transfer.json", json.dumps(results, indent=1) + "\n")
+        print(" | ".join(as_row(name, results[name])), flush=True)
+    header = ["", *STARTS, "difference", "p", "rates"]
+    print(table(header, [as_row(name, found) for name, found in results.items()]))
+
+
+if __name__ == "__main__":
+    cli.run(main)
