@@ -112,8 +112,9 @@ class StreamConfig:
     def read(cls, recorded: dict, run: str) -> "StreamConfig":
         """How `run` draws, from "stream" of its config.json. Raises UserError where it is wrong."""
         known = {field.name for field in fields(cls) if field.init}
+        given = {k: v for k, v in recorded.items() if k in known and v is not None}
         try:
-            stream = cls(**{key: value for key, value in recorded.items() if key in known})
+            stream = cls(**given)
         except TypeError as error:
             raise UserError(f"{run}: config.json: stream: {error}") from None
         stream.check_format(recorded, run)

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     notes = []
     if len(paths) < len(args.runs):
         notes.append("a RUN that was given twice is shown once")
-    names = name_runs([path.resolve() for path in paths])
+    names = name_runs(paths)
     runs = [
         read_folder(path, number, name)
         for number, (path, name) in enumerate(zip(paths, names, strict=True))

@@ -11,7 +11,7 @@ from albert_ds.json_files import check, parse_json, read_json, read_lines
 from albert_ds.lab.report.chart import LETTERS
 from albert_ds.lab.runs import metrics_path
 
-NUMBER = Number()
+NUMBER = Number(low=-1e99, high=1e99)  # what an axis can show
 EVENT = {"time": str, "event": ("start", "end")}
 
 
