@@ -39,7 +39,7 @@ def name_runs(runs: Sequence[Path]) -> list[str]:
     raise AssertionError("paths that differ have ends that differ")
 
 
-def _own_part(number: int, paths: list[tuple[str, ...]]) -> str | None:
+def _own_part(number: int, paths: Sequence[tuple[str, ...]]) -> str | None:
     """The last part of a path that no other path has."""
-    others = {part for path in paths[:number] + paths[number + 1 :] for part in path}
+    others = {part for n, path in enumerate(paths) if n != number for part in path}
     return next((part for part in reversed(paths[number]) if part not in others), None)

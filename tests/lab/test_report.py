@@ -105,9 +105,16 @@ def runs(tmp_path, data):
 
 def test_the_numbers_are_those_of_metrics_jsonl(tmp_path, runs):
     page, _ = make(tmp_path, *runs)
-    titles = {"MLM loss": "mlm_loss", "MLM accuracy": "mlm_accuracy", "SOP accuracy": "sop_accuracy",
-              "SOP loss": "sop_loss", "Loss": "loss", "Learning rate": "lr",
-              "Gradient norm": "grad_norm", "Throughput": "tokens_per_second"}  # fmt: skip
+    titles = {
+        "MLM loss": "mlm_loss",
+        "MLM accuracy": "mlm_accuracy",
+        "SOP accuracy": "sop_accuracy",
+        "SOP loss": "sop_loss",
+        "Loss": "loss",
+        "Learning rate": "lr",
+        "Gradient norm": "grad_norm",
+        "Throughput": "tokens_per_second",
+    }
     for number, run in enumerate(runs):
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         for title, key in titles.items():
@@ -232,8 +239,11 @@ def test_what_is_missing_or_damaged_is_said_on_the_page(tmp_path, runs):
         file.write('{"step": 2, "lo')
     (torn / "config.json").write_text("{")
     (torn / "history.jsonl").write_text('{"time": 3}\n{"time": "now", "event": "start"}\n')
-    wrong = write_run(tmp_path / "wrong", [{"step": 1, "loss": "low", "mlm_loss": True}],
-                      config={"data": ["absent"], "versions": 3, "stream": [], "model": None})
+    wrong = write_run(
+        tmp_path / "wrong",
+        [{"step": 1, "loss": "low", "mlm_loss": True}],
+        config={"data": ["absent"], "versions": 3, "stream": [], "model": None},
+    )
     page, _ = make(tmp_path, empty, torn, wrong, runs[0], runs[0])
     for text in (
         "a RUN that was given twice is shown once",
@@ -272,8 +282,12 @@ def test_the_history_tells_a_start_that_never_ended(tmp_path):
 
 def test_text_of_files_is_shown_as_text(tmp_path):
     evil = "<script>alert(1)</script><img src=x onerror=alert(1)>"
-    run = write_run(tmp_path / "<b>run", [{"step": 1, "loss": 1.0, f"dev_{evil}": 0.5}],
-                    config={"task": evil, evil: evil}, exit={"code": 5, "reason": evil})
+    run = write_run(
+        tmp_path / "<b>run",
+        [{"step": 1, "loss": 1.0, f"dev_{evil}": 0.5}],
+        config={"task": evil, evil: evil},
+        exit={"code": 5, "reason": evil},
+    )
     page, html = make(tmp_path, run)
     assert evil not in html and "<b>run" not in html
     assert evil in page.words
@@ -333,14 +347,16 @@ FACTS = """JSON.stringify((() => {
       box(c).top + scrollY, box(c).right, box(c).bottom + scrollY]),
     fonts: charts.map((c) => {
       const scale = box(c).width / 360;
-      const sizes = [...c.querySelectorAll("text")].map((t) => scale * parseFloat(getComputedStyle(t).fontSize));
+      const size = (text) => scale * parseFloat(getComputedStyle(text).fontSize);
+      const sizes = [...c.querySelectorAll("text")].map(size);
       return [c.querySelector("b").textContent, Math.min(...sizes), Math.max(...sizes)];
     }),
   };
 })())"""
 POINT = """(() => {
   const svg = document.querySelector(".chart svg"), box = svg.getBoundingClientRect();
-  svg.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right - 20 * box.width / 360, clientY: box.top + 50}));
+  const place = {clientX: box.right - 20 * box.width / 360, clientY: box.top + 50};
+  svg.dispatchEvent(new PointerEvent("pointermove", place));
 })()"""
 
 

@@ -1,9 +1,8 @@
-"""A data set as the report shows it: what index.json says, how samples look, what guessing gives."""
+"""A data set as the report shows it: index.json, how samples look, what guessing gives."""
 
 import math
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -123,9 +122,15 @@ def draw_pictures(seen: "Seen", stream: StreamConfig) -> list[Chart]:
         _histogram(lengths, width, "Length of a sample", "samples", "tokens"),
         _histogram(shares, 1, "Masked share of a sample", "samples", "masked tokens, %"),
         _histogram(runs, 1, "Words of a masked stretch", "stretches", "words", shift=-0.5),
-        Chart(title="Frequency of pieces", unit="occurrences", lines=[frequency],
-              x_title="rank of the piece", x_is_log=True, may_be_log=True),
-    ]  # fmt: skip
+        Chart(
+            title="Frequency of pieces",
+            unit="occurrences",
+            lines=[frequency],
+            x_title="rank of the piece",
+            x_is_log=True,
+            may_be_log=True,
+        ),
+    ]
 
 
 def _histogram(
@@ -134,6 +139,8 @@ def _histogram(
     """Bars of `width`, each on the values from its place, moved by `shift`, up to the next."""
     points = []
     for left in range(min(counts), max(counts) + 1, width):
-        points += [Point(x, counts.get(left, 0), 0, 0) for x in (left + shift, left + shift + width)]
+        points += [
+            Point(x, counts.get(left, 0), 0, 0) for x in (left + shift, left + shift + width)
+        ]
     line = Line(run=0, name=unit, points=points, is_area=True)
     return Chart(title=title, unit=unit, lines=[line], x_title=x_title, from_zero=True)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from albert_ds.cli import Number
 from albert_ds.errors import UserError
@@ -54,7 +54,7 @@ class RunFolder:
         return known[-1] if known else None
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and value in NUMBER
 
 

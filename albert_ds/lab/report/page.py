@@ -126,12 +126,17 @@ def list_results(run: RunFolder, corpora: dict[str, Corpus]) -> list[tuple[str, 
     return found
 
 
-def list_share(run: RunFolder, task: str, trials: str, name: str, beside: str):
+def list_share(
+    run: RunFolder, task: str, trials: str, name: str, beside: str
+) -> tuple[str, str, str]:
+    """A held-out accuracy with its interval; `beside` says what to compare it with."""
     share, number = run.last(f"heldout_{task}_accuracy"), run.last(f"heldout_{trials}")
     if share is None:
         return name, ABSENT, ""
     low, high = interval(share, number or 0)
-    around = f"95\u00a0%: {as_percent(low)} .. {as_percent(high)} of {number:,.0f}" if number else ""
+    around = (
+        f"95\u00a0%: {as_percent(low)} .. {as_percent(high)} of {number:,.0f}" if number else ""
+    )
     return name, as_percent(share), "; ".join(filter(None, (around, beside)))
 
 
@@ -154,7 +159,10 @@ def list_evaluations(run: RunFolder) -> Table:
         for record in run.records
         if any(key in record for key in keys)
     ]
-    header = [f"{run.letter} step", *(k.removeprefix("heldout_").removeprefix("dev_") for k in keys)]
+    header = [
+        f"{run.letter} step",
+        *(k.removeprefix("heldout_").removeprefix("dev_") for k in keys),
+    ]
     return Table(header=header, rows=rows)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from albert_ds.data.stream_config import list_pair_tasks
 from albert_ds.lab.report.chart import Chart, Level, Line, Point, as_percent, thin
@@ -9,8 +10,39 @@ from albert_ds.lab.report.corpus import Corpus
 from albert_ds.lab.report.folder import RunFolder
 
 MOST_POINTS = 240  # of a line; more are merged
-COIN_LOSS = math.log(2)
 PAIRS = list_pair_tasks()
+COIN = {"accuracy": Level(0.5, "a coin: 50\u00a0%"), "loss": Level(math.log(2), "a coin: 0.693")}
+
+
+class Panel(NamedTuple):
+    """A metric, its title, its unit, and fields of its `Chart`."""
+
+    key: str
+    title: str
+    unit: str
+    how: dict[str, Any]
+
+
+SHARE, FROM_ZERO, MAY_BE_LOG = {"is_share": True}, {"from_zero": True}, {"may_be_log": True}
+PRETRAINING = [
+    Panel("loss", "Loss", "nats: MLM and the sentence task", MAY_BE_LOG),
+    Panel("mlm_loss", "MLM loss", "nats a masked token", {}),
+    Panel("mlm_accuracy", "MLM accuracy", "of the masked tokens", SHARE | FROM_ZERO),
+    *(
+        Panel(f"{task}_accuracy", f"{name} accuracy", "of the pairs", SHARE)
+        for task, name in PAIRS.items()
+    ),
+    *(Panel(f"{task}_loss", f"{name} loss", "nats a pair", {}) for task, name in PAIRS.items()),
+]
+BOTH = [
+    Panel("lr", "Learning rate", "of the last step", FROM_ZERO),
+    Panel("grad_norm", "Gradient norm", "before clipping", MAY_BE_LOG),
+    Panel("tokens_per_second", "Throughput", "tokens a second", FROM_ZERO),
+    Panel("mfu", "MFU", "of the GPUs' peak", SHARE | FROM_ZERO),
+    Panel("num_layers", "Depth", "layers that ran", FROM_ZERO),
+    Panel("data_wait_fraction", "Waiting for data", "of the time", SHARE | FROM_ZERO),
+    Panel("skipped_steps", "Skipped steps", "since the last record", FROM_ZERO),
+]
 
 
 def draw_panels(runs: Sequence[RunFolder], corpora: dict[str, Corpus]) -> list[Chart]:
@@ -18,36 +50,16 @@ def draw_panels(runs: Sequence[RunFolder], corpora: dict[str, Corpus]) -> list[C
 
     `corpora` are by the folder's name; the first folder of a run is the one that is evaluated.
     """
+    levels: dict[str, list[Level]] = {}
     if runs[0].is_finetuning:
         scores = sorted({k for run in runs for r in run.records for k in r if k.startswith("dev_")})
-        charts = [_draw(runs, "loss", "Loss", "mean of an example", may_be_log=True)]
-        charts += [_draw(runs, key, f"Dev {key[4:]}", "of the task") for key in scores]
+        panels = [Panel("loss", "Loss", "mean of an example", MAY_BE_LOG)]
+        panels += [Panel(key, f"Dev {key[4:]}", "of the task", {}) for key in scores]
     else:
+        panels = PRETRAINING
         levels = list_levels(runs, corpora)
-        charts = [_draw(runs, "loss", "Loss", "nats: MLM and the sentence task", may_be_log=True)]
-        charts += [
-            _draw(runs, "mlm_loss", "MLM loss", "nats a masked token", levels["mlm_loss"]),
-            _draw(runs, "mlm_accuracy", "MLM accuracy", "of the masked tokens",
-                  levels["mlm_accuracy"], is_share=True, from_zero=True),
-        ]  # fmt: skip
-        for task, title in PAIRS.items():
-            coin = [Level(0.5, "a coin: 50\u00a0%")]
-            charts += [
-                _draw(runs, f"{task}_accuracy", f"{title} accuracy", "of the pairs", coin,
-                      is_share=True),
-                _draw(runs, f"{task}_loss", f"{title} loss", "nats a pair",
-                      [Level(COIN_LOSS, "a coin: 0.693")]),
-            ]  # fmt: skip
-    charts += [
-        _draw(runs, "lr", "Learning rate", "of the last step", from_zero=True),
-        _draw(runs, "grad_norm", "Gradient norm", "before clipping", may_be_log=True),
-        _draw(runs, "tokens_per_second", "Throughput", "tokens a second", from_zero=True),
-        _draw(runs, "mfu", "MFU", "of the GPUs' peak", is_share=True, from_zero=True),
-        _draw(runs, "num_layers", "Depth", "layers that ran", from_zero=True),
-        _draw(runs, "data_wait_fraction", "Waiting for data", "of the time", is_share=True,
-              from_zero=True),
-        _draw(runs, "skipped_steps", "Skipped steps", "since the last record", from_zero=True),
-    ]  # fmt: skip
+        levels |= {f"{task}_{what}": [coin] for task in PAIRS for what, coin in COIN.items()}
+    charts = [_draw(runs, panel, levels.get(panel.key, ())) for panel in [*panels, *BOTH]]
     return [chart for chart in charts if chart is not None]
 
 
@@ -64,7 +76,9 @@ def list_levels(runs: Sequence[RunFolder], corpora: dict[str, Corpus]) -> dict[s
         assert unigram is not None
         name = "" if len(readers) == 1 else f" ({letters})"
         share = as_percent(unigram.share)
-        found["mlm_loss"].append(Level(unigram.loss, f"frequencies alone{name}: {unigram.loss:.2f}"))
+        found["mlm_loss"].append(
+            Level(unigram.loss, f"frequencies alone{name}: {unigram.loss:.2f}")
+        )
         found["mlm_accuracy"].append(Level(unigram.share, f"most frequent piece{name}: {share}"))
     return found
 
@@ -75,41 +89,31 @@ def evaluated_data(run: RunFolder) -> str:
     return data[0] if isinstance(data, list) and data and isinstance(data[0], str) else ""
 
 
-def _draw(
-    runs: Sequence[RunFolder],
-    key: str,
-    title: str,
-    unit: str,
-    levels: Sequence[Level] = (),
-    **how: bool,
-) -> Chart | None:
+def _draw(runs: Sequence[RunFolder], panel: Panel, levels: Sequence[Level]) -> Chart | None:
     """The chart of one metric: thin lines for training, thick ones with markers for held out.
 
-    None where no run has a value of it.
+    None where no run has a value of it, or no step was skipped.
     """
     lines, merged = [], 0
     for run in runs:
-        held = list_heldout(run, key)
-        for name, found, is_main in (
-            ("", [Point(s, v, v, v) for s, v in run.values(key)], not held),
-            ("held out", held, True),
-        ):
-            if any(not math.isnan(point.y) for point in found):
-                shown = thin(found, MOST_POINTS)
-                merged = max(merged, round(len(found) / len(shown)) if shown is not found else 0)
-                is_both = bool(held) and not name
-                lines.append(
-                    Line(
-                        run=run.number,
-                        name=name or ("training" if is_both else ""),
-                        points=shown,
-                        is_main=is_main,
-                    )
-                )
-    if not lines or (key == "skipped_steps" and not any(p.y for li in lines for p in li.points)):
+        held = list_heldout(run, panel.key)
+        trained = [Point(step, value, value, value) for step, value in run.values(panel.key)]
+        named = {"training" if held else "": trained, "held out": held}
+        for name, points in named.items():
+            if all(math.isnan(point.y) for point in points):
+                continue
+            shown = thin(points, MOST_POINTS)
+            if len(shown) < len(points):
+                merged = max(merged, round(len(points) / len(shown)))
+            is_main = name != "training"
+            lines.append(Line(run=run.number, name=name, points=shown, is_main=is_main))
+    drawn = [point.y for line in lines for point in line.points]
+    if not drawn or (panel.key == "skipped_steps" and not any(drawn)):
         return None
     note = f"A point is the mean of about {merged} records, the band their range." if merged else ""
-    return Chart(title=title, unit=unit, lines=lines, levels=levels, note=note, **how)
+    return Chart(
+        title=panel.title, unit=panel.unit, lines=lines, levels=levels, note=note, **panel.how
+    )
 
 
 def list_heldout(run: RunFolder, key: str) -> list[Point]:
