@@ -1,8 +1,8 @@
 # Sourced by every recipe: environment, rendezvous, one task a rank, signals, bounded restarts.
 #
 # A recipe names what it needs (`need DATA ...`), sets OUTPUT and ends with one of
-#     pretrain FLAG...      albert_ds/train.py with --output "$OUTPUT"
-#     finetune FLAG...      albert_ds/finetune.py with --output "$OUTPUT"
+#     pretrain FLAG...      albert-ds train with --output "$OUTPUT"
+#     finetune FLAG...      albert-ds finetune with --output "$OUTPUT"
 #     launch COMMAND...     any other command, once a task, followed by `exit $code`
 # With --spares K as the recipe's first flag K nodes of the allocation wait until others fail. In a
 # job array each task is a run of its own, and its number is the seed.
@@ -31,7 +31,10 @@ typed_output=${OUTPUT:-}
 eval "$typed"
 [ "${OUTPUT:-}" = "$typed_output" ] ||
     refuse "$SITE_ENV sets OUTPUT, which belongs to one run: set RUNS, the folder of all runs"
-PYTHON=${PYTHON:-.venv/bin/python}
+if [ -z "${PYTHON:-}" ]; then
+    PYTHON=.venv/bin/python  # of a clone
+    [ -x "$PYTHON" ] || PYTHON=python  # of the shell that called sbatch, or of the container
+fi
 RUNS=${RUNS:-runs}
 MAX_RESTARTS=${MAX_RESTARTS:-20}  # of one job, for any reason: time limit, fault, preemption
 MAX_WAIT=${MAX_WAIT:-30}          # seconds that other tasks may run on after one has ended
@@ -124,11 +127,11 @@ watch_first_node() {
     watcher=$!
 }
 
-pretrain() { train albert_ds/train.py "$@"; }
-finetune() { train albert_ds/finetune.py "$@"; }
+pretrain() { run train "$@"; }
+finetune() { run finetune "$@"; }
 
-train() {
-    local program=$1
+run() {
+    local command=$1
     shift
     if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
         [[ " $* " != *" --seed"[\ =]* ]] || refuse "--seed: a job array numbers its seeds itself"
@@ -137,7 +140,7 @@ train() {
     fi
     until
         mkdir -p "$OUTPUT" && rm -f "$OUTPUT/exit.json" || exit 2  # an earlier attempt's
-        launch "$PYTHON" -u "$program" --output "$OUTPUT" "$@"
+        launch "$PYTHON" -u -m albert_ds "$command" --output "$OUTPUT" "$@"
         finish "$code"
     do :; done
 }

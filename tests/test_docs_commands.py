@@ -49,6 +49,7 @@ SCRIPT = {
     "plan": "tools/scaling_model.py plan",
     "bench": "tools/throughput_bench.py",
     "plots": "tools/plots.py",
+    "report": "tools/report.py",
     "learn": "tools/learn.py",
 }
 SHELL = {"cp", ".", "cd", "touch", "tail", "export", "for", "done", "mkdir"}

@@ -54,7 +54,7 @@ def test_recipe_is_short_and_its_header_says_it_all(recipe):
 
 
 def ask_recipe(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
-    """Program -> flags that the recipe runs, by an srun that only writes them down."""
+    """Command -> flags that the recipe runs, by an srun that only writes them down."""
     (folder / "bin").mkdir()
     body = 'while [ "$1" != -u ]; do shift; done; shift; echo "$*" >> "$ASKED"\n'
     body += '[ ! -d "$OUTPUT" ] || echo \'{"code": 0}\' > "$OUTPUT/exit.json"'
@@ -76,7 +76,8 @@ def ask_recipe(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (folder / "asked").read_text().splitlines()
-    return {line.split()[0]: line.split()[1:] for line in lines}
+    words = [line.removeprefix("-m albert_ds ").split() for line in lines]
+    return {command: flags for command, *flags in words}
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -84,7 +85,7 @@ def test_the_papers_recipe(name, data, tmp_path):
     recipe = ROOT / "slurm" / f"{name}.sh"
     # The test's shards hold shorter sequences than the recipe asks for.
     programs = ask_recipe(recipe, data, tmp_path, "--sequence-length", "64")
-    asked = programs["albert_ds/train.py"]
+    asked = programs["train"]
     assert asked.index("512") == asked.index("--sequence-length") + 1
     config = read_config(asked, world_size=count_ranks(recipe))
     assert config.size == PAPER[name] and config.stream.objective == "sop"
@@ -105,11 +106,11 @@ def test_the_layout_and_the_hours_are_those_of_the_plan(name, data, tmp_path):
 
     recipe = ROOT / "slurm" / f"{name}.sh"
     text = recipe.read_text()
-    typed = re.search(r"^# Plan: +tools/scaling_model\.py (.*)$", text, re.M)[1].split()
+    typed = re.search(r"^# Plan: +albert-ds (plan .*)$", text, re.M)[1].split()
     args = scaling_model.build_parser().parse_args(typed)
     best = scaling_model.choose_plans(args)[0][0]
 
-    asked = ask_recipe(recipe, data, tmp_path, "--sequence-length", "64")["albert_ds/train.py"]
+    asked = ask_recipe(recipe, data, tmp_path, "--sequence-length", "64")["train"]
     config = read_config(asked, world_size=count_ranks(recipe))
     assert str(args.sequence_length) == asked[asked.index("--sequence-length") + 1]
     assert (args.model, args.gpus) == (config.size, count_ranks(recipe))
@@ -153,7 +154,7 @@ def test_bytes_in_the_header_are_those_of_the_parameters(name):
 
 def test_smoke_recipe(data, tmp_path):
     recipe = ROOT / "slurm" / "smoke.sh"
-    asked = ask_recipe(recipe, data, tmp_path)["albert_ds/train.py"]
+    asked = ask_recipe(recipe, data, tmp_path)["train"]
     config = read_config(asked, world_size=count_ranks(recipe))
     assert config.size == "albert-tiny" and count_ranks(recipe) == 4
 
@@ -162,7 +163,7 @@ def test_bench_recipe(tmp_path):
     from albert_ds.lab.commands import comm_volume, throughput_bench
 
     programs = ask_recipe(ROOT / "slurm" / "bench.sh", "unused", tmp_path)
-    assert list(programs) == ["tools/throughput_bench.py", "tools/comm_volume.py"]
+    assert list(programs) == ["bench", "traffic"]
     for tool, asked in zip((throughput_bench, comm_volume), programs.values(), strict=True):
         args = tool.build_parser().parse_args(asked)
         assert args.output.parent == tmp_path / "report" and args.models[0] == "bert-large"
@@ -172,7 +173,7 @@ def test_check_recipe(tmp_path):
     recipe = ROOT / "slurm" / "check.sh"
     asked = ask_recipe(recipe, "unused", tmp_path, "--piece", "versions")
     report = str(tmp_path / "report")
-    assert asked == {"tools/gpu_check.py": ["--output", report, "--piece", "versions"]}
+    assert asked == {"gpu-check": ["--output", report, "--piece", "versions"]}
 
 
 def start_recipe(name: str, folder, site: str, *argv: str, **environ: str):

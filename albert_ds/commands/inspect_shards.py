@@ -3,9 +3,9 @@
 Samples are drawn just as training draws them. In the text, {fox=>[MASK]} is a token to predict and
 what the model sees in its place; {fox} is a token to predict that the model sees unchanged.
 
-python tools/inspect_shards.py --data DATA
-python tools/inspect_shards.py --run RUN --step N    what step N of a run reads: which documents,
-                                                     with which masks and labels
+albert-ds inspect --data DATA
+albert-ds inspect --run RUN --step N    what step N of a run reads: which documents,
+                                        with which masks and labels
 """
 
 import statistics
@@ -36,7 +36,7 @@ def build_parser() -> cli.Parser:
         "--data",
         type=cli.path,
         metavar="DATA",
-        help="folder made by build_shards.py (required without --run)",
+        help="folder made by `albert-ds shards` (required without --run)",
     )
     add(
         "--run",
@@ -57,6 +57,8 @@ def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     if (args.run is None) != (args.step is None) or (args.run is None) == (args.data is None):
         raise UserError("--data or --run with --step: one of the two is needed, and not both")
+    if args.picture:
+        cli.require("matplotlib", "plots", "--picture")
     show_step(args.run, args.step) if args.run else show_set(args)
 
 

@@ -24,7 +24,6 @@ COMMANDS = {
     "plan": "tools.scaling_model",
     "bench": "tools.throughput_bench",
     "traffic": "tools.comm_volume",
-    "report": "albert_ds.lab.commands.report",
     "plots": "tools.plots",
     "learn": "tools.learn",
     "gpu": "tools.gpu_check",

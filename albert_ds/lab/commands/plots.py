@@ -27,14 +27,14 @@ def build_parser() -> Parser:
         ("split", "the parts of a step, relative to the baseline's step"),
     ):
         add = command(name, meaning)
-        text = "reports of throughput_bench.py; the first model of a report is its baseline"
+        text = "reports of `albert-ds bench`; the first model of a report is its baseline"
         add("--input", type=Path, nargs="+", required=True, help=text)
         text = "draw only cells with these values, as in the JSON (default: all cells)"
         add("--only", metavar="KEY=VALUE,...", help=text)
     add = command("scaling", "predicted speed-up against link and batch")
-    add("--input", type=Path, required=True, help="JSON of scaling_model.py predict --output")
+    add("--input", type=Path, required=True, help="JSON of `albert-ds scaling predict --output`")
     add = command("layers", "distance and angle of each layer's input and output (Figure 1)")
-    add("--input", type=Path, required=True, help="JSON of probe.py --similarity --output")
+    add("--input", type=Path, required=True, help="JSON of `albert-ds probe --similarity --output`")
     return parser
 
 

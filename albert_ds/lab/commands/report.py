@@ -12,7 +12,7 @@ from albert_ds.files import refuse_input, write_file
 
 
 def build_parser() -> cli.Parser:
-    parser = cli.Parser(prog="albert-ds report", description=__doc__)
+    parser = cli.Parser(description=__doc__)
     text = "RUN folder, or its metrics.jsonl"
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=text)
     text = "page to write"
@@ -42,7 +42,3 @@ def main(argv: list[str]) -> None:
     refuse_input(args.output, [run.path / "metrics.jsonl" for run in runs])
     write_file(args.output, build_page(runs, notes))
     print(args.output)
-
-
-if __name__ == "__main__":
-    cli.run(main)
