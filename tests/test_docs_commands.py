@@ -50,6 +50,7 @@ SCRIPT = {
     "plan": "tools/scaling_model.py plan",
     "bench": "tools/throughput_bench.py",
     "plots": "tools/plots.py",
+    "report": "tools/report.py",
     "learn": "tools/learn.py",
     "scaling": "tools/scaling_model.py",
     "traffic": "tools/comm_volume.py",
