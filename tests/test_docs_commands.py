@@ -27,7 +27,7 @@ SCRIPTS = sorted(path for folder in ("slurm", "tools") for path in (ROOT / folde
 # Launchers and Slurm: flag -> whether a value follows.
 LAUNCHERS = {
     "python": {"-m": False, "-u": False},
-    "deepspeed": {"--num_gpus": True, "--hostfile": True},
+    "deepspeed": {"--num_gpus": True, "--hostfile": True, "--module": False},
     "torchrun": dict.fromkeys(
         ("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"), True
     ),
@@ -122,7 +122,7 @@ def check_launched(words: list[str]) -> None:
         if flags[name] and not value:
             rest.pop(0)
     if not is_module:
-        check(rest)
+        check([re.sub(r"^albert_ds\.(\w+)$", r"albert_ds/\1.py", rest[0]), *rest[1:]])
     elif rest[0] == "albert_ds":
         check(["albert-ds", *rest[1:]])
     elif rest[0] == "pytest":
