@@ -30,7 +30,6 @@ COMMANDS = {
         "export": ("albert_ds.commands.convert_hf", "write a checkpoint for Hugging Face"),
         "push": ("albert_ds.commands.push", "send an export to the Hugging Face Hub"),
         "import": ("albert_ds.commands.convert_hf", "read a folder of Hugging Face"),
-        "push": ("albert_ds.commands.push", "put an export on the Hugging Face Hub"),
     },
     "measuring": {
         "report": ("albert_ds.lab.commands.report", "make one page of what runs did"),
@@ -39,7 +38,6 @@ COMMANDS = {
         "bench": ("albert_ds.lab.commands.throughput_bench", "measure training steps of models"),
         "traffic": ("albert_ds.lab.commands.comm_volume", "count the bytes that a step sends"),
         "gpu-check": ("albert_ds.lab.commands.gpu_check", "check a machine with GPUs"),
-        "report": ("albert_ds.lab.commands.report", "one page of what runs did"),
         "plots": ("albert_ds.lab.commands.plots", "draw runs, measurements and predictions"),
     },
 }

@@ -42,15 +42,8 @@ SHELL |= {"docker", "apptainer", "pip", "hf"}  # not ours to check
 FOREIGN = {f for flags in LAUNCHERS.values() for f in flags} | {
     *("--spares", "--signal", "--time", "--mpi", "--overlap", "--kill-on-bad-exit", "--wait"),
     *("--container-image", "--container-workdir", "--container-mounts", "--build-arg", "--ipc"),
-    *(
-        "--shm-size",
-        "--launcher",
-        "--short",
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "--logdir",
-        "--help",
-    ),
+    *("--shm-size", "--launcher", "--short", "--allow-run-as-root", "--oversubscribe"),
+    *("--logdir", "--help", "--extra-index-url"),
 }
 
 
@@ -91,6 +84,8 @@ def check(words: list[str]) -> None:
     if program in SHELL:
         return
     if program == "albert-ds":
+        if rest == ["--help"]:
+            return
         program, *rest = rest
     if program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
