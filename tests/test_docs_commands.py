@@ -155,7 +155,10 @@ def test_every_command_of_a_page_is_accepted(page):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_command_in_the_head_of_a_script_is_accepted(script):
-    for line in re.findall(r"^# (?:Command|Plan): +(.*?)(?:  |$)", script.read_text(), re.M):
+    text = script.read_text()
+    lines = re.findall(r"^# (?:Command|Plan): +(.*?)(?:  |$)", text, re.M)
+    lines += re.findall(r"^#   ((?:\w+=\S+ )*(?:bash|sbatch) .*?)(?:  |$)", text, re.M)
+    for line in lines:
         for words in commands_of(line):
             check(words)
 

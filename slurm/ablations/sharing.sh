@@ -3,7 +3,7 @@
 # at equal FLOPs and at equal time, over seeds. Prints one table and draws one picture.
 #
 #   DATA=shards bash slurm/ablations/sharing.sh
-#   DATA=shards SCALE=paper ROWS=cycle-2 sbatch SLURM-FLAGS slurm/ablations/sharing.sh
+#   DATA=shards SCALE=paper ROWS=cycle-2 sbatch --nodes=2 slurm/ablations/sharing.sh
 #
 # DATA   folder of shards (albert-ds shards)
 # BLIMP  folder of minimal pairs for albert-ds probe (default: left out)
