@@ -30,7 +30,6 @@ COMMANDS = {
         "export": ("albert_ds.commands.convert_hf", "write a checkpoint for Hugging Face"),
         "push": ("albert_ds.commands.push", "send an export to the Hugging Face Hub"),
         "import": ("albert_ds.commands.convert_hf", "read a folder of Hugging Face"),
-        "push": ("albert_ds.commands.push", "put an export on the Hugging Face Hub"),
     },
     "measuring": {
         "report": ("albert_ds.lab.commands.report", "make one page of what runs did"),

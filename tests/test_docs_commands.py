@@ -56,7 +56,6 @@ SCRIPT = {
     "traffic": "tools/comm_volume.py",
     "gpu-check": "tools/gpu_check.py",
     "ensemble": "tools/ensemble.py",
-    "push": "albert_ds/commands/push.py",
 }
 SHELL = {"cp", ".", "cd", "touch", "tail", "export", "for", "done", "mkdir"}
 SHELL |= {"docker", "apptainer", "pip", "hf"}  # not ours to check
