@@ -25,6 +25,7 @@ COMMANDS = {
     "bench": "albert_ds.lab.commands.throughput_bench",
     "traffic": "albert_ds.lab.commands.comm_volume",
     "plots": "albert_ds.lab.commands.plots",
+    "report": "albert_ds.lab.commands.report",
     "push": "albert_ds.commands.push",
     "learn": "albert_ds.lab.commands.learn",
     "gpu": "albert_ds.lab.commands.gpu_check",
