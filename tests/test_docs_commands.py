@@ -16,7 +16,7 @@ from albert_ds.cli import Number, Parser, list_actions
 from albert_ds.convert import export_hf
 from tests.conftest import ROOT
 from tests.test_docs import HISTORY, PAGES
-from tests.test_help import COMMANDS, parser_of
+from tests.test_help import ALL, parser_of
 
 # Pages about today's code.
 CURRENT = [page for page in PAGES if page != HISTORY and "fixtures" not in page.parts]
@@ -35,24 +35,8 @@ LAUNCHERS = {
     | {"--ntasks-per-node": True, "--gpus-per-node": True, "--gpus-per-task": True},
     "bash": {},
 }
-# Command of albert-ds -> the script of a clone, and its command.
-SCRIPT = {
-    "vocab": "tools/build_vocab.py",
-    "shards": "tools/build_shards.py",
-    "inspect": "tools/inspect_shards.py",
-    "train": "albert_ds/train.py",
-    "finetune": "albert_ds/finetune.py",
-    "probe": "tools/probe.py",
-    "export": "tools/convert_hf.py export",
-    "import": "tools/convert_hf.py import",
-    "push": "albert_ds/commands/push.py",
-    "fill-mask": "tools/fill_mask.py",
-    "plan": "tools/scaling_model.py plan",
-    "bench": "tools/throughput_bench.py",
-    "plots": "tools/plots.py",
-    "learn": "tools/learn.py",
-}
 SHELL = {"cp", ".", "cd", "touch", "tail", "export", "for", "done", "mkdir"}
+SHELL |= {"docker", "apptainer", "pip", "hf"}  # not ours to check
 # Flags that the pages name and that are of other programs.
 FOREIGN = {f for flags in LAUNCHERS.values() for f in flags} | {
     *("--spares", "--signal", "--time", "--mpi", "--overlap", "--kill-on-bad-exit", "--wait"),
@@ -72,6 +56,7 @@ def blocks_of(page: Path, language: str) -> list[str]:
 
 def commands_of(text: str) -> Iterator[list[str]]:
     """The simple commands of a piece of shell, as words, without variables set before them."""
+    text = re.sub(r"\$\(albert-ds path (\w+)\)", r"albert_ds/\1.py", text)
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
         lexer.whitespace_split = True
@@ -93,7 +78,7 @@ def check(words: list[str]) -> None:
     if program in SHELL:
         return
     if program == "albert-ds":
-        program, *rest = [*SCRIPT[rest[0]].split(), *rest[1:]]
+        program, *rest = f"albert-ds {rest[0]}", *rest[1:]
     if program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
         assert [word for word in rest if "=" not in word][0] in targets, words
@@ -103,10 +88,10 @@ def check(words: list[str]) -> None:
         assert (ROOT / program).is_file(), words
         if program.startswith("slurm/"):  # flags of what it starts follow
             body = (ROOT / program).read_text()
-            started = re.search(r"^(?:launch|build=).*? (tools/\w+\.py)", body, re.M)
+            started = re.search(r"^(?:launch|build=).*? -m albert_ds ([\w-]+)", body, re.M)
             trainer = "finetune" if re.search("^finetune ", body, re.M) else "train"
             flags = {word for word in rest if word.startswith("--")} - {"--spares"}
-            assert flags <= flags_of(started[1] if started else f"albert_ds/{trainer}.py"), words
+            assert flags <= flags_of(f"albert-ds {started[1] if started else trainer}"), words
     else:
         parse(program, rest)
 
@@ -129,7 +114,11 @@ def check_launched(words: list[str]) -> None:
         assert all((ROOT / word).exists() for word in rest[1:] if "/" in word), words
     else:
         path = ROOT / rest[0].replace(".", "/")
-        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), words
+        assert (
+            rest[0] == "build"
+            or path.with_suffix(".py").is_file()
+            or (path / "__main__.py").is_file()
+        ), words
 
 
 def parse(program: str, words: list[str]) -> None:
@@ -171,7 +160,7 @@ def test_code_stands_in_fences_that_name_its_language(page):
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_flag_in_a_sentence_exists(page):
-    known = FOREIGN.union(*map(flags_of, COMMANDS))
+    known = FOREIGN.union(*map(flags_of, ALL))
     for code in re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text())):
         for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", code):
             assert flag in known, code
