@@ -32,6 +32,7 @@ COMMANDS = {
         "import": ("albert_ds.commands.convert_hf", "read a folder of Hugging Face"),
     },
     "measuring": {
+        "report": ("albert_ds.lab.commands.report", "make one page of what runs did"),
         "plan": ("albert_ds.lab.commands.scaling_model", "layout, memory and hours on a cluster"),
         "scaling": ("albert_ds.lab.commands.scaling_model", "fit and use the model behind plan"),
         "bench": ("albert_ds.lab.commands.throughput_bench", "measure training steps of models"),

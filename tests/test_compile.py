@@ -22,17 +22,25 @@ def train_and_count_graphs(rank: int, *args):
     return train_ranks(rank, *args), counters["stats"]["unique_graphs"]
 
 
+OWN = "norm,scale,position,lora:2"
+
+
 @pytest.mark.parametrize(
-    ("tensor_parallel", "stage", "checkpointing", "fast"),
-    [(2, 1, "none", ["qkv", "norm"]), (1, 3, "block", ["qkv", "gradients", "norm"])],
+    ("tensor_parallel", "stage", "checkpointing", "fast", "sharing", "per_layer"),
+    [
+        (2, 1, "none", ["qkv", "norm"], "all", "none"),
+        (2, 2, "attention", ["qkv", "norm"], "cycle:2", OWN),
+        (1, 3, "block", ["qkv", "gradients", "norm"], "pattern:0,0,1/0,1,1", OWN),
+    ],
 )
 def test_compiled_blocks_and_fast_forms_give_the_same_update(
-    tensor_parallel, stage, checkpointing, fast
+    tensor_parallel, stage, checkpointing, fast, sharing, per_layer
 ):
     plain = small_config(
         world_size=2,
         tensor_parallel=tensor_parallel,
         ds_changes={"zero_optimization": {"stage": stage}},
+        model=replace(SMALL, sharing=sharing, per_layer=per_layer),
         activation_checkpointing=checkpointing,
     )
     configs = [plain, replace(plain, compile=True), replace(plain, fast=fast)]

@@ -150,7 +150,7 @@ def test_an_export_that_computes_something_else_is_refused(
     make_run, tmp_path, monkeypatch, spoiler
 ):
     change, words = SPOILERS[spoiler]
-    run, _ = make_run()
+    run, _ = make_run(replace(CONFIG, per_layer="position"))
 
     def to_hf(config, state):
         hf_config, hf_state = hugging_face.to_hf(config, state)

@@ -8,10 +8,11 @@ from albert_ds.data.shards import open_shards
 from albert_ds.errors import UserError
 from albert_ds.model.config import count_flops
 from albert_ds.model.depth import list_depths, read_depths
+from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.reference import update_error
 from tests.test_layout_change import Leg, config_of, run_leg
-from tests.training import SMALL
+from tests.training import SMALL, join, open_small_run, small_config
 
 SCHEDULE = "1@0,2@25%,3@3"  # of 4 steps
 LEGS = (Leg(stage=3, data_parallel=2), Leg(stage=1, data_parallel=1, tensor_parallel=2))
@@ -56,6 +57,31 @@ def test_each_step_runs_the_depth_of_its_part():
         for model, _ in list_depths(SMALL, SCHEDULE, 4)
     ]
     assert work[1] - work[0] == work[2] - work[1] > 0
+
+
+def count_steps(rank: int, config, batches: list) -> list[int]:
+    from albert_ds.train import next_batch, train_step
+
+    run = open_small_run(config, batches, *join(1))
+    found = []
+    for _ in batches:
+        train_step(run, next_batch(run))
+        found.append(run.window.close(run.mesh, "sop")["flops"])
+    return found
+
+
+def test_logged_flops_are_those_of_the_depth_that_ran():
+    samples = random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=0)
+    config = replace(small_config(world_size=1, steps=4), depth_schedule=SCHEDULE)
+    found = run_ranks(count_steps, 1, config, [samples] * 4)[0]
+    lengths = [len(sample["input_ids"]) for sample in samples]
+    batch = {
+        "tokens": sum(lengths),
+        "squared_lengths": sum(length**2 for length in lengths),
+        "masked": sum(len(sample["masked_positions"]) for sample in samples),
+    }
+    depths = (1, 2, 2, 3)
+    assert found == [count_flops(replace(SMALL, num_layers=depth), **batch) for depth in depths]
 
 
 @pytest.mark.parametrize(

@@ -120,24 +120,36 @@ def test_two_blocks_never_become_one(write_checkpoint, sharing, words):
     assert f"--sharing {sharing}" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def build_run(rank: int, config):
+def build_runs(rank: int, configs):
+    """Of each run: the counts, the weights that it would save at step 0, and a moment."""
     from albert_ds.runtime.checkpoint import gather
     from albert_ds.train import start
 
     device, mesh, _ = join(1)
-    engine, state = start(config, mesh, device)
-    counts = (state.step, state.samples, state.updates)
-    return counts, *(gather(engine, f"{kind}.safetensors") for kind in ("weights", "exp_avg"))
+    found = []
+    for config in configs:
+        engine, state = start(config, mesh, device)
+        counts = (state.step, state.samples, state.updates)
+        saved = (gather(engine, f"{kind}.safetensors") for kind in ("weights", "exp_avg"))
+        found.append((counts, *saved))
+    return found
 
 
 def test_a_run_starts_at_step_0_with_a_fresh_optimizer(write_checkpoint, tmp_path):
+    """In every stage and precision with the bits of the fp32 weights."""
     folder, _ = write_checkpoint(replace(DEEP, sharing="all"))
-    model = replace(DEEP, sharing="groups:2")
-    config = small_config(world_size=2, model=model, output=str(tmp_path / "run"))
-    config = replace(config, init_from=str(folder))
-    counts, weights, moments = run_ranks(build_run, 2, config)[0]
-    assert counts == (0, 0, 0)
+    model = replace(DEEP, sharing="groups:2", per_layer="norm,scale,position,lora:2")
+    names = ("zero0_fp32", "zero1_fp32", "zero1_bf16", "zero2_bf16", "zero3_bf16")
+    configs = [
+        small_config(world_size=2, model=model, output=str(tmp_path / name), ds_file=f"{name}.json")
+        for name in names
+    ]
+    configs = [replace(config, init_from=str(folder)) for config in configs]
     expected = read_initial_weights(folder, model)
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
-    assert not any(moment.any() for moment in moments.values())
+    assert any(not torch.equal(w.bfloat16().float(), w) for w in expected.values())
+    for name, found in zip(names, run_ranks(build_runs, 2, configs)[0], strict=True):
+        counts, weights, moments = found
+        assert counts == (0, 0, 0)
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[key], expected[key]) for key in expected), name
+        assert not any(moment.any() for moment in moments.values())

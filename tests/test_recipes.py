@@ -26,6 +26,7 @@ JOB = {
     "SLURM_NTASKS": "2",
     "SLURM_RESTART_COUNT": "20",
 }
+ARRAY = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"}
 
 
 def sbatch_option(recipe, name: str) -> str:
@@ -216,13 +217,48 @@ def test_a_missing_setting_is_one_line_and_code_2(name, site, environ, message, 
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_each_task_of_an_array_takes_a_combination_of_the_grid(tmp_path):
+    grid = "--learning-rate 1e-3 2e-3 --sharing all pattern:0,1/0,0 --seed 7"
+    found = []
+    for task in range(4):
+        environ = {**JOB, **ARRAY, "SLURM_ARRAY_TASK_ID": str(task), "RUNS": str(tmp_path)}
+        (tmp_path / str(task)).mkdir()
+        done = start_recipe("base", tmp_path / str(task), "DATA=data", GRID=grid, **environ)
+        (line,) = [line for line in done.stdout.splitlines() if "train.py" in line]
+        words = line.split()
+        folder = words[words.index("--output") + 1].removeprefix(f"{tmp_path}/albert-base/")
+        found.append((folder, words[-6:]))  # after the recipe's own, which they replace
+    (tmp_path / "seeds").mkdir()
+    environ = {**JOB, **ARRAY, "SLURM_ARRAY_TASK_ID": "5", "RUNS": str(tmp_path)}
+    said = start_recipe("base", tmp_path / "seeds", "DATA=data", **environ).stdout
+    assert f"--output {tmp_path}/albert-base/seed-5 " in said and "--seed 5\n" in said
+    assert found == [
+        (
+            f"learning-rate-{rate}_sharing-{sharing.replace('/', '-')}_seed-7",
+            ["--learning-rate", rate, "--sharing", sharing, "--seed", "7"],
+        )
+        for sharing in ("all", "pattern:0,1/0,0")
+        for rate in ("1e-3", "2e-3")
+    ]
+
+
+def test_a_site_may_name_a_disk_of_the_nodes(tmp_path):
+    site = f"DATA=data\nRUNS={tmp_path}\nSTAGE=$SLURM_TMPDIR/shards\n"
+    done = start_recipe("smoke", tmp_path, site, SLURM_TMPDIR="/local/job-1", **JOB)
+    assert "train.py" in done.stdout and " --stage /local/job-1/shards --model" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("argv", "environ", "message"),
     [
         (("--spares", "1"), {}, "--spares 1: must be 0 to 0, with one node more in sbatch --nodes"),
         (("--spares", "x"), {}, "--spares x: must be 0 to 0"),
         (("--spares",), {}, "--spares : must be 0 to 0"),
-        (("--seed=4",), {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"}, "a job array"),
+        (("--seed=4",), ARRAY, "--seed: a job array sets it"),
+        (("--dropout", "0"), {**ARRAY, "GRID": "--seed 1 --dropout 0.1"}, "--dropout: a job array"),
+        ((), {**ARRAY, "GRID": "--seed 3 4", "SLURM_ARRAY_TASK_ID": "2"}, "fewer combinations"),
+        ((), {**ARRAY, "GRID": "seed 3 4"}, "GRID=seed 3 4: must be"),
+        ((), {**ARRAY, "GRID": "--seed 3 --dropout"}, "must be '--FLAG VALUE ...'"),
     ],
 )
 def test_a_wrong_flag_of_the_job_is_one_line_and_code_2(argv, environ, message, tmp_path):

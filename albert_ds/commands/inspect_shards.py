@@ -11,7 +11,7 @@ albert-ds inspect --run RUN --step N    what step N of a run reads: which docume
 import statistics
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,10 +71,7 @@ def show_step(run: Path, step: int) -> None:
     config = read_json(run / "config.json", name)
     schema = {"data": [str], "data_weights": [Number(above=0)], "stream": dict}
     check(config, {**schema, "batch_size": Number(low=1, whole=True)}, name)
-    recorded = config["stream"]
-    known = {field.name for field in fields(StreamConfig) if field.init}
-    stream = StreamConfig(**{key: value for key, value in recorded.items() if key in known})
-    stream.check_format(recorded, str(run))
+    stream = StreamConfig.read(config["stream"], str(run))
     sources = [open_shards(folder, "train") for folder in config["data"]]
     reader = MicroBatchReader(sources, config["data_weights"], stream)
     size = config["batch_size"]

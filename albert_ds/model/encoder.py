@@ -316,7 +316,7 @@ class Encoder(nn.Module):
     def forward(
         self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, output_positions: Tensor | None = None
     ) -> list[Tensor]:
-        """Encode [N, H]; returns the L + 1 states [N, H], the input first.
+        """Encode [N, H]; returns the L + 1 states [N, H]: each layer's input, then the output.
 
         output_positions: int64 [R], ascending: the tokens whose last state is needed. The last
         layer is computed for these alone, and its state is [R, H]. None: all.
@@ -329,7 +329,8 @@ class Encoder(nn.Module):
             if len(self.own):
                 own = self.own[layer]
                 assert isinstance(own, Own)
-                x = own.layer["input"](x) if "input" in own.layer else x
+                if "input" in own.layer:
+                    x = states[-1] = own.layer["input"](x)
                 attend, feed = partial(attend, own=own.attention), partial(feed, own=own.ffn)
             x = self._layer(attend, feed, x, cu_seqlens, max_seqlen, last_positions)
             states.append(x)

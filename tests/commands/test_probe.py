@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import cross_entropy
 
 from albert_ds.commands.probe import interval
 from albert_ds.data.samples import StreamConfig
@@ -90,6 +91,77 @@ def test_layers_of_several_models_are_measured_alike(data, tmp_path):
     }
     for values in found.values():
         assert len(values["l2"]) == len(values["degrees"]) == 3
+
+
+def run_hugging_face(folder, data, objective, samples, **changes):
+    """Hugging Face's model on held-out samples: logits and hidden states of the real tokens."""
+    from transformers import AlbertForPreTraining
+
+    model = AlbertForPreTraining.from_pretrained(folder, **changes).eval()
+    stream = StreamConfig(objective=objective, sequence_length=64)
+    limits = dict(limit=samples, micro_batch_size=8, dp_rank=0, dp_size=1)
+    for batch in heldout_batches(open_shards(data, "heldout"), stream, **limits):
+        lengths = batch.tensors["cu_seqlens"].diff()
+        real = torch.arange(int(lengths.max())) < lengths[:, None]
+        ids, segments = (
+            torch.nn.utils.rnn.pad_sequence(batch.tensors[x].split(lengths.tolist()), True)
+            for x in ("input_ids", "token_type_ids")
+        )
+        with torch.no_grad():
+            out = model(ids, real.long(), segments, output_hidden_states=True)
+        yield batch.tensors, out.prediction_logits[real], out, [x[real] for x in out.hidden_states]
+
+
+@pytest.mark.parametrize("layers", [2, 5])
+def test_a_shared_model_runs_other_depths_as_hugging_face_does(data, tmp_path, layers):
+    """Fewer layers than the three it was trained with, and more."""
+    from albert_ds.convert import export_hf
+
+    run = make(tmp_path / "run", data, "sop", num_layers=3, initializer_range=0.1)
+    export_hf(run, tmp_path / "hf")
+    words = ("--checkpoint", run, "--data", data, "--samples", 20, "--head-samples", 8)
+    found = probe(tmp_path, *words, "--num-layers", layers)
+    mlm, sop = [], []
+    for tensors, logits, out, _ in run_hugging_face(
+        tmp_path / "hf", data, "sop", 20, num_hidden_layers=layers
+    ):
+        masked = logits[tensors["masked_positions"]]
+        mlm.append(cross_entropy(masked, tensors["masked_labels"], reduction="none"))
+        labels = tensors["pair_labels"]
+        sop.append(cross_entropy(out.sop_logits, labels, reduction="none")[labels >= 0])
+    assert found["heldout_mlm_loss"] == pytest.approx(float(torch.cat(mlm).mean()), rel=1e-5)
+    assert found["heldout_sop_loss"] == pytest.approx(float(torch.cat(sop).mean()), rel=1e-5)
+    whole = probe(tmp_path, *words)
+    assert abs(whole["heldout_mlm_loss"] - found["heldout_mlm_loss"]) > 1e-3
+
+
+def test_depths_that_leave_blocks_out_are_refused(data, tmp_path):
+    run = make(tmp_path / "run", data, "sop", num_layers=3, sharing="none")
+    argv = ["--checkpoint", str(run), "--data", str(data), "--num-layers", "2"]
+    (error,) = run_ranks(probe_rank, 1, argv)
+    assert "--sharing none uses other blocks there" in error
+
+
+@pytest.mark.parametrize("changes", [{"sharing": "cycle:2"}, {"per_layer": "norm,position,lora:2"}])
+def test_similarity_is_that_of_hugging_faces_states(data, tmp_path, changes):
+    """In any pattern, and with what layers have of their own."""
+    from albert_ds.convert import export_hf
+
+    run = make(tmp_path / "run", data, "none", num_layers=4, **changes)
+    path = run / "checkpoints" / "step-00000001" / "weights.safetensors"
+    torch.manual_seed(0)  # what layers have of their own starts as nothing
+    save_file({n: x + 0.1 * torch.randn(x.shape) for n, x in load_file(path).items()}, path)
+    export_hf(run, tmp_path / "hf")
+    words = ("--checkpoint", run, "--data", data, "--samples", 20, "--similarity")
+    (found,) = probe(tmp_path, *words)["models"].values()
+    parts = [states for *_, states in run_hugging_face(tmp_path / "hf", data, "none", 20)]
+    states = [torch.cat(layer).double() for layer in zip(*parts, strict=True)]
+    assert found["tokens"] == len(states[0]) and len(states) == 5
+    for layer, (x, y) in enumerate(zip(states, states[1:], strict=False)):
+        assert found["l2"][layer] == pytest.approx(float((y - x).norm(dim=1).mean()), rel=1e-4)
+        cosine = (x * y).sum(1) / (x.norm(dim=1) * y.norm(dim=1))
+        degrees = cosine.arccos().rad2deg().mean()
+        assert found["degrees"][layer] == pytest.approx(float(degrees), rel=1e-4)
 
 
 def test_another_vocabulary_is_refused(data, tmp_path):

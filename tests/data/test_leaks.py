@@ -20,7 +20,9 @@ from tests.data.corpus import build, read_all
 from tests.data.drawing import restore, samples_of
 
 SAMPLES = (4000, 4000)  # drawn of the training and of the held-out documents, in many epochs
-RELEASED = 0.587  # accuracy of the same features on the pairs of the released NSP generator
+# Accuracy of the same features on pairs of SOP as released, by length: sentences fill each window
+# and the overhang is cut off (--packing full, built for that length). Released NSP gives 0.587.
+RELEASED_SOP = {512: 0.533, 128: 0.548, 64: 0.639, 32: 0.801}
 SENTENCE_ENDS = tuple('.!?)"')
 
 
@@ -101,7 +103,10 @@ def splits(folders, tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize(("length", "packing"), [(512, "whole"), (128, "whole"), (128, "full")])
+@pytest.mark.parametrize(
+    ("length", "packing"),
+    [(512, "whole"), (128, "whole"), (128, "full"), (64, "whole"), (32, "whole")],
+)
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
 def test_form_does_not_tell_the_label(splits, objective, length, packing):
     config = StreamConfig(objective=objective, sequence_length=length, seed=1)
@@ -119,5 +124,5 @@ def test_form_does_not_tell_the_label(splits, objective, length, packing):
     )
     # Nothing is left of NSP. SOP is drawn as released: where a window is cut to its length, the
     # later segment holds the overhang of the last sentence and is cut a little more often.
-    assert scores[0] < (0.54 if objective == "nsp" else 0.57)
-    assert scores[1] < (0.54 if objective == "nsp" else RELEASED)
+    limit = 0.54 if objective == "nsp" else RELEASED_SOP[length] + 0.02  # 2.5 standard errors
+    assert max(scores) < limit

@@ -1,6 +1,7 @@
 """`make exactness`: measure, and write the tables of docs/exactness.md and its raw page."""
 
 import argparse
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -21,23 +22,26 @@ def main(argv: list[str]) -> int:
     add("--short", action="store_true", help="leave out the full cross product of the layouts")
     args = parser.parse_args(argv)
     replace_section(args.output, "sizes", report.size_table())
-    pairwise = modes_.pairwise_modes()
-    crossed = [] if args.short else modes_.crossed_modes()
-    chosen = [*crossed, *pairwise, *modes_.half_precision_modes()]
+    tables = {
+        "pairwise": modes_.pairwise_modes(),
+        "sharing": modes_.sharing_modes(),
+        "compiled": modes_.compiled_modes(),
+        **({} if args.short else {"crossed": modes_.crossed_modes()}),
+    }
+    chosen = [*itertools.chain(*tables.values()), *modes_.half_precision_modes()]
     half = [mode for mode in chosen if mode.precision == "bf16"]
     chosen += [modes_.same_order(mode) for mode in half]
     outcomes = train_all(list(dict.fromkeys(chosen)))
     rows = report.measure_rows(outcomes)
     by_mode = {row.mode: row for row in rows}
     worst = report.worst_table(rows)
-    replace_section(args.output, "worst", worst)
+    replace_section(args.output, "worst", [*report.describe_machine(), "", *worst])
     replace_section(args.output, "bf16", report.half_precision_table(outcomes))
     replace_section(args.raw, "tensors", report.tensor_table(outcomes))
-    lines = [*report.as_table([by_mode[mode] for mode in pairwise]), *report.refused_lines()]
-    replace_section(args.raw, "pairwise", lines)
-    if crossed:
-        lines = report.as_table([by_mode[mode] for mode in crossed])
-        replace_section(args.raw, "crossed", lines)
+    for name, modes in tables.items():
+        refused = report.refused_lines() if name == "pairwise" else []
+        lines = report.as_table([by_mode[mode] for mode in modes])
+        replace_section(args.raw, name, [*report.describe_machine(), "", *lines, *refused])
     print("\n".join(worst))
     return 0
 

@@ -17,12 +17,11 @@ FACTORS = {
     ),
     "per_layer": ("none", "norm,scale", "position,lora:2"),
     "objective": ("sop", "nsp", "none"),
+    "resumed": (False, True),
 }
-TASK = (
-    "sharing",
-    "per_layer",
-    "objective",
-)  # rotated through the cross product of the other factors
+ALONE = ("none", "norm", "scale", "position", "lora:2")  # additions, one at a time
+# Rotated through the cross product of the other factors.
+TASK = ("sharing", "per_layer", "objective", "resumed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +37,8 @@ class Mode:
     sharing: str = "all"
     per_layer: str = "none"
     objective: str = "sop"
+    resumed: bool = False  # stopped after some steps, and continued from the checkpoint
+    compiled: bool = False
     dealt_to: int = 1  # samples are ordered as that many data-parallel ranks would take them
 
     @property
@@ -97,19 +98,17 @@ def _draw(rng: random.Random, wanted) -> Mode:
 
 
 def crossed_modes() -> list[Mode]:
-    """The full cross product of the layout, with the model and the objective rotated through it.
+    """The full cross product of the layout in fp32, with all else rotated through it.
 
     Each value of a factor of the model meets every value of every other factor. Checkpointing is
     `block` or `none` here; the pairwise modes have `attention` too.
     """
-    factors = {**FACTORS, "checkpointing": ("none", "block")}
+    factors = {**FACTORS, "checkpointing": ("none", "block"), "precision": ("fp32",)}
     layout = [name for name in factors if name not in TASK]
     tasks = list(itertools.product(*(factors[name] for name in TASK)))
     met, used, chosen = set(), dict.fromkeys(tasks, 0), []
     for values in itertools.product(*(factors[name] for name in layout)):
         cell = dict(zip(layout, values, strict=True))
-        if Mode(**cell).is_refused:
-            continue
 
         def meets(task: tuple, cell: dict = cell) -> set:
             return set(itertools.product(zip(TASK, task, strict=True), cell.items()))
@@ -133,10 +132,47 @@ def half_precision_modes() -> list[Mode]:
     ]
 
 
+def sharing_modes() -> list[Mode]:
+    """Every pattern, and every addition alone, in every stage and precision on two ranks.
+
+    The additions rotate through the patterns, checkpointing and resuming through both.
+    """
+    layouts = itertools.product(((1, 2), (2, 1)), FACTORS["stage"], FACTORS["precision"])
+    plain = [Mode(grid=grid, stage=stage, precision=kind) for grid, stage, kind in layouts]
+    plain = [mode for mode in plain if not mode.is_refused]
+    return [
+        replace(
+            mode,
+            sharing=sharing,
+            per_layer=ALONE[(column + row) % len(ALONE)],
+            checkpointing=FACTORS["checkpointing"][(column + row // 2) % 3],
+            resumed=(column + row) // 2 % 2 == 0,
+        )
+        for row, sharing in enumerate(FACTORS["sharing"])
+        for column, mode in enumerate(plain)
+    ]
+
+
+def compiled_modes() -> list[Mode]:
+    """Every pattern and every addition with --compile, in every stage on two ranks."""
+    return [
+        Mode(
+            grid=((1, 2), (2, 1))[number % 2],
+            stage=number // 2,
+            sharing=sharing,
+            per_layer=ALONE[number % len(ALONE)],
+            checkpointing=FACTORS["checkpointing"][number % 3],
+            compiled=True,
+        )
+        for number, sharing in enumerate(FACTORS["sharing"])
+    ]
+
+
 def same_order(mode: Mode) -> Mode:
     """One process that takes the micro-batches of all of this mode's ranks, one after the other.
 
     It rounds the same sums in the same order as `mode`, but for those that tensor parallelism cuts.
+    It is never stopped.
     """
-    ranks = mode.data_parallel
-    return replace(mode, grid=(1, 1), accumulation=mode.accumulation * ranks, dealt_to=ranks)
+    ranks, passes = mode.data_parallel, mode.accumulation * mode.data_parallel
+    return replace(mode, grid=(1, 1), accumulation=passes, dealt_to=ranks, resumed=False)

@@ -1,14 +1,17 @@
 """The measured rows -> Markdown."""
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import torch
 
 from tests.exactness.modes import FACTORS, Mode, same_order
 from tests.exactness.run import Difference, Outcome, References, compare, tensor_errors
 
 HEAD = (
     "| ZeRO | TP | DP | precision | accumulation | clipping | checkpointing | sharing | own "
-    "| objective | loss | gradient | parameters | key bias |",
-    "| --- " * 10 + "| --: " * 4 + "|",
+    "| objective | resumed | loss | gradient | parameters | key bias |",
+    "| --- " * 11 + "| --: " * 4 + "|",
 )
 
 
@@ -48,6 +51,7 @@ def _as_line(mode: Mode, figures: list[str], anything: str = "") -> str:
         mode.sharing,
         mode.per_layer,
         mode.objective,
+        "yes" if mode.resumed else "no",
     )
     cells = [mode.stage, *mode.grid, mode.precision, *(anything or value for value in rest)]
     return "| " + " | ".join(map(str, [*cells, *figures])) + " |"
@@ -55,6 +59,14 @@ def _as_line(mode: Mode, figures: list[str], anything: str = "") -> str:
 
 def _figures(off: Difference) -> list[str]:
     return [f"{value:.1e}" for value in (off.loss, off.gradient, off.parameter, off.key_bias)]
+
+
+def describe_machine() -> list[str]:
+    """Where and when the tables of a page were measured."""
+    from tools.lab.data_bench import read_cpu_name
+
+    today = datetime.now(UTC).strftime("%-d %B %Y")
+    return [f"Measured on {today}: {read_cpu_name()}, torch {torch.__version__}."]
 
 
 def worst_table(rows: list[Row]) -> list[str]:

@@ -1,6 +1,9 @@
 """Train every mode with the product and with a float64 reference, and compare."""
 
+import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -9,9 +12,13 @@ from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.exactness.modes import Mode
 from tests.reference import Reference, reference_training
-from tests.training import SMALL, join, open_small_run, small_config
+from tests.training import SMALL, join, open_small_run, rank_batches, small_config
+
+if TYPE_CHECKING:
+    from albert_ds.train import Run
 
 NUM_STEPS = 5
+RESUMED_AFTER = 3  # steps
 BATCH_SIZE = 6
 MODEL = replace(SMALL, num_layers=4, vocab_size=61)
 Tensors = dict[str, torch.Tensor]
@@ -53,7 +60,7 @@ def batches_of(mode: Mode) -> list[list[dict]]:
     return [[s for rank in range(ranks) for s in batch[rank::ranks]] for batch in batches]
 
 
-def config_of(mode: Mode) -> RunConfig:
+def config_of(mode: Mode, output: str = "unused") -> RunConfig:
     config = small_config(
         world_size=mode.world_size,
         tensor_parallel=mode.tensor_parallel,
@@ -73,22 +80,42 @@ def config_of(mode: Mode) -> RunConfig:
             pair_head=mode.objective != "none",
         ),
         activation_checkpointing=mode.checkpointing,
+        output=output,
     )
-    return replace(config, stream=replace(config.stream, objective=mode.objective))
+    stream = replace(config.stream, objective=mode.objective)
+    return replace(config, stream=stream, compile=mode.compiled)
 
 
-def train_modes(rank: int, modes: list[Mode]) -> list[Outcome]:
-    """Train each mode, one after the other in the same processes."""
+def resume(run: "Run", batches: list[list[dict]]) -> "Run":
+    """The run as its checkpoint continues it, with another engine."""
+    from albert_ds.runtime.checkpoint import Saver
+    from albert_ds.train import save, start
+
+    run.config.run.mkdir(exist_ok=True)
+    saver = Saver(run.engine, run.config, resumed_at=0)
+    save(run, saver)
+    saver.wait()
+    engine, state = start(run.config, run.mesh, run.device)
+    assert (state.step, state.updates) == (run.step, run.updates) == (RESUMED_AFTER,) * 2
+    rest = rank_batches(run.config, run.mesh, batches[state.step :])
+    return replace(run, engine=engine, batches=rest)
+
+
+def train_modes(rank: int, modes: list[Mode], folder: Path) -> list[Outcome]:
+    """Train each mode, one after the other in the same processes; checkpoints go to `folder`."""
     from albert_ds.runtime.checkpoint import gather
     from albert_ds.train import next_batch, train_step
 
     joined = join(modes[0].tensor_parallel)
     outcomes = []
-    for mode in modes:
-        config, batches = config_of(mode), batches_of(mode)
+    for number, mode in enumerate(modes):
+        config, batches = config_of(mode, str(folder / str(number))), batches_of(mode)
+        torch.compiler.reset()  # what was compiled for another mode
         run = open_small_run(config, batches, *joined)
         initial, before, losses, norms = gather(run.engine, "weights.safetensors"), {}, [], []
         for step in range(NUM_STEPS):
+            if mode.resumed and step == RESUMED_AFTER:
+                run = resume(run, batches)
             if step == NUM_STEPS - 1:
                 before = gather(run.engine, "exp_avg.safetensors")
             norms.append(train_step(run, next_batch(run)))
@@ -115,7 +142,8 @@ def train_all(modes: list[Mode]) -> dict[Mode, Outcome]:
     outcomes = {}
     for grid in sorted({mode.grid for mode in modes}):
         group = [mode for mode in modes if mode.grid == grid]
-        trained = run_ranks(train_modes, group[0].world_size, group)[0]
+        with tempfile.TemporaryDirectory() as folder:
+            trained = run_ranks(train_modes, group[0].world_size, group, Path(folder))[0]
         outcomes |= zip(group, trained, strict=True)
     return {mode: outcomes[mode] for mode in modes}
 

@@ -28,11 +28,20 @@ def take_step(config, fast=(), checkpointing="none", dtype=torch.float64):
 
 @pytest.mark.parametrize("fast", FORMS, ids="-".join)
 @pytest.mark.parametrize(
-    ("sharing", "checkpointing"),
-    [("all", "none"), ("all", "block"), ("attention", "attention"), ("none", "none")],
+    ("sharing", "checkpointing", "per_layer"),
+    [
+        *(("all", "none", "none"), ("all", "block", "norm,scale,position,lora:2")),
+        *(("attention", "attention", "none"), ("none", "none", "none")),
+        *(("cycle:2", "attention", "lora:2"), ("cycle-rev:2", "block", "position")),
+        ("pattern:0,0,1/0,1,1", "none", "norm,scale"),
+    ],
 )
-def test_losses_and_gradients_are_the_plain_ones(make_config, sharing, checkpointing, fast):
-    config = make_config(vocab_size=60, num_layers=3, dropout=0.1, sharing=sharing)
+def test_losses_and_gradients_are_the_plain_ones(
+    make_config, sharing, checkpointing, per_layer, fast
+):
+    config = make_config(
+        vocab_size=60, num_layers=3, dropout=0.1, sharing=sharing, per_layer=per_layer
+    )
     outputs, gradients = take_step(config)
     found = take_step(config, fast, checkpointing)
     torch.testing.assert_close(found[0], outputs, rtol=1e-6, atol=0)  # sums in fp32

@@ -3,12 +3,17 @@
 A long sum in fp32 is wrong at these sizes and right in a small model: 2 % at 16384 x 4096.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from albert_ds.optim.lamb import Lamb, Segment
 from albert_ds.optim.norms import compute_norms
 from albert_ds.optim.zero import use_exact_norms
+from tests.batches import random_samples
+from tests.distributed import run_ranks
+from tests.training import SMALL, join, open_small_run, small_config
 
 # ALBERT's word embedding, an attention matrix of ALBERT-xxlarge, and its feed-forward matrix.
 SHAPES = [(30_000, 128), (4096, 4096), (16_384, 4096)]
@@ -106,6 +111,42 @@ def test_deepspeed_clips_bf16_runs_by_the_exact_norm():
     found = float(get_global_norm_of_tensors(wrapper.get_grads_for_norm()[0]))
     assert found == pytest.approx(expected, rel=1e-6)
     assert wrapper.get_grads_for_norm(for_clipping=True) is wrapper.gradients
+
+
+def measure_norms(rank: int, configs: list) -> list[tuple[float, float]]:
+    """Of each run's first step: the norm of its gradient, and that in float64."""
+    from albert_ds.runtime.checkpoint import gather
+    from albert_ds.train import next_batch, train_step
+
+    joined, found = join(1), []
+    samples = random_samples(8, vocab_size=30_000, max_length=32, seed=0)
+    for config in configs:
+        run = open_small_run(config, [samples], *joined)
+        norm = train_step(run, next_batch(run))
+        # The first moments are now a tenth of the gradient, in fp32.
+        moments = gather(run.engine, "exp_avg.safetensors").values()
+        squares = sum(float(moment.double().square().sum()) for moment in moments)
+        found.append((norm, 10 * squares**0.5))
+    return found
+
+
+def test_the_global_norm_is_that_of_float64_in_every_stage_and_precision():
+    """Of a gradient with ALBERT's word embedding in it, 30,000 x 128."""
+    model = replace(SMALL, vocab_size=30_000, embedding_size=128, num_layers=1)
+    configs = [
+        small_config(
+            world_size=1,
+            model=model,
+            ds_file=f"zero1_{precision}.json",
+            ds_changes={"zero_optimization": {"stage": stage}, "gradient_clipping": 0.0},
+        )
+        for precision, stages in (("fp32", (0, 1, 2, 3)), ("bf16", (1, 2, 3)))
+        for stage in stages
+    ]
+    for config, (norm, expected) in zip(
+        configs, run_ranks(measure_norms, 1, configs)[0], strict=True
+    ):
+        assert norm == pytest.approx(expected, rel=1e-6), config.deepspeed
 
 
 def test_values_that_are_not_finite_are_found():

@@ -45,6 +45,8 @@ def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/memory_bench.py", description=__doc__)
     add = parser.add_argument
     add("--models", nargs="+", choices=SIZES, default=["albert-base"], help="sizes")
+    add("--sharing", metavar="HOW", help="pattern of train.py --sharing (default: the size's own)")
+    add("--per-layer", default="none", metavar="WHAT", help="what layers have of their own")
     add("--ranks", type=positive, default=1, help="processes to start without a launcher")
     text = "sequences per micro-batch"
     add("--micro-batch-size", type=positive, nargs="+", default=[2], help=text)
@@ -110,9 +112,10 @@ def measure_cell(args, traffic) -> dict:
     device = join_world(read_world())
     mesh = build_mesh(1)
     (name,), (again,) = args.models, args.activation_checkpointing
+    changes = {"sharing": args.sharing or SIZES[name].sharing, "per_layer": args.per_layer}
     config = bench_config(
         name,
-        replace(SIZES[name], dropout=0.0),
+        replace(SIZES[name], dropout=0.0, **changes),
         deepspeed_config=args.deepspeed_config[0],
         micro_batch_size=args.micro_batch_size[0],
         sequence_length=args.sequence_length,

@@ -10,7 +10,6 @@ albert-ds learn --text wiki/*.txt --output learn --hours 2
 
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from albert_ds.errors import MachineFailed, UserError
 from albert_ds.files import PACKAGE, write_file
 from albert_ds.json_files import read_json, read_lines
 from albert_ds.lab.tables import spread, table
+from albert_ds.runtime.environment import name_device
 
 COMMAND = (sys.executable, "-m", "albert_ds")
 LENGTH, BATCH = 128, 64
@@ -223,7 +223,7 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
     parts = [
         "# What this model has learned",
         f"{args.hours:g} h were asked for; {steps:,} steps of {BATCH} samples, {tokens / 1e6:.1f} "
-        f"million tokens, on {name_cpu()} ({layout}; {seconds:.3f} s a step when measured).",
+        f"million tokens, on {name_device()} ({layout}; {seconds:.3f} s a step when measured).",
         f"    albert-ds train {' '.join(RECIPE)} --steps {steps}",
         "![curves](curves.png)",
         (out / "probe.md").read_text().strip(),
@@ -241,13 +241,6 @@ def count_steps(records: list[dict]) -> tuple[list[dict], list[int]]:
     logged = [record for record in records if "step_seconds" in record]
     ends = [record["step"] for record in logged]
     return logged, [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
-
-
-def name_cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{next(names, platform.processor())}, {len(os.sched_getaffinity(0))} cores"
 
 
 def main(argv: list[str]) -> None:

@@ -20,7 +20,7 @@ def build_parser() -> Parser:
     add = command("curves", "losses and accuracies of runs; prints the largest differences")
     text = "RUN folders, or metrics.jsonl files"
     add("--runs", type=Path, nargs="+", required=True, metavar="RUN", help=text)
-    add("--labels", nargs="+", help="names in the legend (default: the folders' names)")
+    add("--labels", nargs="+", help="names in the legend (default: the folders that differ)")
     for name, meaning in (
         ("speed-up", "samples/s over the baseline's, against the link"),
         ("traffic", "bytes that a rank sends in a step, by kind"),
@@ -40,8 +40,9 @@ def build_parser() -> Parser:
 
 def plot_curves(args) -> None:
     from albert_ds.lab.plots.lines import draw_curves, largest_differences
+    from albert_ds.lab.runs import name_runs
 
-    labels = args.labels or [run.stem if run.is_file() else run.name for run in args.runs]
+    labels = args.labels or name_runs(args.runs)
     if len(set(labels)) != len(args.runs):
         raise UserError(
             f"--labels: {len(set(labels))} different labels for {len(args.runs)} runs; "

@@ -117,9 +117,9 @@ def bytes_a_token(layout: Layout, *, on_cuda: bool) -> tuple[float, float]:
     ffn = 2 * h + 2 * f / tp  # the same, and the inner layer before and after GELU
     masks = 0 if width == 4 or not model.dropout else h  # one byte per element
     # Kept of what a layer has of its own: a factor keeps the result, a low-rank pair what lies
-    # between its factors, a position the layer's input beside the hidden state.
+    # between its factors.
     scaled, rank = h * model.owns("attention.result"), model.rank
-    attention += scaled + 4 * rank + h * model.owns("layer.input")
+    attention += scaled + 4 * rank
     ffn += scaled + 2 * rank
     attention, ffn = attention * width + masks, ffn * width + masks
     match layout.activation_checkpointing:
