@@ -20,8 +20,8 @@ from tests.data.corpus import build, read_all
 from tests.data.drawing import restore, samples_of
 
 SAMPLES = (4000, 4000)  # drawn of the training and of the held-out documents, in many epochs
-# Accuracy of the same features on pairs of SOP as released, by length: sentences fill each window and
-# the overhang is cut off (--packing full, built for that length). Released NSP gives 0.587.
+# Accuracy of the same features on pairs of SOP as released, by length: sentences fill each window
+# and the overhang is cut off (--packing full, built for that length). Released NSP gives 0.587.
 RELEASED_SOP = {512: 0.533, 128: 0.548, 64: 0.639, 32: 0.801}
 SENTENCE_ENDS = tuple('.!?)"')
 
