@@ -291,6 +291,15 @@ def as_reference(parser: argparse.ArgumentParser) -> str:
     return "\n".join(rows) + "\n"
 
 
+def require(module: str, extra: str, what: str) -> None:
+    """Raise UserError where `module`, which `what` needs and the extra brings, is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        install = f"pip install 'albert-ds[{extra}]'"
+        raise UserError(f"{what}: the package {module} is not installed; {install}")
+
+
 def as_command(program: str, parser: Parser, values: dict[str, Any]) -> str:
     """The command line that gives `values`, by dest; of files and folders only the names.
 

@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from albert_ds import run_config
-from albert_ds.cli import Flag, Number, Parser, add_flag, add_flags, flag, flags_of, path, positive
+from albert_ds.cli import (
+    Flag,
+    Number,
+    Parser,
+    add_flag,
+    add_flags,
+    flag,
+    flags_of,
+    path,
+    positive,
+    require,
+)
 from albert_ds.data.stream_config import TASK, StreamConfig
 from albert_ds.errors import UserError
 from albert_ds.model.additions import ADDITIONS
@@ -59,7 +70,7 @@ class RunConfig(SharedConfig):
     )
     stream: StreamConfig
     data: list[str] = flag(
-        "folders of shards, made by tools/build_shards.py",
+        "folders of shards, made by `albert-ds shards`",
         type=path,
         nargs="+",
         metavar="DATA",
@@ -187,7 +198,6 @@ class RunConfig(SharedConfig):
 def build_parser() -> Parser:
     """The parser of train.py, from the fields that the flags fill."""
     parser = Parser(
-        prog="deepspeed albert_ds/train.py",
         description="Pretrain ALBERT (or a BERT baseline). Given the same --output again, resumes.",
         epilog=_describe_layers(),
     )
@@ -230,7 +240,7 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     if args.init_from is not None:
         _check_initial_weights(args.init_from, model, sources[0].vocab)
     if args.wandb:
-        _require_wandb()
+        require("wandb", "wandb", "--wandb")
     if "gradients" in (args.fast or ()) and args.tensor_parallel > 1:
         raise UserError("--fast gradients: not with --tensor-parallel; allowed: qkv, norm")
     check_output(args.output)
@@ -353,13 +363,6 @@ def _resolve_stream(args, model: ModelConfig, sources) -> StreamConfig:
     before = (read_previous(args.output) or {}).get("stream", {})
     typed["word_boundaries"] = args.word_boundaries or before.get("word_boundaries", "scripts")
     return StreamConfig(**typed)
-
-
-def _require_wandb() -> None:
-    from importlib.util import find_spec
-
-    if find_spec("wandb") is None:
-        raise UserError("--wandb: the package wandb is not installed; pip install wandb")
 
 
 def write_run_files(config: RunConfig) -> None:

@@ -86,7 +86,7 @@ def export_hf(
         card = write_card(config, head, num_params, source, _describe_check())
         (folder / "README.md").write_text(card, encoding="utf-8")
     if not _has_transformers():
-        log_line(UNCHECKED)
+        log_line(f"{UNCHECKED}; pip install 'albert-ds[hf]'")
 
 
 def list_checkpoints_of(run: Path) -> list[Path]:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from albert_ds.errors import UserError
 
+# It also holds ds_configs/ and slurm/: in a clone as links, in an installed package as copies.
+PACKAGE = Path(__file__).parent
+
 
 def write_file(path: Path, content: bytes | str, *, sync: bool = False) -> str:
     """Replace the file at `path` in one rename; returns the sha256 of what was written.

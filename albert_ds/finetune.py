@@ -289,8 +289,7 @@ def main(argv: list[str]) -> int:
             "curves": f"tensorboard --logdir {run}",
         }
         if config.seeds == 1:
-            command = "python tools/convert_hf.py export"
-            found["export"] = f"{command} --checkpoint {run} --output {run}-hf"
+            found["export"] = f"albert-ds export --checkpoint {run} --output {run}-hf"
         process.conclude(config, found)
 
     return run_trainer(argv, work)

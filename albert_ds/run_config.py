@@ -25,7 +25,7 @@ from albert_ds.runtime.deepspeed_config import (
     resolve_ds_config,
 )
 
-# Of DeepSpeed's JSON only these are part of what is computed; the rest is layout.
+# Of DeepSpeed's JSON only these change results; the rest is layout.
 FIXED_DS_KEYS = ("optimizer", "gradient_clipping", "bf16", "fp16")
 WHAT = "what to run"
 OPTIMIZATION = "optimization"

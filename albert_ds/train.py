@@ -387,8 +387,8 @@ def list_results(config: RunConfig) -> dict[str, str]:
     return {
         "weights": str(config.run / "checkpoints" / folder_name(config.steps)),
         "curves": f"tensorboard --logdir {run}",
-        "evaluate": f"python tools/probe.py --checkpoint {run} --data {data}",
-        "export": f"python tools/convert_hf.py export --checkpoint {run} --output {run}-hf",
+        "evaluate": f"albert-ds probe --checkpoint {run} --data {data}",
+        "export": f"albert-ds export --checkpoint {run} --output {run}-hf",
     }
 
 

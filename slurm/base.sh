@@ -4,7 +4,7 @@
 # Hardware: 1 node x 8 GPUs with 80 GB
 # Time:     PREDICTED for H100, not measured: 11.9 h, 95 GPU-hours on one node,
 #           without evaluation, checkpoints, restarts
-# Plan:     tools/scaling_model.py plan --model albert-base --gpus 8 --link 100 --steps 125000
+# Plan:     albert-ds plan --model albert-base --gpus 8 --link 100 --steps 125000
 # Expected: held-out SOP accuracy 86.5 % (Table 5); SQuAD 1.1 F1 89.3, MNLI 81.6 (Table 2)
 #SBATCH --job-name=albert-base
 #SBATCH --nodes=1
@@ -17,7 +17,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
-need DATA "the folder of shards that tools/build_shards.py wrote"
+need DATA "the folder of shards that albert-ds shards wrote"
 OUTPUT=${OUTPUT:-$RUNS/albert-base}
 
 # ZeRO-1 reduces once a step, in one bucket, after the last micro-batch: 47 MB of fp32 gradients,

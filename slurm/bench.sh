@@ -16,8 +16,8 @@ REPORT=${REPORT:-$RUNS/bench-$SLURM_JOB_ID}
 mkdir -p "$REPORT" || exit 2
 MODELS="bert-large albert-large albert-xlarge albert-xxlarge"
 
-launch "$PYTHON" -u tools/throughput_bench.py --models $MODELS --micro-batch 8,32 \
+launch "$PYTHON" -u -m albert_ds bench --models $MODELS --micro-batch 8,32 \
     --deepspeed_config ds_configs/zero1_bf16.json --output "$REPORT/throughput.json" "$@"
 first=$code
-launch "$PYTHON" -u tools/comm_volume.py --models $MODELS --output "$REPORT/comm_volume.json"
+launch "$PYTHON" -u -m albert_ds traffic --models $MODELS --output "$REPORT/comm_volume.json"
 exit $((first > code ? first : code))

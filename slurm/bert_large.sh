@@ -4,7 +4,7 @@
 # Hardware: 8 nodes x 8 GPUs with 80 GB
 # Time:     PREDICTED for H100, not measured: 50.4 h, 3,224 GPU-hours with 100 Gb/s a node
 #           (148.3 h with 25, 25.9 h with 400), without evaluation, checkpoints, restarts
-# Plan:     tools/scaling_model.py plan --model bert-large --gpus 64 --link 100 --steps 400000
+# Plan:     albert-ds plan --model bert-large --gpus 64 --link 100 --steps 400000
 # Expected: SQuAD 1.1 F1 93.5, MNLI 87.8, average 87.2 (Table 6)
 #SBATCH --job-name=bert-large
 #SBATCH --nodes=8
@@ -17,7 +17,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
-need DATA "the folder of shards that tools/build_shards.py wrote"
+need DATA "the folder of shards that albert-ds shards wrote"
 OUTPUT=${OUTPUT:-$RUNS/bert-large}
 
 # ZeRO-1 reduces once a step, in one bucket, after the last micro-batch: 1343 MB of fp32 gradients

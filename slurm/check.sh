@@ -15,5 +15,5 @@
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}  # of each rank
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
 
-launch "$PYTHON" -u tools/gpu_check.py --output "${REPORT:-$RUNS/gpu-check}" "$@"
+launch "$PYTHON" -u -m albert_ds gpu-check --output "${REPORT:-$RUNS/gpu-check}" "$@"
 exit "$code"

@@ -1,11 +1,11 @@
 # Sourced by every recipe: environment, rendezvous, one task a rank, signals, bounded restarts.
 #
 # A recipe names what it needs (`need DATA ...`), sets OUTPUT and ends with one of
-#     pretrain FLAG...      albert_ds/train.py with --output "$OUTPUT"
-#     finetune FLAG...      albert_ds/finetune.py with --output "$OUTPUT"
+#     pretrain FLAG...      albert-ds train with --output "$OUTPUT"
+#     finetune FLAG...      albert-ds finetune with --output "$OUTPUT"
 #     launch COMMAND...     any other command, once a task, followed by `exit $code`
 # With --spares K as the recipe's first flag K nodes of the allocation wait until others fail. In a
-# job array each task is a run of its own, and its number is the seed.
+# job array each task is a run of its own: its number is the seed, or chooses from GRID.
 # Facts of the cluster come from slurm/site.env, a copy of slurm/site.env.example.
 # A variable that is set before the command wins over that file: DATA=... sbatch slurm/base.sh
 
@@ -23,7 +23,7 @@ need() { [ -n "${!1:-}" ] || refuse "$1 is not set: $2 (write $1=... before the 
 [ -n "${SLURM_JOB_ID:-}" ] || refuse "this is not a Slurm job: submit it with sbatch $0"
 SITE_ENV=${SITE_ENV:-slurm/site.env}
 typed=$(for name in DATA PYTHON RUNS INTERFACE MPI CONTAINER_IMAGE CONTAINER_MOUNTS MAX_RESTARTS \
-    MAX_WAIT MPIRUN; do
+    MAX_WAIT MPIRUN STAGE; do
     [ -z "${!name+set}" ] || printf '%s=%q\n' "$name" "${!name}"
 done)
 typed_output=${OUTPUT:-}
@@ -31,7 +31,10 @@ typed_output=${OUTPUT:-}
 eval "$typed"
 [ "${OUTPUT:-}" = "$typed_output" ] ||
     refuse "$SITE_ENV sets OUTPUT, which belongs to one run: set RUNS, the folder of all runs"
-PYTHON=${PYTHON:-.venv/bin/python}
+if [ -z "${PYTHON:-}" ]; then
+    PYTHON=.venv/bin/python  # of a clone
+    [ -x "$PYTHON" ] || PYTHON=python  # of the shell that called sbatch, or of the container
+fi
 RUNS=${RUNS:-runs}
 MAX_RESTARTS=${MAX_RESTARTS:-20}  # of one job, for any reason: time limit, fault, preemption
 MAX_WAIT=${MAX_WAIT:-30}          # seconds that other tasks may run on after one has ended
@@ -50,6 +53,27 @@ if [ "${1:-}" = --spares ]; then  # a sourced file shares the arguments of the r
     shift 2
 fi
 num_nodes=$((SLURM_JOB_NUM_NODES - spares))  # that the run uses
+
+# In a job array: the flags of this task in `own`, and a folder that they name, in `element`. GRID is
+# "--FLAG VALUE ... --FLAG VALUE ...", and task n takes the n-th combination, counted from 0.
+own=() element=""
+if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
+    left=$SLURM_ARRAY_TASK_ID
+    [ -n "${GRID:-}" ] || { GRID="--seed $left"; left=0; }
+    while read -r flag values; do
+        read -ra values <<< "$values"
+        [[ $flag = --?* && ${#values[@]} -gt 0 ]] ||
+            refuse "GRID=$GRID: must be '--FLAG VALUE ...', once or more"
+        [[ " $* " != *" $flag"[\ =]* ]] || refuse "$flag: a job array sets it"
+        value=${values[left % ${#values[@]}]}
+        own+=("$flag" "$value")
+        element+=_${flag#--}-${value//\//-}
+        left=$((left / ${#values[@]}))
+    done <<< "${GRID// --/$'\n'--}"
+    [ "$left" = 0 ] || refuse "task $SLURM_ARRAY_TASK_ID of the job array: GRID=$GRID has fewer" \
+        "combinations, numbered from 0"
+    element=/${element#_}
+fi
 
 # srun of Slurm >= 22.05 no longer takes this from sbatch.
 [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
@@ -87,7 +111,7 @@ rendezvous() {
 launch() {
     rendezvous
     echo "$(date +%T) restart $restarts on $chosen, meeting at $MASTER_ADDR:$MASTER_PORT"
-    local container=() mounts="$PWD${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}"
+    local container=() mounts="$PWD${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}${STAGE:+,$STAGE}"
     case ${CONTAINER_IMAGE:-} in
         '') ;;
         *.sif) set -- apptainer exec --nv --pwd "$PWD" --bind "$mounts" "$CONTAINER_IMAGE" "$@" ;;
@@ -124,20 +148,17 @@ watch_first_node() {
     watcher=$!
 }
 
-pretrain() { train albert_ds/train.py "$@"; }
-finetune() { train albert_ds/finetune.py "$@"; }
+pretrain() { run train ${STAGE:+--stage "$STAGE"} "$@"; }
+finetune() { run finetune "$@"; }
 
-train() {
-    local program=$1
+run() {
+    local command=$1
     shift
-    if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
-        [[ " $* " != *" --seed"[\ =]* ]] || refuse "--seed: a job array numbers its seeds itself"
-        OUTPUT=$OUTPUT/seed-$SLURM_ARRAY_TASK_ID
-        set -- --seed "$SLURM_ARRAY_TASK_ID" "$@"
-    fi
+    OUTPUT=$OUTPUT$element
+    set -- "$@" "${own[@]}"  # after those of the recipe, which may have the same
     until
         mkdir -p "$OUTPUT" && rm -f "$OUTPUT/exit.json" || exit 2  # an earlier attempt's
-        launch "$PYTHON" -u "$program" --output "$OUTPUT" "$@"
+        launch "$PYTHON" -u -m albert_ds "$command" --output "$OUTPUT" "$@"
         finish "$code"
     do :; done
 }

@@ -15,7 +15,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
-need TASK "one of glue/mrpc, squad1, race, ... (albert_ds/finetune.py --help lists them)"
+need TASK "one of glue/mrpc, squad1, race, ... (albert-ds finetune --help lists them)"
 need TASK_DATA "the folder of the task's published files"
 need CHECKPOINT "a pretrained run or a Hugging Face folder"
 OUTPUT=${OUTPUT:-$RUNS/${TASK//\//-}}

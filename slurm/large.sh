@@ -4,7 +4,7 @@
 # Hardware: 2 nodes x 8 GPUs with 80 GB
 # Time:     PREDICTED for H100, not measured: 21.0 h, 335 GPU-hours with 100 Gb/s a node
 #           (22.5 h with 25, 20.6 h with 400), without evaluation, checkpoints, restarts
-# Plan:     tools/scaling_model.py plan --model albert-large --gpus 16 --link 100 --steps 125000
+# Plan:     albert-ds plan --model albert-large --gpus 16 --link 100 --steps 125000
 # Expected: SQuAD 1.1 F1 90.6, MNLI 83.5, average 82.4 (Table 2)
 #SBATCH --job-name=albert-large
 #SBATCH --nodes=2
@@ -17,7 +17,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
-need DATA "the folder of shards that tools/build_shards.py wrote"
+need DATA "the folder of shards that albert-ds shards wrote"
 OUTPUT=${OUTPUT:-$RUNS/albert-large}
 
 # ZeRO-1 reduces once a step, in one bucket, after the last micro-batch: 71 MB of fp32 gradients,

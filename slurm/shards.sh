@@ -13,13 +13,13 @@
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
 
 need TEXT "a glob of text files, in quotes"
-need VOCAB "spiece.model of tools/build_vocab.py"
+need VOCAB "spiece.model of albert-ds vocab"
 need DATA "the folder to write shards to"
 # The program expands the glob TEXT itself. On one node the mpirun beside the interpreter is enough.
 # With MPI=... in site.env srun starts the tasks, on any number of nodes.
-build=("$PYTHON" tools/build_shards.py --input "$TEXT" --vocab "$VOCAB" --output "$DATA" "$@")
+build=("$PYTHON" -m albert_ds shards --input "$TEXT" --vocab "$VOCAB" --output "$DATA" "$@")
 if [ -n "${MPI:-}" ]; then
     launch "${build[@]}"
     exit "$code"
 fi
-exec "${MPIRUN:-$(dirname "$PYTHON")/mpirun}" -n "$SLURM_NTASKS" "${build[@]}"
+exec "${MPIRUN:-$(dirname "$(command -v "$PYTHON")")/mpirun}" -n "$SLURM_NTASKS" "${build[@]}"

@@ -14,7 +14,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
-need DATA "the folder of shards that tools/build_shards.py wrote"
+need DATA "the folder of shards that albert-ds shards wrote"
 OUTPUT=${OUTPUT:-$RUNS/albert-smoke}
 
 pretrain --model albert-tiny --data "$DATA" --steps 20 --batch-size 32 --micro-batch-size 4 \

@@ -4,7 +4,7 @@
 # Hardware: 8 nodes x 8 GPUs with 80 GB
 # Time:     PREDICTED for H100, not measured: 21.5 h, 1,373 GPU-hours with 100 Gb/s a node
 #           (26.8 h with 25, 20.1 h with 400), without evaluation, checkpoints, restarts
-# Plan:     tools/scaling_model.py plan --model albert-xlarge --gpus 64 --link 100 --steps 125000
+# Plan:     albert-ds plan --model albert-xlarge --gpus 64 --link 100 --steps 125000
 # Expected: SQuAD 1.1 F1 92.5, MNLI 86.4, average 85.5 (Table 2)
 #SBATCH --job-name=albert-xlarge
 #SBATCH --nodes=8
@@ -17,7 +17,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
-need DATA "the folder of shards that tools/build_shards.py wrote"
+need DATA "the folder of shards that albert-ds shards wrote"
 OUTPUT=${OUTPUT:-$RUNS/albert-xlarge}
 
 # ZeRO-1 reduces once a step, in one bucket, after the last micro-batch: 236 MB of fp32 gradients,

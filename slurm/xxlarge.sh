@@ -4,7 +4,7 @@
 # Hardware: 8 nodes x 8 GPUs with 80 GB
 # Time:     PREDICTED for H100, not measured: 45.3 h, 2,901 GPU-hours with 100 Gb/s a node
 #           (65.7 h with 25, 40.2 h with 400), without evaluation, checkpoints, restarts
-# Plan:     tools/scaling_model.py plan --model albert-xxlarge --gpus 64 --link 100 --steps 125000
+# Plan:     albert-ds plan --model albert-xxlarge --gpus 64 --link 100 --steps 125000
 # Expected: SQuAD 1.1 F1 94.1, MNLI 88.0, average 88.7 (Tables 2 and 6)
 #SBATCH --job-name=albert-xxlarge
 #SBATCH --nodes=8
@@ -17,7 +17,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
-need DATA "the folder of shards that tools/build_shards.py wrote"
+need DATA "the folder of shards that albert-ds shards wrote"
 OUTPUT=${OUTPUT:-$RUNS/albert-xxlarge}
 
 # ZeRO-1 reduces once a step, in one bucket, after the last micro-batch: 893 MB of fp32 gradients,

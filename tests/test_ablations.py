@@ -91,16 +91,16 @@ def run_recipe(recipe: Path, tmp_path: Path, **environ) -> list[list[str]]:
 def test_a_recipe_asks_for_what_there_is(recipe, scale, data, tmp_path):
     commands = run_recipe(recipe, tmp_path, SCALE=scale, DATA=data, EXTRA=data)
     configs, judged = [], 0
-    for script, *argv in commands:
-        if script == "albert_ds/train.py":
+    for command, *argv in (words[2:] if words[0] == "-m" else words for words in commands):
+        if command == "train":
             if "--init-from" in argv:  # the stub has made no run there
                 at = argv.index("--init-from")
                 del argv[at : at + 2]
             configs.append(read_config(argv, world_size=1))
-        elif script == "albert_ds/finetune.py":
+        elif command == "finetune":
             build_parser().parse_args(argv)
             judged += 1
-        elif script == "tools/probe.py":
+        elif command == "probe":
             build_probe_parser().parse_args(argv)
     assert len(configs) == ROWS[recipe.stem] and judged == 5 * len(configs)
     # A limit of time would end the schedule of the learning rate early.

@@ -1,10 +1,7 @@
-"""The documentation names only what exists: files, links, flags, imports, metric keys."""
+"""The documentation names only what exists: files, links, imports, metric keys."""
 
 import json
 import re
-import subprocess
-import sys
-from functools import cache
 
 import pytest
 
@@ -39,29 +36,6 @@ def test_every_relative_link_resolves(page):
         assert found.exists(), target
         if anchor:
             assert anchor in anchors_of(found.read_text()), target
-
-
-@cache
-def help_of(*command: str) -> str:
-    done = subprocess.run([sys.executable, *command, "--help"], cwd=ROOT, capture_output=True)
-    assert done.returncode == 0, command
-    return done.stdout.decode()
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_command_shown_takes_its_flags(page):
-    if page == HISTORY:
-        return
-    text = page.read_text().replace("\\\n", " ")
-    for line in re.findall(r"^ {4,}(.*(?:tools|albert_ds)/\w[\w/]*\.py.*)$", text, re.M):
-        program, rest = re.search(r"((?:tools|albert_ds)/[\w/]+\.py)(.*)", line).groups()
-        words = rest.split()
-        command = [program]
-        if words and re.fullmatch(r"[a-z]+(-[a-z]+)?", words[0]):  # of plots.py and others
-            command.append(words[0])
-        flags = {word for word in words if re.fullmatch(r"--\w[\w-]*", word)}
-        unknown = {flag for flag in flags if not re.search(rf"{flag}(?![\w-])", help_of(*command))}
-        assert not unknown, line
 
 
 def anchors_of(text: str) -> set[str]:

@@ -45,17 +45,33 @@ SCRIPT = {
     "probe": "tools/probe.py",
     "export": "tools/convert_hf.py export",
     "import": "tools/convert_hf.py import",
+    "push": "albert_ds/commands/push.py",
     "fill-mask": "tools/fill_mask.py",
     "plan": "tools/scaling_model.py plan",
     "bench": "tools/throughput_bench.py",
     "plots": "tools/plots.py",
+    "report": "tools/report.py",
     "learn": "tools/learn.py",
+    "scaling": "tools/scaling_model.py",
+    "traffic": "tools/comm_volume.py",
+    "gpu-check": "tools/gpu_check.py",
+    "ensemble": "tools/ensemble.py",
 }
 SHELL = {"cp", ".", "cd", "touch", "tail", "export", "for", "done", "mkdir"}
+SHELL |= {"docker", "apptainer", "pip", "hf"}  # not ours to check
 # Flags that the pages name and that are of other programs.
 FOREIGN = {f for flags in LAUNCHERS.values() for f in flags} | {
     *("--spares", "--signal", "--time", "--mpi", "--overlap", "--kill-on-bad-exit", "--wait"),
-    *("--launcher", "--short", "--allow-run-as-root", "--oversubscribe", "--logdir", "--help"),
+    *("--container-image", "--container-workdir", "--container-mounts", "--build-arg", "--ipc"),
+    *(
+        "--shm-size",
+        "--launcher",
+        "--short",
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "--logdir",
+        "--help",
+    ),
 }
 
 
@@ -71,6 +87,7 @@ def blocks_of(page: Path, language: str) -> list[str]:
 
 def commands_of(text: str) -> Iterator[list[str]]:
     """The simple commands of a piece of shell, as words, without variables set before them."""
+    text = re.sub(r"\$\(albert-ds path (\w+)\)", r"albert_ds/\1.py", text)
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
         lexer.whitespace_split = True
@@ -128,7 +145,11 @@ def check_launched(words: list[str]) -> None:
         assert all((ROOT / word).exists() for word in rest[1:] if "/" in word), words
     else:
         path = ROOT / rest[0].replace(".", "/")
-        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), words
+        assert (
+            rest[0] == "build"
+            or path.with_suffix(".py").is_file()
+            or (path / "__main__.py").is_file()
+        ), words
 
 
 def parse(program: str, words: list[str]) -> None:
@@ -170,7 +191,7 @@ def test_code_stands_in_fences_that_name_its_language(page):
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_flag_in_a_sentence_exists(page):
-    known = FOREIGN.union(*map(flags_of, COMMANDS))
+    known = FOREIGN.union(*map(flags_of, [*COMMANDS, SCRIPT["push"]]))
     for code in re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text())):
         for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", code):
             assert flag in known, code

@@ -8,23 +8,25 @@ from dataclasses import replace
 
 import pytest
 
+from albert_ds.__main__ import COMMANDS, run
 from albert_ds.cli import Number, Parser, as_reference, flags_of, list_actions, unit_of
 from albert_ds.config import RunConfig, build_parser
 from tests.conftest import ROOT
 
-TRAINERS = ["albert_ds/train.py", "albert_ds/finetune.py"]
-USERS = TRAINERS + sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tools").glob("*.py"))
+TRAINERS = ["albert-ds train", "albert-ds finetune"]
+USERS = ["albert-ds", *(f"albert-ds {name}" for group in COMMANDS.values() for name in group)]
 OTHERS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tools").glob("*/*.py"))
-COMMANDS = USERS + [name for name in OTHERS if "Parser(" in (ROOT / name).read_text()]
+ALL = USERS + [name for name in OTHERS if "Parser(" in (ROOT / name).read_text()]
 
 
 def parser_of(command: str, monkeypatch) -> Parser:
     """The parser that prints the command's --help."""
     asked = []
-    monkeypatch.setattr(sys, "argv", [command, "--help"])
+    program, *words = [*command.split(), "--help"]
+    monkeypatch.setattr(sys, "argv", [program, *words])
     monkeypatch.setattr(Parser, "print_help", lambda parser, file=None: asked.append(parser))
     with pytest.raises(SystemExit) as ending:
-        runpy.run_path(str(ROOT / command), run_name="__main__")
+        run() if program == "albert-ds" else runpy.run_path(program, run_name="__main__")
     assert not ending.value.code and len(asked) == 1
     return asked[0]
 
@@ -47,7 +49,7 @@ def faults_of(action: argparse.Action) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ALL)
 def test_help_says_what_each_flag_does_its_unit_and_its_default(command, monkeypatch):
     parser = parser_of(command, monkeypatch)
     faults = {
@@ -65,13 +67,14 @@ def test_help_answers_without_heavy_libraries(command):
     if command in TRAINERS:
         heavy.add("numpy")
     script = (
-        f"import sys, runpy; sys.argv = [{command!r}, '--help']\n"
-        f"try: runpy.run_path({command!r}, run_name='__main__')\n"
+        f"import sys; sys.argv = {[*command.split(), '--help']}\n"
+        f"from albert_ds.__main__ import run\n"
+        f"try: run()\n"
         f"finally: assert not set(sys.modules) & {heavy}, set(sys.modules) & {heavy}"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "--version" in done.stdout
+    assert "--version" in done.stdout and done.stdout.startswith(f"usage: {command} ")
 
 
 def test_a_flag_without_help_unit_or_default_is_a_fault():

@@ -37,6 +37,7 @@ LEVELS = {
     "finetune": 7,
     "commands": 8,
     "lab": 9,
+    "__main__": 10,
 }
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
 

@@ -26,6 +26,7 @@ JOB = {
     "SLURM_NTASKS": "2",
     "SLURM_RESTART_COUNT": "20",
 }
+ARRAY = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"}
 
 
 def sbatch_option(recipe, name: str) -> str:
@@ -54,7 +55,7 @@ def test_recipe_is_short_and_its_header_says_it_all(recipe):
 
 
 def ask_recipe(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
-    """Program -> flags that the recipe runs, by an srun that only writes them down."""
+    """Command -> flags that the recipe runs, by an srun that only writes them down."""
     (folder / "bin").mkdir()
     body = 'while [ "$1" != -u ]; do shift; done; shift; echo "$*" >> "$ASKED"\n'
     body += '[ ! -d "$OUTPUT" ] || echo \'{"code": 0}\' > "$OUTPUT/exit.json"'
@@ -76,7 +77,8 @@ def ask_recipe(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (folder / "asked").read_text().splitlines()
-    return {line.split()[0]: line.split()[1:] for line in lines}
+    words = [line.removeprefix("-m albert_ds ").split() for line in lines]
+    return {command: flags for command, *flags in words}
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -84,7 +86,7 @@ def test_the_papers_recipe(name, data, tmp_path):
     recipe = ROOT / "slurm" / f"{name}.sh"
     # The test's shards hold shorter sequences than the recipe asks for.
     programs = ask_recipe(recipe, data, tmp_path, "--sequence-length", "64")
-    asked = programs["albert_ds/train.py"]
+    asked = programs["train"]
     assert asked.index("512") == asked.index("--sequence-length") + 1
     config = read_config(asked, world_size=count_ranks(recipe))
     assert config.size == PAPER[name] and config.stream.objective == "sop"
@@ -105,11 +107,11 @@ def test_the_layout_and_the_hours_are_those_of_the_plan(name, data, tmp_path):
 
     recipe = ROOT / "slurm" / f"{name}.sh"
     text = recipe.read_text()
-    typed = re.search(r"^# Plan: +tools/scaling_model\.py (.*)$", text, re.M)[1].split()
+    typed = re.search(r"^# Plan: +albert-ds (plan .*)$", text, re.M)[1].split()
     args = scaling_model.build_parser().parse_args(typed)
     best = scaling_model.choose_plans(args)[0][0]
 
-    asked = ask_recipe(recipe, data, tmp_path, "--sequence-length", "64")["albert_ds/train.py"]
+    asked = ask_recipe(recipe, data, tmp_path, "--sequence-length", "64")["train"]
     config = read_config(asked, world_size=count_ranks(recipe))
     assert str(args.sequence_length) == asked[asked.index("--sequence-length") + 1]
     assert (args.model, args.gpus) == (config.size, count_ranks(recipe))
@@ -153,7 +155,7 @@ def test_bytes_in_the_header_are_those_of_the_parameters(name):
 
 def test_smoke_recipe(data, tmp_path):
     recipe = ROOT / "slurm" / "smoke.sh"
-    asked = ask_recipe(recipe, data, tmp_path)["albert_ds/train.py"]
+    asked = ask_recipe(recipe, data, tmp_path)["train"]
     config = read_config(asked, world_size=count_ranks(recipe))
     assert config.size == "albert-tiny" and count_ranks(recipe) == 4
 
@@ -162,7 +164,7 @@ def test_bench_recipe(tmp_path):
     from albert_ds.lab.commands import comm_volume, throughput_bench
 
     programs = ask_recipe(ROOT / "slurm" / "bench.sh", "unused", tmp_path)
-    assert list(programs) == ["tools/throughput_bench.py", "tools/comm_volume.py"]
+    assert list(programs) == ["bench", "traffic"]
     for tool, asked in zip((throughput_bench, comm_volume), programs.values(), strict=True):
         args = tool.build_parser().parse_args(asked)
         assert args.output.parent == tmp_path / "report" and args.models[0] == "bert-large"
@@ -172,7 +174,7 @@ def test_check_recipe(tmp_path):
     recipe = ROOT / "slurm" / "check.sh"
     asked = ask_recipe(recipe, "unused", tmp_path, "--piece", "versions")
     report = str(tmp_path / "report")
-    assert asked == {"tools/gpu_check.py": ["--output", report, "--piece", "versions"]}
+    assert asked == {"gpu-check": ["--output", report, "--piece", "versions"]}
 
 
 def start_recipe(name: str, folder, site: str, *argv: str, **environ: str):
@@ -215,13 +217,48 @@ def test_a_missing_setting_is_one_line_and_code_2(name, site, environ, message, 
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_each_task_of_an_array_takes_a_combination_of_the_grid(tmp_path):
+    grid = "--learning-rate 1e-3 2e-3 --sharing all pattern:0,1/0,0 --seed 7"
+    found = []
+    for task in range(4):
+        environ = {**JOB, **ARRAY, "SLURM_ARRAY_TASK_ID": str(task), "RUNS": str(tmp_path)}
+        (tmp_path / str(task)).mkdir()
+        done = start_recipe("base", tmp_path / str(task), "DATA=data", GRID=grid, **environ)
+        (line,) = [line for line in done.stdout.splitlines() if "train.py" in line]
+        words = line.split()
+        folder = words[words.index("--output") + 1].removeprefix(f"{tmp_path}/albert-base/")
+        found.append((folder, words[-6:]))  # after the recipe's own, which they replace
+    (tmp_path / "seeds").mkdir()
+    environ = {**JOB, **ARRAY, "SLURM_ARRAY_TASK_ID": "5", "RUNS": str(tmp_path)}
+    said = start_recipe("base", tmp_path / "seeds", "DATA=data", **environ).stdout
+    assert f"--output {tmp_path}/albert-base/seed-5 " in said and "--seed 5\n" in said
+    assert found == [
+        (
+            f"learning-rate-{rate}_sharing-{sharing.replace('/', '-')}_seed-7",
+            ["--learning-rate", rate, "--sharing", sharing, "--seed", "7"],
+        )
+        for sharing in ("all", "pattern:0,1/0,0")
+        for rate in ("1e-3", "2e-3")
+    ]
+
+
+def test_a_site_may_name_a_disk_of_the_nodes(tmp_path):
+    site = f"DATA=data\nRUNS={tmp_path}\nSTAGE=$SLURM_TMPDIR/shards\n"
+    done = start_recipe("smoke", tmp_path, site, SLURM_TMPDIR="/local/job-1", **JOB)
+    assert "train.py" in done.stdout and " --stage /local/job-1/shards --model" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("argv", "environ", "message"),
     [
         (("--spares", "1"), {}, "--spares 1: must be 0 to 0, with one node more in sbatch --nodes"),
         (("--spares", "x"), {}, "--spares x: must be 0 to 0"),
         (("--spares",), {}, "--spares : must be 0 to 0"),
-        (("--seed=4",), {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"}, "a job array"),
+        (("--seed=4",), ARRAY, "--seed: a job array sets it"),
+        (("--dropout", "0"), {**ARRAY, "GRID": "--seed 1 --dropout 0.1"}, "--dropout: a job array"),
+        ((), {**ARRAY, "GRID": "--seed 3 4", "SLURM_ARRAY_TASK_ID": "2"}, "fewer combinations"),
+        ((), {**ARRAY, "GRID": "seed 3 4"}, "GRID=seed 3 4: must be"),
+        ((), {**ARRAY, "GRID": "--seed 3 --dropout"}, "must be '--FLAG VALUE ...'"),
     ],
 )
 def test_a_wrong_flag_of_the_job_is_one_line_and_code_2(argv, environ, message, tmp_path):

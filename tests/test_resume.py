@@ -38,6 +38,13 @@ def files_of(checkpoint: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in checkpoint.iterdir()}
 
 
+def history(run: Path) -> list[tuple]:
+    """Each start with its ranks and each end with its code and step, oldest first."""
+    events = map(json.loads, (run / "history.jsonl").read_text().splitlines())
+    keys = {"start": ("ranks",), "end": ("code", "step")}
+    return [(e["event"], *(e[key] for key in keys[e["event"]])) for e in events]
+
+
 def test_kill_9_and_resume_equals_the_uninterrupted_run(data, tmp_path):
     # Dropout is on, the batch is accumulated, and the kill comes between two checkpoints.
     flags = dict(dropout=0.1, batch_size=16, num_workers=1)
@@ -54,6 +61,7 @@ def test_kill_9_and_resume_equals_the_uninterrupted_run(data, tmp_path):
     last = Path("checkpoints") / "step-00000012"
     assert files_of(broken / last) == files_of(whole / last)
     assert json.loads((broken / "exit.json").read_text())["code"] == 0
+    assert history(broken) == [("start", 2), ("start", 2), ("end", 0, 12)]
 
 
 def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_next_run_goes_on(data, tmp_path):
@@ -91,6 +99,9 @@ def test_a_lost_peer_ends_the_others_with_5_and_the_lock_dies_with_its_owner(dat
     assert ending["code"] == 5 and ending["reason"].startswith("rank 1 on ")
     assert "is missing" in ending["reason"]
     assert finish(start_ranks(train_command(data, run, steps=6), 1)) == [0]
+    first, lost, second, done = history(run)
+    assert (first, lost[:2]) == (("start", 2), ("end", 5)) and second == ("start", 1)
+    assert done[:2] == ("end", 0)
 
 
 def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path):

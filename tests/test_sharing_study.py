@@ -37,9 +37,9 @@ def test_every_row_is_a_run_and_equal_parameters_are_equal(data, tmp_path):
     words, configs = asked.read_text().splitlines(), {}
     while words:
         count = int(words.pop(0))
-        script, *argv = words[:count]
+        command, *argv = words[2:count] if words[0] == "-m" else words[:count]
         del words[:count]
-        if script == "albert_ds/train.py":
+        if command == "train":
             configs[argv[argv.index("--output") + 1]] = read_config(argv, world_size=1)
     names = {Path(folder).parent.name: config for folder, config in configs.items()}
     assert len(names) == 16 and len(configs) == 32

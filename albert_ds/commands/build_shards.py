@@ -3,7 +3,7 @@
 Writes WebDataset tars DATA/train-000000.tar ... and DATA/heldout-000000.tar ... (held out by
 document, at least one), a copy of the vocabulary, and DATA/index.json, which counts everything.
 Pairs, lengths and masks are drawn in training. The same input gives the same bytes, by one process
-or by many: mpirun -n N python tools/build_shards.py ... . Killed, the same command goes on.
+or by many: mpirun -n N albert-ds shards ... . Killed, the same command goes on.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ def build_parser() -> cli.Parser:
         required=True,
         type=cli.path,
         metavar="FILE",
-        help="spiece.model of build_vocab.py",
+        help="spiece.model of `albert-ds vocab`",
     )
     add("--output", required=True, type=Path, metavar="DATA", help="folder to write to; is made")
     cli.add_flags(parser, BuildConfig)

@@ -1,7 +1,7 @@
 """Checkpoints to Hugging Face folders, and back.
 
-    python tools/convert_hf.py export --checkpoint RUN --output DIR
-    python tools/convert_hf.py import --input DIR --output CKPT
+    albert-ds export --checkpoint RUN --output DIR
+    albert-ds import --input DIR --output CKPT
 
 DIR loads offline with AutoModel, AutoModelForPreTraining, AutoModelForMaskedLM and AutoTokenizer.
 A fine-tuned model loads with the class of its task: sequence classification, multiple choice or

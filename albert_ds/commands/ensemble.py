@@ -4,7 +4,7 @@ For classes, scores and options it averages the logits; for SQuAD 1.1 the start 
 every token. Each model of SQuAD 2.0 proposes its own spans: there it averages the probability of a
 span, 0 where a model did not propose it, and the logit of "no answer".
 
-python tools/ensemble.py --members DIR DIR [DIR ...] --output ENSEMBLE
+albert-ds ensemble --members DIR DIR [DIR ...] --output ENSEMBLE
 """
 
 from __future__ import annotations

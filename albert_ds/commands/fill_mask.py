@@ -1,6 +1,6 @@
 """Fill each [MASK] of a sentence with the pieces that a pretrained model finds most likely.
 
-python tools/fill_mask.py --checkpoint RUN_OR_HF "A list is a [MASK] of items."
+albert-ds fill-mask --checkpoint RUN_OR_HF "A list is a [MASK] of items."
 """
 
 from pathlib import Path

@@ -3,15 +3,15 @@
 Samples are drawn just as training draws them. In the text, {fox=>[MASK]} is a token to predict and
 what the model sees in its place; {fox} is a token to predict that the model sees unchanged.
 
-python tools/inspect_shards.py --data DATA
-python tools/inspect_shards.py --run RUN --step N    what step N of a run reads: which documents,
-                                                     with which masks and labels
+albert-ds inspect --data DATA
+albert-ds inspect --run RUN --step N    what step N of a run reads: which documents,
+                                        with which masks and labels
 """
 
 import statistics
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ def build_parser() -> cli.Parser:
         "--data",
         type=cli.path,
         metavar="DATA",
-        help="folder made by build_shards.py (required without --run)",
+        help="folder made by `albert-ds shards` (required without --run)",
     )
     add(
         "--run",
@@ -57,6 +57,8 @@ def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     if (args.run is None) != (args.step is None) or (args.run is None) == (args.data is None):
         raise UserError("--data or --run with --step: one of the two is needed, and not both")
+    if args.picture:
+        cli.require("matplotlib", "plots", "--picture")
     show_step(args.run, args.step) if args.run else show_set(args)
 
 
@@ -69,10 +71,7 @@ def show_step(run: Path, step: int) -> None:
     config = read_json(run / "config.json", name)
     schema = {"data": [str], "data_weights": [Number(above=0)], "stream": dict}
     check(config, {**schema, "batch_size": Number(low=1, whole=True)}, name)
-    recorded = config["stream"]
-    known = {field.name for field in fields(StreamConfig) if field.init}
-    stream = StreamConfig(**{key: value for key, value in recorded.items() if key in known})
-    stream.check_format(recorded, str(run))
+    stream = StreamConfig.read(config["stream"], str(run))
     sources = [open_shards(folder, "train") for folder in config["data"]]
     reader = MicroBatchReader(sources, config["data_weights"], stream)
     size = config["batch_size"]

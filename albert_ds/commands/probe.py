@@ -6,9 +6,9 @@ prints two baselines that need no model: the token that is masked most often, an
 share has its 95 % confidence interval (Wilson). --similarity measures the L2 distance and the angle
 between the input and the output of every layer instead (Figure 1).
 
-python tools/probe.py --checkpoint RUN_OR_HF --data DATA
-python tools/probe.py --checkpoint ALBERT --against BERT --data DATA --similarity --output FILE
-python tools/plots.py layers --input FILE --output FILE.png
+albert-ds probe --checkpoint RUN_OR_HF --data DATA
+albert-ds probe --checkpoint ALBERT --against BERT --data DATA --similarity --output FILE
+albert-ds plots layers --input FILE --output FILE.png
 """
 
 import json

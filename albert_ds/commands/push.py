@@ -10,7 +10,6 @@ failed.
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 from albert_ds import cli
@@ -58,9 +57,8 @@ def push(folder: Path, repo: str, *, private: bool = False) -> str:
     Raises UserError where nobody is logged in, the package is absent or the Hub refuses; and
     MachineFailed where the connection or the Hub fails, with what was pushed until then.
     """
+    cli.require("huggingface_hub", "hf", "push")
     revisions = list_revisions(folder)
-    if find_spec("huggingface_hub") is None:
-        raise UserError("push needs the package huggingface_hub: pip install 'albert-ds[hf]'")
     from huggingface_hub import HfApi
 
     api, done = HfApi(), []
@@ -113,7 +111,3 @@ def main(argv: list[str]) -> None:
     if card.is_file() and "FILL IN" in card.read_text(encoding="utf-8"):
         cli.log_line(f"{card}: has places marked FILL IN; fill them in and push again")
     print(f"pushed {args.input} to {url}: {', '.join(list_revisions(args.input))}")
-
-
-if __name__ == "__main__":
-    cli.run(main)

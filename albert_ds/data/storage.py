@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
+from albert_ds.cli import require
 from albert_ds.errors import DamagedData, UserError
 
 T = TypeVar("T")
@@ -199,6 +200,8 @@ def _find_system(location: str) -> tuple[Any, str]:
 
     if "::" in location:  # to fsspec this is a chain of file systems, with options of each
         raise UserError(f"{location}: must be one URL, without ::")
+    if location.startswith("s3:"):
+        require("s3fs", "s3", location)
     options: dict[str, Any] = {}
     if location.startswith("http"):
         import aiohttp

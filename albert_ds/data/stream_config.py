@@ -3,7 +3,7 @@
 Apart from the code that draws, because a command line reads it and must not wait for numpy.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from albert_ds.cli import Number, check_ranges, flag
 from albert_ds.errors import UserError
@@ -107,6 +107,18 @@ class StreamConfig:
         if self.short_fraction not in share:
             raise UserError(f"--short-fraction {self.short_fraction}: must be {share}")
         object.__setattr__(self, "format", OBJECTIVES[self.objective].format)
+
+    @classmethod
+    def read(cls, recorded: dict, run: str) -> "StreamConfig":
+        """How `run` draws, from "stream" of its config.json. Raises UserError where it is wrong."""
+        known = {field.name for field in fields(cls) if field.init}
+        given = {k: v for k, v in recorded.items() if k in known and v is not None}
+        try:
+            stream = cls(**given)
+        except TypeError as error:
+            raise UserError(f"{run}: config.json: stream: {error}") from None
+        stream.check_format(recorded, run)
+        return stream
 
     def check_format(self, recorded: dict, run: str) -> None:
         """Refuse to resume `run`, whose config.json has `recorded`, where draws have changed.

@@ -14,6 +14,7 @@ from typing import Any
 from albert_ds import run_config
 from albert_ds.cli import Flag, Number, Parser, add_flag, add_flags, flag, flags_of, path, positive
 from albert_ds.errors import UserError
+from albert_ds.files import PACKAGE
 from albert_ds.json_files import check, read_json
 from albert_ds.model.config import DROPOUT, HeadConfig, ModelConfig
 from albert_ds.run_config import (
@@ -38,7 +39,7 @@ from albert_ds.run_config import (
 from albert_ds.tasks.recipes import RECIPES, Lengths, Recipe
 from albert_ds.weights import read_encoder, read_model_vocab
 
-DS_CONFIG = Path(__file__).parents[2] / "ds_configs" / "zero1_fp32_adamw.json"
+DS_CONFIG = PACKAGE / "ds_configs" / "zero1_fp32_adamw.json"
 EVALUATIONS = 10  # of the dev set in a run, unless --eval-every says otherwise
 START = "where to start"
 SETTINGS = "settings"
@@ -190,7 +191,6 @@ class FinetuneConfig(SharedConfig):
 def build_parser() -> Parser:
     """The parser of finetune.py, from the fields that the flags fill."""
     parser = Parser(
-        prog="deepspeed albert_ds/finetune.py",
         description="Fine-tune ALBERT on a task and evaluate it on its dev set (section 4.9 of the "
         "paper). Given the same --output again, resumes.",
     )

@@ -12,6 +12,7 @@ import re
 import sys
 import threading
 import traceback
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -96,17 +97,31 @@ def name_defect(error: Exception) -> Ending:
 
 
 def write_exit(output: Path, ending: Ending, step: int | None, *, replace: bool = True) -> None:
-    """Write RUN/exit.json; without `replace` only where there is none."""
+    """Write RUN/exit.json, without `replace` only where there is none, and its line of history."""
     path = output / "exit.json"
-    content = json.dumps({"code": ending.code, "reason": ending.reason, "step": step}) + "\n"
+    record = {"code": ending.code, "reason": ending.reason, "step": step}
+    content = json.dumps(record) + "\n"
     try:
         if replace:
             write_file(path, content)
         else:
-            with contextlib.suppress(FileExistsError), path.open("x") as file:
+            with path.open("x") as file:
                 file.write(content)
+        add_to_history(output, "end", **record)
+    except FileExistsError:
+        pass  # another rank was first
     except OSError as error:  # a full disk, for example; scripts then see a crash
         log_line(f"{path}: {error.strerror}")
+
+
+def add_to_history(output: Path, event: str, **facts: str | int | None) -> None:
+    """Append a line to RUN/history.jsonl, which keeps every start and end of a run.
+
+    A start without an end was killed, or crashed. Raises OSError.
+    """
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    with (output / "history.jsonl").open("a") as file:
+        file.write(json.dumps({"time": now, "event": event, **facts}) + "\n")
 
 
 def say(world: World, ending: Ending) -> None:

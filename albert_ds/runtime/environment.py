@@ -6,7 +6,9 @@ alone as rank 0 of 1. So the variables are read here, and MPI discovery is off.
 """
 
 import os
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 
 from albert_ds.errors import UserError
 
@@ -97,6 +99,18 @@ def check_memory(params: int, world: World, device_type: str) -> None:
             f"memory, {free / 1e9:,.0f} are free; choose a smaller --model, --hidden-size, "
             "--num-layers or more --sharing"
         )
+
+
+def name_device() -> str:
+    """The name of this process's GPU, or of this machine's CPU with the number of its cores."""
+    import torch
+
+    if torch.cuda.is_available() and not wants_cpu():
+        return torch.cuda.get_device_name()
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, platform.processor())}, {len(os.sched_getaffinity(0))} cores"
 
 
 def wants_cpu(environ=os.environ) -> bool:

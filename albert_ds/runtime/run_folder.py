@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from albert_ds.errors import Diverged, MachineFailed, UserError, name_os_error
-from albert_ds.runtime.ending import UNTOUCHED
+from albert_ds.runtime.ending import UNTOUCHED, add_to_history
+from albert_ds.runtime.environment import name_device
 
 if TYPE_CHECKING:
     from albert_ds.runtime.engine import Engine
@@ -59,7 +60,8 @@ class RunLock:
 
 
 def lock_run_folder(output: Path, mesh, write_files: Callable[[], None]) -> RunLock | None:
-    """Lock RUN, delete the last exit.json and write the run's files, all on rank 0. Collective.
+    """Lock RUN, delete the last exit.json, write the run's files and its start, all on rank 0.
+    Collective.
 
     Returns the lock, None on other ranks. Raises UserError or MachineFailed on every rank where RUN
     is in use or cannot be written.
@@ -73,6 +75,8 @@ def lock_run_folder(output: Path, mesh, write_files: Callable[[], None]) -> RunL
             lock = RunLock(output)
             (output / "exit.json").unlink(missing_ok=True)
             write_files()
+            facts = {"machine": os.uname().nodename, "device": name_device()}
+            add_to_history(output, "start", **facts, ranks=mesh.world_size)
         except UserError as caught:
             error = caught
         except OSError as caught:

@@ -90,7 +90,7 @@ def show_facts(log_format: str, kind: str, title: str, facts: dict[str, str]) ->
 
 
 def format_step(step: int, num_steps: int, values: dict, seconds_left: float | None = None) -> str:
-    """A record of metrics as a line of at most 120 columns (up to 9,999,999 steps).
+    """A record of metrics as a line of at most 120 columns (up to 999,999 steps).
 
     Lines of the same kind stand in columns. A value that does not exist is "-".
     """
@@ -106,7 +106,7 @@ def format_step(step: int, num_steps: int, values: dict, seconds_left: float | N
     tasks = [key.removesuffix("_loss") for key in values if key.endswith("_loss")]
     for task in tasks:
         line += f"  {task} {_fit(values[f'{task}_loss'], '6.3f')}"
-        line += f" {_fit(values[f'{task}_accuracy'], '5.1%')}"
+        line += f" {_fit(values[f'{task}_accuracy'], '6.1%')}"
     if held_out:
         return f"{line}  held out"
     if not tasks:
@@ -122,7 +122,7 @@ def format_step(step: int, num_steps: int, values: dict, seconds_left: float | N
 
 def _fit(value: float | None, form: str) -> str:
     """A number; "-" of the same width where there is none."""
-    return format(value, form) if value is not None else format("-", f">{form.split('.')[0]}")
+    return f"{'-':>{len(format(0.0, form))}}" if value is None else format(value, form)
 
 
 def _as_time(seconds: float) -> str:

@@ -3,7 +3,7 @@
 #   DATA=shards TASKS=tasks bash slurm/ablations/table4.sh
 #   TASKS=tasks ROWS=all-768 sbatch slurm/ablations/paper.sh table4      # on a Slurm cluster
 #
-# DATA   folder of shards (tools/build_shards.py)
+# DATA   folder of shards (albert-ds shards)
 # TASKS  folder with squad1/ squad2/ MNLI/ SST-2/ RACE/, files as published
 #        (tools/demo/small_tasks.py makes one for a small machine)
 # ONLY   names of those folders, where not all five are wanted: ONLY='squad1 RACE'
@@ -32,8 +32,8 @@ case $SCALE in
         JUDGE=(--steps "${JUDGE_STEPS:-10}" --eval-every "${JUDGE_STEPS:-10}" --batch-size 8
             --learning-rate 5e-4 --sequence-length 64 --question-length 24 --stride 24
             --seeds "${SEEDS:-1}")
-        pretrain() { "$PYTHON" albert_ds/train.py --output "$OUTPUT" "$@"; }
-        finetune() { "$PYTHON" albert_ds/finetune.py --output "$OUTPUT" "$@"; }
+        pretrain() { "$PYTHON" -m albert_ds train --output "$OUTPUT" "$@"; }
+        finetune() { "$PYTHON" -m albert_ds finetune --output "$OUTPUT" "$@"; }
         run_once() { "$PYTHON" "$@"; }
         ;;
     paper)
@@ -103,7 +103,7 @@ row() {
 # probe NAME: the intrinsic tasks of a row.
 probe() {
     wanted "$1" || return 0
-    run_once tools/probe.py --checkpoint "$OUT/$1/run" --data "$DATA" \
+    run_once -m albert_ds probe --checkpoint "$OUT/$1/run" --data "$DATA" \
         --sequence-length "$(at 512 64)" --output "$OUT/$1/probe.json" \
         --samples "$(at 4096 256)" --head-samples "$(at 65536 512)"
 }

@@ -5,8 +5,8 @@
 #   DATA=shards bash slurm/ablations/sharing.sh
 #   DATA=shards SCALE=paper ROWS=cycle-2 sbatch SLURM-FLAGS slurm/ablations/sharing.sh
 #
-# DATA   folder of shards (tools/build_shards.py)
-# BLIMP  folder of minimal pairs for tools/probe.py (default: left out)
+# DATA   folder of shards (albert-ds shards)
+# BLIMP  folder of minimal pairs for albert-ds probe (default: left out)
 # OUT    folder of the results (default: ablations/sharing); the same command continues there
 # SCALE  tiny (default): 6 layers of albert-tiny's width, 2 minutes a run on a CPU core
 #        paper: ALBERT-base, 125,000 steps of 4096, in a Slurm job (slurm/common.sh)
@@ -30,7 +30,7 @@ case $SCALE in
             --micro-batch-size 16 --sequence-length 64 --learning-rate 0.001 --dropout 0
             --deepspeed_config ds_configs/zero1_fp32_adamw.json
             --eval-every $((STEPS > 20 ? STEPS / 20 : 1)) --eval-samples 512)
-        pretrain() { "$PYTHON" albert_ds/train.py --output "$OUTPUT" "$@"; }
+        pretrain() { "$PYTHON" -m albert_ds train --output "$OUTPUT" "$@"; }
         run_once() { "$PYTHON" "$@"; }
         ;;
     paper)
@@ -58,7 +58,7 @@ row() {
     for seed in $(seq "$SEEDS"); do
         OUTPUT=$OUT/$name/seed-$seed
         pretrain --data "$DATA" "${RECIPE[@]}" --seed "$seed" "$@"
-        [ -z "${BLIMP:-}" ] || [ -f "$OUTPUT/blimp.json" ] || run_once tools/probe.py \
+        [ -z "${BLIMP:-}" ] || [ -f "$OUTPUT/blimp.json" ] || run_once -m albert_ds probe \
             --checkpoint "$OUTPUT" --minimal-pairs "$BLIMP" --output "$OUTPUT/blimp.json"
     done
 }

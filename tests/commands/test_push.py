@@ -10,7 +10,6 @@ import torch
 from huggingface_hub import close_session, constants
 from safetensors.torch import load_file, save_file
 
-from albert_ds.commands import push as command
 from albert_ds.commands.push import list_revisions, push
 from albert_ds.convert import export_hf, list_checkpoints_of
 from albert_ds.data.vocab import RELEASED, train_vocab
@@ -135,13 +134,6 @@ def test_who_is_not_logged_in_is_told_so(hub, exports, monkeypatch, token, words
     assert hub.repos == {}
 
 
-def test_without_the_package_the_extra_is_named(hub, exports, monkeypatch):
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"huggingface_hub: pip install 'albert-ds\[hf\]'$"):
-        push(exports, "model")
-    assert hub.requests == []
-
-
 def test_a_card_that_the_hub_refuses_is_a_users_error(hub, exports, tmp_path):
     for path in (exports / STEPS[0]).iterdir():
         (tmp_path / path.name).symlink_to(path)
@@ -196,7 +188,7 @@ def test_the_command_as_it_is_typed(hub, exports, tmp_path):
     }
     argv = ["--input", str(exports), "--repo", "typed"]
     done = subprocess.run(
-        [sys.executable, "-m", "albert_ds.commands.push", *argv],
+        [sys.executable, "-m", "albert_ds", "push", *argv],
         cwd=ROOT,
         env=environ,
         capture_output=True,

@@ -229,7 +229,7 @@ class Cluster:
         self.wait(lambda: not self.is_queued(number), f"job {number} to end", timeout)
         return self.job(number)
 
-    def processes(self, node: str, name: str = "train.py") -> list[psutil.Process]:
+    def processes(self, node: str, name: str = "albert_ds") -> list[psutil.Process]:
         """Processes on a node with `name` in their command line, as this machine sees them."""
         found = []
         for process in psutil.Process(self._daemons[node].pid).children(recursive=True):

@@ -68,13 +68,13 @@ def test_a_job_without_its_first_node_is_requeued(cluster, submit, stand_in):
     assert first not in places(job)[1][1]
 
 
-def test_each_task_of_an_array_is_a_seed_and_requeued_alone(cluster, submit, stand_in):
+def test_each_task_of_an_array_is_a_run_of_a_grid_and_requeued_alone(cluster, submit, stand_in):
     play = "[ $SLURM_ARRAY_TASK_ID$attempt = 10 ] && ending 75 'the time limit'"
-    job = submit("smoke", sbatch=("--array=0-1",), PYTHON=stand_in(play))
+    job = submit("smoke", sbatch=("--array=0-1",), PYTHON=stand_in(play), GRID="--seed 5 6")
     tasks = [f"{job.number}_{seed}" for seed in (0, 1)]
     # The last task's number is the array's, too.
     ended = [cluster.wait_until_ended(task) for task in tasks]
     assert [task["Restarts"] for task in ended] == ["0", "1"]
     assert {task["JobState"] for task in ended} == {"COMPLETED"}
-    assert sorted(path.name for path in job.output.iterdir()) == ["seed-0", "seed-1"]
-    assert len(list((job.output / "seed-1").glob("attempt-*"))) == 2
+    assert sorted(path.name for path in job.output.iterdir()) == ["seed-5", "seed-6"]
+    assert len(list((job.output / "seed-6").glob("attempt-*"))) == 2

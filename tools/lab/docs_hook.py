@@ -12,21 +12,22 @@ from albert_ds.cli import Parser, as_reference
 
 # Command -> the module whose build_parser() reads its command line, in the order of use.
 COMMANDS = {
-    "vocab": "tools.build_vocab",
-    "shards": "tools.build_shards",
-    "inspect": "tools.inspect_shards",
+    "vocab": "albert_ds.commands.build_vocab",
+    "shards": "albert_ds.commands.build_shards",
+    "inspect": "albert_ds.commands.inspect_shards",
     "train": "albert_ds.config",
     "finetune": "albert_ds.finetuning.config",
-    "probe": "tools.probe",
-    "convert": "tools.convert_hf",
-    "fill-mask": "tools.fill_mask",
-    "ensemble": "tools.ensemble",
-    "plan": "tools.scaling_model",
-    "bench": "tools.throughput_bench",
-    "traffic": "tools.comm_volume",
-    "plots": "tools.plots",
-    "learn": "tools.learn",
-    "gpu": "tools.gpu_check",
+    "probe": "albert_ds.commands.probe",
+    "convert": "albert_ds.commands.convert_hf",
+    "fill-mask": "albert_ds.commands.fill_mask",
+    "ensemble": "albert_ds.commands.ensemble",
+    "plan": "albert_ds.lab.commands.scaling_model",
+    "bench": "albert_ds.lab.commands.throughput_bench",
+    "traffic": "albert_ds.lab.commands.comm_volume",
+    "plots": "albert_ds.lab.commands.plots",
+    "push": "albert_ds.commands.push",
+    "learn": "albert_ds.lab.commands.learn",
+    "gpu": "albert_ds.lab.commands.gpu_check",
 }
 FLAGS = "<!-- flags -->"
 DIAGRAM = re.compile(r"```mermaid\n(.*?)```\n", re.S)

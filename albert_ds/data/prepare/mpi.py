@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from albert_ds.cli import log_line
+from albert_ds.cli import log_line, require
 from albert_ds.errors import ENDINGS, UserError
 
 T = TypeVar("T")
@@ -85,6 +85,7 @@ def _find_comm():
     started = count_started()
     if started == 1:
         return None
+    require("mpi4py", "mpi", f"{started} processes were started")
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from albert_ds import cli
 from albert_ds.cli import Parser, positive
-from albert_ds.files import write_file
+from albert_ds.files import PACKAGE, write_file
 from albert_ds.lab.bench_run import (
     accumulation_of,
     bench_config,
@@ -74,7 +74,7 @@ def build_parser() -> Parser:
         "--deepspeed_config",
         type=cli.path,
         nargs="+",
-        default=["ds_configs/zero0_fp32.json", "ds_configs/zero1_bf16.json"],
+        default=[f"{PACKAGE}/ds_configs/{name}.json" for name in ("zero0_fp32", "zero1_bf16")],
         metavar="FILE",
         help="DeepSpeed's JSON files (default: zero0_fp32.json and zero1_bf16.json of ds_configs/)",
     )

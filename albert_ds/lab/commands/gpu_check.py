@@ -21,7 +21,7 @@ def build_parser() -> Parser:
     add("--output", type=Path, required=True, metavar="REPORT", help=text)
     text = "do only these pieces; a wrong name lists them (default: all)"
     add("--piece", nargs="+", metavar="NAME", help=text)
-    text = "folders of build_shards.py, as real text (default: this Python's own documentation)"
+    text = "folders of `albert-ds shards`, as real text (default: this Python's own documentation)"
     add("--data", nargs="+", metavar="DATA", help=text)
     text = (
         "one tiny model and short rows, in minutes: shows that all commands work, measures nothing"
@@ -32,10 +32,12 @@ def build_parser() -> Parser:
 
 def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
-    from albert_ds.lab.gpu_check.check import Check, open_folder
+    from albert_ds.lab.gpu_check.check import ROOT, Check, open_folder
     from albert_ds.lab.gpu_check.pieces import build_text, find_pieces
     from albert_ds.lab.gpu_check.report import write_report
 
+    if not (ROOT / "tests").is_dir():
+        raise UserError(f"{ROOT}: no clone of the project, whose tests gpu_check runs")
     pieces = find_pieces(args.quick)
     chosen = args.piece or list(pieces)
     if unknown := [name for name in chosen if name not in pieces]:

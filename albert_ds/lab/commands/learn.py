@@ -5,12 +5,11 @@ OUTPUT/report.md. Given the same --output again, it goes on where it stopped. Th
 comes from the measured speed, once; so the learning rate reaches 0 as the time ends, and a resumed
 run is the same run.
 
-python tools/learn.py --text wiki/*.txt --output learn --hours 2
+albert-ds learn --text wiki/*.txt --output learn --hours 2
 """
 
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,11 +19,12 @@ from pathlib import Path
 from albert_ds import cli
 from albert_ds.cli import Number, log_line
 from albert_ds.errors import MachineFailed, UserError
-from albert_ds.files import write_file
+from albert_ds.files import PACKAGE, write_file
 from albert_ds.json_files import read_json, read_lines
 from albert_ds.lab.tables import spread, table
+from albert_ds.runtime.environment import name_device
 
-ROOT = Path(__file__).parents[3]
+COMMAND = (sys.executable, "-m", "albert_ds")
 LENGTH, BATCH = 128, 64
 # At a rate of 0.003 a model this small stays at the frequencies of the pieces (docs/languages.md).
 RECIPE = (
@@ -76,11 +76,11 @@ def build_parser() -> cli.Parser:
 
 
 def run(command: Sequence[object], log: Path, threads: int = 1) -> str:
-    """Run one of this repository's commands and return its stdout; its stderr goes to `log`."""
+    """Run one of the package's commands and return its stdout; its stderr goes to `log`."""
     words = [str(word) for word in command]
     with log.open("a") as file:
         done = subprocess.run(
-            words, cwd=ROOT, env=environ(threads), stdout=subprocess.PIPE, stderr=file, text=True
+            words, env=environ(threads), stdout=subprocess.PIPE, stderr=file, text=True
         )
     if done.returncode:
         raise failed(words, done.returncode, log)
@@ -88,24 +88,25 @@ def run(command: Sequence[object], log: Path, threads: int = 1) -> str:
 
 
 def environ(threads: int) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "OMP_NUM_THREADS": str(threads)}
 
 
 def failed(words: list[str], code: int, log: Path) -> MachineFailed:
     tail = "".join(log.read_text(errors="replace").strip().splitlines()[-1:])
-    name = next(word for word in words if word.endswith(".py"))
+    name = words[words.index("albert_ds") + 1] if "albert_ds" in words else "train"
     return MachineFailed(f"{name} ended with {code}; see {log}: {tail}")
 
 
 def trainer(layout: Layout, data: Path, output: Path) -> list[str]:
     """The command that trains the recipe in a layout, without --steps."""
-    start = [sys.executable]
+    start = [*COMMAND, "train"]
     if layout.ranks > 1:
         start = ["deepspeed", "--num_gpus", str(layout.ranks), "--master_port", "29511"]
+        start += ["--module", "albert_ds.train"]
     micro = BATCH // layout.ranks
     return [
-        *(*start, "albert_ds/train.py", *RECIPE, "--data", str(data), "--output", str(output)),
-        *("--micro-batch-size", str(micro), "--deepspeed_config", layout.ds_config),
+        *(*start, *RECIPE, "--data", str(data), "--output", str(output)),
+        *("--micro-batch-size", str(micro), "--deepspeed_config", str(PACKAGE / layout.ds_config)),
     ]
 
 
@@ -154,7 +155,7 @@ def train(command: list[str], steps: int, run_folder: Path, layout: Layout) -> N
     words = [*command, "--steps", str(steps), *rhythm, "--save-every", str(10 * every)]
     with log.open("a") as file:
         process = subprocess.Popen(
-            words, cwd=ROOT, env=environ(layout.threads), stdout=file, stderr=subprocess.STDOUT
+            words, env=environ(layout.threads), stdout=file, stderr=subprocess.STDOUT
         )
         try:
             while process.poll() is None:
@@ -197,7 +198,7 @@ def fine_tune(args, checkpoint: Path) -> list[list[str]]:
             output = args.output / "tasks" / start / task
             if not (output / "results.json").is_file():
                 print(f"  {folder}, {start}", flush=True)
-                command: list[object] = [sys.executable, "albert_ds/finetune.py"]
+                command: list[object] = [*COMMAND, "finetune"]
                 command += ["--task", f"glue/{task}"]
                 command += ["--data", args.tasks / folder, "--checkpoint", checkpoint]
                 command += ["--output", output, "--cache", args.output / "features"]
@@ -222,8 +223,8 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
     parts = [
         "# What this model has learned",
         f"{args.hours:g} h were asked for; {steps:,} steps of {BATCH} samples, {tokens / 1e6:.1f} "
-        f"million tokens, on {name_cpu()} ({layout}; {seconds:.3f} s a step when measured).",
-        f"    train.py {' '.join(RECIPE)} --steps {steps}",
+        f"million tokens, on {name_device()} ({layout}; {seconds:.3f} s a step when measured).",
+        f"    albert-ds train {' '.join(RECIPE)} --steps {steps}",
         "![curves](curves.png)",
         (out / "probe.md").read_text().strip(),
     ]
@@ -242,31 +243,25 @@ def count_steps(records: list[dict]) -> tuple[list[dict], list[int]]:
     return logged, [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def name_cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{next(names, platform.processor())}, {len(os.sched_getaffinity(0))} cores"
-
-
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     missing = [name for name in args.text if not Path(name).is_file()]
     if missing:
         raise UserError(f"--text {missing[0]}: no such file")
+    cli.require("matplotlib", "plots", "the report's curves")
     out = args.output = args.output.absolute()
     out.mkdir(parents=True, exist_ok=True)
     vocab, data, checkpoint = out / "vocab" / "spiece.model", out / "data", out / "run"
     text = ["--input", *map(os.path.abspath, args.text), "--language", args.language]
-    python, log = [sys.executable], out / "prepare.log"
+    log = out / "prepare.log"
     if not vocab.is_file():
         print(f"== vocabulary of {args.vocab_size:,} pieces", flush=True)
         made = ["--output", out / "vocab", "--vocab-size", args.vocab_size]
-        run([*python, "tools/build_vocab.py", *text, *made], log)
+        run([*COMMAND, "vocab", *text, *made], log)
     if not (data / "index.json").is_file():
         print(f"== shards of {LENGTH} tokens", flush=True)
         made = ["--output", data, "--sequence-length", LENGTH, "--holdout", "0.02"]
-        run([*python, "tools/build_shards.py", *text, "--vocab", vocab, *made], log)
+        run([*COMMAND, "shards", *text, "--vocab", vocab, *made], log)
     print("== speed of this machine", flush=True)
     layout, seconds = choose_layout(data, out)
     steps = max(20, int(args.hours * 3600 * TRAINING_SHARE / seconds))
@@ -278,10 +273,10 @@ def main(argv: list[str]) -> None:
         measured["minimal_pairs"] = ["--minimal-pairs", args.minimal_pairs.absolute()]
     for name, flags in measured.items():
         if not (out / f"{name}.md").is_file():
-            command = [*python, "tools/probe.py", "--checkpoint", checkpoint, *flags]
+            command = [*COMMAND, "probe", "--checkpoint", checkpoint, *flags]
             command = [*command, "--output", out / f"{name}.json"]
             write_file(out / f"{name}.md", run(command, log, len(os.sched_getaffinity(0))))
-    curves = [*python, "tools/plots.py", "curves", "--runs", checkpoint]
+    curves = [*COMMAND, "plots", "curves", "--runs", checkpoint]
     run([*curves, "--output", out / "curves.png"], log)
     tasks = fine_tune(args, checkpoint) if args.tasks else []
     write_report(args, layout, seconds, steps, tasks)

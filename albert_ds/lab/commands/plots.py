@@ -20,28 +20,29 @@ def build_parser() -> Parser:
     add = command("curves", "losses and accuracies of runs; prints the largest differences")
     text = "RUN folders, or metrics.jsonl files"
     add("--runs", type=Path, nargs="+", required=True, metavar="RUN", help=text)
-    add("--labels", nargs="+", help="names in the legend (default: the folders' names)")
+    add("--labels", nargs="+", help="names in the legend (default: the folders that differ)")
     for name, meaning in (
         ("speed-up", "samples/s over the baseline's, against the link"),
         ("traffic", "bytes that a rank sends in a step, by kind"),
         ("split", "the parts of a step, relative to the baseline's step"),
     ):
         add = command(name, meaning)
-        text = "reports of throughput_bench.py; the first model of a report is its baseline"
+        text = "reports of `albert-ds bench`; the first model of a report is its baseline"
         add("--input", type=Path, nargs="+", required=True, help=text)
         text = "draw only cells with these values, as in the JSON (default: all cells)"
         add("--only", metavar="KEY=VALUE,...", help=text)
     add = command("scaling", "predicted speed-up against link and batch")
-    add("--input", type=Path, required=True, help="JSON of scaling_model.py predict --output")
+    add("--input", type=Path, required=True, help="JSON of `albert-ds scaling predict --output`")
     add = command("layers", "distance and angle of each layer's input and output (Figure 1)")
-    add("--input", type=Path, required=True, help="JSON of probe.py --similarity --output")
+    add("--input", type=Path, required=True, help="JSON of `albert-ds probe --similarity --output`")
     return parser
 
 
 def plot_curves(args) -> None:
     from albert_ds.lab.plots.lines import draw_curves, largest_differences
+    from albert_ds.lab.runs import name_runs
 
-    labels = args.labels or [run.stem if run.is_file() else run.name for run in args.runs]
+    labels = args.labels or name_runs(args.runs)
     if len(set(labels)) != len(args.runs):
         raise UserError(
             f"--labels: {len(set(labels))} different labels for {len(args.runs)} runs; "

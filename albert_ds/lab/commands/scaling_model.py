@@ -1,7 +1,7 @@
 """Predict the time and memory of an optimizer step on clusters of GPUs.
 
-Example: tools/scaling_model.py plan --model albert-xxlarge --gpus 64 --link 100 --steps 125000.
-The picture of what `predict --output` writes is drawn by tools/plots.py scaling.
+Example: albert-ds plan --model albert-xxlarge --gpus 64 --link 100 --steps 125000.
+The picture of what `predict --output` writes is drawn by `albert-ds plots scaling`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from albert_ds import cli
 from albert_ds.cli import Number, Parser, positive
 from albert_ds.errors import UserError
-from albert_ds.files import write_file
+from albert_ds.files import PACKAGE, write_file
 from albert_ds.json_files import check as check_json
 from albert_ds.json_files import read_json
 from albert_ds.lab.scaling.fit import (
@@ -47,7 +47,7 @@ from albert_ds.run_config import BATCH_SIZE, STEPS
 
 SPEED_UPS = (1.1, 1.7)  # of the second model over the first; 1.7 is the paper's
 NODES = 64  # for `largest_batch`; twice as many nodes change its results by 1 %
-CONSTANTS = Path(__file__).parents[3] / "docs/raw/scaling_constants.json"
+CONSTANTS = PACKAGE / "lab/scaling/constants.json"  # docs/raw/scaling_constants.json
 
 
 def build_parser() -> Parser:
@@ -75,7 +75,7 @@ def build_parser() -> Parser:
 
 
 def _add_fit(add) -> None:
-    add("--input", type=Path, nargs="+", required=True, help="reports of throughput_bench.py")
+    add("--input", type=Path, nargs="+", required=True, help="reports of `albert-ds bench`")
     add(
         "--hold-out",
         metavar="KEY=VALUE,...",
@@ -117,7 +117,11 @@ def _add_predict(add) -> None:
     share = Number(low=0, high=1)
     add("--overlap", type=share, metavar="SHARE", nargs="+", default=[0.0], help=text)
     _add_cluster(add)
-    add("--output", type=cli.new_file, help="JSON with every prediction, for plots.py scaling")
+    add(
+        "--output",
+        type=cli.new_file,
+        help="JSON with every prediction, for `albert-ds plots scaling`",
+    )
 
 
 def _add_plan(add) -> None:

@@ -22,7 +22,7 @@ from albert_ds import cli
 from albert_ds.cli import Number, Parser, flags_of, log_line, natural, positive
 from albert_ds.config import RunConfig
 from albert_ds.errors import UserError
-from albert_ds.files import write_file
+from albert_ds.files import PACKAGE, write_file
 from albert_ds.json_files import read_json
 from albert_ds.lab.bench_run import bench_config, count_gpus
 from albert_ds.lab.measurement import close, describe, open_cells, take_turns, write_profile
@@ -57,7 +57,7 @@ def build_parser() -> Parser:
         "--data",
         nargs="+",
         type=cli.path,
-        help="folders of build_shards.py (default: synthetic rows)",
+        help="folders of `albert-ds shards` (default: synthetic rows)",
     )
     add("--dropout", type=Number(low=0, below=1), help="probability (default: the size's)")
     add("--vocab-size", type=positive, default=30_000, help="pieces, without --data")
@@ -151,7 +151,7 @@ def fill_defaults(args, world: World) -> None:
     """What was not typed. Small passes of a GPU are bound by their launches, not by its speed."""
     gpus = count_gpus()
     ranks = gpus or 2 if world.launcher == "none" else world.size
-    config = "ds_configs/zero1_bf16.json" if gpus else "ds_configs/zero1_fp32.json"
+    config = f"{PACKAGE}/ds_configs/zero1_{'bf16' if gpus else 'fp32'}.json"
     args.ranks = args.ranks or [ranks]
     args.micro_batch = args.micro_batch or [32 if gpus else 4]
     args.steps = args.steps or (5 if gpus else 1)

@@ -4,6 +4,7 @@ Times are relative to the baseline: the first model of the same report, in the s
 the same link. Seconds of one machine alone would mean little.
 """
 
+import math
 import statistics
 from pathlib import Path
 
@@ -69,11 +70,14 @@ def draw_speed_up(cells: list[dict], output: Path) -> None:
         raise UserError("--input: no model was measured beside another in the same layout")
     figure, (axis,) = new_figure(width=9.5)
     for number, (name, points) in enumerate(sorted(lines.items())):
-        places, middles, ratios = zip(*sorted(points), strict=True)
-        low = [middle - min(r) for middle, r in zip(middles, ratios, strict=True)]
-        high = [max(r) - middle for middle, r in zip(middles, ratios, strict=True)]
+        measured = {place: (middle, ratios) for place, middle, ratios in points}
+        # NaN interrupts the line where a link was not measured.
+        shown = [measured.get(place, (math.nan, [math.nan])) for place in range(len(links))]
+        middles = [middle for middle, _ in shown]
+        low = [middle - min(ratios) for middle, ratios in shown]
+        high = [max(ratios) - middle for middle, ratios in shown]
         style = line_style(number)
-        axis.errorbar(places, middles, yerr=[low, high], capsize=3, **style, label=name)
+        axis.errorbar(range(len(links)), middles, yerr=[low, high], capsize=3, **style, label=name)
     axis.axhline(1, color="black", linewidth=0.8)
     axis.set_xticks(range(len(links)), [link or "no limit" for link in links])
     axis.legend(**LEGEND)
@@ -82,7 +86,7 @@ def draw_speed_up(cells: list[dict], output: Path) -> None:
 
 
 def draw_traffic(cells: list[dict], output: Path) -> None:
-    """Bytes that a rank sends in a step, by kind; a group of bars per model and layout."""
+    """Bytes that a rank sends in a step, a bar per model and layout; its parts are the kinds."""
     common, names = describe_layouts(cells)
     groups = {join(c["model"], names[layout_of(c)]): c["rounds"][-1]["kinds"] for c in cells}
     kinds = list(dict.fromkeys(kind for found in groups.values() for kind in found))
@@ -90,18 +94,16 @@ def draw_traffic(cells: list[dict], output: Path) -> None:
         raise UserError(
             "--input: no cell has traffic; allowed: reports with cells of several ranks"
         )
-    figure, (axis,) = new_figure(width=7, height=1 + 0.22 * len(groups) * (1 + len(kinds)))
-    height = 0.8 / len(kinds)
+    figure, (axis,) = new_figure(width=7, height=1.2 + 0.36 * len(groups))
+    left = [0.0] * len(groups)
     for number, kind in enumerate(kinds):
         sent = [found.get(kind, {}).get("wire_bytes", 0) / 1e6 for found in groups.values()]
-        places = [place + (number - (len(kinds) - 1) / 2) * height for place in range(len(groups))]
-        bars = _draw_bars(axis, number, places, sent, height=height, label=kind)
-        texts = [f"{size:,.0f}" if size >= 100 else f"{size:.2g}" if size else "" for size in sent]
-        axis.bar_label(bars, texts, fontsize=7)
-    axis.set_xscale("log")
-    axis.set_xlim(right=axis.get_xlim()[1] * 3)
+        bars = _draw_bars(axis, number, range(len(groups)), sent, left=left, height=0.7, label=kind)
+        left = [a + b for a, b in zip(left, sent, strict=True)]
+    axis.bar_label(bars, [f" {total:,.0f}" for total in left], fontsize=7)
+    axis.set_xlim(right=max(left) * 1.15)
     _finish_bars(axis, list(groups))
-    label(axis, "MB that a rank sends in an optimizer step (logarithmic)", "", common)
+    label(axis, "MB that a rank sends in an optimizer step", "", common)
     save(figure, output)
 
 
@@ -115,15 +117,13 @@ def draw_split(cells: list[dict], output: Path) -> None:
     common, names = describe_layouts(shown)
     left = [0.0] * len(shown)
     for number, (part, title) in enumerate(PARTS.items()):
-        share = [
-            _median(c, f"{part}_seconds") / _median(c["base"], "seconds_a_step") for c in shown
-        ]
+        share = [_mean_share(cell, f"{part}_seconds") for cell in shown]
         _draw_bars(axis, number, range(len(shown)), share, left=left, height=0.7, label=title)
         left = [a + b for a, b in zip(left, share, strict=True)]
     _finish_bars(
         axis, [join(c["model"], names[layout_of(c)], c["link"] or "no limit") for c in shown]
     )
-    label(axis, "step, over the baseline's on the same link", "", common)
+    label(axis, "step, over the baseline's on the same link (mean of the rounds)", "", common)
     save(figure, output)
 
 
@@ -149,8 +149,13 @@ def join(*words: str) -> str:
     return ", ".join(filter(None, words))
 
 
-def _median(cell: dict, key: str) -> float:
-    return statistics.median(turn[key] for turn in cell["rounds"])
+def _mean_share(cell: dict, key: str) -> float:
+    """Mean over the rounds of a part, over the baseline's step of the same round.
+
+    Means add up: the parts of the baseline are 1 together. Medians would not.
+    """
+    rounds = zip(cell["rounds"], cell["base"]["rounds"], strict=False)
+    return statistics.fmean(own[key] / base["seconds_a_step"] for own, base in rounds)
 
 
 def _draw_bars(axis, number: int, places, sizes: list[float], **how):

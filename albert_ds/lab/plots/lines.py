@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Set
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from albert_ds.cli import Number
 from albert_ds.data.stream_config import list_pair_tasks
 from albert_ds.errors import UserError
-from albert_ds.json_files import check, read_json, read_lines
+from albert_ds.json_files import check, read_json
 from albert_ds.lab.plots.style import label, line_style, new_figure, save
+from albert_ds.lab.runs import read_metrics
 
 if TYPE_CHECKING:
-    from albert_ds.lab.sharing_study import Curve
+    from albert_ds.lab.sharing_study import Curve as StudyCurve
 
-CURVES = (
-    ("mlm_loss", "MLM loss (nats per masked token)"),
-    ("mlm_accuracy", "MLM accuracy (share of masked tokens)"),
-    *(
-        (f"{name}_loss", f"{title} loss (nats per pair)")
-        for name, title in list_pair_tasks().items()
-    ),
-)
 DISTANCES = (
     ("l2", "L2 distance of input and output"),
     ("degrees", "angle of input and output (degrees)"),
@@ -36,33 +31,56 @@ PREDICTED = {
 PAPER = ("albert-large", 1.7)  # over bert-large (Table 2)
 
 
-def read_metrics(run: Path) -> list[dict]:
-    """The records of a run folder or of a metrics.jsonl."""
-    path = run / "metrics.jsonl" if run.is_dir() else run
-    if not path.is_file():
-        raise UserError(f"--runs {run}: no metrics.jsonl there")
-    return read_lines(path)
+class Curve(NamedTuple):
+    """A panel: one key of metrics.jsonl, and what guessing gives where that is known."""
+
+    key: str
+    title: str
+    guessing: float | None = None
+
+
+def list_curves(keys: Set[str]) -> list[Curve]:
+    """The panels of runs whose records have `keys`: of pretraining, fine-tuning or both."""
+    curves = [
+        Curve("mlm_loss", "MLM loss (nats per masked token)"),
+        Curve("mlm_accuracy", "MLM accuracy (share of masked tokens)"),
+    ]
+    for name, title in list_pair_tasks().items():
+        curves.append(Curve(f"{name}_loss", f"{title} loss (nats per pair)", math.log(2)))
+    tuned = sorted(key for key in keys if key.startswith("dev_"))
+    if tuned:
+        curves.append(Curve("loss", "training loss"))
+        curves += [Curve(key, f"dev {key[4:]}") for key in tuned]
+    return [curve for curve in curves if {curve.key, f"heldout_{curve.key}"} & keys]
 
 
 def draw_curves(runs: dict[str, Path], output: Path) -> None:
     """A panel for each quantity: lines for training windows, markers for held-out evaluations."""
-    keys = {key for run in runs.values() for record in read_metrics(run) for key in record}
-    curves = [curve for curve in CURVES if {curve[0], f"heldout_{curve[0]}"} & keys]
+    found = {name: read_metrics(run) for name, run in runs.items()}
+    curves = list_curves({key for records in found.values() for r in records for key in r})
+    if not curves:
+        raise UserError(f"--runs {' '.join(map(str, runs.values()))}: no record to draw yet")
     figure, axes = new_figure(len(curves), width=5)
-    for number, (name, run) in enumerate(runs.items()):
-        records = read_metrics(run)
+    for number, (name, records) in enumerate(found.items()):
         style = line_style(number, markersize=7 + 4 * number)
         marks = {**style, "linestyle": "none", "markerfacecolor": "none"}
-        for axis, (key, _) in zip(axes, curves, strict=True):
+        for axis, (key, *_) in zip(axes, curves, strict=True):
+            held_key = f"heldout_{key}"
             trained = [(r["step"], r[key]) for r in records if r.get(key) is not None]
-            held = [(r["step"], r[f"heldout_{key}"]) for r in records if f"heldout_{key}" in r]
+            held = [(r["step"], r[held_key]) for r in records if r.get(held_key) is not None]
             if trained:
-                line = {**style, "marker": None, "linewidth": 1.2}
+                line = {**style, "linewidth": 1.2, "marker": None}
+                if key.startswith("dev_"):
+                    line |= {"marker": style["marker"], "markerfacecolor": "none"}
                 axis.plot(*zip(*trained, strict=True), **line, label=name)
             if held:
                 axis.plot(*zip(*held, strict=True), **marks, label=f"{name}, held out")
-    for axis, (_, title) in zip(axes, curves, strict=True):
+    for axis, (_, title, guessing) in zip(axes, curves, strict=True):
         label(axis, "optimizer step", title)
+        if guessing is not None:
+            axis.axhline(guessing, color="black", linewidth=0.8, linestyle=(0, (1, 2)))
+            place = {"xy": (0.02, guessing), "xycoords": ("axes fraction", "data")}
+            axis.annotate(f"a coin: {guessing:.3f}", **place, fontsize=8, va="bottom")
     axes[0].legend()
     save(figure, output)
 
@@ -70,11 +88,9 @@ def draw_curves(runs: dict[str, Path], output: Path) -> None:
 def largest_differences(first: Path, other: Path) -> dict[str, float]:
     """The largest absolute difference of each quantity over the steps that both runs logged."""
     found = {}
-    for key, _ in CURVES:
-        one, two = (
-            {r["step"]: r[key] for r in read_metrics(run) if r.get(key) is not None}
-            for run in (first, other)
-        )
+    records = [read_metrics(run) for run in (first, other)]
+    for key, *_ in list_curves({key for run in records for r in run for key in r}):
+        one, two = ({r["step"]: r[key] for r in run if r.get(key) is not None} for run in records)
         if one or two:
             common = one.keys() & two.keys()
             found[key] = max((abs(one[step] - two[step]) for step in common), default=float("nan"))
@@ -106,12 +122,13 @@ def draw_layers(models: dict[str, dict], output: Path) -> None:
     for axis, (key, title) in zip(axes, DISTANCES, strict=True):
         for number, (name, values) in enumerate(models.items()):
             axis.plot(range(1, len(values[key]) + 1), values[key], **line_style(number), label=name)
+        axis.set_yscale("log")
         label(axis, "layer", title)
     axes[0].legend(fontsize=8)
     save(figure, output)
 
 
-def draw_study(rows: dict[str, list[Curve]], output: Path) -> None:
+def draw_study(rows: dict[str, list[StudyCurve]], output: Path) -> None:
     """Held-out loss against parameters, FLOPs and bytes of gradients, each row's mean over seeds.
 
     Left, rows of one pattern (cycle-2, cycle-3) are one line.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from albert_ds import cli
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -20,6 +22,7 @@ SHADES = 128  # colours in the file
 
 def new_figure(panels: int = 1, *, width: float = 5.5, height: float = 4.0):
     """A figure with its axes side by side: (figure, list of axes)."""
+    cli.require("matplotlib", "plots", "a picture")
     import matplotlib
 
     matplotlib.use("Agg")

@@ -164,7 +164,8 @@ def as_command(plan: Plan, steps: int, depth_schedule: str | None = None) -> str
     layout = plan.layout
     ranks = f"--num_gpus {layout.ranks}" if layout.nodes == 1 else "--hostfile HOSTFILE"
     flags = [
-        f"    deepspeed {ranks} albert_ds/train.py --model {layout.name} --data DATA --output RUN",
+        f"    deepspeed {ranks} --module albert_ds.train",
+        f"--model {layout.name} --data DATA --output RUN",
         f"--steps {steps} --batch-size {layout.batch_size}",
         f"--micro-batch-size {layout.micro_batch_size}",
         f"--sequence-length {layout.sequence_length}",

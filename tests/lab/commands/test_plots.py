@@ -4,8 +4,11 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+from albert_ds.lab.plots import bench
+from albert_ds.lab.plots.lines import list_curves
 from tests.conftest import ROOT
 from tests.lab.scaling.bench import write_report
 
@@ -55,6 +58,60 @@ def test_curves_and_how_far_runs_are_apart(tmp_path):
     done = plot("curves", "--runs", *runs, "--output", picture)
     assert_picture(done, picture)
     assert "two against one: mlm_loss differs by 0.25 at most" in done.stdout
+
+
+def test_panels_are_those_of_the_keys_that_are_there():
+    shared = {"step", "loss", "lr"}
+    assert [c.key for c in list_curves(shared | {"dev_accuracy", "dev_f1"})] == [
+        "loss",
+        "dev_accuracy",
+        "dev_f1",
+    ]
+    nsp = shared | {"mlm_loss", "nsp_loss", "heldout_mlm_loss"}
+    assert [c.key for c in list_curves(nsp)] == ["mlm_loss", "nsp_loss"]
+    assert not list_curves({"step"})
+
+
+def test_two_folders_called_run_are_named_by_what_differs(tmp_path):
+    runs = [tmp_path / name / "run" for name in ("dropout", "none")]
+    for run in runs:
+        run.mkdir(parents=True)
+        (run / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0, "dev_accuracy": 0.5}\n')
+    done = plot("curves", "--runs", *runs, "--output", tmp_path / "curves.png")
+    assert_picture(done, tmp_path / "curves.png")
+    assert "none against dropout: dev_accuracy differs by 0 at most" in done.stdout
+
+
+def test_the_parts_of_the_baselines_step_are_one_step(tmp_path, monkeypatch):
+    drawn = {}
+
+    def draw(axis, number, places, sizes, left, **how):
+        drawn[number] = [begin + size for begin, size in zip(left, sizes, strict=True)]
+        return original(axis, number, places, sizes, left=left, **how)
+
+    original = bench._draw_bars
+    monkeypatch.setattr(bench, "_draw_bars", draw)
+    cells = bench.read_cells(write_report(tmp_path / "bench.json", noise=0.4))
+    cells = bench.select(cells, {"ranks": "2", "zero": "0", "nodes": "2"})
+    bench.draw_split(cells, tmp_path / "split.png")
+    ends = drawn[max(drawn)]
+    assert len(ends) == len(cells)
+    assert [end for end in ends if end == pytest.approx(1)] == pytest.approx([1.0] * 3)
+
+
+def test_no_line_is_drawn_through_a_link_that_was_not_measured(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(bench, "save", lambda figure, output: figures.append(figure))
+    cells = bench.read_cells(write_report(tmp_path / "bench.json"))
+    wanted = {"ranks": "2", "zero": "0", "nodes": "2"}
+    cells = [c for c in bench.select(cells, wanted)
+             if (c["model"], c["link"]) != ("albert-base", "1gbit")]  # fmt: skip
+    bench.draw_speed_up(cells, tmp_path / "speed_up.png")
+    (axis,) = figures[0].axes
+    heights = [np.array(c.lines[0].get_ydata(), float) for c in axis.containers]
+    assert sorted(int(np.isnan(h).sum()) for h in heights) == [0, 0, 0, 1]
+    (broken,) = [h for h in heights if np.isnan(h).any()]
+    assert np.isnan(broken[1]) and not np.isnan(broken[[0, 2]]).any()
 
 
 @pytest.mark.parametrize(

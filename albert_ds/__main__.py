@@ -1,0 +1,78 @@
+"""`albert-ds COMMAND`: every command of the package under one name.
+
+The module of a command is imported when that command is asked for, so `albert-ds --help` answers at
+once.
+"""
+
+import sys
+from importlib import import_module
+
+from albert_ds import cli
+
+# Heading: command: its module, whose `main` takes the words that follow, and what it does.
+COMMANDS = {
+    "text": {
+        "vocab": ("albert_ds.commands.build_vocab", "train a vocabulary on text"),
+        "shards": ("albert_ds.commands.build_shards", "split, encode and pack text for training"),
+        "inspect": ("albert_ds.commands.inspect_shards", "look at shards before training on them"),
+    },
+    "training": {
+        "train": ("albert_ds.train", "pretrain ALBERT, or a BERT baseline"),
+        "finetune": ("albert_ds.finetune", "fine-tune on GLUE, SQuAD or RACE"),
+        "learn": ("albert_ds.lab.commands.learn", "from text to a small model in the hours given"),
+        "recipes": ("albert_ds.commands.recipes", "write DeepSpeed's JSONs and recipes for Slurm"),
+        "path": ("albert_ds.commands.path", "where a trainer lies, for launchers"),
+    },
+    "models": {
+        "probe": ("albert_ds.commands.probe", "held-out accuracies of a checkpoint"),
+        "fill-mask": ("albert_ds.commands.fill_mask", "fill the masks of a sentence"),
+        "ensemble": ("albert_ds.commands.ensemble", "average several fine-tuned models"),
+        "export": ("albert_ds.commands.convert_hf", "write a checkpoint for Hugging Face"),
+        "push": ("albert_ds.commands.push", "send an export to the Hugging Face Hub"),
+        "import": ("albert_ds.commands.convert_hf", "read a folder of Hugging Face"),
+    },
+    "measuring": {
+        "report": ("albert_ds.lab.commands.report", "make one page of what runs did"),
+        "plan": ("albert_ds.lab.commands.scaling_model", "layout, memory and hours on a cluster"),
+        "scaling": ("albert_ds.lab.commands.scaling_model", "fit and use the model behind plan"),
+        "bench": ("albert_ds.lab.commands.throughput_bench", "measure training steps of models"),
+        "traffic": ("albert_ds.lab.commands.comm_volume", "count the bytes that a step sends"),
+        "gpu-check": ("albert_ds.lab.commands.gpu_check", "check a machine with GPUs"),
+        "plots": ("albert_ds.lab.commands.plots", "draw runs, measurements and predictions"),
+    },
+}
+# Their module holds several commands, and its parser expects this word first.
+OWN_WORD = {"export", "import", "plan"}
+
+
+def build_parser() -> cli.Parser:
+    lines = ["commands; `albert-ds COMMAND --help` explains each one:"]
+    for heading, commands in COMMANDS.items():
+        lines += ["", f"  {heading}"]
+        lines += [f"    {name:<11}{says}" for name, (_, says) in commands.items()]
+    parser = cli.Parser(
+        prog="albert-ds",
+        description="Pretrain ALBERT from raw text, fine-tune it, export it to Hugging Face.",
+        epilog="\n".join(lines),
+    )
+    names = [name for commands in COMMANDS.values() for name in commands]
+    text = "one of the commands below, followed by its own flags"
+    parser.add_argument("command", choices=names, metavar="COMMAND", help=text)
+    return parser
+
+
+def main(argv: list[str]) -> int | None:
+    name = build_parser().parse_args(argv[:1]).command
+    module = next(commands[name][0] for commands in COMMANDS.values() if name in commands)
+    words = argv if name in OWN_WORD else argv[1:]
+    # What the command's own parser calls itself in its usage.
+    sys.argv = ["albert-ds" if name in OWN_WORD else f"albert-ds {name}", *words]
+    return import_module(module).main(words)
+
+
+def run() -> None:
+    cli.run(main)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,22 @@
+"""Print where a file of the package lies: deepspeed --num_gpus 8 $(albert-ds path train) ..."""
+
+from albert_ds import cli
+from albert_ds.files import PACKAGE
+
+FILES = {
+    "train": "train.py",
+    "finetune": "finetune.py",
+    "ds_configs": "ds_configs",
+    "slurm": "slurm",
+}
+
+
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(description=__doc__)
+    text = f"what to find: {', '.join(FILES)}"
+    parser.add_argument("name", choices=FILES, metavar="NAME", help=text)
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    print(PACKAGE / FILES[build_parser().parse_args(argv).name])

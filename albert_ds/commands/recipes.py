@@ -1,0 +1,34 @@
+"""Write DeepSpeed's JSON files and the recipes for Slurm to a folder, to use and to edit.
+
+Writes DIR/ds_configs and DIR/slurm. A file that is there already and differs is never replaced.
+"""
+
+from pathlib import Path
+
+from albert_ds import cli
+from albert_ds.errors import UserError
+from albert_ds.files import PACKAGE, write_file
+
+FILES = ("ds_configs/*.json", "ds_configs/README.md", "slurm/*.sh", "slurm/site.env.example")
+NEED_A_CLONE = {"slurm/check.sh"}  # it runs the project's tests
+
+
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(description=__doc__)
+    text = "folder to write to; is made"
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help=text)
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    output = build_parser().parse_args(argv).output
+    found = [path.relative_to(PACKAGE) for files in FILES for path in PACKAGE.glob(files)]
+    names = sorted(name for name in found if name.as_posix() not in NEED_A_CLONE)
+    contents = {output / name: (PACKAGE / name).read_bytes() for name in names}
+    for path, content in contents.items():
+        if path.exists() and not (path.is_file() and path.read_bytes() == content):
+            raise UserError(f"{path}: is there already and differs; name another --output")
+    for path, content in contents.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content)
+    print(f"{output}: {len(contents)} files in ds_configs/ and slurm/")

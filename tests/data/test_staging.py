@@ -1,0 +1,162 @@
+"""Shards on a disk of the node: whole, copied once, and used by a run and by its resumption."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from albert_ds.data import staging
+from albert_ds.data.staging import copy_folders, find_copy
+from albert_ds.errors import DamagedData, UserError
+from tests.conftest import start_ranks, train_command
+from tests.distributed import run_ranks
+
+
+@pytest.fixture
+def disk(tmp_path) -> Path:
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk"
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def shard_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.tar"))
+
+
+def test_a_copy_is_whole_and_made_once(data, disk):
+    assert sum(copy_folders([str(data)], disk)) == shard_bytes(data)
+    (copy,) = disk.iterdir()
+    index = (data / "index.json").read_bytes()
+    assert copy.name == hashlib.sha256(index).hexdigest()[:16]
+    copied, source = files_of(copy), files_of(data)
+    assert copied == {name: source[name] for name in copied}
+    assert source.keys() - copied.keys() <= {"tokenizer.json"}
+    times = {path: path.stat().st_mtime_ns for path in copy.glob("*.tar")}
+    assert sum(copy_folders([str(data)], disk)) == 0
+    assert times == {path: path.stat().st_mtime_ns for path in copy.glob("*.tar")}
+
+
+@pytest.mark.parametrize("damage", ["a byte", "cut", "gone"])
+def test_a_damaged_copy_of_a_shard_is_copied_again(data, disk, damage):
+    list(copy_folders([str(data)], disk))
+    copy = find_copy(str(data), disk)
+    before, (shard, *_) = files_of(copy), sorted(copy.glob("train-*.tar"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    match damage:
+        case "a byte":
+            shard.write_bytes(content)
+        case "cut":
+            os.truncate(shard, 1000)
+        case "gone":
+            shard.unlink()
+    assert sum(copy_folders([str(data)], disk)) == len(content)
+    assert files_of(copy) == before
+
+
+def test_a_copy_of_a_url_is_that_of_the_folder(data, disk):
+    assert sum(copy_folders([f"file://{data}"], disk)) == shard_bytes(data)
+    assert files_of(find_copy(str(data), disk)).items() <= files_of(data).items()
+
+
+def test_a_damaged_source_is_not_copied(data, disk, tmp_path):
+    damaged = shutil.copytree(data, tmp_path / "damaged")
+    shard = damaged / "train-000000.tar"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(DamagedData, match=str(shard)):
+        list(copy_folders([str(damaged)], disk))
+    assert not list(disk.glob("*/train-000000.tar")) and not list(disk.glob("*/index.json"))
+
+
+def test_too_little_space_is_refused_before_anything_is_written(data, disk, monkeypatch):
+    free = shard_bytes(data) - 1
+    monkeypatch.setattr(
+        staging.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, free)
+    )
+    with pytest.raises(UserError, match=f"--stage {disk}: .* GB are free on {os.uname().nodename}"):
+        list(copy_folders([str(data)], disk))
+    assert not list(disk.iterdir())
+
+
+def test_another_process_is_waited_for(data, disk, monkeypatch):
+    monkeypatch.setattr(staging, "PAUSE", 0.0)
+    lock = os.open(disk, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    copying = copy_folders([str(data)], disk)
+    assert [next(copying) for _ in range(3)] == [0, 0, 0] and not list(disk.iterdir())
+    os.close(lock)
+    assert sum(copying) == shard_bytes(data)
+
+
+def stage_as(rank: int, data: str, disks: list[str], hosts: list[str]) -> tuple[bool, str]:
+    """Whether this rank copied, and where it will read or why it ended; ranks are on `hosts`."""
+    from dataclasses import replace
+
+    from albert_ds import train
+    from albert_ds.runtime import consensus
+    from tests.training import join, small_config
+
+    _, mesh, _ = join(1)
+    asked = []
+
+    def copy(folders: list[str], stage: Path):
+        asked.append(stage)
+        return copy_folders(folders, stage)
+
+    consensus.gather_hosts = lambda mesh: hosts
+    staging.copy_folders = copy
+    config = replace(small_config(world_size=2), data=[data], stage=disks[rank])
+    try:
+        found = train.stage(config, mesh).data[0]
+    except UserError as error:
+        found = str(error)
+    return bool(asked), found
+
+
+@pytest.mark.parametrize("hosts", [["one", "one"], ["one", "two"]])
+def test_each_node_copies_once(data, disk, hosts):
+    found = run_ranks(stage_as, 2, str(data), [str(disk)] * 2, hosts)
+    assert [is_copying for is_copying, _ in found] == [True, hosts[1] == "two"]
+    assert {folder for _, folder in found} == {str(find_copy(str(data), disk))}
+    assert files_of(find_copy(str(data), disk)).items() <= files_of(data).items()
+
+
+def test_a_node_without_the_folder_ends_all_ranks(data, disk):
+    disks = [str(disk), str(disk / "missing")]
+    found = run_ranks(stage_as, 2, str(data), disks, ["one", "two"])
+    wanted = f"--stage {disks[1]}: must be a folder; there is none on {os.uname().nodename}"
+    assert [message for _, message in found] == [wanted, wanted]
+
+
+def test_a_run_stages_and_a_resumed_one_reads_the_copy(data, disk, tmp_path):
+    """Also: a sound run shows its own lines only, and ends with what to do next."""
+    source, run = shutil.copytree(data, tmp_path / "source"), tmp_path / "run"
+    flags = {"stage": disk, "eval_every": 4, "save_every": 4}
+    for steps, ranks, copied in ((4, 2, shard_bytes(data)), (8, 1, 0)):
+        processes = start_ranks(train_command(source, run, **flags, steps=steps), ranks)
+        said = [process.communicate(timeout=300) for process in processes]
+        assert [process.returncode for process in processes] == [0] * ranks, said
+        errors = "".join(error for _, error in said).splitlines()
+        assert f" {copied / 1e6:,.1f} MB copied" in errors[0]
+        assert all(line.startswith("albert-ds: ") for line in errors), errors
+        lines = said[0][0].splitlines()
+        assert lines[0] == f"pretraining: {run}, {steps - 4} of {steps} steps done"
+        assert lines[-1].startswith("  export ") and str(run) in lines[-1]
+        assert all(len(line) <= 120 for line in lines if line.startswith("step"))
+        for shard in source.glob("*.tar"):  # it is not read again
+            os.truncate(shard, 1)
+    config = json.loads((run / "config.json").read_text())
+    assert config["data"] == [str(source)] and config["stage"] == str(disk)

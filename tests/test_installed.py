@@ -1,0 +1,100 @@
+"""The package as a stranger has it: a wheel in a new environment, an empty folder, no clone."""
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.distributed import free_port
+from tests.test_recipes import JOB
+
+BUILT = ("albert_ds", "ds_configs", "slurm", "docs/raw", "pyproject.toml", "README.md", "LICENSE")
+SMALL = ("--num-layers", "1", "--hidden-size", "32", "--embedding-size", "16", "--num-heads", "4")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The bin folder of an environment with the wheel; other packages are those of this one.
+
+    A .pth file names their folder, so that its own .pth files, which lead to the clone, are unread.
+    """
+    folder = tmp_path_factory.mktemp("installed")
+    for name in BUILT:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        how = {"symlinks": True} if copy is shutil.copytree else {}
+        copy(ROOT / name, folder / "source" / name, **how)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    alone = ["--no-deps", "--no-index"]
+    wheel = [*pip, "wheel", *alone, "--no-build-isolation", "--wheel-dir", folder]
+    subprocess.run([*wheel, folder / "source"], check=True)
+    shutil.rmtree(folder / "source")
+    venv.create(folder / "env", with_pip=False)
+    python = folder / "env" / "bin" / "python"
+    (found,) = folder.glob("*.whl")
+    into = [*pip, "--python", python, "install", *alone]
+    subprocess.run([*into, found], check=True)
+    (packages,) = (folder / "env").glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text("\n".join(site.getsitepackages()))
+    return python.parent
+
+
+@pytest.mark.timeout(1200)  # a dozen programs that import torch, one after the other
+def test_every_step_in_an_empty_folder(installed, text_file, tmp_path):
+    environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environ["PATH"] = f"{installed}:{os.environ['PATH']}"
+
+    def ask(*words) -> str:
+        command = [str(word) for word in words]
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stderr[-3000:])
+        return done.stdout
+
+    def albert(*words) -> str:
+        return ask("albert-ds", *words)
+
+    trainer = Path(albert("path", "train").strip())
+    assert trainer.is_file() and trainer.is_relative_to(installed.parent)
+    albert("recipes", "--output", ".")
+    albert("vocab", "--input", text_file, "--output", "vocab", "--vocab-size", 800)
+    shards = ("--vocab", "vocab/spiece.model", "--sequence-length", 64, "--holdout", 0.05)
+    albert("shards", "--input", text_file, "--output", "data", *shards)
+    assert "sequences" in albert("inspect", "--data", "data", "--count", 50, "--show", 1)
+
+    # One run: the command begins it, two ranks of a launcher take it further.
+    flags = ("--model", "albert-tiny", *SMALL, "--data", "data", "--output", "run")
+    flags += (
+        "--batch-size",
+        4,
+        "--micro-batch-size",
+        2,
+        "--deepspeed_config",
+        "ds_configs/zero1_fp32.json",
+    )
+    albert("train", *flags, "--steps", 2)
+    launcher = ("python", "-m", "deepspeed.launcher.runner", "--master_port", free_port())
+    ask(*launcher, "--num_gpus", 2, "--module", "albert_ds.train", *flags, "--steps", 4)
+    records = (tmp_path / "run/metrics.jsonl").read_text()
+    assert all(f'"step": {step},' in records for step in (2, 4))
+
+    assert "MLM accuracy" in albert("probe", "--checkpoint", "run", "--data", "data")
+    albert("export", "--checkpoint", "run", "--output", "hf")
+    assert "%" in albert("fill-mask", "--checkpoint", "hf", "This is a [MASK].")
+    cluster = ("--gpus", 8, "--link", 100, "--steps", 1000)
+    assert "PREDICTED" in albert("plan", "--model", "albert-base", *cluster)
+
+    # A recipe starts the installed trainer, with files that it finds here.
+    for name, body in (("srun", 'echo "$@"'), ("scontrol", "echo node1")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    job = {**JOB, "DATA": "data", "PATH": f"{tmp_path}:{environ['PATH']}"}
+    command = ["bash", "slurm/smoke.sh"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ | job, capture_output=True, text=True)
+    assert " python -u -m albert_ds train --output runs/albert-smoke " in done.stdout, done.stderr
+    assert (tmp_path / done.stdout.split("--deepspeed_config ")[1].split()[0]).is_file()
