@@ -33,6 +33,7 @@ def test_no_page_loads_anything_from_the_network(site):
         found = [url for url in re.findall(loaded, page.read_text()) if "canonical" not in url]
         assert not found, page
         assert 'class="mermaid"' not in page.read_text()  # the theme would fetch a program
+    assert "<svg viewBox" in (site / "architecture.html").read_text()
     assert (site / "search/search_index.json").stat().st_size > 100_000
 
 
