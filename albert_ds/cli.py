@@ -273,8 +273,8 @@ def list_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def as_reference(parser: argparse.ArgumentParser) -> str:
-    """The flags of a command as a Markdown table: name, unit or choices, default, what it does."""
-    rows = ["| flag | value | default | what it does |", "| --- | --- | --- | --- |"]
+    """The flags of a command as a Markdown table: name, what it does, unit or choices, default."""
+    rows = ["| flag | what it does | value | default |", "| --- | --- | --- | --- |"]
     for action in list_actions(parser):
         name = f"`{action.option_strings[-1]}`" if action.option_strings else f"`{action.metavar}`"
         value = unit_of(action) or ", ".join(map(str, action.choices or ()))
@@ -286,7 +286,7 @@ def as_reference(parser: argparse.ArgumentParser) -> str:
             default = "required"
         elif not default and action.default not in (None, argparse.SUPPRESS):
             default = "off" if action.default is False else str(action.default)
-        cells = (name, value, default, text)
+        cells = (name, text, value, default)
         rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
 

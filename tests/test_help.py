@@ -94,13 +94,10 @@ def test_the_reference_is_the_declaration():
     for name, declared in flags_of(RunConfig).items():
         row = cells[declared.name or "--" + name.replace("_", "-")]
         assert declared.help.replace("|", "\\|") in row
-    assert cells["--steps"].split(" | ")[1:3] == [
-        "STEPS, at least 1 and at most 1000000000",
-        "required",
-    ]
-    assert cells["--masked-fraction"].split(" | ")[1:3] == ["SHARE, above 0 and below 1", "0.15"]
-    assert cells["--max-hours"].split(" | ")[2] == "no limit"
-    assert cells["--compile"].split(" | ")[2] == "off"
+    assert cells["--steps"].endswith("| STEPS, at least 1 and at most 1000000000 | required |")
+    assert cells["--masked-fraction"].endswith("| SHARE, above 0 and below 1 | 0.15 |")
+    assert cells["--max-hours"].endswith(" | no limit |")
+    assert cells["--compile"].endswith(" | off |")
 
 
 @pytest.mark.parametrize(
