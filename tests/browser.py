@@ -16,8 +16,8 @@ START_SECONDS = 60.0
 
 
 def find_browser() -> str:
-    """Chromium's path; skips the test, or fails it where ALBERT_DS_REQUIRE_BROWSER is set."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    """Chromium's or Chrome's path; skips, or fails where ALBERT_DS_REQUIRE_BROWSER is set."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
     if found is None and os.environ.get("ALBERT_DS_REQUIRE_BROWSER"):
         pytest.fail("no chromium on PATH, and ALBERT_DS_REQUIRE_BROWSER is set")
     if found is None:
