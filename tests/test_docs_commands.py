@@ -16,7 +16,7 @@ from albert_ds.cli import Number, Parser, list_actions
 from albert_ds.convert import export_hf
 from tests.conftest import ROOT
 from tests.test_docs import HISTORY, PAGES
-from tests.test_help import COMMANDS, parser_of
+from tests.test_help import ALL, parser_of
 
 # Pages about today's code.
 CURRENT = [page for page in PAGES if page != HISTORY and "fixtures" not in page.parts]
@@ -26,7 +26,7 @@ SCRIPTS = sorted(path for folder in ("slurm", "tools") for path in (ROOT / folde
 # Launchers and Slurm: flag -> whether a value follows.
 LAUNCHERS = {
     "python": {"-m": False, "-u": False},
-    "deepspeed": {"--num_gpus": True, "--hostfile": True},
+    "deepspeed": {"--num_gpus": True, "--hostfile": True, "--module": False},
     "torchrun": dict.fromkeys(
         ("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"), True
     ),
@@ -34,28 +34,6 @@ LAUNCHERS = {
     "sbatch": {"--test-only": False, "--no-kill": False, "--array": True, "--nodes": True}
     | {"--ntasks-per-node": True, "--gpus-per-node": True, "--gpus-per-task": True},
     "bash": {},
-}
-# Command of albert-ds -> the script of a clone, and its command.
-SCRIPT = {
-    "vocab": "tools/build_vocab.py",
-    "shards": "tools/build_shards.py",
-    "inspect": "tools/inspect_shards.py",
-    "train": "albert_ds/train.py",
-    "finetune": "albert_ds/finetune.py",
-    "probe": "tools/probe.py",
-    "export": "tools/convert_hf.py export",
-    "import": "tools/convert_hf.py import",
-    "push": "albert_ds/commands/push.py",
-    "fill-mask": "tools/fill_mask.py",
-    "plan": "tools/scaling_model.py plan",
-    "bench": "tools/throughput_bench.py",
-    "plots": "tools/plots.py",
-    "report": "tools/report.py",
-    "learn": "tools/learn.py",
-    "scaling": "tools/scaling_model.py",
-    "traffic": "tools/comm_volume.py",
-    "gpu-check": "tools/gpu_check.py",
-    "ensemble": "tools/ensemble.py",
 }
 SHELL = {"cp", ".", "cd", "touch", "tail", "export", "for", "done", "mkdir"}
 SHELL |= {"docker", "apptainer", "pip", "hf"}  # not ours to check
@@ -108,8 +86,8 @@ def check(words: list[str]) -> None:
     program, *rest = words
     if program in SHELL:
         return
-    if program == "albert-ds":
-        program, *rest = [*SCRIPT[rest[0]].split(), *rest[1:]]
+    if program == "albert-ds" and rest and not rest[0].startswith("-"):
+        program, *rest = [f"albert-ds {rest[0]}", *rest[1:]]
     if program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
         assert [word for word in rest if "=" not in word][0] in targets, words
@@ -119,10 +97,11 @@ def check(words: list[str]) -> None:
         assert (ROOT / program).is_file(), words
         if program.startswith("slurm/"):  # flags of what it starts follow
             body = (ROOT / program).read_text()
-            started = re.search(r"^(?:launch|build=).*? (tools/\w+\.py)", body, re.M)
+            started = re.search(r"^(?:launch|build=).*? -m albert_ds ([\w-]+)", body, re.M)
             trainer = "finetune" if re.search("^finetune ", body, re.M) else "train"
+            command = started[1] if started else trainer
             flags = {word for word in rest if word.startswith("--")} - {"--spares"}
-            assert flags <= flags_of(started[1] if started else f"albert_ds/{trainer}.py"), words
+            assert flags <= flags_of(f"albert-ds {command}"), words
     else:
         parse(program, rest)
 
@@ -133,7 +112,7 @@ def check_launched(words: list[str]) -> None:
         compile(rest[1], "-c", "exec")
         return
     flags = LAUNCHERS[launcher.rpartition("/")[2]]
-    is_module = rest[0] == "-m"
+    is_module = not {"-m", "--module"}.isdisjoint(rest)
     while rest[0].startswith("-"):
         name, _, value = rest.pop(0).partition("=")
         assert name in flags, words
@@ -141,6 +120,8 @@ def check_launched(words: list[str]) -> None:
             rest.pop(0)
     if not is_module:
         check(rest)
+    elif rest[0] in ("albert_ds.train", "albert_ds.finetune"):
+        parse(rest[0].replace("albert_ds.", "albert-ds "), rest[1:])
     elif rest[0] == "pytest":
         assert all((ROOT / word).exists() for word in rest[1:] if "/" in word), words
     else:
@@ -191,7 +172,7 @@ def test_code_stands_in_fences_that_name_its_language(page):
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_flag_in_a_sentence_exists(page):
-    known = FOREIGN.union(*map(flags_of, [*COMMANDS, SCRIPT["push"]]))
+    known = FOREIGN.union(*map(flags_of, ALL))
     for code in re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text())):
         for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", code):
             assert flag in known, code
