@@ -86,6 +86,8 @@ def test_every_step_in_an_empty_folder(installed, text_file, tmp_path):
     assert "MLM accuracy" in albert("probe", "--checkpoint", "run", "--data", "data")
     albert("export", "--checkpoint", "run", "--output", "hf")
     assert "%" in albert("fill-mask", "--checkpoint", "hf", "This is a [MASK].")
+    albert("report", "run", "--output", "report.html")
+    assert "<html" in (tmp_path / "report.html").read_text()
     cluster = ("--gpus", 8, "--link", 100, "--steps", 1000)
     assert "PREDICTED" in albert("plan", "--model", "albert-base", *cluster)
 
