@@ -26,7 +26,7 @@ from albert_ds.data.stream_config import TASK, StreamConfig
 from albert_ds.errors import UserError
 from albert_ds.model.additions import ADDITIONS
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig
-from albert_ds.model.depth import model_at
+from albert_ds.model.depth import count_layers, model_at
 from albert_ds.model.sharing import list_patterns
 from albert_ds.run_config import (
     BATCH_SIZE,
@@ -189,6 +189,10 @@ class RunConfig(SharedConfig):
     def model_at(self, step: int) -> ModelConfig:
         """The model as the step after `step` finished ones runs it: --depth-schedule."""
         return model_at(self.model, self.depth_schedule, self.steps, step)
+
+    def work_of(self, step: int) -> int:
+        """The work of the first `step` steps, in layers."""
+        return count_layers(self.model, self.depth_schedule, self.steps, step)
 
 
 def build_parser() -> Parser:

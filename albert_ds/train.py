@@ -181,6 +181,7 @@ def train(run: Run, request: StopRequest) -> None:
         run.mesh,
         run.step,
         num_steps=config.steps,
+        work_of=config.work_of,
         log_format=config.log_format,
         wandb=config.wandb,
     )

@@ -137,6 +137,13 @@ MUTANTS = (
         test="tests/optim/test_zero.py::test_16_bit_runs_start_from_the_fp32_weights[1-2]",
     ),
     Mutant(
+        trap="counts of collectives that the compiler compiles again",
+        file="albert_ds/runtime/comm_counter.py",
+        fix="torch.compiler.disable(counted)",
+        without="counted",
+        test="tests/runtime/test_comm_counter.py::test_counting_compiles_nothing_again",
+    ),
+    Mutant(
         trap="the norm of a long tensor summed in fp32",
         file="albert_ds/optim/norms.py",
         fix="flat[:whole].view(-1, ROW)",

@@ -8,6 +8,7 @@ from albert_ds.data.shards import open_shards
 from albert_ds.errors import UserError
 from albert_ds.model.config import count_flops
 from albert_ds.model.depth import list_depths, read_depths
+from albert_ds.runtime import screen
 from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.reference import update_error
@@ -82,6 +83,20 @@ def test_logged_flops_are_those_of_the_depth_that_ran():
     }
     depths = (1, 2, 2, 3)
     assert found == [count_flops(replace(SMALL, num_layers=depth), **batch) for depth in depths]
+
+
+def test_the_time_left_is_that_of_the_depths_to_come(monkeypatch, capsys):
+    """A second a layer: steps of 1, 2, 2 and 3 layers, measured from the first line on."""
+    config = replace(small_config(world_size=1, steps=4), depth_schedule=SCHEDULE)
+    assert [config.work_of(step) for step in range(5)] == [0, 1, 3, 5, 8]
+    clock = iter((0.0, 1.0, 3.0, 5.0, 8.0))
+    monkeypatch.setattr(screen.time, "perf_counter", lambda: next(clock))
+    shown = screen.Screen("text", step=0, num_steps=4, work_of=config.work_of)
+    values = {"loss": 1.0, "lr": 0.1, "grad_norm": 1.0, "tokens_per_second": 9.0}
+    for step in range(1, 5):
+        shown.show(step, values)
+    ends = [line.partition("left")[2].split() for line in capsys.readouterr().out.splitlines()]
+    assert ends == [["7", "s"], ["5", "s"], ["3", "s"], ["0", "s"]]
 
 
 @pytest.mark.parametrize(

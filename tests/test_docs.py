@@ -71,6 +71,10 @@ def test_every_key_of_the_metrics_is_explained():
     assert {key for key in keys if f"`{key}`" not in text} == set()
 
 
+def test_the_page_about_exactness_can_be_read():
+    assert len((ROOT / "docs/exactness.md").read_text().splitlines()) <= 100
+
+
 def test_the_page_about_sharing_has_the_tables_of_the_code():
     text = (ROOT / "docs/sharing.md").read_text()
     rows = [f"| `{form}` | `{blocks}` | {meaning} |" for form, blocks, meaning in list_patterns()]

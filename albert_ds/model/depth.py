@@ -55,6 +55,15 @@ def list_depths(
         raise UserError(f"--depth-schedule {schedule}: {error}") from None
 
 
+def count_layers(model: ModelConfig, schedule: str | None, num_steps: int, step: int) -> int:
+    """The layers that the first `step` steps run, all together: the work of so much of a run."""
+    total = 0
+    for part, steps in list_depths(model, schedule, num_steps):
+        total += part.num_layers * min(step, steps)
+        step -= min(step, steps)
+    return total
+
+
 def model_at(model: ModelConfig, schedule: str | None, num_steps: int, step: int) -> ModelConfig:
     """The model that the step after `step` finished ones runs."""
     found = list_depths(model, schedule, num_steps)

@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -145,6 +145,7 @@ class Metrics:
         step: int,
         *,
         num_steps: int,
+        work_of: Callable[[int], int] = int,
         log_format: str = "text",
         wandb: bool = False,
     ):
@@ -160,7 +161,7 @@ class Metrics:
         if wandb:
             with self._optional("Weights & Biases"):
                 self._copies["Weights & Biases"] = WeightsAndBiases(output)
-        self._screen = Screen(log_format, step=step, num_steps=num_steps)
+        self._screen = Screen(log_format, step=step, num_steps=num_steps, work_of=work_of)
 
     def advance(self, step: int) -> None:
         """Show that `step` steps are finished, on a terminal."""

@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 from albert_ds.errors import hide_passwords
@@ -138,10 +139,16 @@ def _as_time(seconds: float) -> str:
 
 
 class Screen:
-    """The lines of rank 0 while it trains. On a terminal a progress bar stays the last one."""
+    """The lines of rank 0 while it trains. On a terminal a progress bar stays the last one.
 
-    def __init__(self, log_format: str, *, step: int, num_steps: int):
-        self._is_json, self._num_steps = log_format == "json", num_steps
+    work_of: the work of the first n steps in any unit, for the time left; all steps alike unless
+    given.
+    """
+
+    def __init__(
+        self, log_format: str, *, step: int, num_steps: int, work_of: Callable[[int], int] = int
+    ):
+        self._is_json, self._num_steps, self._work_of = log_format == "json", num_steps, work_of
         self._since = step, time.perf_counter()
         self._has_lines = False
         self._bar, self._streams = None, (sys.stdout, sys.stderr)
@@ -175,10 +182,14 @@ class Screen:
         if "lr" in values:
             first, started = self._since
             now = time.perf_counter()
-            left = (self._num_steps - step) * (now - started) / max(step - first, 1)
+            to_do, done = self._work_between(step, self._num_steps), self._work_between(first, step)
+            left = to_do * (now - started) / max(done, 1)
             if not self._has_lines:  # the first steps are slower than all others
                 self._since, self._has_lines = (step, now), True
         print(format_step(step, self._num_steps, values, left), flush=True)
+
+    def _work_between(self, first: int, last: int) -> int:
+        return self._work_of(last) - self._work_of(first)
 
     def close(self) -> None:
         if self._bar is not None:
