@@ -29,6 +29,8 @@ SILENCED_LOGS = (
     # It says so of every optimizer but its own; tests compare ours with references under ZeRO.
     "**** You are using ZeRO with an untested optimizer",
 )
+# Of a line: a key of metrics.jsonl, its heading and its format.
+COLUMNS = {"loss": ("loss", "7.4f"), "lr": ("lr", "7.1e"), "grad_norm": ("norm", "7.2g")}
 
 
 def quiet_libraries() -> None:
@@ -109,12 +111,15 @@ def format_step(step: int, num_steps: int, values: dict, seconds_left: float | N
         line += f" {_fit(values[f'{task}_accuracy'], '6.1%')}"
     if held_out:
         return f"{line}  held out"
-    if not tasks:
-        line += f"  loss {_fit(values['loss'], '7.4f')}"
-    from tqdm import tqdm
+    if tasks:
+        del values["loss"]  # it is the sum of the tasks' losses
+    for key, (name, form) in COLUMNS.items():
+        if key in values:
+            line += f"  {name} {_fit(values[key], form)}"
+    if "tokens_per_second" in values:
+        from tqdm import tqdm
 
-    line += f"  lr {values['lr']:7.1e}  norm {_fit(values['grad_norm'], '7.2g')}"
-    line += f"  {tqdm.format_sizeof(values['tokens_per_second']):>5} tok/s"
+        line += f"  {tqdm.format_sizeof(values['tokens_per_second']):>5} tok/s"
     if values.get("mfu") is not None:
         line += f"  mfu {values['mfu']:3.0%}"
     return line if seconds_left is None else f"{line}  left {_as_time(seconds_left):>6}"

@@ -123,17 +123,17 @@ def trainer(rank: int, run: str, failing: int, what: str) -> None:
     from albert_ds.trainer_process import run_trainer
 
     def work(process) -> None:
-        process.start(
-            SimpleNamespace(  # the settings that a start reads
+        process.meet(
+            SimpleNamespace(  # the settings that it reads
                 run=Path(run),
                 model=SIZES["albert-tiny"],
                 max_hours=None,
                 deterministic=False,
                 tensor_parallel=1,
                 timeout_minutes=10,
-            ),
-            lambda: None,
+            )
         )
+        process.claim(Path(run))
         if what == "nothing":
             return
         os.write(2, b"a native stack trace")

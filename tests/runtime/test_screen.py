@@ -142,7 +142,8 @@ def test_named_warnings_are_silent_and_all_others_are_not(caplog, monkeypatch):
         warn("`torch.load` is deprecated", FutureWarning, "torch.distributed.c10d_logger")
         assert len(caught) == 3
     logger = logging.getLogger("DeepSpeed")
-    monkeypatch.setattr(logger, "propagate", True)  # to caplog
+    monkeypatch.setattr(logger, "propagate", False)  # where DeepSpeed is imported, it is already
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
     logger.warning("**** You are using ZeRO with an untested optimizer, proceed ****")
     logger.warning("out of memory")
     assert caplog.messages == ["out of memory"]
