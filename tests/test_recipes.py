@@ -224,7 +224,7 @@ def test_each_task_of_an_array_takes_a_combination_of_the_grid(tmp_path):
         environ = {**JOB, **ARRAY, "SLURM_ARRAY_TASK_ID": str(task), "RUNS": str(tmp_path)}
         (tmp_path / str(task)).mkdir()
         done = start_recipe("base", tmp_path / str(task), "DATA=data", GRID=grid, **environ)
-        (line,) = [line for line in done.stdout.splitlines() if "train.py" in line]
+        (line,) = [line for line in done.stdout.splitlines() if "albert_ds train" in line]
         words = line.split()
         folder = words[words.index("--output") + 1].removeprefix(f"{tmp_path}/albert-base/")
         found.append((folder, words[-6:]))  # after the recipe's own, which they replace
@@ -245,7 +245,7 @@ def test_each_task_of_an_array_takes_a_combination_of_the_grid(tmp_path):
 def test_a_site_may_name_a_disk_of_the_nodes(tmp_path):
     site = f"DATA=data\nRUNS={tmp_path}\nSTAGE=$SLURM_TMPDIR/shards\n"
     done = start_recipe("smoke", tmp_path, site, SLURM_TMPDIR="/local/job-1", **JOB)
-    assert "train.py" in done.stdout and " --stage /local/job-1/shards --model" in done.stdout
+    assert "albert_ds train" in done.stdout and " --stage /local/job-1/shards --model" in done.stdout
 
 
 @pytest.mark.parametrize(
