@@ -2,7 +2,6 @@
 
 import lzma
 import re
-import runpy
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -12,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from albert_ds import __main__ as albert_ds
 from albert_ds.cli import Number, Parser, list_actions
 from albert_ds.convert import export_hf
 from tests.conftest import ROOT
 from tests.test_docs import HISTORY, PAGES
-from tests.test_help import COMMANDS, parser_of
+from tests.test_help import ALL, parser_of
+from tools.lab.docs_hook import find_parser
 
 # Pages about today's code.
 CURRENT = [page for page in PAGES if page != HISTORY and "fixtures" not in page.parts]
@@ -26,7 +27,7 @@ SCRIPTS = sorted(path for folder in ("slurm", "tools") for path in (ROOT / folde
 # Launchers and Slurm: flag -> whether a value follows.
 LAUNCHERS = {
     "python": {"-m": False, "-u": False},
-    "deepspeed": {"--num_gpus": True, "--hostfile": True},
+    "deepspeed": {"--num_gpus": True, "--hostfile": True, "--module": False},
     "torchrun": dict.fromkeys(
         ("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"), True
     ),
@@ -35,48 +36,22 @@ LAUNCHERS = {
     | {"--ntasks-per-node": True, "--gpus-per-node": True, "--gpus-per-task": True},
     "bash": {},
 }
-# Command of albert-ds -> the script of a clone, and its command.
-SCRIPT = {
-    "vocab": "tools/build_vocab.py",
-    "shards": "tools/build_shards.py",
-    "inspect": "tools/inspect_shards.py",
-    "train": "albert_ds/train.py",
-    "finetune": "albert_ds/finetune.py",
-    "probe": "tools/probe.py",
-    "export": "tools/convert_hf.py export",
-    "import": "tools/convert_hf.py import",
-    "push": "albert_ds/commands/push.py",
-    "fill-mask": "tools/fill_mask.py",
-    "plan": "tools/scaling_model.py plan",
-    "bench": "tools/throughput_bench.py",
-    "plots": "tools/plots.py",
-    "report": "tools/report.py",
-    "learn": "tools/learn.py",
-    "scaling": "tools/scaling_model.py",
-    "traffic": "tools/comm_volume.py",
-    "gpu-check": "tools/gpu_check.py",
-    "ensemble": "tools/ensemble.py",
-}
 SHELL = {"cp", ".", "cd", "touch", "tail", "export", "for", "done", "mkdir"}
 SHELL |= {"docker", "apptainer", "pip", "hf"}  # not ours to check
 # Flags that the pages name and that are of other programs.
 FOREIGN = {f for flags in LAUNCHERS.values() for f in flags} | {
     *("--spares", "--signal", "--time", "--mpi", "--overlap", "--kill-on-bad-exit", "--wait"),
     *("--container-image", "--container-workdir", "--container-mounts", "--build-arg", "--ipc"),
-    *(
-        "--shm-size",
-        "--launcher",
-        "--short",
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "--logdir",
-        "--help",
-    ),
+    *("--shm-size", "--launcher", "--short", "--allow-run-as-root", "--oversubscribe"),
+    *("--logdir", "--help", "--extra-index-url"),
 }
 
 
 @cache
-def find_parser(program: str) -> Parser:
+def parser_for(program: str) -> Parser:
+    """The parser of a script, or of a command of albert-ds."""
+    if not program.endswith(".py"):
+        return find_parser(program)
     with pytest.MonkeyPatch.context() as patch:
         return parser_of(program, patch)
 
@@ -109,7 +84,9 @@ def check(words: list[str]) -> None:
     if program in SHELL:
         return
     if program == "albert-ds":
-        program, *rest = [*SCRIPT[rest[0]].split(), *rest[1:]]
+        if rest == ["--help"]:
+            return
+        program, *rest = rest
     if program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
         assert [word for word in rest if "=" not in word][0] in targets, words
@@ -119,10 +96,10 @@ def check(words: list[str]) -> None:
         assert (ROOT / program).is_file(), words
         if program.startswith("slurm/"):  # flags of what it starts follow
             body = (ROOT / program).read_text()
-            started = re.search(r"^(?:launch|build=).*? (tools/\w+\.py)", body, re.M)
+            started = re.search(r"^(?:launch|build=).* -m albert_ds ([\w-]+)", body, re.M)
             trainer = "finetune" if re.search("^finetune ", body, re.M) else "train"
             flags = {word for word in rest if word.startswith("--")} - {"--spares"}
-            assert flags <= flags_of(started[1] if started else f"albert_ds/{trainer}.py"), words
+            assert flags <= flags_of(started[1] if started else trainer), words
     else:
         parse(program, rest)
 
@@ -140,7 +117,9 @@ def check_launched(words: list[str]) -> None:
         if flags[name] and not value:
             rest.pop(0)
     if not is_module:
-        check(rest)
+        check([re.sub(r"^albert_ds\.(\w+)$", r"albert_ds/\1.py", rest[0]), *rest[1:]])
+    elif rest[0] == "albert_ds":
+        check(["albert-ds", *rest[1:]])
     elif rest[0] == "pytest":
         assert all((ROOT / word).exists() for word in rest[1:] if "/" in word), words
     else:
@@ -153,7 +132,7 @@ def check_launched(words: list[str]) -> None:
 
 
 def parse(program: str, words: list[str]) -> None:
-    parser = find_parser(program)
+    parser = parser_for(program)
     for action in list_actions(parser):
         if not isinstance(action.type, Number):
             action.type = None  # a file need not exist
@@ -164,7 +143,7 @@ def parse(program: str, words: list[str]) -> None:
 
 
 def flags_of(program: str) -> set[str]:
-    return {flag for action in list_actions(find_parser(program)) for flag in action.option_strings}
+    return {flag for action in list_actions(parser_for(program)) for flag in action.option_strings}
 
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda p: str(p.relative_to(ROOT)))
@@ -191,7 +170,8 @@ def test_code_stands_in_fences_that_name_its_language(page):
 
 @pytest.mark.parametrize("page", CURRENT, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_flag_in_a_sentence_exists(page):
-    known = FOREIGN.union(*map(flags_of, [*COMMANDS, SCRIPT["push"]]))
+    ours = [name.removeprefix("albert-ds ") for name in ALL if name != "albert-ds"]
+    known = FOREIGN.union(*map(flags_of, ours))
     for code in re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text())):
         for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", code):
             assert flag in known, code
@@ -229,7 +209,7 @@ def list_plans() -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("words", list_plans(), ids=" ".join)
 def test_the_plan_of_a_page_can_be_made(words, capsys):
     """And prints the rows that docs/scaling.md shows."""
-    runpy.run_path(str(ROOT / "tools/scaling_model.py"))["main"](["plan", *words])
+    albert_ds.main(["plan", *words])
     printed = capsys.readouterr().out
     assert "PREDICTED, not measured" in printed
     page = (ROOT / "docs/scaling.md").read_text()

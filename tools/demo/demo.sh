@@ -20,7 +20,7 @@ python tools/build_shards.py --input demo/text.txt --vocab demo/vocab/spiece.mod
 # matrix's own norm, so the rate at which 0.02-sized weights would learn in 700 steps is far too high
 # for the biases, which it leaves unscaled.
 echo "== 4. pretraining: albert-tiny, 2 ranks, ZeRO-1, AdamW"
-deepspeed --num_gpus 2 albert_ds/train.py --model albert-tiny --data demo/data --output demo/run \
+deepspeed -q --num_gpus 2 albert_ds/train.py --model albert-tiny --data demo/data --output demo/run \
     --steps 700 --batch-size 32 --micro-batch-size 16 --learning-rate 0.002 --warmup-steps 100 \
     --sequence-length 64 --dropout 0 \
     --deepspeed_config ds_configs/zero1_fp32_adamw.json --log-every 50 --eval-every 350 \

@@ -4,31 +4,16 @@ The flags in docs/flags.md come from their declarations, so no copy can be out o
 diagram of boxes and arrows, which GitHub draws with a program from the network, becomes an SVG.
 """
 
+import argparse
 import re
+import sys
 from collections.abc import Iterator
-from importlib import import_module
+from contextlib import suppress
+from unittest.mock import patch
 
+from albert_ds.__main__ import COMMANDS, main
 from albert_ds.cli import Parser, as_reference
 
-# Command -> the module whose build_parser() reads its command line, in the order of use.
-COMMANDS = {
-    "vocab": "albert_ds.commands.build_vocab",
-    "shards": "albert_ds.commands.build_shards",
-    "inspect": "albert_ds.commands.inspect_shards",
-    "train": "albert_ds.config",
-    "finetune": "albert_ds.finetuning.config",
-    "probe": "albert_ds.commands.probe",
-    "convert": "albert_ds.commands.convert_hf",
-    "fill-mask": "albert_ds.commands.fill_mask",
-    "ensemble": "albert_ds.commands.ensemble",
-    "plan": "albert_ds.lab.commands.scaling_model",
-    "bench": "albert_ds.lab.commands.throughput_bench",
-    "traffic": "albert_ds.lab.commands.comm_volume",
-    "plots": "albert_ds.lab.commands.plots",
-    "push": "albert_ds.commands.push",
-    "learn": "albert_ds.lab.commands.learn",
-    "gpu": "albert_ds.lab.commands.gpu_check",
-}
 FLAGS = "<!-- flags -->"
 DIAGRAM = re.compile(r"```mermaid\n(.*?)```\n", re.S)
 ARROW = re.compile(r"^ +(\w+)(?:\[.*?\])? --> (\w+)", re.M)
@@ -44,13 +29,28 @@ def on_page_markdown(markdown: str, **_) -> str:
 
 def list_flags() -> Iterator[str]:
     """A heading and a table for every command, and for every command of a command."""
-    for command, module in COMMANDS.items():
-        yield from describe(command, import_module(module).build_parser())
+    for commands in COMMANDS.values():
+        for name in commands:
+            yield from describe(name, find_parser(name))
 
 
-def describe(command: str, parser: Parser) -> Iterator[str]:
-    yield f"## {command}\n"
-    yield as_reference(parser)
+def describe(name: str, parser: Parser) -> Iterator[str]:
+    parts = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    for part, subparser in (parts[0] if parts else {"": parser}).items():
+        yield f"## {name} {part}\n"
+        yield as_reference(subparser)
+
+
+def find_parser(name: str) -> Parser:
+    """The parser that prints the help of a command of albert-ds."""
+    asked: list[Parser] = []
+    with (
+        patch.object(Parser, "print_help", lambda parser, file=None: asked.append(parser)),
+        patch.object(sys, "argv", sys.argv),
+        suppress(SystemExit),
+    ):
+        main([name, "--help"])
+    return asked[0]
 
 
 def draw(mermaid: str) -> str:

@@ -81,11 +81,13 @@ def build_parser() -> Parser:
     add("--checkpoint", type=Path, required=True, metavar="RUN_OR_HF", help=text)
     add("--output", type=Path, required=True, metavar="DIR", help="folder of runs and results")
     add("--only", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help="tasks")
-    add("--seeds", type=Number(low=2, high=100, whole=True), default=5, help="runs of each side")
+    seeds = Number(low=2, high=100, whole=True)
+    add("--seeds", type=seeds, default=5, metavar="RUNS", help="runs of each side")
     rate = "learning rates to choose from"
     add("--rates", nargs="+", default=RATES, metavar="RATE", help=rate)
-    add("--steps-factor", type=Number(above=0), default=1.0, help="times the steps of each task")
-    add("--threads", type=positive, default=1, help="CPU threads of a run")
+    text = "times the steps of each task"
+    add("--steps-factor", type=Number(above=0), default=1.0, metavar="FACTOR", help=text)
+    add("--threads", type=positive, default=1, metavar="THREADS", help="CPU threads of a run")
     return parser
 
 

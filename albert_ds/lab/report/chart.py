@@ -171,8 +171,8 @@ class Chart:
         points = [p for p in line.points if not math.isnan(p.y)]
         if all(p.low == p.high for p in points) or self.has_whiskers(line):
             return ""
-        there = [f"{self.x(p.x):g},{self.y(p.high):g}" for p in points]
-        back = [f"{self.x(p.x):g},{self.y(p.low):g}" for p in reversed(points)]
+        there = [f"{self.x(p.x):g},{max(self.y(p.high), TOP):g}" for p in points]
+        back = [f"{self.x(p.x):g},{min(self.y(p.low), BOTTOM):g}" for p in reversed(points)]
         return f"M{'L'.join(there + back)}z"
 
     def has_whiskers(self, line: Line) -> bool:
@@ -251,13 +251,20 @@ def widen(low: float, high: float, *, from_zero: bool, is_log: bool) -> tuple[fl
 
 
 def spread(labels: list[Label]) -> list[Label]:
-    """The same labels, moved up or down until no two are nearer than SPACING."""
+    """The same labels, moved up or down until no two of one column are nearer than SPACING."""
     placed: list[Label] = []
     for label in sorted(labels, key=lambda label: label.y):
-        least = placed[-1].y + SPACING if placed else TOP
-        placed.append(label._replace(y=max(label.y, least)))
-    over = max(0.0, placed[-1].y - BOTTOM) if placed else 0.0
-    return [label._replace(y=round(label.y - over, 1)) for label in placed]
+        above = [other.y for other in placed if is_near(label, other)]
+        placed.append(label._replace(y=max(label.y, max(above, default=TOP - SPACING) + SPACING)))
+    lowest = [max(other.y for other in placed if is_near(label, other)) for label in placed]
+    return [
+        label._replace(y=round(label.y - max(0, low - BOTTOM), 1))
+        for label, low in zip(placed, lowest, strict=True)
+    ]
+
+
+def is_near(one: Label, other: Label) -> bool:
+    return abs(one.x - other.x) < 2 * SPACING
 
 
 def thin(points: list[Point], most: int) -> list[Point]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 1000  # drawn for the pictures
 MOST_SHARDS = 4  # whose pieces are counted
+MOST_HELDOUT = 4096  # samples, whose masked tokens are guessed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,11 +63,11 @@ def read_corpus(folder: str, recorded: dict, eval_samples: int) -> Corpus:
 
 
 def draw_labels(source: "ShardSet", stream: StreamConfig, limit: int) -> np.ndarray:
-    """The masked tokens that the held-out evaluation of a run predicts, int64 [masked]."""
+    """The first masked tokens that the held-out evaluation of a run predicts, int64 [masked]."""
     from albert_ds.data.stream import MicroBatchReader
 
     reader = MicroBatchReader([source], None, stream)
-    count = min(limit, int(source.sizes.sum()))
+    count = min(limit, MOST_HELDOUT, int(source.sizes.sum()))
     return np.concatenate([reader.draw(position).labels for position in range(count)])
 
 
