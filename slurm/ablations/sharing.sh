@@ -8,8 +8,9 @@
 # DATA   folder of shards (albert-ds shards)
 # BLIMP  folder of minimal pairs for albert-ds probe (default: left out)
 # OUT    folder of the results (default: ablations/sharing); the same command continues there
-# SCALE  tiny (default): 6 layers of albert-tiny's width, 2 minutes a run on a CPU core
+# SCALE  tiny (default): 6 layers of width 64, 2,000 steps of 16, some minutes a run on a CPU core
 #        paper: ALBERT-base, 125,000 steps of 4096, in a Slurm job (slurm/common.sh)
+# LENGTH tokens of a sample at small scale (default: 128), at most those of the shards
 # SEEDS  number of seeds of each row (default: 3)
 # ROWS   names of the rows to run (default: all); the table prints what is there
 set -euo pipefail
@@ -25,11 +26,12 @@ case $SCALE in
     tiny)
         cd "$(dirname "${BASH_SOURCE[0]}")/../.."
         PYTHON=${PYTHON:-.venv/bin/python}
-        STEPS=${STEPS:-600}
-        RECIPE=(--model albert-tiny --num-layers 6 --steps "$STEPS" --batch-size 16
-            --micro-batch-size 16 --sequence-length 64 --learning-rate 0.001 --dropout 0
+        STEPS=${STEPS:-2000}
+        RECIPE=(--model albert-tiny --hidden-size 64 --num-layers 6 --steps "$STEPS" --batch-size 16
+            --micro-batch-size 16 --sequence-length "${LENGTH:-128}" --dropout 0
+            --learning-rate 0.002 --warmup-steps $((STEPS / 10))
             --deepspeed_config ds_configs/zero1_fp32_adamw.json
-            --eval-every $((STEPS > 20 ? STEPS / 20 : 1)) --eval-samples 512)
+            --eval-every $((STEPS > 10 ? STEPS / 10 : 1)) --eval-samples 1024)
         pretrain() { "$PYTHON" -m albert_ds train --output "$OUTPUT" "$@"; }
         run_once() { "$PYTHON" "$@"; }
         ;;
