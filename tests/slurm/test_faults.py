@@ -144,7 +144,9 @@ def test_the_users_mistake_is_not_requeued(cluster, submit, data):
     ended = cluster.wait_until_ended(job.number)
     assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "0", "2:0")
     assert job.says().count("albert-ds: --batch-size 9") == 2  # one line a node
-    assert sorted(path.name for path in job.output.iterdir()) == [".lock", "exit.json"]
+    assert sorted(path.name for path in job.output.iterdir()) == [
+        *(".lock", "exit.json", "history.jsonl"),
+    ]
 
 
 def test_a_run_in_use_is_not_requeued_and_keeps_its_ending(cluster, submit, data, tmp_path):

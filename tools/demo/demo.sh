@@ -9,26 +9,27 @@ rm -rf demo
 mkdir demo
 
 echo "== 1. text: the interpreter's reference and the docstrings of installed packages"
-python tools/demo/demo_corpus.py --output demo/text.txt --max-bytes 2000000
+python tools/demo/demo_corpus.py --output demo/text.txt --max-bytes 4000000
 echo "== 2. vocabulary: SentencePiece in ALBERT's layout"
 python tools/build_vocab.py --input demo/text.txt --output demo/vocab --vocab-size 4000 \
     --strip-accents
 echo "== 3. shards: every sequence once, as token ids"
 python tools/build_shards.py --input demo/text.txt --vocab demo/vocab/spiece.model \
-    --output demo/data --sequence-length 128 --holdout 0.05
-# AdamW, since so small a batch is not what LAMB is for: its ratio scales a matrix's update by the
-# matrix's own norm, so the rate at which 0.02-sized weights would learn in 700 steps is far too high
+    --output demo/data --sequence-length 64 --holdout 0.05
+# Many steps of a narrow model: at the frequencies of the pieces, where every run begins, steps count
+# and not width. AdamW, since so small a batch is not what LAMB is for: its ratio scales a matrix's
+# update by the matrix's own norm, so the rate at which 0.02-sized weights would learn is far too high
 # for the biases, which it leaves unscaled.
-echo "== 4. pretraining: albert-tiny, 2 ranks, ZeRO-1, AdamW"
-deepspeed -q --num_gpus 2 albert_ds/train.py --model albert-tiny --data demo/data --output demo/run \
-    --steps 700 --batch-size 32 --micro-batch-size 16 --learning-rate 0.002 --warmup-steps 100 \
-    --sequence-length 64 --dropout 0 \
-    --deepspeed_config ds_configs/zero1_fp32_adamw.json --log-every 50 --eval-every 350 \
+echo "== 4. pretraining: a very small ALBERT, 2 ranks, ZeRO-1, AdamW"
+deepspeed -q --num_gpus 2 albert_ds/train.py --model albert-tiny --hidden-size 64 --data demo/data \
+    --output demo/run --steps 5000 --batch-size 32 --micro-batch-size 16 --learning-rate 0.003 \
+    --warmup-steps 300 --dropout 0 \
+    --deepspeed_config ds_configs/zero1_fp32_adamw.json --log-every 250 --eval-every 1000 \
     2> demo/train.log ||
     { tail -n 20 demo/train.log; exit 1; }
 echo "== 5. held-out accuracy"
-python tools/probe.py --checkpoint demo/run --data demo/data 2> demo/probe.log ||
-    { tail -n 20 demo/probe.log; exit 1; }
+python tools/probe.py --checkpoint demo/run --data demo/data --output demo/probe.json \
+    2> demo/probe.log || { tail -n 20 demo/probe.log; exit 1; }
 echo "== 6. Hugging Face folder: demo/hf"
 python tools/convert_hf.py export --checkpoint demo/run --output demo/hf
 echo "== 7. three filled masks"
@@ -36,3 +37,6 @@ python tools/fill_mask.py --checkpoint demo/hf \
     "Return the [MASK] of the array." \
     "If the argument is [MASK], an error is raised." \
     "The first [MASK] is a list of strings."
+echo "== 8. what this was: demo/report.html, and in short"
+python tools/report.py demo/run --output demo/report.html
+python tools/demo/demo_verdict.py demo/probe.json

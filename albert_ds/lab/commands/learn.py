@@ -225,7 +225,7 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
         f"{args.hours:g} h were asked for; {steps:,} steps of {BATCH} samples, {tokens / 1e6:.1f} "
         f"million tokens, on {name_device()} ({layout}; {seconds:.3f} s a step when measured).",
         f"    albert-ds train {' '.join(RECIPE)} --steps {steps}",
-        "![curves](curves.png)",
+        "![curves](curves.png) More of it: report.html.",
         (out / "probe.md").read_text().strip(),
     ]
     if args.minimal_pairs:
@@ -278,6 +278,7 @@ def main(argv: list[str]) -> None:
             write_file(out / f"{name}.md", run(command, log, len(os.sched_getaffinity(0))))
     curves = [*COMMAND, "plots", "curves", "--runs", checkpoint]
     run([*curves, "--output", out / "curves.png"], log)
+    run([*COMMAND, "report", checkpoint, "--output", out / "report.html"], log)
     tasks = fine_tune(args, checkpoint) if args.tasks else []
     write_report(args, layout, seconds, steps, tasks)
     print((out / "report.md").read_text())
