@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed import free_port
-from tests.tiers import is_lab, is_quick
+from tests.tiers import LONGEST, is_lab, is_quick, name_of
 
 ROOT = Path(__file__).parents[1]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,6 +26,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker("quick")
         if is_lab(item.path):
             item.add_marker("lab")
+    items.sort(key=lambda item: name_of(item.path) not in LONGEST)
 
 
 def run_tool(*argv: str | Path) -> None:

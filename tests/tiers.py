@@ -34,6 +34,15 @@ TOO_LONG = {
     "test_json_files.py",
 }
 
+# Files of minutes. They begin first, so that no worker of several runs one alone at the end.
+LONGEST = {
+    "lab/commands/test_throughput_bench.py",
+    "slurm/test_faults.py",
+    "test_compile.py",
+    "test_exactness.py",
+    "tools/lab/test_chaos.py",
+}
+
 
 def find_tests() -> list[Path]:
     return sorted(TESTS.rglob("test_*.py"))

@@ -22,9 +22,9 @@ python tools/build_shards.py --input demo/text.txt --vocab demo/vocab/spiece.mod
 # for the biases, which it leaves unscaled.
 echo "== 4. pretraining: a very small ALBERT, 2 ranks, ZeRO-1, AdamW"
 deepspeed -q --num_gpus 2 albert_ds/train.py --model albert-tiny --hidden-size 64 --data demo/data \
-    --output demo/run --steps 5000 --batch-size 32 --micro-batch-size 16 --learning-rate 0.003 \
-    --warmup-steps 300 --dropout 0 \
-    --deepspeed_config ds_configs/zero1_fp32_adamw.json --log-every 250 --eval-every 1000 \
+    --output demo/run --steps 3500 --batch-size 32 --micro-batch-size 16 --learning-rate 0.003 \
+    --warmup-steps 250 --dropout 0 \
+    --deepspeed_config ds_configs/zero1_fp32_adamw.json --log-every 250 --eval-every 875 \
     2> demo/train.log ||
     { tail -n 20 demo/train.log; exit 1; }
 echo "== 5. held-out accuracy"
