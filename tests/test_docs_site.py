@@ -96,4 +96,4 @@ def test_the_figures_of_the_readme_stand_in_the_pages_it_names():
         f"| {bert / large:.1f} times |" in readme
         and f"ALBERT-xxlarge: {bert / xxlarge:.1f})" in readme
     )
-    assert "50 kills of 2 ranks" in (DOCS / "reliability.md").read_text()
+    assert "100 kills of 2 ranks" in (DOCS / "reliability.md").read_text()

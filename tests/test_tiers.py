@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.tiers import (
+    LONGEST,
     QUICK_ANYWAY,
     TOO_LONG,
     find_imports,
@@ -51,4 +52,4 @@ def test_two_ranks_train_in_the_quick_tier():
 
 def test_the_lists_of_exceptions_name_tests_that_exist():
     tests = {f"{name_of(path)}::{test}" for path in find_tests() for test in read_tests(path)}
-    assert tests | {name_of(path) for path in find_tests()} >= QUICK_ANYWAY | TOO_LONG
+    assert tests | {name_of(path) for path in find_tests()} >= QUICK_ANYWAY | TOO_LONG | LONGEST
