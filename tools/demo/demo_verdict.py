@@ -3,8 +3,26 @@
 python tools/demo/demo_verdict.py demo/probe.json
 """
 
-import json
-import sys
+from pathlib import Path
+
+from albert_ds.cli import Number, Parser, run
+from albert_ds.json_files import check, read_json
+
+_SHARE, _COUNT = Number(low=0, high=1), Number(low=1, whole=True)
+REPORT = {
+    "heldout_mlm_accuracy": _SHARE,
+    "heldout_sop_accuracy": _SHARE,
+    "heldout_pairs": _COUNT,
+    "most_frequent_piece": str,
+    "most_frequent_share": _SHARE,
+}
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="tools/demo/demo_verdict.py", description=__doc__.splitlines()[0])
+    text = "what albert-ds probe --output wrote of a model trained with SOP"
+    parser.add_argument("report", type=Path, metavar="JSON", help=text)
+    return parser
 
 
 def describe(found: dict) -> list[str]:
@@ -31,6 +49,12 @@ def describe(found: dict) -> list[str]:
     return lines
 
 
+def main(argv: list[str]) -> None:
+    path = build_parser().parse_args(argv).report
+    found = read_json(path)
+    check(found, REPORT, str(path))
+    print("\n".join(describe(found)))
+
+
 if __name__ == "__main__":
-    with open(sys.argv[1]) as file:
-        print("\n".join(describe(json.load(file))))
+    run(main)
