@@ -16,19 +16,20 @@ from albert_ds.model.config import SIZES
 
 @pytest.fixture
 def run(text_file, tmp_path):
-    """A run whose model predicts, at every position, the pieces 20, 21 and 22 in this order."""
+    """A run whose model predicts, at every position, the same three words in this order."""
     lines = text_file.read_text(encoding="utf-8").splitlines()[:2000]
     vocab = train_vocab(lines, Normalisation(), vocab_size=200)
     vocab.write(tmp_path)
     config = replace(SIZES["albert-tiny"], vocab_size=200, max_position_embeddings=16)
     state = AlbertForPretraining(config).state_dict()
-    state["mlm_head.bias"][20:23] = torch.tensor([12.0, 11.0, 10.0])
+    words = [i for i, piece in enumerate(vocab.pieces) if piece.strip("\u2581").isalpha()][:3]
+    state["mlm_head.bias"][words] = torch.tensor([12.0, 11.0, 10.0])
     step = tmp_path / "checkpoints" / "step-00000001"
     step.mkdir(parents=True)
     save_file(state, step / "weights.safetensors")
     (step.parent / "latest").write_text(step.name)
     (tmp_path / "config.json").write_text(json.dumps({"model": asdict(config)}))
-    return tmp_path, [vocab.pieces[i].replace("\u2581", " ").strip() for i in (20, 21, 22)]
+    return tmp_path, [vocab.pieces[i].replace("\u2581", " ").strip() for i in words]
 
 
 def test_each_mask_gets_the_best_pieces(run, capsys):
