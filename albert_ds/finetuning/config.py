@@ -300,7 +300,7 @@ def _read_model(args, recipe: Recipe, head: HeadConfig) -> ModelConfig:
 def find_rate(recipe: Recipe, model: ModelConfig) -> float:
     """The task's published learning rate; a narrower model than it was published for needs more.
 
-    At the published rates a model 256 wide stays at the most frequent class (docs/finetuning.md).
+    The square is a rule of thumb: no rates were compared yet (tools/lab/transfer.py does).
     """
     if model.hidden_size >= NARROWEST:
         return recipe.learning_rate
