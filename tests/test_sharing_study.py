@@ -43,13 +43,13 @@ def test_every_row_is_a_run_and_equal_parameters_are_equal(data, tmp_path):
         if command == "train":
             configs[argv[argv.index("--output") + 1]] = read_config(argv, world_size=1)
     names = {Path(folder).parent.name: config for folder, config in configs.items()}
-    assert len(names) == 16 and len(configs) == 32
+    assert len(names) == 20 and len(configs) == 40
     assert {config.seed for config in configs.values()} == {1, 2}
     for blocks in (2, 3):
         patterns = (f"groups-{blocks}", f"cycle-{blocks}", f"cycle-rev-{blocks}")
         assert len({str(count_params(names[name].model)) for name in patterns}) == 1
         assert len({str(names[name].model.plan) for name in patterns}) == 3
-    schedule = names["all+depth"]
+    schedule = names["depth-2-3-6"]
     assert {schedule.model_at(step).num_layers for step in range(schedule.steps)} == {2, 3, 6}
 
 
@@ -68,13 +68,13 @@ def test_two_rows_of_three_steps_make_a_table_and_resume(data, tmp_path):
     given = {"STEPS": "3", "SEEDS": "1"}
     first, again = (
         run_recipe(tmp_path, data, **given, ROWS=rows)
-        for rows in ("all+depth", "all+depth cycle-2")
+        for rows in ("depth-2-3-6", "depth-2-3-6 cycle-2")
     )
     assert first.returncode == again.returncode == 0, first.stderr + again.stderr
     assert "resuming from" in again.stderr and "resuming from" not in first.stderr
     head, _, depth, cycle = again.stdout[again.stdout.index("| |") :].splitlines()[:4]
     assert head.startswith("| | parameters | MFLOPs a token | tokens/s | gradient MB a step | MLM")
-    assert depth.startswith("| all+depth |") and cycle.startswith("| cycle-2 |")
+    assert depth.startswith("| depth-2-3-6 |") and cycle.startswith("| cycle-2 |")
     rows = json.loads((tmp_path / "table.json").read_text())
     curve = read_curve(tmp_path / "cycle-2" / "seed-1")
     assert rows["cycle-2"]["loss"][0] == curve.losses[-1]

@@ -10,7 +10,7 @@
 # OUT    folder of the results (default: ablations/sharing); the same command continues there
 # SCALE  tiny (default): 6 layers of width 64, 2,000 steps of 16, some minutes a run on a CPU core
 #        paper: ALBERT-base, 125,000 steps of 4096, in a Slurm job (slurm/common.sh)
-# LENGTH tokens of a sample at small scale (default: 128), at most those of the shards
+# LENGTH tokens of a sample at small scale (default: 64), at most those of the shards
 # SEEDS  number of seeds of each row (default: 3)
 # ROWS   names of the rows to run (default: all); the table prints what is there
 set -euo pipefail
@@ -28,7 +28,7 @@ case $SCALE in
         PYTHON=${PYTHON:-.venv/bin/python}
         STEPS=${STEPS:-2000}
         RECIPE=(--model albert-tiny --hidden-size 64 --num-layers 6 --steps "$STEPS" --batch-size 16
-            --micro-batch-size 16 --sequence-length "${LENGTH:-128}" --dropout 0
+            --micro-batch-size 16 --sequence-length "${LENGTH:-64}" --dropout 0
             --learning-rate 0.002 --warmup-steps $((STEPS / 10))
             --deepspeed_config ds_configs/zero1_fp32_adamw.json
             --eval-every $((STEPS > 10 ? STEPS / 10 : 1)) --eval-samples 1024)
@@ -72,8 +72,19 @@ for blocks in 2 3; do # as many parameters in another order
 done
 for sharing in all attention ffn none; do row $sharing --sharing $sharing; done
 for own in norm scale position lora:4 norm,lora:4; do row all+$own --sharing all --per-layer $own; done
-if [ "$SCALE" = paper ]; then depths=3@0,6@40%,12@70%; else depths=2@0,3@40%,6@70%; fi
-row all+depth --sharing all --depth-schedule $depths
+# Layers at the start, and from which share of the steps on how many: 55 to 65 % of the blocks' FLOPs.
+if [ "$SCALE" = paper ]; then each=2; else each=1; fi # of 12 layers and of 6
+depth() { # NAME LAYERS@START..., of 6 layers
+    local name=$1 part schedule=''
+    shift
+    for part; do schedule+=,$((each * ${part%@*}))@${part#*@}; done
+    row "$name" --sharing all --depth-schedule "${schedule#,}"
+}
+depth depth-2-3-6 2@0 3@40% 6@70%
+depth depth-3-6 3@0 6@70%
+depth depth-2-6 2@0 6@60%
+depth depth-1-6 1@0 6@50%
+depth depth-1-2-3-6 1@0 2@20% 3@40% 6@70%
 
 for name in $ROWS; do
     [[ " ${ALL[*]}" == *" $name="* ]] || stop "ROWS: $name is none of ${ALL[*]%%=*}"
