@@ -73,10 +73,12 @@ def test_two_rows_of_three_steps_make_a_table_and_resume(data, tmp_path):
     assert first.returncode == again.returncode == 0, first.stderr + again.stderr
     assert "resuming from" in again.stderr and "resuming from" not in first.stderr
     head, _, depth, cycle = again.stdout[again.stdout.index("| |") :].splitlines()[:4]
-    assert head.startswith("| | parameters | MFLOPs a token | tokens/s | gradient MB a step | MLM")
+    assert head.startswith("| | parameters | MFLOPs a token | tokens/s | gradient MB a step | layers")
     assert depth.startswith("| depth-2-3-6 |") and cycle.startswith("| cycle-2 |")
     rows = json.loads((tmp_path / "table.json").read_text())
     curve = read_curve(tmp_path / "cycle-2" / "seed-1")
+    assert rows["cycle-2"]["layers_a_step"] == [6.0]
+    assert rows["depth-2-3-6"]["layers_a_step"] == [pytest.approx((2 + 3 + 6) / 3)]
     assert rows["cycle-2"]["loss"][0] == curve.losses[-1]
     assert rows["cycle-2"]["gradient_bytes"][0] == 4 * rows["cycle-2"]["parameters"][0]
     assert (tmp_path / "sharing.png").stat().st_size > 1000
@@ -120,11 +122,14 @@ def test_losses_at_equal_time_and_intervals(tmp_path):
         write_run(tmp_path / "slow" / f"seed-{seed}", 2.0, [x + shift for x in (4, 3, 2, 1)])
     command = [sys.executable, "tools/lab/sharing_table.py", "--output", tmp_path / "x.json"]
     command += ["--rows", *(f"{name}={tmp_path / name}" for name in ("fast", "slow"))]
+    command += ["--against", "fast"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "x.json").read_text())
     assert rows["fast"]["loss_at_time"] == pytest.approx([1.0, 1.2])
     assert rows["slow"]["loss_at_time"] == pytest.approx([3.0, 3.2])
     assert rows["slow"]["loss_at_flops"] == pytest.approx([1.0, 1.2])
+    # The seeds differ by 0.2, the rows not at all: 0 for each seed.
+    assert rows["slow"]["loss_difference"] == pytest.approx([0.0, 0.0])
     # Mean 1.1, standard error 0.1, t of 1 degree of freedom 12.706.
     assert "| 1.100 +- 1.271 |" in done.stdout

@@ -27,6 +27,7 @@ class Curve:
     flops: list[float]
     seconds: list[float]
     tokens_a_second: float  # of the whole run, evaluation and checkpoints left out
+    layers_a_step: float  # on average; below the model's with --depth-schedule
     sop: float | None  # held-out accuracy at the end
     blimp: float | None
     mlm: float | None  # accuracy by probe.py, whose masks are the same for every run
@@ -73,6 +74,11 @@ def read_curve(run: Path) -> Curve:
         record["tokens_per_second"] * record["step_seconds"] * number
         for record, number in zip(logged, steps.tolist(), strict=True)
     )
+    depth = config["model"].get("num_layers", 0)
+    layers = sum(
+        record.get("num_layers", depth) * number
+        for record, number in zip(logged, steps.tolist(), strict=True)
+    )
     at = [record["step"] for record in held]
     blimp, probe = run / "blimp.json", run / "probe.json"
     return Curve(
@@ -83,6 +89,7 @@ def read_curve(run: Path) -> Curve:
         flops=np.interp(at, ends, spent["flops"]).tolist(),
         seconds=np.interp(at, ends, spent["step_seconds"]).tolist(),
         tokens_a_second=float(tokens / spent["step_seconds"][-1]),
+        layers_a_step=layers / ends[-1],
         sop=held[-1].get("heldout_sop_accuracy"),
         blimp=read_json(blimp).get("accuracy") if blimp.is_file() else None,
         mlm=read_json(probe).get("heldout_mlm_accuracy") if probe.is_file() else None,

@@ -91,5 +91,7 @@ for name in $ROWS; do
 done
 rows=()
 for pair in "${ALL[@]}"; do [ -d "${pair#*=}" ] && rows+=("$pair"); done
-"$PYTHON" tools/lab/sharing_table.py --rows "${rows[@]}" --output "$OUT/table.json" \
-    --picture "$OUT/sharing.png"
+against=()
+[ ! -d "$OUT/all" ] || against=(--against all)
+"$PYTHON" tools/lab/sharing_table.py --rows "${rows[@]}" "${against[@]}" \
+    --output "$OUT/table.json" --picture "$OUT/sharing.png"

@@ -4,6 +4,8 @@ A row is a folder with a run per seed (seed-1, seed-2, ...). Held-out losses are
 step, of the point with as many FLOPs as the row with the fewest has spent, and of the point with as
 much time as the fastest row has taken; between evaluations they are interpolated. Rows with equal
 parameters stand together. A cell is the mean over the seeds, with its 95 % interval (Student's t).
+A seed fixes the data, the masks and what is held out, so --against compares seed by seed: the
+interval of the mean difference is much narrower than those of the two means.
 """
 
 import json
@@ -22,7 +24,9 @@ COLUMNS = {  # of the table, and the field of a row
     "MFLOPs a token": "flops_a_token",
     "tokens/s": "tokens_a_second",
     "gradient MB a step": "gradient_bytes",
+    "layers a step": "layers_a_step",
     "MLM loss": "loss",
+    "minus the reference's": "loss_difference",
     "at equal FLOPs": "loss_at_flops",
     "at equal time": "loss_at_time",
     "MLM accuracy": "mlm",
@@ -30,7 +34,13 @@ COLUMNS = {  # of the table, and the field of a row
     "BLiMP": "blimp",
 }
 UNITS = {"flops_a_token": 1e6, "gradient_bytes": 1e6}
-DECIMALS = {"parameters": 0, "tokens_a_second": 0, "gradient_bytes": 2, "flops_a_token": 2}
+DECIMALS = {
+    "parameters": 0,
+    "tokens_a_second": 0,
+    "gradient_bytes": 2,
+    "flops_a_token": 2,
+    "layers_a_step": 1,
+}
 
 
 def build_parser() -> Parser:
@@ -43,6 +53,8 @@ def build_parser() -> Parser:
         metavar="NAME=DIR",
         help="rows of the table: a name, and a folder with one run per seed",
     )
+    text = "reference row, whose loss is taken from each row's, seed by seed (default: none)"
+    add("--against", metavar="NAME", help=text)
     add("--output", type=cli.new_file, metavar="FILE", help="JSON with the same numbers")
     add("--picture", type=cli.new_file, metavar="PNG", help="file to draw the losses into")
     return parser
@@ -53,6 +65,7 @@ def summarise(curves: list[Curve], flops: float, seconds: float) -> dict[str, li
     found = {
         **{name: [cost] * len(curves) for name, cost in list_costs(curves[0]).items()},
         "tokens_a_second": [curve.tokens_a_second for curve in curves],
+        "layers_a_step": [curve.layers_a_step for curve in curves],
         "loss": [curve.losses[-1] for curve in curves],
         "loss_at_flops": [curve.loss_at(flops, curve.flops) for curve in curves],
         "loss_at_time": [curve.loss_at(seconds, curve.seconds) for curve in curves],
@@ -61,6 +74,13 @@ def summarise(curves: list[Curve], flops: float, seconds: float) -> dict[str, li
         "blimp": [curve.blimp for curve in curves if curve.blimp is not None],
     }
     return {name: values for name, values in found.items() if values}
+
+
+def compare(curves: dict[str, Curve], reference: dict[str, Curve]) -> dict[str, list[float]]:
+    """Loss at the last step minus the reference's, for the seeds that both have."""
+    seeds = [seed for seed in curves if seed in reference]
+    found = [curves[seed].losses[-1] - reference[seed].losses[-1] for seed in seeds]
+    return {"loss_difference": found} if found else {}
 
 
 def as_cell(field: str, values: list[float] | None) -> str:
@@ -79,16 +99,21 @@ def as_cell(field: str, values: list[float] | None) -> str:
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
-    rows: dict[str, list[Curve]] = {}
+    rows: dict[str, dict[str, Curve]] = {}  # of each row, by seed
     for given in args.rows:
         name, equals, folder = given.partition("=")
         runs = sorted(Path(folder).glob("seed-*")) if name and equals else []
         if not runs:
             raise UserError(f"--rows {given}: must be NAME=DIR with a run DIR/seed-N")
-        rows[name] = [read_curve(run) for run in runs]
-    every = [curve for curves in rows.values() for curve in curves]
+        rows[name] = {run.name: read_curve(run) for run in runs}
+    if args.against and args.against not in rows:
+        raise UserError(f"--against {args.against}: must be one of {', '.join(rows)}")
+    every = [curve for curves in rows.values() for curve in curves.values()]
     flops, seconds = (min(spent) for spent in zip(*(c.spent for c in every), strict=True))
-    found = {name: summarise(curves, flops, seconds) for name, curves in rows.items()}
+    found = {name: summarise([*curves.values()], flops, seconds) for name, curves in rows.items()}
+    for name, curves in rows.items():
+        if args.against and name != args.against:
+            found[name] |= compare(curves, rows[args.against])
     shown = {
         title: field for title, field in COLUMNS.items() if any(field in x for x in found.values())
     }
@@ -103,7 +128,7 @@ def main(argv: list[str]) -> None:
     if args.picture:
         from albert_ds.lab.plots.lines import draw_study
 
-        draw_study(rows, args.picture)
+        draw_study({name: [*curves.values()] for name, curves in rows.items()}, args.picture)
 
 
 if __name__ == "__main__":

@@ -131,22 +131,30 @@ def draw_layers(models: dict[str, dict], output: Path) -> None:
 def draw_study(rows: dict[str, list[StudyCurve]], output: Path) -> None:
     """Held-out loss against parameters, FLOPs and bytes of gradients, each row's mean over seeds.
 
-    Left, rows of one pattern (cycle-2, cycle-3) are one line.
+    Left, rows of one pattern (cycle-2, cycle-3) are joined, and a bar is the range of the seeds.
+    The others begin after a third of the evaluations: before it all rows fall alike.
     """
-    figure, (left, middle, right) = new_figure(3, width=5.5, height=4.5)
-    families: dict[str, list[tuple[float, float]]] = {}
-    for number, (name, curves) in enumerate(rows.items()):
-        count = min(len(curve.steps) for curve in curves)
-        losses = [fmean(found) for found in zip(*(c.losses[:count] for c in curves), strict=True)]
-        style = {**line_style(number), "markevery": [-1]}
-        middle.plot(curves[0].flops[:count], losses, **style, label=name)
-        right.plot(curves[0].gradient_bytes[:count], losses, **style)
-        family = name.rstrip("0123456789").rstrip("-")
-        families.setdefault(family, []).append((curves[0].parameters, losses[-1]))
-    for number, (name, points) in enumerate(families.items()):
-        left.plot(*zip(*sorted(points), strict=True), **line_style(number), label=name)
-    left.legend(fontsize=7)
-    middle.legend(fontsize=7)
+    figure, (left, middle, right) = new_figure(3, width=5.5, height=5.5)
+    families: dict[str, list[tuple[int, str]]] = {}
+    for number, name in enumerate(rows):
+        families.setdefault(name.rstrip("0123456789").rstrip("-"), []).append((number, name))
+    for members in families.values():
+        points = []
+        for number, name in members:
+            style, curves = line_style(number), rows[name]
+            count = min(len(curve.steps) for curve in curves)
+            seeds = zip(*(curve.losses[:count] for curve in curves), strict=True)
+            losses, first = [fmean(found) for found in seeds], count // 3
+            for axis, spent in ((middle, curves[0].flops), (right, curves[0].gradient_bytes)):
+                axis.plot(spent[first:count], losses[first:], **{**style, "markevery": [-1]})
+            last = [curve.losses[count - 1] for curve in curves]
+            bar = [[losses[-1] - min(last)], [max(last) - losses[-1]]]
+            place = curves[0].parameters, losses[-1]
+            left.errorbar(*place, yerr=bar, **{**style, "linestyle": "none"}, label=name)
+            points.append(place)
+        left.plot(*zip(*sorted(points), strict=True), color="grey", linewidth=0.8, zorder=0)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    right.set_xscale("log")
     loss = "held-out MLM loss (nats)"
     label(left, "parameters", loss, "at the last step")
     label(middle, "FLOPs spent", loss)

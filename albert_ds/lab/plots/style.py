@@ -33,10 +33,11 @@ def new_figure(panels: int = 1, *, width: float = 5.5, height: float = 4.0):
 
 
 def line_style(number: int, markersize: float = 4) -> dict:
-    """Keyword arguments of `plot` for the line with this number."""
+    """Keyword arguments of `plot` for the line with this number; no two of 36 are alike."""
+    turned = number + number // len(COLORS)
     return {
-        "linestyle": LINES[number % len(LINES)],
-        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": LINES[turned % len(LINES)],
+        "marker": MARKERS[turned % len(MARKERS)],
         "color": COLORS[number % len(COLORS)],
         "markersize": markersize,
     }
