@@ -73,7 +73,9 @@ def test_two_rows_of_three_steps_make_a_table_and_resume(data, tmp_path):
     assert first.returncode == again.returncode == 0, first.stderr + again.stderr
     assert "resuming from" in again.stderr and "resuming from" not in first.stderr
     head, _, depth, cycle = again.stdout[again.stdout.index("| |") :].splitlines()[:4]
-    assert head.startswith("| | parameters | MFLOPs a token | tokens/s | gradient MB a step | layers")
+    assert head.startswith(
+        "| | parameters | MFLOPs a token | tokens/s | gradient MB a step | layers"
+    )
     assert depth.startswith("| depth-2-3-6 |") and cycle.startswith("| cycle-2 |")
     rows = json.loads((tmp_path / "table.json").read_text())
     curve = read_curve(tmp_path / "cycle-2" / "seed-1")

@@ -131,9 +131,15 @@ def draw_layers(models: dict[str, dict], output: Path) -> None:
 def draw_study(rows: dict[str, list[StudyCurve]], output: Path) -> None:
     """Held-out loss against parameters, FLOPs and bytes of gradients, each row's mean over seeds.
 
-    Left, rows of one pattern (cycle-2, cycle-3) are joined, and a bar is the range of the seeds.
-    The others begin after a third of the evaluations: before it all rows fall alike.
+    Left, rows of one pattern (cycle-2, cycle-3) are joined. A bar is the range of the seeds, after
+    the mean of all rows with that seed is taken away: it is of the data that the seed chose. The
+    others begin after a third of the evaluations: before it all rows fall alike.
     """
+    last = {name: [curve.losses[-1] for curve in curves] for name, curves in rows.items()}
+    of_seed = [
+        fmean(losses[seed] for losses in last.values() if seed < len(losses))
+        for seed in range(max(map(len, last.values())))
+    ]
     figure, (left, middle, right) = new_figure(3, width=5.5, height=5.5)
     families: dict[str, list[tuple[int, str]]] = {}
     for number, name in enumerate(rows):
@@ -147,16 +153,17 @@ def draw_study(rows: dict[str, list[StudyCurve]], output: Path) -> None:
             losses, first = [fmean(found) for found in seeds], count // 3
             for axis, spent in ((middle, curves[0].flops), (right, curves[0].gradient_bytes)):
                 axis.plot(spent[first:count], losses[first:], **{**style, "markevery": [-1]})
-            last = [curve.losses[count - 1] for curve in curves]
-            bar = [[losses[-1] - min(last)], [max(last) - losses[-1]]]
+            over = [loss - mean for loss, mean in zip(last[name], of_seed, strict=False)]
+            bar = [[fmean(over) - min(over)], [max(over) - fmean(over)]]
             place = curves[0].parameters, losses[-1]
             left.errorbar(*place, yerr=bar, **{**style, "linestyle": "none"}, label=name)
             points.append(place)
         left.plot(*zip(*sorted(points), strict=True), color="grey", linewidth=0.8, zorder=0)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    named = left.get_legend_handles_labels()
+    figure.legend(*named, loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
     right.set_xscale("log")
     loss = "held-out MLM loss (nats)"
-    label(left, "parameters", loss, "at the last step")
+    label(left, "parameters", loss, "at the last step; bars: range of the seeds")
     label(middle, "FLOPs spent", loss)
     label(right, "bytes of gradients handed over by a replica", loss)
     save(figure, output)
