@@ -80,7 +80,6 @@ def test_two_rows_of_three_steps_make_a_table_and_resume(data, tmp_path):
     rows = json.loads((tmp_path / "table.json").read_text())
     curve = read_curve(tmp_path / "cycle-2" / "seed-1")
     assert rows["cycle-2"]["layers_a_step"] == [6.0]
-    assert rows["depth-2-3-6"]["layers_a_step"] == [pytest.approx((2 + 3 + 6) / 3)]
     assert rows["cycle-2"]["loss"][0] == curve.losses[-1]
     assert rows["cycle-2"]["gradient_bytes"][0] == 4 * rows["cycle-2"]["parameters"][0]
     assert (tmp_path / "sharing.png").stat().st_size > 1000
@@ -113,6 +112,7 @@ def write_run(folder: Path, seconds: float, losses: list[float]) -> None:
     records: list[dict] = []
     for step, loss in enumerate(losses, start=1):
         timed = {"flops": 100, "step_seconds": seconds, "tokens_per_second": 8}
+        timed["num_layers"] = step
         records += [{"step": 10 * step, **timed}, {"step": 10 * step, "heldout_mlm_loss": loss}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
 
@@ -128,6 +128,8 @@ def test_losses_at_equal_time_and_intervals(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "x.json").read_text())
+    # Ten steps of 1 layer, ten of 2, ...
+    assert rows["fast"]["layers_a_step"] == pytest.approx([2.5, 2.5])
     assert rows["fast"]["loss_at_time"] == pytest.approx([1.0, 1.2])
     assert rows["slow"]["loss_at_time"] == pytest.approx([3.0, 3.2])
     assert rows["slow"]["loss_at_flops"] == pytest.approx([1.0, 1.2])

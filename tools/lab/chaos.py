@@ -141,7 +141,9 @@ def start_and_kill(trainer: Trainer, kill: Kill) -> int | None:
     """
     trainer.start()
     if kill.moment == "starting":
-        time.sleep(10 * kill.delay)  # imports, rendezvous and reading the checkpoint take seconds
+        # Imports, rendezvous and reading the checkpoint take seconds; on a fast machine fewer.
+        deadline = time.monotonic() + 10 * kill.delay
+        wait_while(trainer, lambda: time.monotonic() < deadline and trainer.step() < kill.step)
     else:
         wait_while(trainer, lambda: trainer.step() < kill.step)
         if kill.moment == "saving":
