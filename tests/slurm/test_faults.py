@@ -104,6 +104,7 @@ def test_one_run_survives_everything(cluster, submit, data, undisturbed):
     urgent = ("--partition=urgent", "--nodes=8", "--exclusive", "--output=/dev/null")
     cluster.run("sbatch", *urgent, "--wrap=sleep 1")
     life.comes_back("preemption", requeued=True)
+    cluster.run("scancel", "--partition=urgent")  # if it still waits, it would preempt again
 
     life.train()
     dead = life.nodes()[1]
