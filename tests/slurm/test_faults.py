@@ -99,13 +99,6 @@ def test_one_run_survives_everything(cluster, submit, data, undisturbed):
     assert {int(step) for step in stopped} == {life.resumed_at()[-1]}  # no step is done again
     assert "the run with 75" in job.says()
 
-    # Before nodes are lost: it takes all of them, and one that comes back may still be completing.
-    life.train()
-    urgent = ("--partition=urgent", "--nodes=8", "--exclusive", "--output=/dev/null")
-    cluster.run("sbatch", *urgent, "--wrap=sleep 1")
-    life.comes_back("preemption", requeued=True)
-    cluster.run("scancel", "--partition=urgent")  # if it still waits, it would preempt again
-
     life.train()
     dead = life.nodes()[1]
     cluster.kill_node(dead)
@@ -119,6 +112,11 @@ def test_one_run_survives_everything(cluster, submit, data, undisturbed):
     assert not {dead, cut} & set(life.nodes())
     cluster.start_node(dead)
     cluster.set_cable(cut, "up")
+
+    life.train()
+    urgent = ("--partition=urgent", "--nodes=8", "--exclusive", "--output=/dev/null")
+    cluster.run("sbatch", *urgent, "--wrap=sleep 1")
+    life.comes_back("preemption", requeued=True)
 
     ended = cluster.wait_until_ended(job.number, timeout=600)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "3")
