@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from albert_ds.model.config import ModelConfig, count_score_rows
 from albert_ds.model.dropout import Dropout
 from albert_ds.model.encoder import Encoder
+from albert_ds.model.even_shapes import even_out, is_shape_bound
 
 
 class FactorizedEmbedding(nn.Module):
@@ -164,14 +165,22 @@ class AlbertForPretraining(nn.Module):
         `pair_correct` (int64 counts), all scalars. Pair labels are int64 [B]; -100 counts in
         neither, and without a sentence head both are 0.
         """
+        word = self.albert.embeddings.word.weight
+        tokens = dict(input_ids=input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
+        if is_shape_bound(word):
+            tokens, cu_seqlens, masked_positions, masked_labels, pair_labels = even_out(
+                tokens, cu_seqlens, masked_positions, masked_labels, pair_labels
+            )
         # The heads need the last state of these tokens only: [CLS] and the masked ones.
         output_positions, _ = torch.cat([cu_seqlens[:-1], masked_positions]).sort()
         encoded = self.albert(
-            input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen, output_positions
+            **tokens,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=max_seqlen,
+            output_positions=output_positions,
         )
         place = torch.searchsorted(output_positions, masked_positions)
         masked = encoded["last_hidden_state"].index_select(0, place)  # [P, H]
-        word = self.albert.embeddings.word.weight
         mlm_loss, mlm_correct = self.mlm_head(masked, masked_labels, word)
         if self.pair_head is not None:
             pair_loss, pair_correct = score_pairs(self.pair_head(encoded["pooled"]), pair_labels)

@@ -45,7 +45,7 @@ def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp
     assert done.returncode == 0, done.stderr
     report = (tmp_path / "learn" / "report.md").read_text()
     assert report in done.stdout
-    for words in ("MLM accuracy", "SOP accuracy", "| order |", "--learning-rate 0.0015"):
+    for words in ("MLM accuracy", "SOP accuracy", "| order |", "--learning-rate 0.001"):
         assert words in report
     weights = tmp_path / "learn" / "run" / "checkpoints" / "latest"
     before = weights.stat().st_mtime_ns
