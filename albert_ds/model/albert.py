@@ -15,9 +15,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from albert_ds.model.config import ModelConfig, count_score_rows
+from albert_ds.model.cross_entropy import IGNORED, sum_cross_entropy
 from albert_ds.model.dropout import Dropout
 from albert_ds.model.encoder import Encoder
-from albert_ds.model.even_shapes import even_out, is_shape_bound
+from albert_ds.model.even_shapes import (
+    is_shape_bound,
+    round_labelled,
+    round_positions,
+    round_tokens,
+)
 
 
 class FactorizedEmbedding(nn.Module):
@@ -71,8 +77,11 @@ class AlbertModel(nn.Module):
         Returns `last_hidden_state` [N, H], `pooled` [B, H] (None without a pooler) and
         `hidden_states`, the L + 1 states [N, H] from the embedding to the last layer.
         """
-        embedded = self.embeddings(input_ids, token_type_ids, position_ids)
-        states = self.encoder(embedded, cu_seqlens, max_seqlen, output_positions)
+        ids = [input_ids, token_type_ids, position_ids]
+        if is_shape_bound(self.embeddings.word.weight):
+            states = self._encode_rounded(ids, cu_seqlens, max_seqlen, output_positions)
+        else:
+            states = self.encoder(self.embeddings(*ids), cu_seqlens, max_seqlen, output_positions)
         pooled = None
         if self.pooler is not None:
             first = cu_seqlens[:-1]  # the [CLS] of each sequence
@@ -81,6 +90,17 @@ class AlbertModel(nn.Module):
             )
             pooled = torch.tanh(self.pooler(states[-1].index_select(0, place)))
         return {"last_hidden_state": states[-1], "pooled": pooled, "hidden_states": states}
+
+    def _encode_rounded(
+        self, ids: list[Tensor], ends: Tensor, max_seqlen: int, positions: Tensor | None
+    ) -> list[Tensor]:
+        """The encoder's states, computed with rounded numbers of rows."""
+        number, last = len(ids[0]), len(ids[0] if positions is None else positions)
+        ids, ends = round_tokens(ids, ends)
+        if positions is not None:
+            positions = round_positions(positions, len(ids[0]))
+        *states, output = self.encoder(self.embeddings(*ids), ends, max_seqlen, positions)
+        return [*(x[:number] for x in states), output[:last]]
 
 
 class MlmHead(nn.Module):
@@ -107,6 +127,8 @@ class MlmHead(nn.Module):
         (int64 scalar). Without positions both are 0 and still depend on every parameter, because
         ranks wait for each other's gradients.
         """
+        if is_shape_bound(word):
+            hidden, labels = round_labelled(hidden, labels)
         x, rows = self.project(hidden), count_score_rows(len(word))
         # split() of no rows is one chunk of no rows.
         chunks = list(zip(x.split(rows), labels.split(rows), strict=True))
@@ -120,15 +142,13 @@ class MlmHead(nn.Module):
 
 def score_words(x: Tensor, labels: Tensor, word: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of cross entropies and number of correct predictions for states [rows, E]."""
-    logits = F.linear(x, word, bias).float()  # [rows, V]
-    loss = F.cross_entropy(logits, labels, reduction="sum")
-    return loss, (logits.detach().argmax(-1) == labels).sum()
+    return sum_cross_entropy(F.linear(x, word, bias), labels)  # [rows, V]
 
 
 def score_pairs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of cross entropies and number correct for logits [B, 2]; -100 counts in neither."""
     logits = logits.float()
-    loss = F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+    loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     return loss, (logits.detach().argmax(-1) == labels).sum()
 
 
@@ -165,22 +185,14 @@ class AlbertForPretraining(nn.Module):
         `pair_correct` (int64 counts), all scalars. Pair labels are int64 [B]; -100 counts in
         neither, and without a sentence head both are 0.
         """
-        word = self.albert.embeddings.word.weight
-        tokens = dict(input_ids=input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
-        if is_shape_bound(word):
-            tokens, cu_seqlens, masked_positions, masked_labels, pair_labels = even_out(
-                tokens, cu_seqlens, masked_positions, masked_labels, pair_labels
-            )
         # The heads need the last state of these tokens only: [CLS] and the masked ones.
         output_positions, _ = torch.cat([cu_seqlens[:-1], masked_positions]).sort()
         encoded = self.albert(
-            **tokens,
-            cu_seqlens=cu_seqlens,
-            max_seqlen=max_seqlen,
-            output_positions=output_positions,
+            input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen, output_positions
         )
         place = torch.searchsorted(output_positions, masked_positions)
         masked = encoded["last_hidden_state"].index_select(0, place)  # [P, H]
+        word = self.albert.embeddings.word.weight
         mlm_loss, mlm_correct = self.mlm_head(masked, masked_labels, word)
         if self.pair_head is not None:
             pair_loss, pair_correct = score_pairs(self.pair_head(encoded["pooled"]), pair_labels)

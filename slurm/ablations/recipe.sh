@@ -1,16 +1,19 @@
 #!/bin/bash
 # Which recipe learns most on this machine in a given time? Every row trains for as long, on one CPU
-# core, over seeds: its speed is measured first, and the steps follow from it. Prints one table. Rows
-# with other masks or lengths have a held-out loss of their own; the MLM accuracy is probe.py's, under
-# the same masks for every row.
+# core, over seeds: its speed is measured first, and the steps follow from it. The row `base` is what
+# albert-ds learn trains; every other row changes one thing of it. Prints one table, with the
+# differences from `base` seed by seed. Rows with other masks or lengths have a held-out loss of
+# their own; the MLM accuracy is probe.py's, under the same masks for every row.
 #
 #   DATA=shards bash slurm/ablations/recipe.sh
+#   DATA=shards SEEDS=3 ROWS='base nsp no-pairs' bash slurm/ablations/recipe.sh     # Table 5
 #
 # DATA     folder of shards (tools/build_shards.py)
 # LENGTH   tokens of a sample (default: 128), at most those of the shards
 # BLIMP    folder of minimal pairs for tools/probe.py (default: left out)
 # OUT      folder of the results (default: ablations/recipe); the same command continues there
 # MINUTES  of each run (default: 20); STEPS=N takes N steps instead
+# CONFIG   for DeepSpeed (default: ds_configs/zero1_fp32_adamw.json); bf16 pays with matrix units
 # SEEDS    number of seeds of each row (default: 2)
 # ROWS     names of the rows to run (default: all); the table prints what is there
 set -euo pipefail
@@ -19,7 +22,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 PYTHON=${PYTHON:-.venv/bin/python} OUT=${OUT:-ablations/recipe}
 LENGTH=${LENGTH:-128} MINUTES=${MINUTES:-20} SEEDS=${SEEDS:-2} ROWS=${ROWS:-}
 ALL=()
-TRIAL=16 # steps that are timed, in four intervals; the fastest counts
+TRIAL=40 # steps that are timed, in intervals of 4; they run through the depth schedule
 
 stop() {
     echo "ablations: $*" >&2
@@ -27,9 +30,12 @@ stop() {
 }
 [ -n "${DATA:-}" ] || stop "DATA is not set: the folder of shards"
 
-ADAMW=ds_configs/zero1_fp32_adamw.json LAMB=ds_configs/zero1_fp32.json
-BASE=(--model albert-tiny --embedding-size 128 --hidden-size 256 --num-layers 6 --num-heads 4
-    --dropout 0 --sequence-length "$LENGTH" --learning-rate 0.001 --deepspeed_config "$ADAMW")
+ADAMW=${CONFIG:-ds_configs/zero1_fp32_adamw.json}
+LAMB=${ADAMW/_adamw/}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+mapfile -t RECIPE < <("$PYTHON" -c 'from albert_ds.lab.commands.learn import RECIPE
+print(*RECIPE, sep="\n")')
+BASE=("${RECIPE[@]}" --sequence-length "$LENGTH" --deepspeed_config "$ADAMW")
 
 train() { # FOLDER STEPS BATCH FLAG...
     local folder=$1 steps=$2 batch=$3 every=$(($2 > 20 ? $2 / 20 : 1))
@@ -51,8 +57,9 @@ measure() {
         "$PYTHON" - "$OUT/$name/trial/metrics.jsonl" "$MINUTES" > "$file.tmp" <<'PY'
 import json, sys
 records = [json.loads(line) for line in open(sys.argv[1])]
-seconds = min(r["step_seconds"] for r in records if "step_seconds" in r)
-print(max(20, int(60 * float(sys.argv[2]) / seconds)))
+seconds = [r["step_seconds"] for r in records if "step_seconds" in r]
+seconds[0] = seconds[1]  # the first interval warms up
+print(max(20, int(60 * float(sys.argv[2]) * len(seconds) / sum(seconds))))
 PY
         mv "$file.tmp" "$file"
         rm -r "$OUT/$name/trial"
@@ -79,30 +86,38 @@ row() {
     done
 }
 
-row base 16
-for rate in 0.0005 0.002 0.004; do row adamw-$rate 16 --learning-rate $rate; done
+row base 32
+for rate in 0.0005 0.001 0.003; do row adamw-$rate 32 --learning-rate $rate; done
 for rate in 0.001 0.003 0.01; do
-    row lamb-$rate 16 --learning-rate $rate --deepspeed_config $LAMB
+    row lamb-$rate 32 --learning-rate $rate --deepspeed_config "$LAMB"
 done
-row batch-8 8
-row batch-32 32 --learning-rate 0.0014
-row batch-64 64 --learning-rate 0.002
-row half-length 32 --sequence-length $((LENGTH / 2))
-row mask-20 16 --masked-fraction 0.2
-row mask-30 16 --masked-fraction 0.3
-row ngram-1 16 --max-ngram 1
-row depth 16 --depth-schedule 2@0,3@40%,6@70%
-row layers-3 16 --num-layers 3
-row layers-12 16 --num-layers 12
-row width-128 16 --hidden-size 128 --learning-rate 0.002
-row width-384 16 --hidden-size 384 --num-heads 6
-row none 16 --sharing none
-row dropout 16 --dropout 0.1
-row no-pairs 16 --objective none
+row batch-16 16 --learning-rate 0.0014
+row batch-64 64
+row half-length 64 --sequence-length $((LENGTH / 2))
+for share in 0.15 0.2 0.45; do row mask-$share 32 --masked-fraction $share; done
+row ngram-3 32 --max-ngram 3
+for rate in 0.0005 0.001; do
+    row all-layers-$rate 32 --depth-schedule 6@0 --learning-rate $rate
+done
+row layers-3 32 --num-layers 3 --depth-schedule 2@0,3@70%
+row layers-12 32 --num-layers 12 --depth-schedule 2@0,4@40%,12@70%
+row width-128 32 --hidden-size 128
+row width-512 32 --hidden-size 512 --num-heads 8 --num-layers 4 --depth-schedule 2@0,3@40%,4@70%
+# The paper's Tables 3, 4, 5 and 8. Layers that do not share all run from the first step, as in the
+# row all-layers-0.001.
+for width in 32 64 256; do row embedding-$width 32 --embedding-size $width; done
+for sharing in attention ffn none; do
+    row share-$sharing 32 --depth-schedule 6@0 --learning-rate 0.001 --sharing $sharing
+done
+row nsp 32 --objective nsp
+row no-pairs 32 --objective none
+row dropout 32 --dropout 0.1
 
 for name in $ROWS; do
     [[ " ${ALL[*]}" == *" $name="* ]] || stop "ROWS: $name is none of ${ALL[*]%%=*}"
 done
 rows=()
 for pair in "${ALL[@]}"; do [ -d "${pair#*=}" ] && rows+=("$pair"); done
-"$PYTHON" tools/lab/sharing_table.py --rows "${rows[@]}" --output "$OUT/table.json"
+against=()
+[ ! -d "$OUT/base" ] || against=(--against base)
+"$PYTHON" tools/lab/sharing_table.py --rows "${rows[@]}" "${against[@]}" --output "$OUT/table.json"

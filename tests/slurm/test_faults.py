@@ -114,8 +114,9 @@ def test_one_run_survives_everything(cluster, submit, data, undisturbed):
     cluster.set_cable(cut, "up")
 
     life.train()
-    urgent = ("--partition=urgent", "--nodes=8", "--exclusive", "--output=/dev/null")
-    cluster.run("sbatch", *urgent, "--wrap=sleep 1")
+    # The job's own nodes: those that came back may still clear up after it.
+    urgent = ("--partition=urgent", f"--nodelist={','.join(life.nodes())}", "--nodes=2")
+    cluster.run("sbatch", *urgent, "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     life.comes_back("preemption", requeued=True)
 
     ended = cluster.wait_until_ended(job.number, timeout=600)

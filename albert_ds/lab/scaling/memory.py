@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from albert_ds.lab.scaling.layout import Layout
 from albert_ds.model.config import SCORE_BYTES, count_score_rows
+from albert_ds.model.cross_entropy import CACHED_SCORES
+from albert_ds.model.even_shapes import ROWS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +70,7 @@ class Memory:
 
 
 def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
-    """Bytes of a rank. On a CPU attention keeps one more copy, and dropout is not counted.
+    """Bytes of a rank. On a CPU dropout is not counted.
 
     Raises KeyError for a precision and ZeRO stage that no shipped configuration has.
     """
@@ -97,11 +99,18 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
         lives=held(states.lives),
         activations=tokens * (model.num_layers * kept + 2 * model.hidden_size * width)
         - max(0.0, spared - unneeded * again),
-        head=rows * model.vocab_size * SCORE_BYTES,
+        head=rows * model.vocab_size * SCORE_BYTES if on_cuda else count_head_on_cpu(layout, rows),
         backward=word + matrix + 2 * tokens * inner * width + tokens * again + growth,
         gradients=held(states.gradients) * (layout.accumulation > 1) + parameters * states.bucket,
         update=max(held(states.update), 0 if layout.zero else norm),
     )
+
+
+def count_head_on_cpu(layout: Layout, rows: int) -> float:
+    """Bytes of the scores, their gradient, and in fp32 a few rows of both."""
+    if layout.weight_bytes == 2:
+        rows += -rows % ROWS
+    return 2 * (rows * layout.model.vocab_size * layout.weight_bytes + 4 * CACHED_SCORES)
 
 
 def states_key(layout: Layout) -> tuple[str, int]:
@@ -112,7 +121,8 @@ def bytes_a_token(layout: Layout, *, on_cuda: bool) -> tuple[float, float]:
     """Bytes that a layer keeps per token, and bytes that its backward recomputes."""
     model, tp, width = layout.model, layout.tensor_parallel, layout.weight_bytes
     h, f = model.hidden_size, model.ffn_size
-    copies = 4 if on_cuda else 5  # query, key, value, output; on a CPU the output twice
+    # Query, key, value, output. A CPU keeps the output twice, and computes in fp32.
+    copies = 4 if on_cuda else 5 if width == 4 else 9
     attention = 2 * h + copies * h / tp  # its input and its sum before LayerNorm
     ffn = 2 * h + 2 * f / tp  # the same, and the inner layer before and after GELU
     masks = 0 if width == 4 or not model.dropout else h  # one byte per element

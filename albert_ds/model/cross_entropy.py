@@ -1,0 +1,61 @@
+"""The sum of cross entropies over a large vocabulary, in fp32, and how many predictions are right.
+
+On CUDA torch's own. On CPUs torch's takes twice as long as what is here, because it passes over the
+scores in fp32 about ten times; here rows that fit into a core's cache are scored together.
+Shapes: P masked positions, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100  # the label that counts in no loss and no accuracy
+CACHED_SCORES = 1 << 18  # of 4 bytes: half of a core's second-level cache
+
+
+def sum_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of cross entropies (fp32) and number correct (int64) for logits [P, V], labels [P]."""
+    if logits.device.type == "cpu":
+        return CachedCrossEntropy.apply(logits, labels)
+    scores = logits.float()
+    loss = F.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum")
+    return loss, (scores.detach().argmax(-1) == labels).sum()
+
+
+class CachedCrossEntropy(torch.autograd.Function):
+    """Keeps the logits in their own type, and of fp32 one number a row."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, labels: Tensor):
+        losses, corrects, totals = [], [], []
+        for scores, label in split_rows(logits, labels):
+            scores = scores.to(torch.float32, copy=True)
+            highest, best = scores.max(dim=1)
+            chosen = scores.gather(1, label.clamp(min=0).unsqueeze(1)).squeeze(1)
+            total = scores.sub_(highest.unsqueeze(1)).exp_().sum(dim=1).log_() + highest
+            losses.append(torch.where(label == IGNORED, 0, total - chosen))
+            corrects.append(best == label)
+            totals.append(total)
+        correct = torch.cat(corrects).sum()
+        ctx.save_for_backward(logits, labels, torch.cat(totals))
+        ctx.mark_non_differentiable(correct)
+        return torch.cat(losses).sum(), correct
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor, _):  # ty: ignore[incompatible-method-override]
+        """softmax - one-hot, for each row, times the gradient of the sum."""
+        logits, labels, totals = ctx.saved_tensors
+        result = torch.empty_like(logits)
+        for scores, label, total, part in split_rows(logits, labels, totals, result):
+            probabilities = scores.to(torch.float32, copy=True).sub_(total.unsqueeze(1)).exp_()
+            one = torch.ones_like(probabilities[:, :1])
+            probabilities.scatter_add_(1, label.clamp(min=0).unsqueeze(1), -one)
+            weight = torch.where(label == IGNORED, 0, gradient)
+            part.copy_(probabilities.mul_(weight.unsqueeze(1)))
+        return result, None
+
+
+def split_rows(logits: Tensor, *others: Tensor):
+    """Rows of the logits, and of the others, in parts of at most CACHED_SCORES scores."""
+    rows = max(1, CACHED_SCORES // logits.size(1))
+    return zip(*(x.split(rows) for x in (logits, *others)), strict=True)
