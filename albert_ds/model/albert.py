@@ -78,7 +78,7 @@ class AlbertModel(nn.Module):
         `hidden_states`, the L + 1 states [N, H] from the embedding to the last layer.
         """
         ids = [input_ids, token_type_ids, position_ids]
-        if is_shape_bound(self.embeddings.word.weight):
+        if is_shape_bound(self.encoder.attention[0].get_submodule("self_attention.query")):
             states = self._encode_rounded(ids, cu_seqlens, max_seqlen, output_positions)
         else:
             states = self.encoder(self.embeddings(*ids), cu_seqlens, max_seqlen, output_positions)
@@ -127,7 +127,7 @@ class MlmHead(nn.Module):
         (int64 scalar). Without positions both are 0 and still depend on every parameter, because
         ranks wait for each other's gradients.
         """
-        if is_shape_bound(word):
+        if is_shape_bound(self.transform):
             hidden, labels = round_labelled(hidden, labels)
         x, rows = self.project(hidden), count_score_rows(len(word))
         # split() of no rows is one chunk of no rows.

@@ -242,6 +242,11 @@ def count_flops(config: ModelConfig, *, tokens: int, squared_lengths: int, maske
 # One takes the most in the backward pass: softmax's output and two gradients, in fp32.
 MAX_SCORE_BYTES = 3 << 29
 SCORE_BYTES = 12
+# On a CPU: scores of 4 bytes that are worked on together, half of a core's second-level cache.
+CACHED_SCORES = 1 << 18
+# On a CPU in 16 bits (model/even_shapes.py): tokens, and output or masked positions, are rounded up
+# to multiples of these.
+ROUND_TOKENS, ROUND_ROWS = 128, 64
 
 
 def count_score_rows(vocab_size: int) -> int:

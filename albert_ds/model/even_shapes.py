@@ -7,16 +7,20 @@ Shapes: B sequences, N tokens, R output positions, P masked positions.
 """
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from albert_ds.model.config import ROUND_ROWS, ROUND_TOKENS
 from albert_ds.model.cross_entropy import IGNORED
 
-TOKENS, ROWS = 128, 64  # N, and R and P, become multiples of these
 
+def is_shape_bound(layer: nn.Module) -> bool:
+    """Whether the products of a layer are prepared for each number of rows.
 
-def is_shape_bound(weight: Tensor) -> bool:
-    """Whether products with this weight are prepared for each number of rows."""
-    return weight.device.type == "cpu" and weight.dtype.itemsize == 2
+    Not of a layer cut by tensor parallelism: its rows are sent, so more of them cost more.
+    """
+    if not isinstance(layer, nn.Linear):
+        return False
+    return layer.weight.device.type == "cpu" and layer.weight.dtype.itemsize == 2
 
 
 def round_tokens(ids: list[Tensor], ends: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -25,7 +29,7 @@ def round_tokens(ids: list[Tensor], ends: Tensor) -> tuple[list[Tensor], Tensor]
     Its states reach no other sequence, so that where nobody reads them their gradients are 0.
     """
     number = len(ids[0])
-    added = -number % TOKENS
+    added = -number % ROUND_TOKENS
     if not added:
         return ids, ends
     return [F.pad(x, (0, added)) for x in ids], F.pad(ends, (0, 1), value=number + added)
@@ -33,10 +37,10 @@ def round_tokens(ids: list[Tensor], ends: Tensor) -> tuple[list[Tensor], Tensor]
 
 def round_positions(positions: Tensor, tokens: int) -> Tensor:
     """Name the last of these tokens again, so often that R is round: int64 [R], ascending."""
-    return F.pad(positions, (0, -len(positions) % ROWS), value=tokens - 1)
+    return F.pad(positions, (0, -len(positions) % ROUND_ROWS), value=tokens - 1)
 
 
 def round_labelled(states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Add rows of zeros whose labels are ignored: states [P, H], labels int64 [P]."""
-    added = -len(labels) % ROWS
+    added = -len(labels) % ROUND_ROWS
     return F.pad(states, (0, 0, 0, added)), F.pad(labels, (0, added), value=IGNORED)

@@ -5,7 +5,7 @@ import torch
 
 from albert_ds.model import albert
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.model.even_shapes import ROWS, TOKENS
+from albert_ds.model.config import ROUND_ROWS, ROUND_TOKENS
 from tests.model.conftest import build_batch, build_config
 
 
@@ -15,7 +15,7 @@ def test_rounding_changes_nothing_that_is_read(lengths, monkeypatch):
     batch = build_batch(lengths)
     found = []
     for is_rounded in (False, True):
-        monkeypatch.setattr(albert, "is_shape_bound", lambda weight, x=is_rounded: x)
+        monkeypatch.setattr(albert, "is_shape_bound", lambda layer, x=is_rounded: x)
         model = AlbertForPretraining(build_config(), seed=3).double()
         outputs = model(**batch)
         (outputs["mlm_loss_sum"] + outputs["pair_loss_sum"]).backward()
@@ -39,5 +39,5 @@ def test_only_16_bit_models_on_cpus_round():
     exact, head, rounded, rounded_head = seen
     assert len(exact[0]) == 60 and exact[1].tolist() == [0, 20, 51, 60]
     assert len(head[0]) == len(batch["masked_positions"])
-    assert len(rounded[0]) == TOKENS and rounded[1].tolist() == [0, 20, 51, 60, TOKENS]
-    assert len(rounded[3]) == len(rounded_head[0]) == ROWS
+    assert len(rounded[0]) == ROUND_TOKENS and rounded[1].tolist() == [0, 20, 51, 60, ROUND_TOKENS]
+    assert len(rounded[3]) == len(rounded_head[0]) == ROUND_ROWS

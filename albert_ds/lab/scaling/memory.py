@@ -10,9 +10,7 @@ measures them.
 from dataclasses import dataclass
 
 from albert_ds.lab.scaling.layout import Layout
-from albert_ds.model.config import SCORE_BYTES, count_score_rows
-from albert_ds.model.cross_entropy import CACHED_SCORES
-from albert_ds.model.even_shapes import ROWS
+from albert_ds.model.config import CACHED_SCORES, ROUND_ROWS, SCORE_BYTES, count_score_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +107,7 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
 def count_head_on_cpu(layout: Layout, rows: int) -> float:
     """Bytes of the scores, their gradient, and in fp32 a few rows of both."""
     if layout.weight_bytes == 2:
-        rows += -rows % ROWS
+        rows += -rows % ROUND_ROWS
     return 2 * (rows * layout.model.vocab_size * layout.weight_bytes + 4 * CACHED_SCORES)
 
 
