@@ -101,6 +101,11 @@ def test_rows_of_equal_time_measure_their_speed_first(data, tmp_path):
     assert "| MLM accuracy |" in done.stdout
 
 
+def test_a_configuration_without_its_lamb_form_is_refused(data, tmp_path):
+    done = run_recipe(tmp_path, data, SMALL_BUDGETS, CONFIG="ds_configs/zero1_fp32.json")
+    assert done.returncode == 2 and "must end in _adamw.json" in done.stderr
+
+
 def write_run(folder: Path, seconds: float, losses: list[float]) -> None:
     from dataclasses import asdict
 

@@ -1,8 +1,8 @@
 #!/bin/bash
 # Which recipe learns most on this machine in a given time? Every row trains for as long, on one CPU
 # core, over seeds: its speed is measured first, and the steps follow from it. The row `base` is what
-# albert-ds learn trains; every other row changes one thing of it. Prints one table, with the
-# differences from `base` seed by seed. Rows with other masks or lengths have a held-out loss of
+# albert-ds learn trains; every other row changes one thing of it, and what has to change with it.
+# Prints one table, with the differences from `base` seed by seed. Rows with other masks or lengths have a held-out loss of
 # their own; the MLM accuracy is probe.py's, under the same masks for every row.
 #
 #   DATA=shards bash slurm/ablations/recipe.sh
@@ -13,7 +13,8 @@
 # BLIMP    folder of minimal pairs for tools/probe.py (default: left out)
 # OUT      folder of the results (default: ablations/recipe); the same command continues there
 # MINUTES  of each run (default: 20); STEPS=N takes N steps instead
-# CONFIG   for DeepSpeed (default: ds_configs/zero1_fp32_adamw.json); bf16 pays with matrix units
+# CONFIG   for DeepSpeed (default: ds_configs/zero1_fp32_adamw.json; zero1_bf16_adamw.json is faster
+#          on CPUs with matrix units); LAMB's rows take the file without _adamw beside it
 # SEEDS    number of seeds of each row (default: 2)
 # ROWS     names of the rows to run (default: all); the table prints what is there
 set -euo pipefail
@@ -32,9 +33,10 @@ stop() {
 
 ADAMW=${CONFIG:-ds_configs/zero1_fp32_adamw.json}
 LAMB=${ADAMW/_adamw/}
+[ "$LAMB" != "$ADAMW" ] || stop "CONFIG=$ADAMW: must end in _adamw.json, beside the same for LAMB"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-mapfile -t RECIPE < <("$PYTHON" -c 'from albert_ds.lab.commands.learn import RECIPE
-print(*RECIPE, sep="\n")')
+RECIPE=$("$PYTHON" -c 'from albert_ds.lab.commands.learn import RECIPE; print(*RECIPE)')
+read -ra RECIPE <<< "$RECIPE"
 BASE=("${RECIPE[@]}" --sequence-length "$LENGTH" --deepspeed_config "$ADAMW")
 
 train() { # FOLDER STEPS BATCH FLAG...

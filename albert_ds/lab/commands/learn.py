@@ -28,8 +28,7 @@ from albert_ds.runtime.environment import name_device
 COMMAND = (sys.executable, "-m", "albert_ds")
 LENGTH, BATCH = 128, 32
 # At higher rates, or with six layers from the start, such a model stays at the frequencies of the
-# pieces. Twice the usual masks are twice the signal of a token. slurm/ablations/recipe.sh has what
-# else was tried.
+# pieces. Twice the usual masks are twice the signal of a token. docs/learning.md has the trials.
 RECIPE = (
     *("--model", "albert-tiny", "--embedding-size", "128", "--hidden-size", "256"),
     *("--num-layers", "6", "--num-heads", "4", "--dropout", "0"),
@@ -153,14 +152,18 @@ def choose_layout(data: Path, output: Path) -> tuple[Layout, float]:
     return Layout(*content["layout"]), content["seconds"]
 
 
+def schedule(steps: int) -> list[str]:
+    """The flags of a run of that many steps."""
+    warmup = max(steps // 40, min(WARMUP_STEPS, steps // 5))
+    return ["--steps", str(steps), "--warmup-steps", str(warmup)]
+
+
 def train(command: list[str], steps: int, run_folder: Path, layout: Layout) -> None:
     """Train to the end; one line a minute says how far it is and how long it will take."""
     log = run_folder.parent / "train.log"
     every = max(1, steps // 200)
     rhythm = ["--log-every", str(every), "--eval-every", str(5 * every), "--eval-samples", "1024"]
-    warmup = max(steps // 40, min(WARMUP_STEPS, steps // 5))
-    words = [*command, "--steps", str(steps), "--warmup-steps", str(warmup), *rhythm]
-    words += ["--save-every", str(10 * every)]
+    words = [*command, *schedule(steps), *rhythm, "--save-every", str(10 * every)]
     with log.open("a") as file:
         process = subprocess.Popen(
             words, env=environ(layout.threads), stdout=file, stderr=subprocess.STDOUT
@@ -224,7 +227,7 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
         "# What this model has learned",
         f"{args.hours:g} h were asked for; {steps:,} steps of {BATCH} samples, {tokens / 1e6:.1f} "
         f"million tokens, on {name_device()} ({layout}; {seconds:.3f} s a step when measured).",
-        f"    albert-ds train {' '.join(RECIPE)} --steps {steps}",
+        f"    albert-ds train {' '.join([*RECIPE, *schedule(steps)])}",
         "![curves](curves.png) More of it: report.html.",
         "Held out, masked as in training, one word at a time: "
         f"{held['heldout_mlm_accuracy']:.1%} of {held['heldout_masked']:,} pieces. "
