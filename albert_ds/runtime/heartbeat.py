@@ -69,9 +69,13 @@ class Judge:
         still = True
         for rank, (before, now) in enumerate(zip(self._beats, beats, strict=True)):
             moved = (before.batches, before.ending) != (now.batches, now.ending)
+            silent = self._silent[rank] + elapsed
+            if now.count == before.count:  # it may have frozen: that is no waiting for data
+                self._silent[rank] = silent
+                continue
             is_stuck = now.is_reading and not moved
-            self._silent[rank] = self._silent[rank] + elapsed if now.count == before.count else 0
-            self._reading[rank] = self._reading[rank] + elapsed if is_stuck else 0
+            self._reading[rank] = self._reading[rank] + silent if is_stuck else 0
+            self._silent[rank] = 0
             still = still and not moved
         self._still = self._still + elapsed if still else 0
         self._known += elapsed if any(beat.ending for beat in beats) else 0

@@ -25,13 +25,14 @@ LOST_PEER = name_ending(
 )
 
 
-def judge(*moments: tuple[float, list[Beat]]) -> Ending | None:
+def judge(*moments: tuple[float, list[Beat]], timeout: float = 60) -> Ending | None:
     """What rank 0 decides after it has seen these beats, each so many seconds after the last."""
-    judge = Judge(Path("RUN"), [f"host{rank}" for rank in range(len(moments[0][1]))], timeout=60)
+    hosts = [f"host{rank}" for rank in range(len(moments[0][1]))]
+    judge = Judge(Path("RUN"), hosts, timeout)
     decided = None
     for elapsed, beats in moments:
         judge.see(beats, elapsed)
-        decided = judge.decide()
+        decided = decided or judge.decide()
     return decided
 
 
@@ -87,6 +88,27 @@ def test_a_rank_that_is_behind_or_waits_for_data_is_named():
     assert found is not None and "rank 1 on host1 is behind the others for 1 min" in found.reason
     slow = dict(batches=2, is_reading=True)
     found = judge((1, at(1, **slow)), (61, at(2, **slow)), (61, at(3, **slow)))
+    assert found is not None and "rank 1 on host1 has waited 1 min" in found.reason
+
+
+def test_a_rank_that_freezes_while_it_waits_for_data_is_missing():
+    def seen(second: int) -> list[Beat]:  # the other rank freezes in the third second
+        first = Beat(count=second, batches=2)
+        return [first, Beat(count=min(second, 3), batches=2, is_reading=True)]
+
+    found = judge(*[(1.0, seen(second)) for second in range(1, 23)], timeout=18)
+    assert found is not None and "rank 1 on host1 is missing" in found.reason
+
+
+def test_a_rank_whose_beats_come_late_still_waits_for_data():
+    def seen(second: int) -> list[Beat]:  # one beat every two seconds
+        return [
+            Beat(count=second, batches=2),
+            Beat(count=second // 2, batches=2, is_reading=True),
+        ]
+
+    assert judge(*[(1.0, seen(second)) for second in range(60)]) is None
+    found = judge(*[(1.0, seen(second)) for second in range(64)])
     assert found is not None and "rank 1 on host1 has waited 1 min" in found.reason
 
 
