@@ -114,8 +114,9 @@ def test_one_run_survives_everything(cluster, submit, data, undisturbed):
     cluster.set_cable(cut, "up")
 
     life.train()
-    # The job's own nodes: those that came back may still clear up after it.
-    urgent = ("--partition=urgent", f"--nodelist={','.join(life.nodes())}", "--nodes=2")
+    # One of the job's own nodes. With two, Slurm starts the job again on the one that is cleared up
+    # first, while the urgent job waits for the other one, and then preempts it a second time.
+    urgent = ("--partition=urgent", f"--nodelist={life.nodes()[1]}", "--nodes=1")
     cluster.run("sbatch", *urgent, "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     life.comes_back("preemption", requeued=True)
 
