@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albert_ds.model.albert import AlbertModel, init_weights
+from albert_ds.model.attention import find_sequences, find_slots
 from albert_ds.model.config import CHOICES, NUM_TOP, HeadConfig, ModelConfig
-from albert_ds.model.encoder import find_sequences, find_slots
 
 HIDDEN = -1e30  # score of a position where no span may begin or end; finite, to avoid NaN
 

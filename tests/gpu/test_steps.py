@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from albert_ds.model.encoder import VarlenAttention
+from albert_ds.model.attention import VarlenAttention
 from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.training import SMALL, Trained, small_config, train_ranks

@@ -1,0 +1,122 @@
+"""Attention inside each sequence, against a dense softmax under a block-diagonal mask."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from albert_ds.model.attention import VarlenAttention, attend_padded
+
+LENGTHS = [5, 1, 17, 2, 40]
+CU_SEQLENS = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def make_qkv(dtype=torch.float32, num_heads=3, head_dim=8):
+    generator = torch.Generator().manual_seed(0)
+    shape = (sum(LENGTHS), num_heads, head_dim)
+    return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for _ in range(3)]
+
+
+def attend_dense(q, k, v):
+    """All pairs of tokens are scored; those of two sequences are then forbidden."""
+    sequence = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
+    scores = torch.einsum("qhd,khd->hqk", q, k) / q.size(-1) ** 0.5
+    scores = scores.masked_fill(sequence[:, None] != sequence, -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
+def attend_with_gradients(attend, qkv, weigh):
+    out = attend(*qkv)
+    return out, torch.autograd.grad((out * weigh.to(out)).sum(), qkv)
+
+
+def assert_equal_to_dense(attend, dtype, device, tolerance):
+    weigh = torch.randn(sum(LENGTHS), 3, 8, generator=torch.Generator().manual_seed(1))
+    expected, expected_grads = attend_with_gradients(attend_dense, make_qkv(), weigh)
+    moved = [x.detach().to(device, dtype).requires_grad_() for x in make_qkv()]
+    out, grads = attend_with_gradients(attend, moved, weigh)
+    for ours, theirs in zip((out, *grads), (expected, *expected_grads), strict=True):
+        assert (ours.float().cpu() - theirs).norm() <= tolerance * theirs.norm()
+
+
+def test_each_sequence_attends_to_itself_alone():
+    ends = (CU_SEQLENS, CU_SEQLENS, max(LENGTHS))
+    core = VarlenAttention(dropout=0.0)
+    assert_equal_to_dense(lambda *qkv: core(*qkv, *ends), torch.float32, "cpu", 1e-6)
+    assert_equal_to_dense(lambda *qkv: attend_padded(*qkv, *ends, 0.0), torch.float32, "cpu", 1e-6)
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])]
+)
+def test_some_queries_get_what_they_get_among_all(device):
+    read = torch.tensor([0, 5, 6, 7, 22, 23, 25, 30, 63, 64])  # one sequence's only token, too
+    q_ends = torch.tensor([0, 1, 2, 5, 6, 10], dtype=torch.int32)
+    ends = (q_ends.to(device), CU_SEQLENS.to(device), max(LENGTHS))
+    padded = partial(attend_padded, dropout=0.0)
+    for core in (VarlenAttention(dropout=0.0), padded):
+        qkv = [x.detach().to(device).requires_grad_() for x in make_qkv()]
+        weigh = torch.randn(len(read), 3, 8, generator=torch.Generator().manual_seed(1))
+        out, grads = attend_with_gradients(
+            lambda q, k, v, core=core: core(q[read.to(device)], k, v, *ends), qkv, weigh
+        )
+        expected, expected_grads = attend_with_gradients(
+            lambda *qkv: attend_dense(*qkv)[read], make_qkv(), weigh
+        )
+        for ours, theirs in zip((out, *grads), (expected, *expected_grads), strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_falls_on_the_probabilities_and_only_in_training():
+    core, (q, k, _) = VarlenAttention(dropout=0.25), make_qkv()
+    ends = (CU_SEQLENS, CU_SEQLENS, max(LENGTHS))
+    ones = torch.ones(q.shape)  # the output is then the sum of the kept probabilities / 0.75
+    torch.manual_seed(0)
+    with torch.no_grad():
+        drawn = torch.stack([core(q, k, ones, *ends) for _ in range(200)])
+        kept = core.eval()(q, k, ones, *ends)
+    assert drawn.mean().item() == pytest.approx(1, abs=0.02)
+    alone = drawn[:, LENGTHS[0]]  # a sequence of one token: one probability
+    torch.testing.assert_close(alone.unique(), torch.tensor([0, 4 / 3]))
+    assert (alone == 0).float().mean().item() == pytest.approx(0.25, abs=0.06)
+    torch.testing.assert_close(kept, ones)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)],
+)
+def test_cuda_is_the_same_function_and_waits_for_nothing(dtype, tolerance):
+    core, ends = VarlenAttention(dropout=0.0), CU_SEQLENS.cuda()
+
+    def attend(q, k, v):
+        torch.cuda.set_sync_debug_mode("error")
+        out = core(q, k, v, ends, ends, max(LENGTHS))
+        torch.cuda.set_sync_debug_mode("default")
+        return out
+
+    assert_equal_to_dense(attend, dtype, "cuda", tolerance)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_dropout_falls_on_the_probabilities(dtype):
+    core, ends = VarlenAttention(dropout=0.25), (*[CU_SEQLENS.cuda()] * 2, max(LENGTHS))
+    q, k, v = (x.detach().to("cuda", dtype).requires_grad_() for x in make_qkv())
+    with torch.no_grad():
+        ones = torch.ones_like(v)
+        drawn = torch.stack([core(q, k, ones, *ends) for _ in range(200)]).float()
+    assert drawn.mean().item() == pytest.approx(1, abs=0.02)
+    alone = drawn[:, LENGTHS[0]].unique().cpu()
+    torch.testing.assert_close(alone, torch.tensor([0, 4 / 3]), rtol=1e-2, atol=0)
+    # The output is linear in v, so <gradient of v, v> = <output, gradient of the output> where
+    # backward drops the same probabilities.
+    out = core(q, k, v, *ends)
+    (gradient,) = torch.autograd.grad(out, v, out.detach())
+    linear, square = (gradient.float() * v.float()).sum(), out.float().square().sum()
+    assert linear.item() == pytest.approx(square.item(), rel=2e-2)
