@@ -3,11 +3,17 @@
 Shapes: B sequences, N tokens, R output positions, T longest sequence, n heads, D head width.
 """
 
+import math
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from albert_ds.model.dropout import drop
+from albert_ds.model.even_shapes import round_width
 
 
 class VarlenAttention(nn.Module):
@@ -15,7 +21,7 @@ class VarlenAttention(nn.Module):
 
     CUDA in half precision: flash attention over the concatenation. CUDA in fp32: a padded copy,
     because that kernel takes no fp32, which only comparisons need. CPU: one call a sequence, so
-    that there too only real tokens are computed.
+    that there too only real tokens are computed; in half precision a padded copy.
     """
 
     def __init__(self, dropout: float):
@@ -31,9 +37,11 @@ class VarlenAttention(nn.Module):
         """
         dropout = self.dropout if self.training else 0.0
         if not q.is_cuda:
-            return attend_each(q, k, v, q_ends, kv_ends, dropout)
+            attend = attend_rounded if q.dtype.itemsize == 2 else attend_each
+            return attend(q, k, v, q_ends, kv_ends, dropout)
         if q.dtype == torch.float32:
-            return attend_padded(q, k, v, q_ends, kv_ends, max_seqlen, dropout)
+            attend = partial(F.scaled_dot_product_attention, dropout_p=dropout)
+            return attend_padded(q, k, v, q_ends, kv_ends, (max_seqlen, max_seqlen), attend)
         # The operator inside torch.nn.attention.varlen, which fixes its dropout at 0. Jagged
         # tensors give it dropout too, at 10 ms of Python a layer (H200; the kernels take 0.3 ms).
         ends = (q_ends, kv_ends, max_seqlen, max_seqlen)
@@ -46,31 +54,40 @@ class VarlenAttention(nn.Module):
 def attend_each(
     q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, dropout: float
 ) -> Tensor:
-    """Attention one sequence at a time, in fp32 where the model is in half precision.
-
-    Torch's bf16 kernel for CPUs takes two to three times as long backwards as its fp32 kernel, even
-    where bf16 products are ten times as fast. Reads the lengths: on CUDA that would synchronise.
-    """
-    dtype = q.dtype
-    if dtype.itemsize == 2:
-        q, k, v = q.float(), k.float(), v.float()
+    """Attention one sequence at a time. Reads the lengths: on CUDA that would synchronise."""
     heads_first = (
         x.transpose(0, 1).unsqueeze(0).split(ends.diff().tolist(), dim=2)
         for x, ends in ((q, q_ends), (k, kv_ends), (v, kv_ends))
     )
-    attended = [
-        _attend_one(*qkv, dropout)  # [1, n, length, D]
-        for qkv in zip(*heads_first, strict=True)
-    ]
-    return torch.cat(attended, dim=2).squeeze(0).transpose(0, 1).to(dtype)
-
-
-def _attend_one(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-    if not dropout:
-        return F.scaled_dot_product_attention(q, k, v)
     # torch computes the same on a CPU, but its dropout is slow there (model/dropout.py).
-    probabilities = torch.softmax(q * q.size(-1) ** -0.5 @ k.mT, dim=-1)
-    return drop(probabilities, dropout) @ v
+    attend = partial(attend_plainly, dropout=dropout) if dropout else F.scaled_dot_product_attention
+    attended = [attend(*qkv) for qkv in zip(*heads_first, strict=True)]  # [1, n, length, D]
+    return torch.cat(attended, dim=2).squeeze(0).transpose(0, 1)
+
+
+@torch.compiler.disable  # the widths depend on the data
+def attend_rounded(
+    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, dropout: float
+) -> Tensor:
+    """Attention over a padded copy of a round width, in 16 bits on a CPU.
+
+    With matrix units these products cost little even for the padding, and only round widths keep
+    their kernels (`model/even_shapes.py`). Torch's own bf16 kernel takes four times as long
+    backwards.
+    """
+    widths = round_width(q_ends), round_width(kv_ends)
+    attend = partial(attend_plainly, dropout=dropout)
+    return attend_padded(q, k, v, q_ends, kv_ends, widths, attend)
+
+
+def attend_plainly(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v where attn_mask, bool, is true: [B, n, R, D] and [B, n, T, D]."""
+    scores = q * q.size(-1) ** -0.5 @ k.mT
+    if attn_mask is not None:  # added, because a sum costs nothing backwards
+        scores += torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill_(~attn_mask, -torch.inf)
+    return drop(torch.softmax(scores, dim=-1), dropout) @ v
 
 
 def attend_padded(
@@ -79,30 +96,64 @@ def attend_padded(
     v: Tensor,
     q_ends: Tensor,
     kv_ends: Tensor,
-    max_seqlen: int,
-    dropout: float,
+    widths: tuple[int, int],
+    attend: Callable[..., Tensor],
 ) -> Tensor:
-    """Attention over a copy [B, T] with its padding masked; does not synchronise the device.
+    """Attention over copies [B, width] with their padding masked; does not synchronise the device.
 
-    The memory-efficient kernel would take the concatenation in fp32, but drops other probabilities
+    widths: of q, and of k and v. attend: of q, k, v [B, n, width, D] and attn_mask. The
+    memory-efficient kernel would take the concatenation in fp32, but drops other probabilities
     in its backward pass than in its forward pass (seen in PyTorch 2.11).
     """
-    num_sequences = len(kv_ends) - 1
+    queries = Rows(q_ends, len(q), q.size(1), widths[0])
+    is_all = kv_ends is q_ends and widths[0] == widths[1]
+    keys = queries if is_all else Rows(kv_ends, len(k), k.size(1), widths[1])
+    real = torch.arange(widths[1], device=kv_ends.device) < kv_ends.diff()[:, None]
+    mask = real[:, None, None]  # [B, 1, 1, width]
+    return queries.unpad(attend(queries.pad(q), keys.pad(k), keys.pad(v), attn_mask=mask))
 
-    def pad(x: Tensor, slots: Tensor) -> Tensor:
-        rows = x.new_zeros(num_sequences * max_seqlen, *x.shape[1:]).index_copy(0, slots, x)
-        return rows.unflatten(0, (num_sequences, max_seqlen)).transpose(1, 2)  # [B, n, T, D]
 
-    q_slots, kv_slots = (find_slots(y, len(x), max_seqlen) for x, y in ((q, q_ends), (k, kv_ends)))
-    real = pad(torch.ones_like(kv_slots, dtype=torch.bool)[:, None, None], kv_slots).mT
-    attended = F.scaled_dot_product_attention(
-        pad(q, q_slots),
-        pad(k, kv_slots),
-        pad(v, kv_slots),
-        attn_mask=real,  # [B, 1, 1, T]
-        dropout_p=dropout,
-    )
-    return attended.transpose(1, 2).flatten(0, 1).index_select(0, q_slots)
+class Rows:
+    """Where the vectors of a concatenation [N, n, D] lie in a padded copy [B, n, width, D]."""
+
+    def __init__(self, ends: Tensor, tokens: int, heads: int, width: int):
+        """ends: int32 [B + 1]. Does not synchronise the device."""
+        self.shape = (len(ends) - 1, heads, width)
+        head = torch.arange(heads, device=ends.device) * width
+        sequence = find_sequences(ends, tokens) * (heads - 1) * width
+        slots = find_slots(ends, tokens, width) + sequence
+        self.slots = (slots[:, None] + head).flatten()  # of each vector, in the padded copy
+        nothing = self.slots.new_full((math.prod(self.shape),), len(self.slots))
+        vectors = torch.arange(len(self.slots), device=ends.device)
+        self.vectors = nothing.index_copy(0, self.slots, vectors)  # in each slot
+
+    def pad(self, x: Tensor) -> Tensor:
+        """[N, n, D] -> [B, n, width, D], zeros between."""
+        return _Gather.apply(x.flatten(0, 1), self.vectors, self.slots).unflatten(0, self.shape)
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """[B, n, width, D] -> [N, n, D]."""
+        heads = (-1, self.shape[1])
+        return _Gather.apply(x.flatten(0, 2), self.slots, self.vectors).unflatten(0, heads)
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of x by index, one after the last row for zeros; backwards the inverse, not a sum."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return gather(x, index)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gather(gradient, *ctx.saved_tensors), None, None
+
+
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of x [M, D] by index, int64; M stands for a row of zeros."""
+    return torch.cat([x, x.new_zeros(1, x.size(1))]).index_select(0, index)
 
 
 def find_sequences(ends: Tensor, tokens: int) -> Tensor:

@@ -35,6 +35,12 @@ def round_tokens(ids: list[Tensor], ends: Tensor) -> tuple[list[Tensor], Tensor]
     return [F.pad(x, (0, added)) for x in ids], F.pad(ends, (0, 1), value=number + added)
 
 
+def round_width(ends: Tensor) -> int:
+    """The longest sequence's length, rounded up: of ends int32 [B + 1]."""
+    longest = int(ends.diff().max())
+    return longest + -longest % ROUND_ROWS
+
+
 def round_positions(positions: Tensor, tokens: int) -> Tensor:
     """Name the last of these tokens again, so often that R is round: int64 [R], ascending."""
     return F.pad(positions, (0, -len(positions) % ROUND_ROWS), value=tokens - 1)

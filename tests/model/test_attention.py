@@ -1,11 +1,9 @@
 """Attention inside each sequence, against a dense softmax under a block-diagonal mask."""
 
-from functools import partial
-
 import pytest
 import torch
 
-from albert_ds.model.attention import VarlenAttention, attend_padded
+from albert_ds.model.attention import VarlenAttention, attend_padded, attend_plainly
 
 LENGTHS = [5, 1, 17, 2, 40]
 CU_SEQLENS = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
@@ -40,11 +38,30 @@ def assert_equal_to_dense(attend, dtype, device, tolerance):
         assert (ours.float().cpu() - theirs).norm() <= tolerance * theirs.norm()
 
 
-def test_each_sequence_attends_to_itself_alone():
+def attend_in_fp32_as_on_cuda(q, k, v, q_ends, kv_ends, max_seqlen):
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend_padded(q, k, v, q_ends, kv_ends, (max_seqlen, max_seqlen), attend)
+
+
+def attend_in_16_bits_as_on_cpu(q, k, v, q_ends, kv_ends, max_seqlen):
+    widths = max_seqlen, max_seqlen + 24
+    return attend_padded(q, k, v, q_ends, kv_ends, widths, attend_plainly)
+
+
+FORMS = [VarlenAttention(dropout=0.0), attend_in_fp32_as_on_cuda, attend_in_16_bits_as_on_cpu]
+
+
+@pytest.mark.parametrize("attend", FORMS)
+def test_each_sequence_attends_to_itself_alone(attend):
+    ends = (CU_SEQLENS, CU_SEQLENS, max(LENGTHS))
+    assert_equal_to_dense(lambda *qkv: attend(*qkv, *ends), torch.float32, "cpu", 1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+def test_in_16_bits_too(dtype, tolerance):
     ends = (CU_SEQLENS, CU_SEQLENS, max(LENGTHS))
     core = VarlenAttention(dropout=0.0)
-    assert_equal_to_dense(lambda *qkv: core(*qkv, *ends), torch.float32, "cpu", 1e-6)
-    assert_equal_to_dense(lambda *qkv: attend_padded(*qkv, *ends, 0.0), torch.float32, "cpu", 1e-6)
+    assert_equal_to_dense(lambda *qkv: core(*qkv, *ends), dtype, "cpu", tolerance)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +71,7 @@ def test_some_queries_get_what_they_get_among_all(device):
     read = torch.tensor([0, 5, 6, 7, 22, 23, 25, 30, 63, 64])  # one sequence's only token, too
     q_ends = torch.tensor([0, 1, 2, 5, 6, 10], dtype=torch.int32)
     ends = (q_ends.to(device), CU_SEQLENS.to(device), max(LENGTHS))
-    padded = partial(attend_padded, dropout=0.0)
-    for core in (VarlenAttention(dropout=0.0), padded):
+    for core in FORMS:
         qkv = [x.detach().to(device).requires_grad_() for x in make_qkv()]
         weigh = torch.randn(len(read), 3, 8, generator=torch.Generator().manual_seed(1))
         out, grads = attend_with_gradients(
@@ -68,19 +84,21 @@ def test_some_queries_get_what_they_get_among_all(device):
             torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_dropout_falls_on_the_probabilities_and_only_in_training():
-    core, (q, k, _) = VarlenAttention(dropout=0.25), make_qkv()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_falls_on_the_probabilities_and_only_in_training(dtype):
+    core, (q, k, _) = VarlenAttention(dropout=0.25), make_qkv(dtype)
     ends = (CU_SEQLENS, CU_SEQLENS, max(LENGTHS))
-    ones = torch.ones(q.shape)  # the output is then the sum of the kept probabilities / 0.75
+    ones = torch.ones_like(q)  # the output is then the sum of the kept probabilities / 0.75
     torch.manual_seed(0)
     with torch.no_grad():
-        drawn = torch.stack([core(q, k, ones, *ends) for _ in range(200)])
+        drawn = torch.stack([core(q, k, ones, *ends) for _ in range(200)]).float()
         kept = core.eval()(q, k, ones, *ends)
     assert drawn.mean().item() == pytest.approx(1, abs=0.02)
     alone = drawn[:, LENGTHS[0]]  # a sequence of one token: one probability
-    torch.testing.assert_close(alone.unique(), torch.tensor([0, 4 / 3]))
+    rounding = torch.finfo(dtype).eps
+    torch.testing.assert_close(alone.unique(), torch.tensor([0, 4 / 3]), rtol=rounding, atol=0)
     assert (alone == 0).float().mean().item() == pytest.approx(0.25, abs=0.06)
-    torch.testing.assert_close(kept, ones)
+    torch.testing.assert_close(kept, torch.ones_like(kept))
 
 
 @pytest.mark.gpu

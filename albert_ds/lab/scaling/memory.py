@@ -118,10 +118,10 @@ def states_key(layout: Layout) -> tuple[str, int]:
 def bytes_a_token(layout: Layout, *, on_cuda: bool) -> tuple[float, float]:
     """Bytes that a layer keeps per token, and bytes that its backward recomputes."""
     model, tp, width = layout.model, layout.tensor_parallel, layout.weight_bytes
-    h, f = model.hidden_size, model.ffn_size
-    # Query, key, value, output. A CPU keeps the output twice, and computes in fp32.
-    copies = 4 if on_cuda else 5 if width == 4 else 9
-    attention = 2 * h + copies * h / tp  # its input and its sum before LayerNorm
+    h, f, length = model.hidden_size, model.ffn_size, layout.sequence_length
+    # Query, key, value, output. A CPU keeps the output twice, in 16 bits the probabilities instead.
+    inside = 4 * h if on_cuda else 5 * h if width == 4 else 4 * h + model.num_heads * length
+    attention = 2 * h + inside / tp  # its input and its sum before LayerNorm
     ffn = 2 * h + 2 * f / tp  # the same, and the inner layer before and after GELU
     masks = 0 if width == 4 or not model.dropout else h  # one byte per element
     # Kept of what a layer has of its own: a factor keeps the result, a low-rank pair what lies
