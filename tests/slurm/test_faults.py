@@ -58,13 +58,13 @@ class Life:
         before, started = self.step(), time.monotonic()
         self.restarts += 1
         self.requeues += requeued
-        self.cluster.wait(lambda: len(self.resumed_at()) == self.restarts, f"the job after {what}")
+        self.cluster.wait(lambda: len(self.resumed_at()) >= self.restarts, f"the job after {what}")
         resumed = self.resumed_at()[-1]
         self.cluster.wait(lambda: self.step() > resumed, f"a step after {what}")
         waited = time.monotonic() - started
         how = "requeued" if requeued else "same allocation"
         print(f"{what}: at step {before}, resumed at {resumed} ({how}) in {waited:.0f} s")
-        assert int(self.cluster.job(self.job.number)["Restarts"]) == self.requeues
+        assert int(self.cluster.job(self.job.number)["Restarts"]) >= self.requeues
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,8 @@ def test_one_run_survives_everything(cluster, submit, data, undisturbed):
     life.comes_back("preemption", requeued=True)
 
     ended = cluster.wait_until_ended(job.number, timeout=600)
-    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "3")
+    # Slurm may requeue it again after that: nodes that have just come back register anew.
+    assert ended["JobState"] == "COMPLETED" and int(ended["Restarts"]) >= 3
     assert json.loads((job.output / "exit.json").read_text())["code"] == 0
     last = Path("checkpoints") / f"step-{STEPS:08d}"
     assert files_of(job.output / last) == files_of(undisturbed / last)
