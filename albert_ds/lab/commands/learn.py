@@ -30,10 +30,10 @@ LENGTH, BATCH = 128, 32
 # At higher rates, or with six layers from the start, such a model stays at the frequencies of the
 # pieces. Twice the usual masks are twice the signal of a token. docs/learning.md has the trials.
 RECIPE = (
-    *("--model", "albert-tiny", "--embedding-size", "128", "--hidden-size", "512"),
-    *("--num-layers", "4", "--num-heads", "8", "--dropout", "0"),
-    *("--depth-schedule", "2@0,3@25%,4@60%", "--max-ngram", "1", "--masked-fraction", "0.3"),
-    *("--sequence-length", str(LENGTH), "--batch-size", str(BATCH), "--learning-rate", "0.001"),
+    *("--model", "albert-tiny", "--embedding-size", "128", "--hidden-size", "256"),
+    *("--num-layers", "6", "--num-heads", "4", "--dropout", "0"),
+    *("--depth-schedule", "2@0,3@40%,6@70%", "--max-ngram", "1", "--masked-fraction", "0.3"),
+    *("--sequence-length", str(LENGTH), "--batch-size", str(BATCH), "--learning-rate", "0.002"),
 )
 WARMUP_STEPS = 200  # at least, but where there are fewer than 1,000 steps
 MEASURED_STEPS, LOGGED_STEPS = 40, 4  # of a trial, which runs through the whole depth schedule
@@ -55,9 +55,12 @@ class Layout:
     threads: int
     ds_config: str
 
+    @property
+    def precision(self) -> str:
+        return "bf16" if "bf16" in self.ds_config else "fp32"
+
     def __str__(self) -> str:
-        precision = "bf16" if "bf16" in self.ds_config else "fp32"
-        return f"{self.ranks} ranks x {self.threads} threads, {precision}"
+        return f"{self.ranks} ranks x {self.threads} threads, {self.precision}"
 
 
 def build_parser() -> cli.Parser:
@@ -276,7 +279,8 @@ def main(argv: list[str]) -> None:
     print("== what it has learned", flush=True)
     measured = {"probe": ["--data", data]}
     if args.minimal_pairs:
-        measured["minimal_pairs"] = ["--minimal-pairs", args.minimal_pairs.absolute()]
+        flags = ["--minimal-pairs", args.minimal_pairs.absolute(), "--precision", layout.precision]
+        measured["minimal_pairs"] = flags
     for name, flags in measured.items():
         if not (out / f"{name}.md").is_file():
             command = [*COMMAND, "probe", "--checkpoint", checkpoint, *flags]
