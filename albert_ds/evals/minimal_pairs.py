@@ -88,7 +88,8 @@ def score_sentences(
 ) -> list[float]:
     """The pseudo-log-likelihood of each sentence, in nats. Raises UserError where one is too long.
 
-    Sentences of one length share a pass, so nothing is padded.
+    Sentences of one length share a pass, so nothing is padded. The encoder may be in bf16: its
+    states and the word embedding are scored in fp32.
     """
     encoded = [[CLS, *ids, SEP] for ids in vocab.encode(sentences)]
     limit = model.config.max_position_embeddings
@@ -132,7 +133,8 @@ def _score(model: AlbertForPretraining, ids: Tensor) -> list[float]:
         output_positions,
     )["last_hidden_state"]
     # Every sequence has two output positions: [CLS], then its masked token.
-    logits = model.mlm_head.logits(states[1::2], model.albert.embeddings.word.weight)
+    word = model.albert.embeddings.word.weight
+    logits = model.mlm_head.logits(states[1::2].float(), word.float())
     found = logits.log_softmax(-1).gather(1, labels[:, None])
     return found.view(sentences, words).double().sum(1).tolist()
 

@@ -245,8 +245,8 @@ SCORE_BYTES = 12
 # On a CPU: scores of 4 bytes that are worked on together, half of a core's second-level cache.
 CACHED_SCORES = 1 << 18
 # On a CPU in 16 bits (model/even_shapes.py): tokens, and output or masked positions, are rounded up
-# to multiples of these.
-ROUND_TOKENS, ROUND_ROWS = 128, 64
+# to multiples of these, and so is the longest sequence of a padded copy.
+ROUND_TOKENS, ROUND_ROWS, ROUND_WIDTH = 128, 64, 16
 
 
 def count_score_rows(vocab_size: int) -> int:

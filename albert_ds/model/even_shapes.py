@@ -9,7 +9,7 @@ Shapes: B sequences, N tokens, R output positions, P masked positions.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from albert_ds.model.config import ROUND_ROWS, ROUND_TOKENS
+from albert_ds.model.config import ROUND_ROWS, ROUND_TOKENS, ROUND_WIDTH
 from albert_ds.model.cross_entropy import IGNORED
 
 
@@ -38,7 +38,7 @@ def round_tokens(ids: list[Tensor], ends: Tensor) -> tuple[list[Tensor], Tensor]
 def round_width(ends: Tensor) -> int:
     """The longest sequence's length, rounded up: of ends int32 [B + 1]."""
     longest = int(ends.diff().max())
-    return longest + -longest % ROUND_ROWS
+    return longest + -longest % ROUND_WIDTH
 
 
 def round_positions(positions: Tensor, tokens: int) -> Tensor:

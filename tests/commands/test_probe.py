@@ -198,10 +198,15 @@ def test_minimal_pairs_as_hugging_face_scores_them(data, tmp_path):
         "",
         "A module has names, too.",
     ]
-    ours = score_sentences(read_model(run), read_model_vocab(run), sentences, torch.device("cpu"))
+    ours, bf16 = read_model(run), read_model(run)
+    bf16.albert.to(torch.bfloat16)
+    scored = [
+        score_sentences(each, read_model_vocab(run), sentences, torch.device("cpu"))
+        for each in (ours, bf16)
+    ]
     model = AlbertForMaskedLM.from_pretrained(tmp_path / "hf").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    for sentence, score in zip(sentences, ours, strict=True):
+    for sentence, score, rounded in zip(sentences, *scored, strict=True):
         ids = tokenizer(sentence, return_tensors="pt")["input_ids"]
         theirs = 0.0
         for at in range(1, ids.shape[1] - 1):
@@ -211,6 +216,7 @@ def test_minimal_pairs_as_hugging_face_scores_them(data, tmp_path):
                 logits = model(masked).logits[0, at]
             theirs += float(logits.double().log_softmax(-1)[ids[0, at]])
         assert score == pytest.approx(theirs, abs=1e-4)
+        assert rounded == pytest.approx(theirs, rel=0.01)
 
 
 def test_minimal_pairs_of_a_folder(data, tmp_path):
@@ -231,7 +237,9 @@ def test_minimal_pairs_of_a_folder(data, tmp_path):
     scores = dict(ngram=0.5, lstm=0.6, txl=0.7, gpt2=0.9)
     lines = [json.dumps({"UID": name, **scores}) for name in "abcd"]
     (summary / "models_summary.jsonl").write_text("\n".join(lines))
-    found = probe(tmp_path, "--checkpoint", run, "--minimal-pairs", folder)
+    precision = ("--precision", "bf16")
+    found = probe(tmp_path, "--checkpoint", run, "--minimal-pairs", folder, *precision)
+    assert found["precision"] == "bf16"
     # The longer sentence is the less likely one. A tie counts half.
     assert found["paradigms"] == {"a": [0.5, 1], "b": [1.0, 3], "c": [0.0, 2]}
     assert found["phenomena"] == {"agreement": [3.5 / 4, 4], "binding": [0.0, 2]}
