@@ -47,13 +47,8 @@ def build_parser() -> cli.Parser:
         help="folder of *.jsonl with sentence_good and sentence_bad, to measure instead "
         "(default: none)",
     )
-    add(
-        "--precision",
-        choices=("fp32", "bf16"),
-        default="fp32",
-        help="of the encoder with --minimal-pairs; bf16 is several times as fast where the "
-        "processor has units for it",
-    )
+    text = "of the encoder with --minimal-pairs; bf16 is faster on processors with units for it"
+    add("--precision", choices=("fp32", "bf16"), default="fp32", help=text)
     count: dict[str, Any] = {"type": cli.positive, "metavar": "SAMPLES"}
     add("--samples", default=4096, help="largest number of held-out samples", **count)
     add("--head-samples", default=8192, help="training samples for a missing head", **count)
@@ -64,12 +59,8 @@ def build_parser() -> cli.Parser:
         metavar="TOKENS",
         help="longest sequence (default: that of the shards or of the model, the smaller)",
     )
-    add(
-        "--num-layers",
-        type=cli.positive,
-        metavar="LAYERS",
-        help="layers to run, where they share all their blocks (default: the model's)",
-    )
+    text = "layers to run, where they share all their blocks (default: the model's)"
+    add("--num-layers", type=cli.positive, metavar="LAYERS", help=text)
     add("--seed", type=cli.natural, default=0, metavar="N", help="seed of masks and swaps")
     add("--output", type=cli.new_file, metavar="FILE", help="JSON file for the same numbers")
     add("--similarity", action="store_true", help="measure every layer instead (Figure 1)")
@@ -237,7 +228,9 @@ def tabulate_pairs(values: dict) -> str:
         f"| {name}, published | {s:.4f} | | |" for name, s in values.get("published", {}).items()
     ]
     speed = values["pairs"] / values["seconds"]
-    return "\n".join([*lines, "| a coin | 0.5000 | | |", "", f"{speed:,.0f} pairs/s, {values['precision']}"])
+    return "\n".join(
+        [*lines, "| a coin | 0.5000 | | |", "", f"{speed:,.0f} pairs/s, {values['precision']}"]
+    )
 
 
 def compare_layers(args, device) -> dict:

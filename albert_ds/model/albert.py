@@ -96,7 +96,7 @@ class AlbertModel(nn.Module):
     ) -> list[Tensor]:
         """The encoder's states, computed with rounded numbers of rows."""
         number, last = len(ids[0]), len(ids[0] if positions is None else positions)
-        ids, ends = round_tokens(ids, ends)
+        ids, ends = round_tokens(ids, ends, max_seqlen)
         if positions is not None:
             positions = round_positions(positions, len(ids[0]))
         *states, output = self.encoder(self.embeddings(*ids), ends, max_seqlen, positions)
