@@ -1,6 +1,7 @@
 """The site builds without a warning and without the network; its tables and messages are ours."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -96,4 +97,11 @@ def test_the_figures_of_the_readme_stand_in_the_pages_it_names():
         f"| {bert / large:.1f} times |" in readme
         and f"ALBERT-xxlarge: {bert / xxlarge:.1f})" in readme
     )
+    probed, judged = (
+        json.loads((DOCS / "raw" / f"learn_{name}.json").read_text())
+        for name in ("probe", "minimal_pairs")
+    )
+    for share in (probed["heldout_mlm_accuracy"], judged["accuracy"]):
+        for text in (readme, (DOCS / "learning.md").read_text()):
+            assert f" {100 * share:.1f} %" in text
     assert "100 kills of 2 ranks" in (DOCS / "reliability.md").read_text()
