@@ -103,5 +103,5 @@ def test_the_figures_of_the_readme_stand_in_the_pages_it_names():
     )
     for share in (probed["heldout_mlm_accuracy"], judged["accuracy"]):
         for text in (readme, (DOCS / "learning.md").read_text()):
-            assert f" {100 * share:.1f} %" in text
+            assert f"{100 * share:.1f} %" in text
     assert "100 kills of 2 ranks" in (DOCS / "reliability.md").read_text()
