@@ -88,6 +88,9 @@ def build_parser() -> Parser:
     text = "times the steps of each task"
     add("--steps-factor", type=Number(above=0), default=1.0, metavar="FACTOR", help=text)
     add("--threads", type=positive, default=1, metavar="THREADS", help="CPU threads of a run")
+    config = ROOT / "ds_configs" / "zero1_fp32_adamw.json"
+    text = "for DeepSpeed, of every run; zero1_bf16_adamw.json is faster on CPUs with matrix units"
+    add("--deepspeed_config", type=Path, default=config, metavar="JSON", help=text)
     return parser
 
 
@@ -216,6 +219,7 @@ class Tuner:
         command += ["--steps", str(steps), "--batch-size", str(small.batch), "--dropout", "0"]
         command += ["--learning-rate", rate, "--seeds", str(seeds), "--eval-every", str(steps)]
         command += ["--save-every", str(steps), "--log-every", str(max(1, steps // 5))]
+        command += ["--deepspeed_config", str(args.deepspeed_config)]
         command += [*small.flags, *(["--from-scratch"] if start == "random" else [])]
         results = output / "results.json"
         if not results.is_file():
