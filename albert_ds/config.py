@@ -146,6 +146,13 @@ class RunConfig(SharedConfig):
         metavar="RUN_OR_HF",
         group=OPTIMIZATION,
     )
+    initial_attention: str = flag(
+        "random weights as they are, or with four heads that attend to the two tokens before and "
+        "after: a small model then learns in hundreds of steps what takes thousands",
+        default="random",
+        choices=("random", "neighbours"),
+        group=OPTIMIZATION,
+    )
     depth_schedule: str | None = flag(
         "layers to run, and from which step or share of --steps on: 3@0,6@40%,12@70%; for layers "
         "that share all their blocks",
@@ -237,6 +244,8 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         deepspeed_config=args.deepspeed_config,
         default_learning_rate=DEFAULT_LEARNING_RATE,
     )
+    if args.initial_attention == "neighbours":
+        _check_neighbours(args.init_from, model)
     if args.init_from is not None:
         _check_initial_weights(args.init_from, model, sources[0].vocab)
     if args.wandb:
@@ -293,6 +302,18 @@ def _check_initial_weights(folder: str, model: ModelConfig, vocab) -> None:
         if not tensor.isfinite().all():
             raise UserError(f"--init-from {folder}: {name} is not finite (NaN or Inf)")
     check_vocab(Path(folder), vocab, f"--init-from {folder}")
+
+
+def _check_neighbours(init_from: str | None, model: ModelConfig) -> None:
+    name = "--initial-attention neighbours"
+    if init_from is not None:
+        raise UserError(f"{name}: not with --init-from, whose weights a run would start from")
+    embedding, hidden = model.embedding_size, model.hidden_size
+    if not 8 <= embedding <= hidden or hidden < 2 * model.num_heads:
+        raise UserError(
+            f"{name}: --embedding-size {embedding} must be from 8 to --hidden-size {hidden}, and a "
+            "head at least 2 wide"
+        )
 
 
 def _resolve_warmup(args) -> int:

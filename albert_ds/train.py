@@ -79,6 +79,7 @@ def build(
     import torch
 
     from albert_ds.model.albert import AlbertForPretraining
+    from albert_ds.model.neighbours import attend_to_neighbours
     from albert_ds.parallel.tensor import apply_tensor_parallel
     from albert_ds.runtime.engine import build_engine
 
@@ -88,6 +89,8 @@ def build(
         )
     if weights:
         model.load_state_dict(weights, assign=True)
+    elif config.initial_attention == "neighbours":
+        attend_to_neighbours(model)
     apply_tensor_parallel(model, mesh)
     model.albert.encoder.make_fast(config.fast or ())
     if config.compile:

@@ -48,6 +48,14 @@ def refuse(argv: list[str], world_size: int = 2) -> str:
         ({"warmup_steps": 13}, ["--warmup-steps 13", "--steps 12"]),
         ({"max_hours": 0}, ["--max-hours 0", "above 0"]),
         ({"init_from": "nowhere"}, ["--init-from nowhere", "no such folder"]),
+        (
+            {"initial_attention": "neighbours", "init_from": "nowhere"},
+            ["--initial-attention neighbours", "not with --init-from"],
+        ),
+        (
+            {"initial_attention": "neighbours", "embedding_size": 4},
+            ["--initial-attention neighbours", "--embedding-size 4", "from 8 to --hidden-size 32"],
+        ),
         ({"data_weights": [0.5, 0.5]}, ["--data-weights", "2 numbers for 1"]),
         ({"data_weights": -1}, ["--data-weights"]),
         ({"seed": -3}, ["--seed"]),

@@ -1,0 +1,91 @@
+"""--initial-attention neighbours: what the heads attend to before the first step."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.config import ModelConfig
+from albert_ds.model.neighbours import OFFSETS, attend_to_neighbours
+from tests.distributed import run_ranks
+from tests.training import join, small_config
+
+SHAPES = {
+    "learn": {"embedding_size": 128, "hidden_size": 256, "num_heads": 4},
+    "albert-base": {"embedding_size": 128, "hidden_size": 768, "num_heads": 12},
+    "bert-tiny": {"embedding_size": 128, "hidden_size": 128, "num_heads": 2, "sharing": "none"},
+}
+
+
+def build(name: str) -> AlbertForPretraining:
+    shape = {"vocab_size": 8000, "num_layers": 2, "dropout": 0.0, **SHAPES[name]}
+    config = ModelConfig(ffn_size=4 * shape["hidden_size"], **shape)
+    return AlbertForPretraining(config, seed=1)
+
+
+@torch.no_grad()
+def find_attended(model: AlbertForPretraining, length: int) -> torch.Tensor:
+    """The token each head attends to most in each layer, int64 [L, n, N], less its own place."""
+    ids = torch.randint(8000, (length,), generator=torch.Generator().manual_seed(0))
+    ends, places = torch.tensor([0, length], dtype=torch.int32), torch.arange(length)
+    states = model.albert(ids, (places > length // 2).long(), places, ends, length)["hidden_states"]
+    found = []
+    for x, (block, _) in zip(states, model.config.plan, strict=False):
+        attention = model.albert.encoder.attention[block].self_attention
+        q, k = (
+            part(x).view(length, model.config.num_heads, -1).transpose(0, 1)
+            for part in (attention.query, attention.key)
+        )
+        found.append((q @ k.mT).argmax(-1) - places)
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_first_heads_attend_to_the_tokens_beside(name):
+    model = build(name)
+    attend_to_neighbours(model)
+    found = find_attended(model, 128)[..., 3:-3]
+    for head, offset in enumerate(OFFSETS[: model.config.num_heads]):
+        for layer in (0, 1):
+            distance = found[layer, head] - offset
+            assert distance.mode().values == 0 and distance.abs().max() <= 1, (head, layer)
+    random = find_attended(build(name), 128)[0, 0]
+    assert (random.abs() <= 2).double().mean() < 0.2
+
+
+def test_only_positions_queries_keys_and_the_projection_change():
+    model, random = build("learn"), dict(build("learn").named_parameters())
+    attend_to_neighbours(model)
+    changed = {n.rpartition(".")[0] for n, x in model.named_parameters() if (x != random[n]).any()}
+    own = "albert.encoder.attention.0.self_attention"
+    assert changed == {
+        *("albert.embeddings.position", "albert.embeddings.projection"),
+        *(f"{own}.query", f"{own}.key"),
+    }
+
+
+def save_start(rank: int, config) -> dict[str, torch.Tensor]:
+    """The weights that a run would save at step 0."""
+    from albert_ds.runtime.checkpoint import gather
+    from albert_ds.train import start
+
+    device, mesh, _ = join(config.tensor_parallel)
+    return gather(start(config, mesh, device)[0], "weights.safetensors")
+
+
+@pytest.mark.parametrize(("tensor_parallel", "file"), [(1, "zero3_bf16"), (2, "zero1_fp32")])
+def test_a_run_starts_so_in_every_layout(tmp_path, tensor_parallel, file):
+    config = small_config(
+        world_size=2,
+        tensor_parallel=tensor_parallel,
+        ds_file=f"{file}.json",
+        output=str(tmp_path),
+        seed=3,
+    )
+    config = replace(config, initial_attention="neighbours")
+    model = AlbertForPretraining(config.model, seed=3)
+    attend_to_neighbours(model)
+    expected, found = model.state_dict(), run_ranks(save_start, 2, config)[0]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
