@@ -93,6 +93,7 @@ for rate in 0.0005 0.001 0.003; do row adamw-$rate 32 --learning-rate $rate; don
 for rate in 0.001 0.003 0.01; do
     row lamb-$rate 32 --learning-rate $rate --deepspeed_config "$LAMB"
 done
+row random-start 32 --initial-attention random
 row batch-16 16 --learning-rate 0.0014
 row batch-64 64
 row half-length 64 --sequence-length $((LENGTH / 2))
