@@ -3,7 +3,7 @@
 From random weights attention begins uniform, and a small model takes thousands of steps to find
 that the tokens beside a mask tell most about it (docs/learning.md). Here the positions, the queries
 and the keys begin so that four heads attend to the token before, the one after, and those two
-before and two after. Nothing is fixed: training may change all of it.
+before and two after; [CLS] attends to all. Nothing is fixed: training may change all of it.
 
 A position p begins as sin(p f) and cos(p f) of D / 2 frequencies f. The product of two such vectors
 depends on their distance alone and is largest at distance 0; with one of them turned by the angles
@@ -32,6 +32,7 @@ def attend_to_neighbours(model: AlbertForPretraining) -> None:
     frequencies = SLOWEST ** torch.linspace(0, 1, columns // 2, dtype=torch.float64)
     angles = torch.arange(config.max_position_embeddings)[:, None] * frequencies
     positions = torch.cat([angles.sin(), angles.cos()], dim=1)  # [T, D]
+    positions[0] = 0  # [CLS] attends to the whole sequence: it has to tell of both segments
     embeddings.position.weight.zero_()
     embeddings.position.weight[:, :columns] = AMPLITUDE * config.initializer_range * positions
     if config.embedding_size != config.hidden_size:
