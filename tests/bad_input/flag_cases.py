@@ -47,7 +47,7 @@ def find_parser(command: str) -> argparse.ArgumentParser | None:
 
 
 def list_flag_cases(folder: Path, data: Path, draw: random.Random, count: int) -> Iterator[Case]:
-    """Of the parsers of all commands; nothing is run."""
+    """All those of the parsers of all commands, whatever `count`: nothing is run."""
     parsers = {command: find_parser(command) for command in COMMANDS}
     cases = [
         case
@@ -55,7 +55,7 @@ def list_flag_cases(folder: Path, data: Path, draw: random.Random, count: int) -
         if parser is not None
         for case in _list_cases(command, parser, ())
     ]
-    yield from draw.sample(cases, min(count, len(cases)))
+    yield from cases
 
 
 def _list_cases(command: str, parser, words: tuple[str, ...]) -> Iterator[Case]:

@@ -50,6 +50,7 @@ def build_parser() -> Parser:
         "--rows",
         nargs="+",
         required=True,
+        type=cli.path,
         metavar="NAME=DIR",
         help="rows of the table: a name, and a folder with one run per seed",
     )

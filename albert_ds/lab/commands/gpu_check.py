@@ -22,7 +22,7 @@ def build_parser() -> Parser:
     text = "do only these pieces; a wrong name lists them (default: all)"
     add("--piece", nargs="+", metavar="NAME", help=text)
     text = "folders of `albert-ds shards`, as real text (default: this Python's own documentation)"
-    add("--data", nargs="+", metavar="DATA", help=text)
+    add("--data", type=Path, nargs="+", metavar="DATA", help=text)
     text = (
         "one tiny model and short rows, in minutes: shows that all commands work, measures nothing"
     )
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     folder = args.output.absolute()
     open_folder(folder, about)
     check = Check(folder=folder, gpus=gpus, quick=args.quick)
-    check.data = [str(Path(name).absolute()) for name in args.data or []] or [build_text(check)]
+    check.data = [str(name.absolute()) for name in args.data or []] or [build_text(check)]
     for name in chosen:
         check.piece(name, pieces[name])
         write_report(check, list(pieces))
