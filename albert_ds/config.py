@@ -153,6 +153,14 @@ class RunConfig(SharedConfig):
         choices=("random", "neighbours"),
         group=OPTIMIZATION,
     )
+    pair_head_rate: float = flag(
+        "learning rate of the pooler and the sentence head, as a share of --learning-rate: a batch "
+        "has one label a sequence for them, so a small one trains them on noise at a high rate",
+        default=1.0,
+        type=Number(above=0, high=1),
+        metavar="SHARE",
+        group=OPTIMIZATION,
+    )
     depth_schedule: str | None = flag(
         "layers to run, and from which step or share of --steps on: 3@0,6@40%,12@70%; for layers "
         "that share all their blocks",
@@ -248,6 +256,8 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         _check_neighbours(args.init_from, model)
     if args.init_from is not None:
         _check_initial_weights(args.init_from, model, sources[0].vocab)
+    if args.pair_head_rate != 1 and not model.pair_head:
+        raise UserError("--pair-head-rate: not with --objective none, which has no sentence head")
     if args.wandb:
         require("wandb", "wandb", "--wandb")
     if "gradients" in (args.fast or ()) and args.tensor_parallel > 1:

@@ -95,7 +95,8 @@ def build(
     model.albert.encoder.make_fast(config.fast or ())
     if config.compile:
         model.albert.encoder.compile_blocks()
-    return build_engine(model.to(device), mesh, config.deepspeed)
+    pair_rate = config.pair_head_rate
+    return build_engine(model.to(device), mesh, config.deepspeed, pair_rate=pair_rate)
 
 
 def next_batch(run: Run, *, stop: bool = False) -> Batch:

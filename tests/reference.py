@@ -170,13 +170,17 @@ def reference_training(
     rates: list[float],
     clip: float | None = 1.0,
     weight_decay: float = 0.01,
+    pair_rate: float = 1.0,
 ) -> Reference:
-    """Train over `batches`; without a pair head among `weights` there is no pair loss."""
+    """Train over `batches`; without a pair head among `weights` there is no pair loss.
+
+    The pooler and the pair head take `pair_rate` of each rate.
+    """
     model, parameters = build_reference(config, weights)
     first = {n: torch.zeros_like(p) for n, p in parameters.items()}
     second = {n: torch.zeros_like(p) for n, p in parameters.items()}
     losses, norms, gradients = [], [], {}
-    for samples, rate in zip(batches, rates, strict=True):
+    for samples, peak in zip(batches, rates, strict=True):
         loss = reference_loss(model, samples, has_pairs="pair_head.weight" in weights)
         for parameter in (*parameters.values(), *model.parameters()):
             parameter.grad = None
@@ -185,6 +189,7 @@ def reference_training(
         scale = 1.0 if clip is None else min(1.0, clip / (float(norm) + 1e-6))
         with torch.no_grad():
             for name, p in parameters.items():
+                rate = peak * (pair_rate if "pooler" in name or "pair_head" in name else 1.0)
                 g = gradients[name] = p.grad * scale
                 first[name] = 0.9 * first[name] + 0.1 * g
                 second[name] = 0.999 * second[name] + 0.001 * g * g

@@ -56,6 +56,11 @@ def refuse(argv: list[str], world_size: int = 2) -> str:
             {"initial_attention": "neighbours", "embedding_size": 4},
             ["--initial-attention neighbours", "--embedding-size 4", "from 8 to --hidden-size 32"],
         ),
+        ({"pair_head_rate": 0}, ["--pair-head-rate 0", "above 0"]),
+        (
+            {"pair_head_rate": 0.1, "objective": "none"},
+            ["--pair-head-rate", "not with --objective none"],
+        ),
         ({"data_weights": [0.5, 0.5]}, ["--data-weights", "2 numbers for 1"]),
         ({"data_weights": -1}, ["--data-weights"]),
         ({"seed": -3}, ["--seed"]),

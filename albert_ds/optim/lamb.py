@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from albert_ds.optim.norms import compute_norms
 
 ENDLESS = 1e9  # a step count at which 1 - beta^t is 1
+PAIR_HEAD = ("albert.pooler.", "pair_head.")  # parameters that only the sentence loss trains
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,15 +35,27 @@ class Segment:
     counted: bool = True  # False where another process adds the same piece to the norm
 
 
-def decay_groups(parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict]:
-    """Two parameter groups: matrices (decay and ratio); biases, LayerNorms, factors (neither)."""
-    matrices, vectors = [], []
+def decay_groups(
+    parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float, pair_rate: float = 1.0
+) -> list[dict]:
+    """Two parameter groups: matrices (decay and ratio); biases, LayerNorms, factors (neither).
+
+    With a `pair_rate` other than 1 the pooler and the sentence head are two more groups, whose
+    rate is that share of the others' ("rate_share").
+    """
+    found: dict[tuple[float, bool], list] = {(1.0, True): [], (1.0, False): []}
     for name, parameter in parameters:
         plain = name.endswith(("bias", ".scale")) or "layer_norm" in name
-        (vectors if plain else matrices).append(parameter)
+        share = pair_rate if name.startswith(PAIR_HEAD) else 1.0
+        found.setdefault((share, not plain), []).append(parameter)
     return [
-        {"params": matrices, "weight_decay": weight_decay, "adapt": True},
-        {"params": vectors, "weight_decay": 0.0, "adapt": False},
+        {
+            "params": members,
+            "weight_decay": weight_decay if adapt else 0.0,
+            "adapt": adapt,
+            "rate_share": share,
+        }
+        for (share, adapt), members in found.items()
     ]
 
 

@@ -53,7 +53,7 @@ class Engine:
 
     def set_learning_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["rate_share"]
 
     def take_step(self) -> tuple[float, bool]:
         """Reduce, clip and update after the last micro-batch of a step. Collective.
@@ -94,8 +94,12 @@ class Engine:
         return norm
 
 
-def build_engine(model: nn.Module, mesh: Mesh, ds_config: dict) -> Engine:
+def build_engine(
+    model: nn.Module, mesh: Mesh, ds_config: dict, *, pair_rate: float = 1.0
+) -> Engine:
     """Wrap `model`: fp32, on its device, already cut for tensor parallelism. Collective.
+
+    `pair_rate` is the learning rate of the pooler and the sentence head over that of the others.
 
     In 16 bits the fp32 master weights start from the model's fp32 weights, and the 16-bit weights
     are their roundings. Raises UserError where the device does not support fp16.
@@ -108,7 +112,8 @@ def build_engine(model: nn.Module, mesh: Mesh, ds_config: dict) -> Engine:
     shapes = {name: _whole_shape(p, mesh) for name, p in model.named_parameters()}
     block = ds_config["optimizer"]
     params = {k: v for k, v in block["params"].items() if k != "weight_decay"}
-    groups = decay_groups(model.named_parameters(), block["params"].get("weight_decay", 0.01))
+    decay = block["params"].get("weight_decay", 0.01)
+    groups = decay_groups(model.named_parameters(), decay, pair_rate)
     name_of = {id(p): name for name, p in model.named_parameters()}
     tensor_names = [[name_of[id(p)] for p in group["params"]] for group in groups]
     assert sum(map(len, tensor_names)) == len(name_of), "a parameter is in no group"

@@ -94,6 +94,7 @@ for rate in 0.001 0.003 0.01; do
     row lamb-$rate 32 --learning-rate $rate --deepspeed_config "$LAMB"
 done
 row random-start 32 --initial-attention random
+for share in 0.1 1; do row pair-rate-$share 32 --pair-head-rate $share; done
 row batch-16 16 --learning-rate 0.0014
 row batch-64 64
 row half-length 64 --sequence-length $((LENGTH / 2))
@@ -113,7 +114,7 @@ for sharing in attention ffn none; do
     row share-$sharing 32 --depth-schedule 6@0 --learning-rate 0.001 --sharing $sharing
 done
 row nsp 32 --objective nsp
-row no-pairs 32 --objective none
+row no-pairs 32 --objective none --pair-head-rate 1
 row dropout 32 --dropout 0.1
 
 for name in $ROWS; do

@@ -33,7 +33,7 @@ RECIPE = (
     *("--model", "albert-tiny", "--embedding-size", "128", "--hidden-size", "256"),
     *("--num-layers", "6", "--num-heads", "4", "--dropout", "0"),
     *("--depth-schedule", "2@0,3@40%,6@70%", "--initial-attention", "neighbours"),
-    *("--max-ngram", "1", "--masked-fraction", "0.3"),
+    *("--max-ngram", "1", "--masked-fraction", "0.3", "--pair-head-rate", "0.03"),
     *("--sequence-length", str(LENGTH), "--batch-size", str(BATCH), "--learning-rate", "0.002"),
 )
 WARMUP_STEPS = 200  # at least, but where there are fewer than 1,000 steps
