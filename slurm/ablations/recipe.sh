@@ -89,29 +89,27 @@ row() {
 }
 
 row base 32
-for rate in 0.0005 0.001 0.003; do row adamw-$rate 32 --learning-rate $rate; done
+for rate in 0.0005 0.002 0.003; do row adamw-$rate 32 --learning-rate $rate; done
 for rate in 0.001 0.003 0.01; do
     row lamb-$rate 32 --learning-rate $rate --deepspeed_config "$LAMB"
 done
 row random-start 32 --initial-attention random
-for share in 0.1 1; do row pair-rate-$share 32 --pair-head-rate $share; done
-row batch-16 16 --learning-rate 0.0014
+for share in 0.2 1; do row pair-rate-$share 32 --pair-head-rate $share; done
+row batch-16 16 --learning-rate 0.0007
 row batch-64 64
 row half-length 64 --sequence-length $((LENGTH / 2))
 for share in 0.15 0.2 0.45; do row mask-$share 32 --masked-fraction $share; done
 row ngram-3 32 --max-ngram 3
-for rate in 0.0005 0.001; do
-    row all-layers-$rate 32 --depth-schedule 6@0 --learning-rate $rate
-done
+row all-layers 32 --depth-schedule 6@0
 row layers-3 32 --num-layers 3 --depth-schedule 2@0,3@70%
 row layers-12 32 --num-layers 12 --depth-schedule 2@0,4@40%,12@70%
 row width-128 32 --hidden-size 128
 row width-512 32 --hidden-size 512 --num-heads 8 --num-layers 4 --depth-schedule 2@0,3@40%,4@70%
 # The paper's Tables 3, 4, 5 and 8. Layers that do not share all run from the first step, as in the
-# row all-layers-0.001.
+# row all-layers.
 for width in 32 64 256; do row embedding-$width 32 --embedding-size $width; done
 for sharing in attention ffn none; do
-    row share-$sharing 32 --depth-schedule 6@0 --learning-rate 0.001 --sharing $sharing
+    row share-$sharing 32 --depth-schedule 6@0 --sharing $sharing
 done
 row nsp 32 --objective nsp
 row no-pairs 32 --objective none --pair-head-rate 1
