@@ -273,7 +273,9 @@ def main(argv: list[str]) -> None:
         raise UserError("--data and --minimal-pairs: one of them is needed, and not both")
     from albert_ds.runtime.environment import read_world
     from albert_ds.runtime.rendezvous import join_world
+    from albert_ds.runtime.screen import quiet_libraries
 
+    quiet_libraries()
     device = join_world(read_world())
     if args.minimal_pairs:
         values = probe_pairs(args, device)

@@ -1,6 +1,8 @@
 """Any checkpoint on all three intrinsic tasks, and Figure 1's numbers."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from albert_ds.data.samples import StreamConfig
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches
 from albert_ds.errors import UserError
+from tests.conftest import ROOT
 from tests.distributed import run_ranks
 from tests.finetuning import write_checkpoint
 
@@ -250,3 +253,12 @@ def test_minimal_pairs_of_a_folder(data, tmp_path):
     assert run_ranks(probe_rank, 1, words) == [
         f'{folder / "c.jsonl"}, line 1: no "sentence_bad" in it'
     ]
+
+
+def test_no_library_warns_about_what_a_user_cannot_change(data, tmp_path):
+    run = make(tmp_path / "run", data, "sop")
+    command = [sys.executable, "-m", "albert_ds", "probe", "--checkpoint", str(run)]
+    command += ["--data", str(data), "--samples", "16", "--head-samples", "16"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "| MLM accuracy |" in done.stdout, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
