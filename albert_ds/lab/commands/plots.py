@@ -50,8 +50,9 @@ def plot_curves(args) -> None:
         )
     draw_curves(dict(zip(labels, args.runs, strict=True)), args.output)
     for run, label in zip(args.runs[1:], labels[1:], strict=True):
-        for key, difference in largest_differences(args.runs[0], run).items():
-            print(f"{label} against {labels[0]}: {key} differs by {difference:.2g} at most")
+        for key, (largest, steps) in largest_differences(args.runs[0], run).items():
+            difference = f"{key} differs by {largest:.2g} at most"
+            print(f"{label} against {labels[0]}: {difference} (logged steps in common: {steps:,})")
 
 
 def plot_cells(args) -> None:

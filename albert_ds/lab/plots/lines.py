@@ -85,15 +85,16 @@ def draw_curves(runs: dict[str, Path], output: Path) -> None:
     save(figure, output)
 
 
-def largest_differences(first: Path, other: Path) -> dict[str, float]:
-    """The largest absolute difference of each quantity over the steps that both runs logged."""
+def largest_differences(first: Path, other: Path) -> dict[str, tuple[float, int]]:
+    """The largest absolute difference of each quantity, and how many steps both logged."""
     found = {}
     records = [read_metrics(run) for run in (first, other)]
     for key, *_ in list_curves({key for run in records for r in run for key in r}):
         one, two = ({r["step"]: r[key] for r in run if r.get(key) is not None} for run in records)
         if one or two:
             common = one.keys() & two.keys()
-            found[key] = max((abs(one[step] - two[step]) for step in common), default=float("nan"))
+            largest = max((abs(one[step] - two[step]) for step in common), default=float("nan"))
+            found[key] = largest, len(common)
     return found
 
 
