@@ -101,7 +101,8 @@ def test_the_figures_of_the_readme_stand_in_the_pages_it_names():
         json.loads((DOCS / "raw" / f"learn_{name}.json").read_text())
         for name in ("probe", "minimal_pairs")
     )
-    for share in (probed["heldout_mlm_accuracy"], judged["accuracy"]):
+    words, order = (probed[f"heldout_{task}_accuracy"] for task in ("mlm", "sop"))
+    for share in (words, order, judged["accuracy"]):
         for text in (readme, (DOCS / "learning.md").read_text()):
             assert f"{100 * share:.1f} %" in text
     assert "100 kills of 2 ranks" in (DOCS / "reliability.md").read_text()
