@@ -7,7 +7,7 @@
 #   DATA=wikipedia SHORT=short bash tools/lab/results.sh && cp build/results/*.json docs/raw/
 #   ONLY='bench_large lamb_bench' bash tools/lab/results.sh
 #
-# DATA   shards of 512 tokens (docs/data.md), for peer_wikipedia
+# DATA   shards of 512 tokens (docs/data.md), for peer_wikipedia and peer_wikipedia_bf16
 # SHORT  shards of short documents, for peer_short
 # OUT    folder of the reports (default: build/results)
 # ONLY   names of the reports to make (default: all)
@@ -67,6 +67,7 @@ peer peer_no_dropout --compile --profile --rounds 3 --dropout 0
 peer peer_bf16 --compile --profile --rounds 5 --deepspeed_config $BF16
 peer peer_bf16_no_dropout --compile --profile --rounds 3 --dropout 0 --deepspeed_config $BF16
 peer peer_wikipedia --rounds 6 --padding row --data "${DATA:-DATA}"
+peer peer_wikipedia_bf16 --compile --rounds 6 --padding row --data "${DATA:-DATA}" --deepspeed_config $BF16
 peer peer_short --rounds 3 --padding row --data "${SHORT:-SHORT}"
 report lamb_bench tools/lab/lamb_bench.py --models albert-base albert-large
 
