@@ -14,6 +14,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 PYTHON=${PYTHON:-.venv/bin/python} OUT=${OUT:-build/results} ONLY=${ONLY:-}
+export PYTHONPATH=$PWD # of an editable install the scripts of tools/ would read another checkout
 ALL=()
 
 stop() {
