@@ -97,7 +97,9 @@ class Lamb(torch.optim.Optimizer):
         """
         self.armed = False
 
-    def bind(self, segments: dict[Tensor, list[Segment]], reduce: Callable[[Tensor], None]) -> None:
+    def bind(
+        self, segments: dict[Tensor, list[Segment]], reduce: Callable[[Tensor], object]
+    ) -> None:
         """Set the pieces that each flat parameter holds, and the reduction over processes.
 
         `reduce` sums a float64 tensor over all processes in place. Every process calls it once for

@@ -179,7 +179,7 @@ def bind_lamb(
     *,
     tensor_names: list[list[str]],
     is_counted: Callable[[ParamFragment], bool],
-    reduce: Callable[[Tensor], None],
+    reduce: Callable[[Tensor], object],
 ) -> None:
     """Tell LAMB which fragments of which logical tensors this rank holds.
 
