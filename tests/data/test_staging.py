@@ -15,7 +15,6 @@ from albert_ds.errors import DamagedData, UserError
 from tests.conftest import start_ranks, train_command
 from tests.distributed import run_ranks
 
-
 # torch for CUDA says so where nvcc is installed, and a user without a GPU should know.
 NO_GPU = "No CUDA runtime is found"
 
