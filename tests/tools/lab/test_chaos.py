@@ -17,8 +17,9 @@ def test_a_killed_run_equals_one_left_alone(data, tmp_path):
         timeout=550,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 5 and lines[-1].endswith("are equal bit for bit")
+    lines = done.stdout.splitlines()  # one more for each start that a busy machine made too slow
+    assert len([line for line in lines if line.startswith("kill ")]) == 4
+    assert lines[-1].endswith("are equal bit for bit")
 
 
 def test_the_short_form_covers_every_moment():
