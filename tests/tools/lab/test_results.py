@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 
 STUB = """#!/bin/bash
 printf '%s\\n' "$#" "$@" >> "$ASKED"
+echo "$PYTHONPATH" >> "$ASKED.path"
 while [ "$1" != --output ]; do shift; done
 echo '{}' > "$2"
 """
@@ -68,6 +69,8 @@ def test_every_command_is_one_that_the_benchmark_takes(tree, monkeypatch):
     assert len(names) == len(asked)
     kept = {path.name for path in (ROOT / "docs" / "raw").iterdir()}
     assert names <= kept and {name for name in kept if name.startswith("peer_")} <= names
+    # The scripts import the tree that they stand in, not what the environment was installed from.
+    assert {*(tree / "build" / "asked.path").read_text().splitlines()} == {str(tree)}
     measure(tree)
     assert read_asked(tree) == asked  # what is there is kept
 
