@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,27 @@ def test_rows_of_equal_time_measure_their_speed_first(data, tmp_path):
     assert "| MLM accuracy |" in done.stdout
 
 
+def test_narrow_layers_that_share_nothing_have_the_parameters_of_the_shared_ones(data, tmp_path):
+    stub, asked = tmp_path / "python", tmp_path / "asked"
+    stub.write_text(STUB.replace("\n", f'\n[ "$1" = -c ] && exec {sys.executable} "$@"\n', 1))
+    stub.chmod(0o755)
+    rows = "share-all share-none share-none-narrow"
+    given = {"PYTHON": str(stub), "ASKED": str(asked), "ROWS": rows, "STEPS": "3", "SEEDS": "1"}
+    done = run_recipe(tmp_path / "out", data, SMALL_BUDGETS, **given)
+    assert done.returncode == 0, done.stderr
+    words, sizes = asked.read_text().splitlines(), {}
+    while words:
+        count = int(words.pop(0))
+        script, *argv = words[:count]
+        del words[:count]
+        if script == "albert_ds/train.py":
+            name = Path(argv[argv.index("--output") + 1]).parent.name
+            model = replace(read_config(argv, world_size=1).model, vocab_size=8000)
+            sizes[name] = sum(count_params(model).values())
+    assert sizes["share-none-narrow"] == pytest.approx(sizes["share-all"], rel=0.02)
+    assert sizes["share-none"] > 1.5 * sizes["share-all"]
+
+
 def test_a_configuration_without_its_lamb_form_is_refused(data, tmp_path):
     done = run_recipe(tmp_path, data, SMALL_BUDGETS, CONFIG="ds_configs/zero1_fp32.json")
     assert done.returncode == 2 and "must end in _adamw.json" in done.stderr
@@ -142,3 +164,22 @@ def test_losses_at_equal_time_and_intervals(tmp_path):
     assert rows["slow"]["loss_difference"] == pytest.approx([0.0, 0.0])
     # Mean 1.1, standard error 0.1, t of 1 degree of freedom 12.706.
     assert "| 1.100 +- 1.271 |" in done.stdout
+    differences = "Minus fast, seed by seed:\n\n| | MLM loss |\n| --- | ---: |\n| slow | 0.000 |\n"
+    assert differences in done.stdout
+
+
+def test_accuracies_are_compared_in_the_seeds_that_both_rows_have(tmp_path):
+    accuracies = {"one": (0.5, 0.6), "other": (0.52, 0.64, 0.9)}
+    for name, values in accuracies.items():
+        for seed, value in enumerate(values, start=1):
+            run = tmp_path / name / f"seed-{seed}"
+            write_run(run, 1.0, [1.0])
+            (run / "probe.json").write_text(json.dumps({"heldout_mlm_accuracy": value}))
+    command = [sys.executable, "tools/lab/sharing_table.py", "--output", tmp_path / "x.json"]
+    command += ["--rows", *(f"{name}={tmp_path / name}" for name in accuracies)]
+    command += ["--against", "one"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    other = json.loads((tmp_path / "x.json").read_text())["other"]
+    assert other["mlm_difference"] == pytest.approx([0.02, 0.04])
+    assert "sop_difference" not in other

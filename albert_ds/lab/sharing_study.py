@@ -28,9 +28,17 @@ class Curve:
     seconds: list[float]
     tokens_a_second: float  # of the whole run, evaluation and checkpoints left out
     layers_a_step: float  # on average; below the model's with --depth-schedule
-    sop: float | None  # held-out accuracy at the end
+    mlm: float | None  # held-out accuracy by probe.py, whose masks are the same for every run
+    sop: (
+        float | None
+    )  # by probe.py, of a head that it trains where the run has none; else the run's
+    nsp: float | None  # by probe.py
     blimp: float | None
-    mlm: float | None  # accuracy by probe.py, whose masks are the same for every run
+
+    @property
+    def loss(self) -> float:
+        """The held-out MLM loss at the end."""
+        return self.losses[-1]
 
     @property
     def spent(self) -> tuple[float, float]:
@@ -80,7 +88,10 @@ def read_curve(run: Path) -> Curve:
         for record, number in zip(logged, steps.tolist(), strict=True)
     )
     at = [record["step"] for record in held]
-    blimp, probe = run / "blimp.json", run / "probe.json"
+    blimp, probed = (
+        read_json(path) if path.is_file() else {}
+        for path in (run / "blimp.json", run / "probe.json")
+    )
     return Curve(
         model=build(ModelConfig, config["model"], f"{run / 'config.json'}: model"),
         sequence_length=config["stream"]["sequence_length"],
@@ -90,9 +101,10 @@ def read_curve(run: Path) -> Curve:
         seconds=np.interp(at, ends, spent["step_seconds"]).tolist(),
         tokens_a_second=float(tokens / spent["step_seconds"][-1]),
         layers_a_step=layers / ends[-1],
-        sop=held[-1].get("heldout_sop_accuracy"),
-        blimp=read_json(blimp).get("accuracy") if blimp.is_file() else None,
-        mlm=read_json(probe).get("heldout_mlm_accuracy") if probe.is_file() else None,
+        mlm=probed.get("heldout_mlm_accuracy"),
+        sop=probed.get("heldout_sop_accuracy", held[-1].get("heldout_sop_accuracy")),
+        nsp=probed.get("heldout_nsp_accuracy"),
+        blimp=blimp.get("accuracy"),
     )
 
 

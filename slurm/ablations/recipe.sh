@@ -2,26 +2,32 @@
 # Which recipe learns most on this machine in a given time? Every row trains for as long, on one CPU
 # core, over seeds: its speed is measured first, and the steps follow from it. The row `base` is what
 # albert-ds learn trains; every other row changes one thing of it, and what has to change with it.
-# Prints one table, with the differences from `base` seed by seed. Rows with other masks or lengths have a held-out loss of
-# their own; the MLM accuracy is probe.py's, under the same masks for every row.
+# Prints a table, and one of the differences from `base` (AGAINST), seed by seed. Rows with other masks
+# or lengths have a held-out loss of their own; the accuracies are probe.py's, the same for every row.
 #
 #   DATA=shards bash slurm/ablations/recipe.sh
 #   DATA=shards SEEDS=3 ROWS='base nsp no-pairs' bash slurm/ablations/recipe.sh     # Table 5
+#   DATA=shards SEEDS=3 AGAINST=share-all \
+#       ROWS='share-all share-attention share-ffn share-none share-none-narrow' \
+#       bash slurm/ablations/recipe.sh                                              # Table 4
 #
 # DATA     folder of shards (tools/build_shards.py)
 # LENGTH   tokens of a sample (default: 128), at most those of the shards
 # BLIMP    folder of minimal pairs for tools/probe.py (default: left out)
+# PROBED   held-out samples for tools/probe.py (default: 4096); half as many train a missing head
 # OUT      folder of the results (default: ablations/recipe); the same command continues there
 # MINUTES  of each run (default: 20); STEPS=N takes N steps instead
 # CONFIG   for DeepSpeed (default: ds_configs/zero1_fp32_adamw.json; zero1_bf16_adamw.json is faster
 #          on CPUs with matrix units); LAMB's rows take the file without _adamw beside it
 # SEEDS    number of seeds of each row (default: 2)
 # ROWS     names of the rows to run (default: all); the table prints what is there
+# AGAINST  name of the row that the others are compared with (default: base)
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 PYTHON=${PYTHON:-.venv/bin/python} OUT=${OUT:-ablations/recipe}
 LENGTH=${LENGTH:-128} MINUTES=${MINUTES:-20} SEEDS=${SEEDS:-2} ROWS=${ROWS:-}
+PROBED=${PROBED:-4096} AGAINST=${AGAINST:-base}
 ALL=()
 TRIAL=40 # steps that are timed, in intervals of 4; they run through the depth schedule
 
@@ -34,6 +40,7 @@ stop() {
 ADAMW=${CONFIG:-ds_configs/zero1_fp32_adamw.json}
 LAMB=${ADAMW/_adamw/}
 [ "$LAMB" != "$ADAMW" ] || stop "CONFIG=$ADAMW: must end in _adamw.json, beside the same for LAMB"
+[[ $ADAMW == *bf16* ]] && PRECISION=bf16 || PRECISION=fp32
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 RECIPE=$("$PYTHON" -c 'from albert_ds.lab.commands.learn import RECIPE; print(*RECIPE)')
 read -ra RECIPE <<< "$RECIPE"
@@ -82,9 +89,10 @@ row() {
         train "$output" "$steps" "$batch" --seed "$seed" "$@"
         [ -f "$output/probe.json" ] || "$PYTHON" tools/probe.py --checkpoint "$output" \
             --data "$DATA" --sequence-length "$LENGTH" --output "$output/probe.json" \
-            --samples "${PROBED:-4096}" --head-samples 64
+            --samples "$PROBED" --head-samples $((PROBED / 2))
         [ -z "${BLIMP:-}" ] || [ -f "$output/blimp.json" ] || "$PYTHON" tools/probe.py \
-            --checkpoint "$output" --minimal-pairs "$BLIMP" --output "$output/blimp.json"
+            --checkpoint "$output" --minimal-pairs "$BLIMP" --precision "$PRECISION" \
+            --output "$output/blimp.json"
     done
 }
 
@@ -105,21 +113,23 @@ row layers-3 32 --num-layers 3 --depth-schedule 2@0,3@70%
 row layers-12 32 --num-layers 12 --depth-schedule 2@0,4@40%,12@70%
 row width-128 32 --hidden-size 128
 row width-512 32 --hidden-size 512 --num-heads 8 --num-layers 4 --depth-schedule 2@0,3@40%,4@70%
-# The paper's Tables 3, 4, 5 and 8. Layers that do not share all run from the first step, as in the
-# row all-layers.
+# The paper's Tables 3, 4, 5 and 8. Layers that do not share all must run from the first step on, where
+# six learn late, as in the row all-layers; so Table 4 has three. Three narrow layers that share
+# nothing have as many parameters as the shared ones.
 for width in 32 64 256; do row embedding-$width 32 --embedding-size $width; done
-for sharing in attention ffn none; do
-    row share-$sharing 32 --depth-schedule 6@0 --sharing $sharing
-done
+THREE=(--num-layers 3 --depth-schedule 3@0)
+row share-all 32 "${THREE[@]}"
+for sharing in attention ffn none; do row share-$sharing 32 "${THREE[@]}" --sharing $sharing; done
+row share-none-narrow 32 "${THREE[@]}" --sharing none --hidden-size 152
 row nsp 32 --objective nsp
 row no-pairs 32 --objective none --pair-head-rate 1
 row dropout 32 --dropout 0.1
 
-for name in $ROWS; do
-    [[ " ${ALL[*]}" == *" $name="* ]] || stop "ROWS: $name is none of ${ALL[*]%%=*}"
+for name in $ROWS "$AGAINST"; do
+    [[ " ${ALL[*]}" == *" $name="* ]] || stop "ROWS or AGAINST: $name is none of ${ALL[*]%%=*}"
 done
 rows=()
 for pair in "${ALL[@]}"; do [ -d "${pair#*=}" ] && rows+=("$pair"); done
 against=()
-[ ! -d "$OUT/base" ] || against=(--against base)
+[ ! -d "$OUT/$AGAINST" ] || against=(--against "$AGAINST")
 "$PYTHON" tools/lab/sharing_table.py --rows "${rows[@]}" "${against[@]}" --output "$OUT/table.json"

@@ -4,8 +4,8 @@ A row is a folder with a run per seed (seed-1, seed-2, ...). Held-out losses are
 step, of the point with as many FLOPs as the row with the fewest has spent, and of the point with as
 much time as the fastest row has taken; between evaluations they are interpolated. Rows with equal
 parameters stand together. A cell is the mean over the seeds, with its 95 % interval (Student's t).
-A seed fixes the data, the masks and what is held out, so --against compares seed by seed: the
-interval of the mean difference is much narrower than those of the two means.
+A seed fixes the data, the masks and what is held out, so --against compares seed by seed, in a
+table of its own: the interval of a mean difference is much narrower than those of the two means.
 """
 
 import json
@@ -26,12 +26,15 @@ COLUMNS = {  # of the table, and the field of a row
     "gradient MB a step": "gradient_bytes",
     "layers a step": "layers_a_step",
     "MLM loss": "loss",
-    "minus the reference's": "loss_difference",
     "at equal FLOPs": "loss_at_flops",
     "at equal time": "loss_at_time",
     "MLM accuracy": "mlm",
     "SOP accuracy": "sop",
+    "NSP accuracy": "nsp",
     "BLiMP": "blimp",
+}
+COMPARED = {  # of the table of differences
+    title: COLUMNS[title] for title in ("MLM loss", "MLM accuracy", "SOP accuracy", "BLiMP")
 }
 UNITS = {"flops_a_token": 1e6, "gradient_bytes": 1e6}
 DECIMALS = {
@@ -54,7 +57,7 @@ def build_parser() -> Parser:
         metavar="NAME=DIR",
         help="rows of the table: a name, and a folder with one run per seed",
     )
-    text = "reference row, whose loss is taken from each row's, seed by seed (default: none)"
+    text = "row that the others are compared with, seed by seed (default: none)"
     add("--against", metavar="NAME", help=text)
     add("--output", type=cli.new_file, metavar="FILE", help="JSON with the same numbers")
     add("--picture", type=cli.new_file, metavar="PNG", help="file to draw the losses into")
@@ -67,21 +70,25 @@ def summarise(curves: list[Curve], flops: float, seconds: float) -> dict[str, li
         **{name: [cost] * len(curves) for name, cost in list_costs(curves[0]).items()},
         "tokens_a_second": [curve.tokens_a_second for curve in curves],
         "layers_a_step": [curve.layers_a_step for curve in curves],
-        "loss": [curve.losses[-1] for curve in curves],
         "loss_at_flops": [curve.loss_at(flops, curve.flops) for curve in curves],
         "loss_at_time": [curve.loss_at(seconds, curve.seconds) for curve in curves],
-        "mlm": [curve.mlm for curve in curves if curve.mlm is not None],
-        "sop": [curve.sop for curve in curves if curve.sop is not None],
-        "blimp": [curve.blimp for curve in curves if curve.blimp is not None],
     }
+    for name in ("loss", "mlm", "sop", "nsp", "blimp"):
+        found[name] = [x for curve in curves if (x := getattr(curve, name)) is not None]
     return {name: values for name, values in found.items() if values}
 
 
 def compare(curves: dict[str, Curve], reference: dict[str, Curve]) -> dict[str, list[float]]:
-    """Loss at the last step minus the reference's, for the seeds that both have."""
-    seeds = [seed for seed in curves if seed in reference]
-    found = [curves[seed].losses[-1] - reference[seed].losses[-1] for seed in seeds]
-    return {"loss_difference": found} if found else {}
+    """Each field of COMPARED minus the reference's, for the seeds in which both have it."""
+    found = {}
+    for field in COMPARED.values():
+        pairs = [
+            (getattr(curves[seed], field), getattr(reference[seed], field))
+            for seed in curves
+            if seed in reference
+        ]
+        found[f"{field}_difference"] = [x - y for x, y in pairs if None not in (x, y)]
+    return {name: values for name, values in found.items() if values}
 
 
 def as_cell(field: str, values: list[float] | None) -> str:
@@ -96,6 +103,14 @@ def as_cell(field: str, values: list[float] | None) -> str:
         return mean
     error = statistics.stdev(values) / len(values) ** 0.5
     return f"{mean} +- {t.ppf(0.975, len(values) - 1) * error / unit:.{decimals}f}"
+
+
+def draw(found: dict[str, dict[str, list[float]]], columns: dict[str, str]) -> str:
+    """The rows by parameters, and those of the columns that a row has."""
+    shown = {title: f for title, f in columns.items() if any(f in x for x in found.values())}
+    ordered = sorted(found, key=lambda name: found[name]["parameters"][0])
+    lines = [[n, *(as_cell(f, found[n].get(f)) for f in shown.values())] for n in ordered]
+    return table(["", *shown], lines)
 
 
 def main(argv: list[str]) -> None:
@@ -115,12 +130,11 @@ def main(argv: list[str]) -> None:
     for name, curves in rows.items():
         if args.against and name != args.against:
             found[name] |= compare(curves, rows[args.against])
-    shown = {
-        title: field for title, field in COLUMNS.items() if any(field in x for x in found.values())
-    }
-    ordered = sorted(found, key=lambda name: found[name]["parameters"][0])
-    lines = [[n, *(as_cell(f, found[n].get(f)) for f in shown.values())] for n in ordered]
-    print(table(["", *shown], lines))
+    print(draw(found, COLUMNS))
+    if args.against:
+        compared = {title: f"{field}_difference" for title, field in COMPARED.items()}
+        print(f"\nMinus {args.against}, seed by seed:\n")
+        print(draw({name: x for name, x in found.items() if name != args.against}, compared))
     steps = sorted({curve.steps[-1] for curve in every})
     seeds = sorted({len(curves) for curves in rows.values()})
     print(f"\nSteps {steps}, seeds {seeds}; equal FLOPs: {flops:.3g}, equal time: {seconds:.3g} s")
