@@ -25,6 +25,8 @@ from albert_ds.model.albert import AlbertForPretraining
 TOKENS_A_PASS = 8192
 # Where BLiMP's repository keeps the scores of four models a paradigm, seen from its data/.
 PUBLISHED = Path("..", "raw_results", "summary", "models_summary.jsonl")
+# The paper's tables have twelve phenomena; the files name one of them by two terms.
+PHENOMENA = {"s-selection": "argument_structure"}
 MODELS = {"ngram": "5-gram", "lstm": "LSTM", "txl": "Transformer-XL", "gpt2": "GPT-2"}
 
 
@@ -44,7 +46,8 @@ def read_pairs(folder: Path) -> list[Pair]:
     pairs = []
     for path in paths:
         for record in _read_records(path, {"sentence_good": str, "sentence_bad": str}):
-            phenomenon = str(record.get("linguistics_term", ""))
+            term = str(record.get("linguistics_term", ""))
+            phenomenon = PHENOMENA.get(term, term)
             good, bad = record["sentence_good"], record["sentence_bad"]
             pairs.append(Pair(path.stem, phenomenon, good, bad))
     if not pairs:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tarfile
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches
 from albert_ds.errors import UserError
 from tests.conftest import ROOT
+from tests.data.corpus import SHARED
 from tests.distributed import run_ranks
 from tests.finetuning import write_checkpoint
 
@@ -253,6 +255,23 @@ def test_minimal_pairs_of_a_folder(data, tmp_path):
     assert run_ranks(probe_rank, 1, words) == [
         f'{folder / "c.jsonl"}, line 1: no "sentence_bad" in it'
     ]
+
+
+def test_blimp_has_the_phenomena_of_its_published_tables(tmp_path):
+    from albert_ds.evals.minimal_pairs import read_pairs
+
+    archive = SHARED / "blimp.tar.xz"
+    if not archive.is_file():
+        pytest.skip(f"{archive} is not there")
+    with tarfile.open(archive) as file:
+        file.extractall(tmp_path, filter="data")
+    summary = tmp_path / "blimp" / "raw_results" / "summary" / "models_summary.jsonl"
+    records = [json.loads(line) for line in summary.read_text().splitlines()]
+    published = {record["UID"]: record["linguistics_term"] for record in records}
+    del published["overall"]
+    pairs = read_pairs(tmp_path / "blimp" / "data")
+    assert {pair.paradigm: pair.phenomenon for pair in pairs} == published
+    assert len({*published.values()}) == 12
 
 
 def test_no_library_warns_about_what_a_user_cannot_change(data, tmp_path):
