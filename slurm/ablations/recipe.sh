@@ -16,7 +16,8 @@
 # BLIMP    folder of minimal pairs for tools/probe.py (default: left out)
 # PROBED   held-out samples for tools/probe.py (default: 4096); half as many train a missing head
 # OUT      folder of the results (default: ablations/recipe); the same command continues there
-# MINUTES  of each run (default: 20); STEPS=N takes N steps instead
+# MINUTES  of each run (default: 20), by the speed of 40 steps before the row's first run: a machine
+#          that does other work then gives the row fewer steps. STEPS=N takes N steps instead
 # CONFIG   for DeepSpeed (default: ds_configs/zero1_fp32_adamw.json; zero1_bf16_adamw.json is faster
 #          on CPUs with matrix units); LAMB's rows take the file without _adamw beside it
 # SEEDS    number of seeds of each row (default: 2)
