@@ -106,3 +106,19 @@ def test_the_figures_of_the_readme_stand_in_the_pages_it_names():
         for text in (readme, (DOCS / "learning.md").read_text()):
             assert f"{100 * share:.1f} %" in text
     assert "100 kills of 2 ranks" in (DOCS / "reliability.md").read_text()
+
+
+def test_the_phenomena_beside_other_models_are_those_of_the_raw_file():
+    from albert_ds.evals.minimal_pairs import PHENOMENA
+
+    raw = json.loads((DOCS / "raw" / "learn_minimal_pairs.json").read_text())
+    right: dict[str, list[float]] = {}
+    for term, (share, pairs) in raw["phenomena"].items():
+        found = right.setdefault(PHENOMENA.get(term, term), [0.0, 0.0])
+        found[0] += share * pairs
+        found[1] += pairs
+    accuracies = [100 * good / pairs for good, pairs in right.values()]
+    _, _, section = (DOCS / "learning.md").read_text().partition("### Beside models")
+    rows = re.findall(r"^\| (?!\*)[a-z ]+ \| ([\d.]+) \|", section, re.M)[:12]
+    assert sorted(map(float, rows)) == pytest.approx(sorted(accuracies), abs=0.051)
+    assert f"| **mean of the twelve** | **{sum(accuracies) / 12:.1f}** |" in section

@@ -29,9 +29,7 @@ class Curve:
     tokens_a_second: float  # of the whole run, evaluation and checkpoints left out
     layers_a_step: float  # on average; below the model's with --depth-schedule
     mlm: float | None  # held-out accuracy by probe.py, whose masks are the same for every run
-    sop: (
-        float | None
-    )  # by probe.py, of a head that it trains where the run has none; else the run's
+    sop: float | None  # by probe.py, which trains a head where the run has none; else the run's
     nsp: float | None  # by probe.py
     blimp: float | None
 
