@@ -123,6 +123,13 @@ def test_narrow_layers_that_share_nothing_have_the_parameters_of_the_shared_ones
     assert sizes["share-none"] > 1.5 * sizes["share-all"]
 
 
+def test_a_row_that_does_not_exist_is_refused_before_the_others_train(data, tmp_path):
+    given = {"STEPS": "3", "SEEDS": "1", "ROWS": "base", "AGAINST": "bass"}
+    done = run_recipe(tmp_path, data, SMALL_BUDGETS, **given)
+    assert done.returncode == 2 and "ROWS or AGAINST: bass is none of base " in done.stderr
+    assert not (tmp_path / "base").exists()
+
+
 def test_a_configuration_without_its_lamb_form_is_refused(data, tmp_path):
     done = run_recipe(tmp_path, data, SMALL_BUDGETS, CONFIG="ds_configs/zero1_fp32.json")
     assert done.returncode == 2 and "must end in _adamw.json" in done.stderr

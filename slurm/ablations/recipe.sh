@@ -29,7 +29,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 PYTHON=${PYTHON:-.venv/bin/python} OUT=${OUT:-ablations/recipe}
 LENGTH=${LENGTH:-128} MINUTES=${MINUTES:-20} SEEDS=${SEEDS:-2} ROWS=${ROWS:-}
 PROBED=${PROBED:-4096} AGAINST=${AGAINST:-base}
-ALL=()
+ALL=() PLAN=()
 TRIAL=40 # steps that are timed, in intervals of 4; they run through the depth schedule
 
 stop() {
@@ -77,11 +77,16 @@ PY
     cat "$file"
 }
 
-# row NAME BATCH FLAG...: the base recipe with these flags, once for each seed.
+# row NAME BATCH FLAG...: a row is the base recipe with these flags.
 row() {
+    ALL+=("$1=$OUT/$1")
+    PLAN+=("$*")
+}
+
+# train_row NAME BATCH FLAG...: the row, if it is asked for, once for each seed.
+train_row() {
     local name=$1 batch=$2 seed steps output
     shift 2
-    ALL+=("$name=$OUT/$name")
     [ -z "$ROWS" ] || [[ " $ROWS " == *" $name "* ]] || return 0
     mkdir -p "$OUT/$name"
     steps=$(measure "$name" "$batch" "$@")
@@ -128,6 +133,10 @@ row dropout 32 --dropout 0.1
 
 for name in $ROWS "$AGAINST"; do
     [[ " ${ALL[*]}" == *" $name="* ]] || stop "ROWS or AGAINST: $name is none of ${ALL[*]%%=*}"
+done
+for planned in "${PLAN[@]}"; do
+    read -ra words <<< "$planned"
+    train_row "${words[@]}"
 done
 rows=()
 for pair in "${ALL[@]}"; do [ -d "${pair#*=}" ] && rows+=("$pair"); done
