@@ -7,8 +7,7 @@
 #
 #   DATA=shards bash slurm/ablations/recipe.sh
 #   DATA=shards SEEDS=3 ROWS='base nsp no-pairs' bash slurm/ablations/recipe.sh     # Table 5
-#   DATA=shards SEEDS=3 AGAINST=share-all \
-#       ROWS='share-all share-attention share-ffn share-none share-none-narrow' \
+#   DATA=shards SEEDS=3 ROWS='base share-attention share-ffn share-none share-none-narrow' \
 #       bash slurm/ablations/recipe.sh                                              # Table 4
 #
 # DATA     folder of shards (tools/build_shards.py)
@@ -30,7 +29,7 @@ PYTHON=${PYTHON:-.venv/bin/python} OUT=${OUT:-ablations/recipe}
 LENGTH=${LENGTH:-128} MINUTES=${MINUTES:-20} SEEDS=${SEEDS:-2} ROWS=${ROWS:-}
 PROBED=${PROBED:-4096} AGAINST=${AGAINST:-base}
 ALL=() PLAN=()
-TRIAL=40 # steps that are timed, in intervals of 4; they run through the depth schedule
+TRIAL=40 # steps that are timed, in intervals of 4; they run through a row's depth schedule
 
 stop() {
     echo "ablations: $*" >&2
@@ -114,19 +113,17 @@ row batch-64 64
 row half-length 64 --sequence-length $((LENGTH / 2))
 for share in 0.15 0.2 0.45; do row mask-$share 32 --masked-fraction $share; done
 row ngram-3 32 --max-ngram 3
-row all-layers 32 --depth-schedule 6@0
-row layers-3 32 --num-layers 3 --depth-schedule 2@0,3@70%
-row layers-12 32 --num-layers 12 --depth-schedule 2@0,4@40%,12@70%
+row layers-2 32 --num-layers 2
+row layers-2-3 32 --depth-schedule 2@0,3@40%
+row layers-6 32 --num-layers 6
+row layers-2-3-6 32 --num-layers 6 --depth-schedule 2@0,3@40%,6@70%
 row width-128 32 --hidden-size 128
-row width-512 32 --hidden-size 512 --num-heads 8 --num-layers 4 --depth-schedule 2@0,3@40%,4@70%
-# The paper's Tables 3, 4, 5 and 8. Layers that do not share all must run from the first step on, where
-# six learn late, as in the row all-layers; so Table 4 has three. Three narrow layers that share
-# nothing have as many parameters as the shared ones.
+row width-512 32 --hidden-size 512 --num-heads 8
+# The paper's Tables 3, 4, 5 and 8. Narrow layers that share nothing have as many parameters as the
+# shared ones.
 for width in 32 64 256; do row embedding-$width 32 --embedding-size $width; done
-THREE=(--num-layers 3 --depth-schedule 3@0)
-row share-all 32 "${THREE[@]}"
-for sharing in attention ffn none; do row share-$sharing 32 "${THREE[@]}" --sharing $sharing; done
-row share-none-narrow 32 "${THREE[@]}" --sharing none --hidden-size 152
+for sharing in attention ffn none; do row share-$sharing 32 --sharing $sharing; done
+row share-none-narrow 32 --sharing none --hidden-size 152
 row nsp 32 --objective nsp
 row no-pairs 32 --objective none --pair-head-rate 1
 row dropout 32 --dropout 0.1

@@ -16,10 +16,10 @@ python tools/build_vocab.py --input demo/text.txt --output demo/vocab --vocab-si
 echo "== 3. shards: every sequence once, as token ids"
 python tools/build_shards.py --input demo/text.txt --vocab demo/vocab/spiece.model \
     --output demo/data --sequence-length 64 --holdout 0.05
-# The recipe of `albert-ds learn` (docs/learning.md), narrower and at twice its rate. AdamW, since so
-# small a batch is not what LAMB is for: its ratio scales a matrix's update by the matrix's own norm,
-# so the rate at which 0.02-sized weights would learn is far too high for the biases, which it leaves
-# unscaled.
+# The recipe of `albert-ds learn` (docs/learning.md), narrower, at twice its rate and growing to four
+# layers. AdamW, since so small a batch is not what LAMB is for: its ratio scales a matrix's update by
+# the matrix's own norm, so the rate at which 0.02-sized weights would learn is far too high for the
+# biases, which it leaves unscaled.
 echo "== 4. pretraining: a very small ALBERT, 2 ranks, ZeRO-1, AdamW"
 deepspeed -q --num_gpus 2 albert_ds/train.py --model albert-tiny --hidden-size 64 --data demo/data \
     --output demo/run --steps 3000 --batch-size 32 --micro-batch-size 16 --learning-rate 0.002 \
