@@ -75,3 +75,28 @@ def test_what_is_missing_is_named(tmp_path, capsys):
     with pytest.raises(UserError, match=r"no CoLA in it; --only takes some"):
         main(["--tasks", str(tmp_path), "--checkpoint", "run", "--output", str(tmp_path / "out")])
     assert len(TASKS) == 9
+
+
+def test_sst2_chooses_on_whole_sentences_and_trains_on_none_of_their_phrases(tmp_path):
+    source = tmp_path / "SST-2"
+    source.mkdir()
+    sentences = [f"film {i} is a bore that nobody needs {i}" for i in range(20)]
+    sentences += ["nobody", "nobody needs", "a bore", "is a"]
+    parts = [" ".join(text.split()[:3]) for text in sentences[:20]]
+    rows = [f"{text} \t{i % 2}\n" for i, text in enumerate([*parts, *sentences])]
+    (source / "train.tsv").write_text("".join(["sentence\tlabel\n", *rows]))
+    (source / "dev.tsv").write_text("sentence\tlabel\na fine film \t1\n")
+    prepare("glue/sst2", source, tmp_path / "data")
+    read = {
+        name: (tmp_path / "data" / f"{name}.tsv").read_text().splitlines(True)[1:]
+        for name in ("choose/train", "choose/dev", "final/train")
+    }
+    assert read["final/train"] == rows
+    held_out = [row.split(" \t")[0] for row in read["choose/dev"]]
+    assert len(held_out) == 2 and set(held_out) < set(sentences[:20])
+    dropped = {row.split(" \t")[0] for row in rows if row not in read["choose/train"]}
+    assert dropped == {
+        *held_out,
+        *(" ".join(text.split()[:3]) for text in held_out),
+        *sentences[20:],
+    }
