@@ -26,6 +26,7 @@ from albert_ds.cli import Number, Parser, positive
 from albert_ds.errors import MachineFailed, UserError
 from albert_ds.files import write_file
 from albert_ds.json_files import read_json
+from albert_ds.lab.commands import learn
 from albert_ds.lab.tables import table
 
 ROOT = Path(__file__).parents[2]
@@ -46,12 +47,11 @@ class Small:
     flags: tuple[str, ...] = ()
 
 
-TASKS = {  # small models begin late: CoLA stays at one class for 500 steps, STS-B for longer
-    "glue/cola": Small(folder="CoLA", steps=2000, batch=32),
-    "glue/sst2": Small(folder="SST-2", steps=2000, batch=32),
-    "glue/mrpc": Small(folder="MRPC", steps=700, batch=16),
-    "glue/rte": Small(folder="RTE", steps=500, batch=16),
-    "glue/stsb": Small(folder="STS-B", steps=3600, batch=16),
+TASKS = {
+    **{
+        f"glue/{name}": Small(folder=folder, steps=steps, batch=batch)
+        for name, (folder, steps, batch) in learn.TASKS.items()
+    },
     "glue/qnli": Small(folder="QNLI", steps=700, batch=16),
     "glue/mnli": Small(folder="MNLI", steps=1500, batch=16),
     "race": Small(
@@ -90,7 +90,8 @@ def build_parser() -> Parser:
     add("--steps-factor", type=Number(above=0), default=1.0, metavar="FACTOR", help=text)
     add("--threads", type=positive, default=1, metavar="THREADS", help="CPU threads of a run")
     config = ROOT / "ds_configs" / "zero1_fp32_adamw.json"
-    text = "for DeepSpeed, of every run; zero1_bf16_adamw.json is faster on CPUs with matrix units"
+    text = "for DeepSpeed, of every run; zero1_bf16_adamw.json is faster on CPUs with matrix units "
+    text += f"(default: {config.relative_to(ROOT)})"
     add("--deepspeed_config", type=Path, default=config, metavar="JSON", help=text)
     return parser
 
