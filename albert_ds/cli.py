@@ -182,6 +182,8 @@ class HelpFormatter(argparse.HelpFormatter):
         has_none = action.default is None or action.default is False
         if has_none or action.default == argparse.SUPPRESS:
             return text
+        if isinstance(action.default, list | tuple):  # as it is typed
+            return f"{text} (default: {' '.join(map(str, action.default))})"
         return f"{text} (default: %(default)s)"
 
 
