@@ -147,9 +147,8 @@ class RunConfig(SharedConfig):
         group=OPTIMIZATION,
     )
     initial_attention: str = flag(
-        "random weights as they are, or with heads that attend to the tokens before and after and "
-        "to the same word elsewhere: a small model then learns in hundreds of steps what takes "
-        "thousands",
+        "random weights as they are, or with four heads that attend to the two tokens before and "
+        "after: a small model then learns in hundreds of steps what takes thousands",
         default="random",
         choices=("random", "neighbours"),
         group=OPTIMIZATION,

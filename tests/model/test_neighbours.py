@@ -7,14 +7,13 @@ import torch
 
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import ModelConfig
-from albert_ds.model.neighbours import HEADS, SAME_WORD, attend_to_neighbours
+from albert_ds.model.neighbours import OFFSETS, attend_to_neighbours
 from tests.distributed import run_ranks
 from tests.training import join, small_config
 
 SHAPES = {
     "learn": {"embedding_size": 128, "hidden_size": 256, "num_heads": 4},
     "albert-base": {"embedding_size": 128, "hidden_size": 768, "num_heads": 12},
-    "demo": {"embedding_size": 64, "hidden_size": 64, "num_heads": 4},
     "bert-tiny": {"embedding_size": 128, "hidden_size": 128, "num_heads": 2, "sharing": "none"},
 }
 
@@ -26,9 +25,9 @@ def build(name: str) -> AlbertForPretraining:
 
 
 @torch.no_grad()
-def find_attention(model: AlbertForPretraining, ids: torch.Tensor) -> torch.Tensor:
-    """What every token of a sequence in two segments attends to in each layer, [L, n, N, N]."""
-    length = len(ids)
+def find_attention(model: AlbertForPretraining, length: int) -> torch.Tensor:
+    """What every token of a random sequence attends to in each layer, [L, n, N, N]."""
+    ids = torch.randint(8000, (length,), generator=torch.Generator().manual_seed(0))
     ends, places = torch.tensor([0, length], dtype=torch.int32), torch.arange(length)
     states = model.albert(ids, (places > length // 2).long(), places, ends, length)["hidden_states"]
     found = []
@@ -42,60 +41,31 @@ def find_attention(model: AlbertForPretraining, ids: torch.Tensor) -> torch.Tens
     return torch.stack(found)
 
 
-RANDOM = torch.randint(8000, (128,), generator=torch.Generator().manual_seed(0))
-
-
-def find_distances(model: AlbertForPretraining) -> torch.Tensor:
+def find_distances(model: AlbertForPretraining, length: int) -> torch.Tensor:
     """Of the token that is attended to most from its place, int64 [L, n, N]."""
-    return find_attention(model, RANDOM).argmax(-1) - torch.arange(128)
+    return find_attention(model, length).argmax(-1) - torch.arange(length)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_first_heads_attend_to_the_tokens_beside(name):
     model = build(name)
     attend_to_neighbours(model)
-    found = find_distances(model)[..., 3:-3]
-    for head, offset in enumerate(HEADS[: model.config.num_heads]):
-        if offset == SAME_WORD:
-            continue
+    found = find_distances(model, 128)[..., 3:-3]
+    for head, offset in enumerate(OFFSETS[: model.config.num_heads]):
         for layer in (0, 1):
             distance = found[layer, head] - offset
             assert distance.mode().values == 0 and distance.abs().max() <= 1, (head, layer)
-    random = find_distances(build(name))[0, 0]
+    random = find_distances(build(name), 128)[0, 0]
     assert (random.abs() <= 2).double().mean() < 0.2
-
-
-@pytest.mark.parametrize("name", ["learn", "albert-base", "demo"])
-def test_a_head_finds_the_same_word_elsewhere(name):
-    """A sequence of 60 words, then the same words in another order: each finds its double."""
-    model = build(name)
-    attend_to_neighbours(model)
-    generator = torch.Generator().manual_seed(0)
-    words = torch.randperm(7000, generator=generator)[:60] + 100
-    order = torch.randperm(60, generator=generator)
-    ids = torch.cat([torch.tensor([2]), words, words[order]])
-    double = torch.empty(120, dtype=torch.long)
-    double[60:] = order + 1
-    double[order] = torch.arange(61, 121)
-    attended = find_attention(model, ids)[0, HEADS.index(SAME_WORD), 1:]
-    far = (double - torch.arange(1, 121)).abs() > 8  # a token looks away from its own place
-    found = attended.gather(1, double[:, None])[far, 0]
-    itself = attended[:, 1:].diagonal()
-    assert found.mean() > (0.1 if name == "demo" else 0.3)  # 0.008 if all got the same
-    assert itself.mean() < 0.1 * found.mean()
-    random = find_attention(build(name), ids)[0, HEADS.index(SAME_WORD), 1:]
-    assert random.gather(1, double[:, None])[far, 0].mean() < 0.02
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_cls_attends_to_the_whole_sequence(name):
     model = build(name)
     attend_to_neighbours(model)
-    found = find_attention(model, RANDOM)[:, :, 0]
+    found = find_attention(model, 128)[:, :, 0]
     tokens = torch.special.entr(found).sum(-1).exp()  # 128 where all get the same
-    for head in range(model.config.num_heads):
-        if head >= len(HEADS) or HEADS[head] != SAME_WORD:
-            assert tokens[:, head].min() > 30, head
+    assert tokens.min() > 40
 
 
 def save_start(rank: int, config) -> dict[str, torch.Tensor]:
