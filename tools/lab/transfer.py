@@ -225,6 +225,7 @@ def prepare(name: str, source: Path, target: Path) -> None:
     data.write(beside / "choose", {"train": rest, **dict.fromkeys(dev, held_out)})
     beside.rename(target)
     print(f"{name}: " + ", ".join(f"{len(found):,} {split}" for split, found in splits.items()))
+    print(f"  its rate is chosen on {len(held_out):,} of train, after training on {len(rest):,}")
 
 
 class Tuner:

@@ -80,7 +80,10 @@ def build_parser() -> cli.Parser:
     add("--vocab-size", type=cli.positive, default=8000, metavar="PIECES", help=size)
     text = "folder of minimal pairs, as BLiMP's data/ (default: none)"
     add("--minimal-pairs", type=Path, metavar="FOLDER", help=text)
-    text = f"folder with GLUE's {', '.join(name for name, *_ in TASKS.values())} (default: none)"
+    names = ", ".join(name for name, *_ in TASKS.values())
+    steps = sum(steps for _, steps, _ in TASKS.values())
+    text = f"folder with GLUE's {names}: {steps:,} more steps for each of --seeds, from the model "
+    text += "and from random weights (default: none)"
     add("--tasks", type=Path, metavar="FOLDER", help=text)
     add("--seeds", type=cli.positive, default=3, metavar="RUNS", help="runs of each task")
     return parser

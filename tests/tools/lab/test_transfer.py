@@ -77,7 +77,7 @@ def test_what_is_missing_is_named(tmp_path, capsys):
     assert len(TASKS) == 9
 
 
-def test_sst2_chooses_on_whole_sentences_and_trains_on_none_of_their_phrases(tmp_path):
+def test_sst2_chooses_on_whole_sentences_and_trains_on_none_of_their_phrases(tmp_path, capsys):
     source = tmp_path / "SST-2"
     source.mkdir()
     sentences = [f"film {i} is a bore that nobody needs {i}" for i in range(20)]
@@ -92,6 +92,8 @@ def test_sst2_chooses_on_whole_sentences_and_trains_on_none_of_their_phrases(tmp
         for name in ("choose/train", "choose/dev", "final/train")
     }
     assert read["final/train"] == rows
+    kept = len(read["choose/train"])
+    assert f"chosen on 2 of train, after training on {kept}\n" in capsys.readouterr().out
     held_out = [row.split(" \t")[0] for row in read["choose/dev"]]
     assert len(held_out) == 2 and set(held_out) < set(sentences[:20])
     dropped = {row.split(" \t")[0] for row in rows if row not in read["choose/train"]}
