@@ -2,8 +2,9 @@
 """Does pretraining help? A checkpoint against random weights of its shape, task by task.
 
 Both sides get the same steps. Each chooses its learning rate on a tenth of the training set (SST-2:
-of its whole sentences), which is held out for that; the dev set is evaluated once, after the last
-step. Then --seeds runs with the chosen rate on the whole training set, their mean and standard
+of its whole sentences), which is held out for that: the middle three of --rates are tried, and more
+until the best has both its neighbours. Then --seeds runs with that rate on the whole training
+set; the dev set is evaluated once in each, after the last step. Printed are their mean and standard
 deviation, and Welch's test of the difference of the means. The same command continues a run that
 was stopped.
 
@@ -31,7 +32,7 @@ from albert_ds.lab.tables import table
 
 ROOT = Path(__file__).parents[2]
 STARTS = ("pretrained", "random")
-RATES = ("1e-4", "3e-4", "1e-3")
+RATES = ("1e-5", "3e-5", "1e-4", "3e-4", "1e-3", "3e-3", "1e-2")
 HELD_OUT = 0.1  # of the training set
 
 
@@ -84,7 +85,7 @@ def build_parser() -> Parser:
     add("--only", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help="tasks")
     seeds = Number(low=2, high=100, whole=True)
     add("--seeds", type=seeds, default=5, metavar="RUNS", help="runs of each side")
-    rate = "learning rates to choose from"
+    rate = "learning rates to choose from, from the lowest to the highest"
     add("--rates", nargs="+", default=RATES, metavar="RATE", help=rate)
     text = "times the steps of each task"
     add("--steps-factor", type=Number(above=0), default=1.0, metavar="FACTOR", help=text)
@@ -266,12 +267,29 @@ class Tuner:
             raise MachineFailed(f"finetune.py ended with {code}; see {log}: {last}")
 
 
+def choose_rate(rates: Sequence[str], score: Callable[[str], float]) -> dict[str, float]:
+    """Scores of the middle three rates, and of more until the best has both its neighbours."""
+    first = max(0, len(rates) // 2 - 1)
+    tried = {rate: score(rate) for rate in rates[first : first + 3]}
+    while True:
+        best = rates.index(find_best(tried))
+        missing = [rate for rate in rates[max(0, best - 1) : best + 2] if rate not in tried]
+        if not missing:
+            return tried
+        tried |= {rate: score(rate) for rate in missing}
+
+
+def find_best(tried: dict[str, float]) -> str:
+    """The rate with the best score, of equal ones the first that was tried."""
+    return max(tried, key=lambda rate: tried[rate])
+
+
 def measure(tune: Callable, rates: Sequence[str], seeds: int) -> dict[str, dict]:
     """For each start: the score of each rate, the rate taken, and the scores of its seeds."""
     found = {}
     for start in STARTS:
-        tried = {rate: tune(start, "choose", rate, 1)[0] for rate in rates}
-        best = max(tried, key=lambda rate: tried[rate])
+        tried = choose_rate(rates, lambda rate, at=start: tune(at, "choose", rate, 1)[0])
+        best = find_best(tried)
         found[start] = {"tried": tried, "rate": best, "dev": tune(start, "final", best, seeds)}
     return found
 

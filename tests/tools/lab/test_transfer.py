@@ -4,7 +4,18 @@ import pytest
 
 from albert_ds.json_files import read_json
 from tests.finetuning import write_squad
-from tools.lab.transfer import STARTS, TASKS, as_row, divide, main, measure, prepare, probability
+from tools.lab.transfer import (
+    RATES,
+    STARTS,
+    TASKS,
+    as_row,
+    choose_rate,
+    divide,
+    main,
+    measure,
+    prepare,
+    probability,
+)
 
 
 def test_the_rate_is_chosen_on_training_text_and_never_on_the_dev_set(tmp_path):
@@ -60,6 +71,21 @@ def test_each_side_takes_its_own_best_rate():
     assert (one, other, difference, p, rates) == (
         *("82.0 +- 1.6", "82.0 +- 1.6", "+0.0", "1", "1e-4 / 1e-3"),
     )
+
+
+@pytest.mark.parametrize(
+    "best, tried",
+    [
+        ("3e-4", ["1e-4", "3e-4", "1e-3"]),
+        ("3e-5", ["1e-4", "3e-4", "1e-3", "3e-5", "1e-5"]),
+        ("1e-5", ["1e-4", "3e-4", "1e-3", "3e-5", "1e-5"]),
+        ("1e-2", ["1e-4", "3e-4", "1e-3", "3e-3", "1e-2"]),
+    ],
+)
+def test_a_rate_is_best_only_between_others_that_were_tried(best, tried):
+    distance = {rate: abs(RATES.index(rate) - RATES.index(best)) for rate in RATES}
+    scores = choose_rate(RATES, lambda rate: -distance[rate])
+    assert list(scores) == tried and max(scores, key=lambda rate: scores[rate]) == best
 
 
 def test_probability():
