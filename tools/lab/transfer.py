@@ -140,7 +140,9 @@ class Rows:
         for name in names:
             with (self._folder / f"{name}.tsv").open(encoding="utf-8", newline="\n") as file:
                 found[name] = list(file)
-        self._head = found["dev" if "dev" in found else "train"][: self._has_header]
+        # MNLI's dev sets have more columns than its training set: a header for each number of tabs.
+        tables = [lines for lines in found.values() if lines]
+        self._heads = {lines[0].count("\t"): lines[: self._has_header] for lines in tables}
         found = {name: lines[self._has_header :] for name, lines in found.items()}
         if "train" not in found:
             found["train"], found["dev"] = divide(found["dev"], len(found["dev"]) // 2)
@@ -149,7 +151,8 @@ class Rows:
     def write(self, folder: Path, splits: dict[str, list]) -> None:
         folder.mkdir(parents=True)
         for name, lines in splits.items():
-            write_file(folder / f"{name}.tsv", "".join([*self._head, *lines]))
+            head = self._heads[lines[0].count("\t")] if lines else []
+            write_file(folder / f"{name}.tsv", "".join([*head, *lines]))
 
 
 class Paragraphs:

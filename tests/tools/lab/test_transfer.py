@@ -46,6 +46,21 @@ def test_a_dev_set_alone_is_cut_in_two(tmp_path):
     assert sum(sum(row in part for part in parts) for row in rows) == 40
 
 
+def test_each_table_keeps_the_header_of_its_columns(tmp_path):
+    source = tmp_path / "MNLI"
+    source.mkdir()
+    columns = {"train": 12, "dev_matched": 16, "dev_mismatched": 16}  # as published
+    for split, number in columns.items():
+        rows = [[f"{name} {i}" for i in range(number)] for name in ("name", *[split] * 29)]
+        (source / f"{split}.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    prepare("glue/mnli", source, tmp_path / "data")
+    for path in (tmp_path / "data").rglob("*.tsv"):
+        origin = path.stem if path.parent.name == "final" else "train"
+        head, *rows = path.read_text().splitlines()
+        assert head == "\t".join(f"name {i}" for i in range(columns[origin])), path
+        assert {*rows} == {"\t".join(f"{origin} {i}" for i in range(columns[origin]))}, path
+
+
 def test_squad_is_cut_by_paragraphs(tmp_path):
     source = write_squad(tmp_path / "squad1", "v1.1")
     prepare("squad1", source, tmp_path / "data")
