@@ -97,14 +97,15 @@ def test_the_figures_of_the_readme_stand_in_the_pages_it_names():
         f"| {bert / large:.1f} times |" in readme
         and f"ALBERT-xxlarge: {bert / xxlarge:.1f})" in readme
     )
-    probed, judged = (
-        json.loads((DOCS / "raw" / f"learn_{name}.json").read_text())
-        for name in ("probe", "minimal_pairs")
-    )
-    words, order = (probed[f"heldout_{task}_accuracy"] for task in ("mlm", "sop"))
-    for share in (words, order, judged["accuracy"]):
-        for text in (readme, (DOCS / "learning.md").read_text()):
-            assert f"{100 * share:.1f} %" in text
+    learning = (DOCS / "learning.md").read_text()
+    for model, texts in (("learn", (readme, learning)), ("demo_model", (learning,))):
+        probed, judged = (
+            json.loads((DOCS / "raw" / f"{model}_{name}.json").read_text())
+            for name in ("probe", "minimal_pairs")
+        )
+        words, order = (probed[f"heldout_{task}_accuracy"] for task in ("mlm", "sop"))
+        for share in (words, order, judged["accuracy"]):
+            assert all(f"{100 * share:.1f} %" in text for text in texts)
     assert "100 kills of 2 ranks" in (DOCS / "reliability.md").read_text()
 
 

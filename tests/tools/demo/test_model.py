@@ -1,0 +1,77 @@
+"""The small trained model of the repository: what it has learnt, and that Hugging Face agrees."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from albert_ds.commands.fill_mask import fill_masks
+from albert_ds.evals.minimal_pairs import Pair, score_pairs, score_sentences
+from albert_ds.weights import read_model, read_model_vocab
+
+MODEL = Path(__file__).parents[3] / "tools" / "demo" / "model"
+CPU = torch.device("cpu")
+PAIRS = [
+    ("These books are old.", "These books is old."),
+    ("This house was built in 1900.", "These house was built in 1900."),
+    ("He had seen those men.", "He had seen those man."),
+    ("The children have gone home.", "The children has gone home."),
+    ("She hurt herself.", "She hurt himself."),
+    ("The king lost his sword.", "The king lost her sword."),
+    ("He has written a letter.", "He has wrote a letter."),
+    ("They were born in this city.", "They was born in this city."),
+    ("The album was released in 2005.", "The album were released in 2005."),
+    ("Many people live in that town.", "Many people lives in that town."),
+    ("He went to the station.", "He gone to the station."),
+    ("Her brother is a lawyer.", "Her brother are a lawyer."),
+]
+SENTENCES = [
+    "The band released their first [MASK] in 1998.",
+    "She opened the [MASK] and went into the room.",
+    "He was born in [MASK] and died in [MASK].",
+]
+
+
+def test_it_tells_a_sentence_from_its_ungrammatical_neighbour():
+    model, vocab = read_model(MODEL), read_model_vocab(MODEL)
+    pairs = [Pair("agreement", "agreement", good, bad) for good, bad in PAIRS]
+    assert sum(score_pairs(model, vocab, pairs, CPU)) >= len(PAIRS) - 1
+
+
+def test_it_fills_masks_as_the_documentation_says():
+    best = [masks[0][0][0] for masks in fill_masks(MODEL, SENTENCES[:2], top=1)]
+    assert best == ["\u2581album", "\u2581door"]
+
+
+def test_hugging_face_fills_masks_alike():
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(MODEL).eval()
+    for sentence, filled in zip(SENTENCES, fill_masks(MODEL, SENTENCES, top=5), strict=True):
+        encoded = tokenizer(sentence, return_tensors="pt")
+        with torch.inference_mode():
+            logits = theirs(**encoded).logits[0]
+        masks = logits[encoded["input_ids"][0] == tokenizer.mask_token_id].softmax(-1)
+        assert len(masks) == len(filled)
+        for row, best in zip(masks, filled, strict=True):
+            pieces = tokenizer.convert_ids_to_tokens(row.topk(5).indices.tolist())
+            assert pieces == [piece for piece, _ in best]
+            expected = torch.tensor([share for _, share in best])
+            torch.testing.assert_close(row.topk(5).values, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_hugging_face_scores_its_sentences_alike():
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(MODEL).eval()
+    sentences = [sentence for pair in PAIRS[:4] for sentence in pair]
+    ours = score_sentences(read_model(MODEL), read_model_vocab(MODEL), sentences, CPU)
+    for sentence, score in zip(sentences, ours, strict=True):
+        ids = tokenizer(sentence, return_tensors="pt")["input_ids"][0]
+        places = torch.arange(1, len(ids) - 1)
+        copies = ids.repeat(len(places), 1)
+        copies[torch.arange(len(places)), places] = tokenizer.mask_token_id
+        with torch.inference_mode():
+            logits = theirs(copies).logits[torch.arange(len(places)), places]
+        expected = logits.double().log_softmax(-1).gather(1, ids[places, None]).sum().item()
+        assert score == pytest.approx(expected, abs=1e-3)
