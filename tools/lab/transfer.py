@@ -46,6 +46,7 @@ class Small:
     most_train: int = 1 << 30  # examples: rows, SQuAD's paragraphs, RACE's passages
     most_dev: int = 1 << 30
     flags: tuple[str, ...] = ()
+    in_percent: bool = False  # its scores; those of the others are shares
 
 
 TASKS = {
@@ -69,6 +70,7 @@ TASKS = {
         batch=16,
         most_dev=150,
         flags=("--sequence-length", "128", "--stride", "64"),
+        in_percent=True,
     ),
 }
 
@@ -309,11 +311,10 @@ def probability(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def as_row(name: str, found: dict[str, dict]) -> list[str]:
-    one, other = (found[start]["dev"] for start in STARTS)
-    cells = [
-        f"{100 * statistics.mean(x):.1f} +- {100 * statistics.stdev(x):.1f}" for x in (one, other)
-    ]
-    difference = 100 * (statistics.mean(one) - statistics.mean(other))
+    scale = 1 if TASKS[name].in_percent else 100
+    one, other = ([scale * score for score in found[start]["dev"]] for start in STARTS)
+    cells = [f"{statistics.mean(x):.1f} +- {statistics.stdev(x):.1f}" for x in (one, other)]
+    difference = statistics.mean(one) - statistics.mean(other)
     rates = " / ".join(found[start]["rate"] for start in STARTS)
     return [name, *cells, f"{difference:+.1f}", f"{probability(one, other):.2g}", rates]
 

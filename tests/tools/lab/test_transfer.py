@@ -88,6 +88,15 @@ def test_each_side_takes_its_own_best_rate():
     )
 
 
+def test_every_score_of_the_table_is_in_percent():
+    """SQuAD's script gives percent, the others give shares of 1."""
+    shares = {start: {"dev": [0.12, 0.14], "rate": "1e-4"} for start in STARTS}
+    percent = {start: {"dev": [12.0, 14.0], "rate": "1e-4"} for start in STARTS}
+    for name in TASKS:
+        row = as_row(name, percent if name == "squad1" else shares)
+        assert row[1:4] == ["13.0 +- 1.4", "13.0 +- 1.4", "+0.0"], name
+
+
 @pytest.mark.parametrize(
     "best, tried",
     [
