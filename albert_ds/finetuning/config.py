@@ -300,8 +300,8 @@ def _read_model(args, recipe: Recipe, head: HeadConfig) -> ModelConfig:
 def find_rate(recipe: Recipe, model: ModelConfig) -> float:
     """The task's published learning rate; a narrower model than it was published for needs more.
 
-    The square is a rule of thumb. In short runs at a width of 256 the best rates were 0.4 to 11
-    times as high (docs/finetuning.md).
+    The square is a rule of thumb. In short runs of a pretrained model 256 wide the best rates
+    were 0.4 to 11 times as high (docs/finetuning.md).
     """
     if model.hidden_size >= NARROWEST:
         return recipe.learning_rate
