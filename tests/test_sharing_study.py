@@ -102,25 +102,45 @@ def test_rows_of_equal_time_measure_their_speed_first(data, tmp_path):
     assert "| MLM accuracy |" in done.stdout
 
 
-def test_narrow_layers_that_share_nothing_have_the_parameters_of_the_shared_ones(data, tmp_path):
+def ask_small_budgets(data, tmp_path, **environ) -> list[list[str]]:
+    """The command lines of the trainer that recipe.sh asks for."""
     stub, asked = tmp_path / "python", tmp_path / "asked"
     stub.write_text(STUB.replace("\n", f'\n[ "$1" = -c ] && exec {sys.executable} "$@"\n', 1))
     stub.chmod(0o755)
-    rows = "base share-none share-none-narrow"
-    given = {"PYTHON": str(stub), "ASKED": str(asked), "ROWS": rows, "STEPS": "3", "SEEDS": "1"}
+    given = {"PYTHON": str(stub), "ASKED": str(asked), "STEPS": "3", **environ}
     done = run_recipe(tmp_path / "out", data, SMALL_BUDGETS, **given)
     assert done.returncode == 0, done.stderr
-    words, sizes = asked.read_text().splitlines(), {}
+    words, commands = asked.read_text().splitlines(), []
     while words:
         count = int(words.pop(0))
         script, *argv = words[:count]
         del words[:count]
         if script == "albert_ds/train.py":
-            name = Path(argv[argv.index("--output") + 1]).parent.name
-            model = replace(read_config(argv, world_size=1).model, vocab_size=8000)
-            sizes[name] = sum(count_params(model).values())
+            commands.append(argv)
+    return commands
+
+
+def value_of(flag: str, argv: list[str]) -> str:
+    return argv[len(argv) - argv[::-1].index(flag)]
+
+
+def test_narrow_layers_that_share_nothing_have_the_parameters_of_the_shared_ones(data, tmp_path):
+    rows = "base share-none share-none-narrow"
+    sizes = {}
+    for argv in ask_small_budgets(data, tmp_path, SEEDS="1", ROWS=rows):
+        model = replace(read_config(argv, world_size=1).model, vocab_size=8000)
+        sizes[Path(value_of("--output", argv)).parent.name] = sum(count_params(model).values())
     assert sizes["share-none-narrow"] == pytest.approx(sizes["base"], rel=0.02)
     assert sizes["share-none"] > 1.5 * sizes["base"]
+
+
+def test_full_sequences_go_on_from_the_shorter_ones_of_the_same_seed(data, tmp_path):
+    rows = "half-length half-then-full"
+    half_1, half_2, *full = ask_small_budgets(data, tmp_path, SEEDS="2", ROWS=rows)
+    assert [value_of("--sequence-length", argv) for argv in (half_1, full[0])] == ["32", "64"]
+    for half, argv in zip((half_1, half_2), full, strict=True):
+        assert value_of("--init-from", argv) == value_of("--output", half)
+        assert value_of("--initial-attention", argv) == "random"  # neighbours would be refused
 
 
 def test_a_row_that_does_not_exist_is_refused_before_the_others_train(data, tmp_path):

@@ -4,6 +4,7 @@
 # albert-ds learn trains; every other row changes one thing of it, and what has to change with it.
 # Prints a table, and one of the differences from `base` (AGAINST), seed by seed. Rows with other masks
 # or lengths have a held-out loss of their own; the accuracies are probe.py's, the same for every row.
+# The row `half-then-full` starts from the models of `half-length` and trains for MINUTES more.
 #
 #   DATA=shards bash slurm/ablations/recipe.sh
 #   DATA=shards SEEDS=3 ROWS='base nsp no-pairs' bash slurm/ablations/recipe.sh     # Table 5
@@ -76,7 +77,8 @@ PY
     cat "$file"
 }
 
-# row NAME BATCH FLAG...: a row is the base recipe with these flags.
+# row NAME BATCH FLAG...: a row is the base recipe with these flags, where {out} becomes OUT, and
+# {seed} the seed of the run.
 row() {
     ALL+=("$1=$OUT/$1")
     PLAN+=("$*")
@@ -88,10 +90,11 @@ train_row() {
     shift 2
     [ -z "$ROWS" ] || [[ " $ROWS " == *" $name "* ]] || return 0
     mkdir -p "$OUT/$name"
-    steps=$(measure "$name" "$batch" "$@")
+    set -- "${@//'{out}'/$OUT}"
+    steps=$(measure "$name" "$batch" "${@//'{seed}'/1}")
     for seed in $(seq "$SEEDS"); do
         output=$OUT/$name/seed-$seed
-        train "$output" "$steps" "$batch" --seed "$seed" "$@"
+        train "$output" "$steps" "$batch" --seed "$seed" "${@//'{seed}'/$seed}"
         [ -f "$output/probe.json" ] || "$PYTHON" tools/probe.py --checkpoint "$output" \
             --data "$DATA" --sequence-length "$LENGTH" --output "$output/probe.json" \
             --samples "$PROBED" --head-samples $((PROBED / 2))
@@ -111,6 +114,7 @@ for share in 0.2 1; do row pair-rate-$share 32 --pair-head-rate $share; done
 row batch-16 16 --learning-rate 0.0007
 row batch-64 64
 row half-length 64 --sequence-length $((LENGTH / 2))
+row half-then-full 32 --initial-attention random --init-from '{out}/half-length/seed-{seed}'
 for share in 0.15 0.2 0.45; do row mask-$share 32 --masked-fraction $share; done
 row ngram-3 32 --max-ngram 3
 row layers-2 32 --num-layers 2
