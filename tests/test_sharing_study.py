@@ -88,8 +88,10 @@ def test_two_rows_of_three_steps_make_a_table_and_resume(data, tmp_path):
 
 def test_rows_of_equal_time_measure_their_speed_first(data, tmp_path):
     given = {"MINUTES": "0.001", "SEEDS": "1", "ROWS": "width-128", "PROBED": "64"}
+    (tmp_path / "base" / "seed-1").mkdir(parents=True)  # still trained by another one
     done = run_recipe(tmp_path, data, SMALL_BUDGETS, **given)
     assert done.returncode == 0, done.stderr
+    assert "base is left out of the table: 0 of 1 runs have ended" in done.stderr
     assert (tmp_path / "width-128" / "steps").read_text() == "20\n"  # the least
     assert not (tmp_path / "width-128" / "trial").exists()
     run = tmp_path / "width-128" / "seed-1"

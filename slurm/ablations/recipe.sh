@@ -21,7 +21,7 @@
 # CONFIG   for DeepSpeed (default: ds_configs/zero1_fp32_adamw.json; zero1_bf16_adamw.json is faster
 #          on CPUs with matrix units); LAMB's rows take the file without _adamw beside it
 # SEEDS    number of seeds of each row (default: 2)
-# ROWS     names of the rows to run (default: all); the table prints what is there
+# ROWS     names of the rows to run (default: all); the table prints every row that has ended
 # AGAINST  name of the row that the others are compared with (default: base)
 set -euo pipefail
 shopt -s inherit_errexit
@@ -139,8 +139,18 @@ for planned in "${PLAN[@]}"; do
     read -ra words <<< "$planned"
     train_row "${words[@]}"
 done
-rows=()
-for pair in "${ALL[@]}"; do [ -d "${pair#*=}" ] && rows+=("$pair"); done
-against=()
-[ ! -d "$OUT/$AGAINST" ] || against=(--against "$AGAINST")
+rows=() against=()
+for pair in "${ALL[@]}"; do
+    name=${pair%%=*} folder=${pair#*=}
+    [ -d "$folder" ] || continue
+    begun=$(find "$folder" -maxdepth 1 -name 'seed-*' | wc -l)
+    ended=$(find "$folder" -path '*/seed-*/probe.json' | wc -l)
+    if [ "$begun" = 0 ] || [ "$ended" != "$begun" ]; then # another recipe.sh may be at it
+        echo "ablations: $name is left out of the table: $ended of $begun runs have ended" >&2
+        continue
+    fi
+    rows+=("$pair")
+    [ "$name" != "$AGAINST" ] || against=(--against "$AGAINST")
+done
+[ ${#rows[@]} -gt 0 ] || exit 0
 "$PYTHON" tools/lab/sharing_table.py --rows "${rows[@]}" "${against[@]}" --output "$OUT/table.json"
