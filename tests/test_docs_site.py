@@ -98,14 +98,13 @@ def test_the_figures_of_the_readme_stand_in_the_pages_it_names():
         and f"ALBERT-xxlarge: {bert / xxlarge:.1f})" in readme
     )
     learning = (DOCS / "learning.md").read_text()
-    for model, texts in (("learn", (readme, learning)), ("demo_model", (learning,))):
-        probed, judged = (
-            json.loads((DOCS / "raw" / f"{model}_{name}.json").read_text())
-            for name in ("probe", "minimal_pairs")
-        )
-        words, order = (probed[f"heldout_{task}_accuracy"] for task in ("mlm", "sop"))
-        for share in (words, order, judged["accuracy"]):
-            assert all(f"{100 * share:.1f} %" in text for text in texts)
+    probed, judged = (
+        json.loads((DOCS / "raw" / f"learn_{name}.json").read_text())
+        for name in ("probe", "minimal_pairs")
+    )
+    words, order = (probed[f"heldout_{task}_accuracy"] for task in ("mlm", "sop"))
+    for share in (words, order, judged["accuracy"]):
+        assert all(f"{100 * share:.1f} %" in text for text in (readme, learning))
     assert "100 kills of 2 ranks" in (DOCS / "reliability.md").read_text()
 
 
