@@ -105,6 +105,10 @@ def test_the_figures_of_the_readme_stand_in_the_pages_it_names():
     words, order = (probed[f"heldout_{task}_accuracy"] for task in ("mlm", "sop"))
     for share in (words, order, judged["accuracy"]):
         assert all(f"{100 * share:.1f} %" in text for text in (readme, learning))
+    card = (ROOT / "tools" / "demo" / "model" / "README.md").read_text()
+    for share in (words, order, judged["accuracy"]):  # the model is that run's
+        assert f'"value": {share}' in card
+    assert probed["weights"] in card
     assert "100 kills of 2 ranks" in (DOCS / "reliability.md").read_text()
 
 
