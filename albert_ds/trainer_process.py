@@ -57,7 +57,8 @@ class TrainerProcess:
     def meet(self, config: SharedConfig) -> Mesh:
         """Meet the other ranks; nothing is written. Collective."""
         minutes = config.timeout_minutes
-        self.request = StopRequest(config.run, config.max_hours)
+        has_launcher = self.world.launcher != "none"
+        self.request = StopRequest(config.run, config.max_hours, has_launcher)
         if config.deterministic:
             use_deterministic_algorithms()
         self._log = NativeLog() if self.world.size > 1 else None

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from albert_ds.runtime.checkpoint_files import find_newest
+from albert_ds.runtime.stop_request import POLL_SECONDS
 from tests.conftest import ROOT, finish, start_ranks, train_command
 
 
@@ -125,6 +126,20 @@ def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path):
     assert ending["code"] == 75
     # Whichever rank notices first tells the other.
     assert "launcher is gone" in ending["reason"] or "another rank was asked" in ending["reason"]
+
+
+def test_a_run_outlives_the_shell_that_started_it(data, tmp_path):
+    run = tmp_path / "run"
+    wait = f'until grep -q \'"step": 2,\' {run}/metrics.jsonl 2> /dev/null; do sleep 0.1; done'
+    shell = ["bash", "-c", f'nohup "$@" > /dev/null 2>&1 & {wait}', "bash"]
+    subprocess.run([*shell, *train_command(data, run, steps=100_000)], cwd=ROOT, check=True)
+    time.sleep(3 * POLL_SECONDS)
+    assert not (run / "exit.json").exists()
+    (run / "STOP").touch()
+    deadline = time.monotonic() + 60
+    while not (run / "exit.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert "STOP exists" in json.loads((run / "exit.json").read_text())["reason"]
 
 
 def test_a_stop_file_and_the_time_budget_end_with_75_and_a_complete_checkpoint(data, tmp_path):

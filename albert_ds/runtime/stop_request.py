@@ -17,15 +17,17 @@ POLL_SECONDS = 1.0
 class StopRequest:
     """`reason` is None until this rank is asked to stop."""
 
-    def __init__(self, output: Path, max_hours: float | None):
+    def __init__(self, output: Path, max_hours: float | None, has_launcher: bool):
         self._asked: str | None = None
         self._stop_file = output / "STOP"
         self._max_hours = max_hours
         self._deadline = time.monotonic() + 3600 * max_hours if max_hours is not None else None
         for number in SIGNALS:
             signal.signal(number, self._note)
-        self._parent = os.getppid()
-        threading.Thread(target=self._watch_launcher, daemon=True).start()
+        # Without a launcher the parent is a shell, and a run outlives it: nohup, a lost connection.
+        if has_launcher:
+            self._parent = os.getppid()
+            threading.Thread(target=self._watch_launcher, daemon=True).start()
 
     @property
     def reason(self) -> str | None:

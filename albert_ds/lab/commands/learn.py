@@ -115,7 +115,8 @@ def trainer(layout: Layout, data: Path, output: Path) -> list[str]:
     """The command that trains the recipe in a layout, without --steps."""
     start = [*COMMAND, "train"]
     if layout.ranks > 1:
-        start = ["deepspeed", "--num_gpus", str(layout.ranks), "--master_port", "29511"]
+        launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
+        start = [*launcher, "--num_gpus", str(layout.ranks), "--master_port", "29511"]
         start += ["--module", "albert_ds.train"]
     micro = BATCH // layout.ranks
     return [

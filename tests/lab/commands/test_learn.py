@@ -25,6 +25,7 @@ from tests.conftest import ROOT
 def test_the_trainer_takes_the_recipe(data, tmp_path, ranks, precision):
     layout = Layout(ranks, 1, f"ds_configs/zero1_{precision}_adamw.json")
     words = trainer(layout, data, tmp_path / "run")
+    assert words[0] == sys.executable  # deepspeed need not be in PATH
     flags = words[words.index("--model") :]
     flags[flags.index("--sequence-length") + 1] = "64"  # of these shards
     config = read_config([*flags, "--steps", "100"], world_size=ranks)
