@@ -130,7 +130,7 @@ def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path):
 
 def test_a_run_outlives_the_shell_that_started_it(data, tmp_path):
     run = tmp_path / "run"
-    wait = f'until grep -q \'"step": 2,\' {run}/metrics.jsonl 2> /dev/null; do sleep 0.1; done'
+    wait = f"until grep -q '\"step\": 2,' {run}/metrics.jsonl 2> /dev/null; do sleep 0.1; done"
     shell = ["bash", "-c", f'nohup "$@" > /dev/null 2>&1 & {wait}', "bash"]
     subprocess.run([*shell, *train_command(data, run, steps=100_000)], cwd=ROOT, check=True)
     time.sleep(3 * POLL_SECONDS)

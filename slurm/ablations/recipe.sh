@@ -16,7 +16,7 @@
 # BLIMP    folder of minimal pairs for tools/probe.py (default: left out)
 # PROBED   held-out samples for tools/probe.py (default: 4096); half as many train a missing head
 # OUT      folder of the results (default: ablations/recipe); the same command continues there
-# MINUTES  of each run (default: 20), by the speed of 40 steps before the row's first run: a machine
+# MINUTES  of each run (default: 20), by the speed of 100 steps before the row's first run: a machine
 #          that does other work then gives the row fewer steps. STEPS=N takes N steps instead
 # CONFIG   for DeepSpeed (default: ds_configs/zero1_fp32_adamw.json; zero1_bf16_adamw.json is faster
 #          on CPUs with matrix units); LAMB's rows take the file without _adamw beside it
@@ -30,7 +30,7 @@ PYTHON=${PYTHON:-.venv/bin/python} OUT=${OUT:-ablations/recipe}
 LENGTH=${LENGTH:-128} MINUTES=${MINUTES:-20} SEEDS=${SEEDS:-2} ROWS=${ROWS:-}
 PROBED=${PROBED:-4096} AGAINST=${AGAINST:-base}
 ALL=() PLAN=()
-TRIAL=40 # steps that are timed, in intervals of 4; they run through a row's depth schedule
+TRIAL=100 # steps that are timed, in intervals of 5; they run through a row's depth schedule
 
 stop() {
     echo "ablations: $*" >&2
@@ -43,7 +43,7 @@ LAMB=${ADAMW/_adamw/}
 [ "$LAMB" != "$ADAMW" ] || stop "CONFIG=$ADAMW: must end in _adamw.json, beside the same for LAMB"
 [[ $ADAMW == *bf16* ]] && PRECISION=bf16 || PRECISION=fp32
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-RECIPE=$("$PYTHON" -c 'from albert_ds.lab.commands.learn import RECIPE; print(*RECIPE)')
+RECIPE=$("$PYTHON" -c 'from albert_ds.lab.commands import learn; print(*learn.RECIPE, *learn.FROM_RANDOM)')
 read -ra RECIPE <<< "$RECIPE"
 BASE=("${RECIPE[@]}" --sequence-length "$LENGTH" --deepspeed_config "$ADAMW")
 
@@ -63,12 +63,12 @@ measure() {
     if [ -n "${STEPS:-}" ]; then echo "$STEPS"; return; fi
     if [ ! -s "$file" ]; then
         rm -rf "$OUT/$name/trial"
-        train "$OUT/$name/trial" $TRIAL "$batch" "$@" --log-every 4 --eval-every $TRIAL >&2
+        train "$OUT/$name/trial" $TRIAL "$batch" "$@" --log-every 5 --eval-every $TRIAL >&2
         "$PYTHON" - "$OUT/$name/trial/metrics.jsonl" "$MINUTES" > "$file.tmp" <<'PY'
 import json, sys
 records = [json.loads(line) for line in open(sys.argv[1])]
 seconds = [r["step_seconds"] for r in records if "step_seconds" in r]
-seconds[0] = seconds[1]  # the first interval warms up
+seconds[:4] = seconds[4:8]  # 20 steps warm up, of the 40 that a depth schedule begins with
 print(max(20, int(60 * float(sys.argv[2]) * len(seconds) / sum(seconds))))
 PY
         mv "$file.tmp" "$file"

@@ -24,18 +24,19 @@ from albert_ds.files import PACKAGE, write_file
 from albert_ds.json_files import read_json, read_lines
 from albert_ds.lab.tables import spread, table
 from albert_ds.runtime.environment import name_device
+from albert_ds.weights import find_weights
 
 COMMAND = (sys.executable, "-m", "albert_ds")
-LENGTH, BATCH = 128, 32
+PIECES, LENGTH, BATCH = 8000, 128, 32
 # At higher rates the sentence head learns noise. Twice the usual masks are twice the signal of a
 # token, and three layers are twice the steps of six in the time. docs/recipe_trials.md says more.
 RECIPE = (
     *("--model", "albert-tiny", "--embedding-size", "128", "--hidden-size", "256"),
     *("--num-layers", "3", "--num-heads", "4", "--dropout", "0"),
-    *("--initial-attention", "neighbours", "--pair-head-rate", "0.06"),
-    *("--max-ngram", "1", "--masked-fraction", "0.3"),
+    *("--pair-head-rate", "0.06", "--max-ngram", "1", "--masked-fraction", "0.3"),
     *("--sequence-length", str(LENGTH), "--batch-size", str(BATCH), "--learning-rate", "0.001"),
 )
+FROM_RANDOM = ("--initial-attention", "neighbours")  # where no --init-from brings other weights
 WARMUP_STEPS = 200  # at least, but where there are fewer than 1,000 steps
 MEASURED_STEPS, LOGGED_STEPS = 40, 4  # of a trial
 TRAINING_SHARE = 0.96  # of the time; the rest goes to evaluations and checkpoints
@@ -76,8 +77,13 @@ def build_parser() -> cli.Parser:
     hours = Number(above=0, high=10_000)
     add("--hours", type=hours, default=2.0, metavar="HOURS", help="time of the pretraining")
     add("--language", default="en", metavar="CODE", help="language of the text")
-    size = "pieces of the vocabulary"
-    add("--vocab-size", type=cli.positive, default=8000, metavar="PIECES", help=size)
+    size = f"pieces of the vocabulary (default: {PIECES}, or those of --init-from)"
+    add("--vocab-size", type=cli.positive, metavar="PIECES", help=size)
+    text = "begin with the weights and the vocabulary of a run or of an export: more hours, in "
+    text += "another --output (default: random weights)"
+    add("--init-from", type=cli.path, metavar="RUN_OR_HF", help=text)
+    text = "seed of the pretraining; a third time take 2 (default: 0, with --init-from 1)"
+    add("--seed", type=cli.natural, metavar="N", help=text)
     text = "folder of minimal pairs, as BLiMP's data/ (default: none)"
     add("--minimal-pairs", type=Path, metavar="FOLDER", help=text)
     names = ", ".join(name for name, *_ in TASKS.values())
@@ -111,28 +117,35 @@ def failed(words: list[str], code: int, log: Path) -> MachineFailed:
     return MachineFailed(f"{name} ended with {code}; see {log}: {tail}")
 
 
-def trainer(layout: Layout, data: Path, output: Path) -> list[str]:
-    """The command that trains the recipe in a layout, without --steps."""
-    start = [*COMMAND, "train"]
+def recipe(args) -> list[str]:
+    """The flags of what is trained: RECIPE, from random weights or from --init-from."""
+    seed = args.seed if args.seed is not None else int(args.init_from is not None)
+    start = FROM_RANDOM if args.init_from is None else ("--init-from", str(args.init_from))
+    return [*RECIPE, *start, "--seed", str(seed)]
+
+
+def trainer(flags: Sequence[str], layout: Layout, data: Path, output: Path) -> list[str]:
+    """The command that trains `recipe`'s flags in a layout, without --steps."""
+    command = [*COMMAND, "train"]
     if layout.ranks > 1:
         launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
-        start = [*launcher, "--num_gpus", str(layout.ranks), "--master_port", "29511"]
-        start += ["--module", "albert_ds.train"]
+        command = [*launcher, "--num_gpus", str(layout.ranks), "--master_port", "29511"]
+        command += ["--module", "albert_ds.train"]
     micro = BATCH // layout.ranks
     return [
-        *(*start, *RECIPE, "--data", str(data), "--output", str(output)),
+        *(*command, *flags, "--data", str(data), "--output", str(output)),
         *("--micro-batch-size", str(micro), "--deepspeed_config", str(PACKAGE / layout.ds_config)),
     ]
 
 
-def measure(layout: Layout, data: Path, folder: Path) -> float:
-    """Mean seconds of a step of the recipe in a layout; infinite where the layout does not run."""
+def measure(flags: Sequence[str], layout: Layout, data: Path, folder: Path) -> float:
+    """Mean seconds of a step in a layout; infinite where the layout does not run."""
     name = f"{layout.ranks}x{layout.threads}-{Path(layout.ds_config).stem}"
-    command = trainer(layout, data, folder / name)
+    command = trainer(flags, layout, data, folder / name)
     steps, every = str(MEASURED_STEPS), str(LOGGED_STEPS)
-    flags = ["--steps", steps, "--log-every", every, "--eval-every", steps, "--eval-samples", "2"]
+    rhythm = ["--steps", steps, "--log-every", every, "--eval-every", steps, "--eval-samples", "2"]
     try:
-        run([*command, *flags], folder / f"{name}.log", layout.threads)
+        run([*command, *rhythm], folder / f"{name}.log", layout.threads)
     except MachineFailed as error:
         log_line(f"{layout}: does not run here: {error}")
         return float("inf")
@@ -143,7 +156,7 @@ def measure(layout: Layout, data: Path, folder: Path) -> float:
     return mean
 
 
-def choose_layout(data: Path, output: Path) -> tuple[Layout, float]:
+def choose_layout(flags: Sequence[str], data: Path, output: Path) -> tuple[Layout, float]:
     """The fastest layout on this machine and the seconds of its step, measured once."""
     path = output / "layout.json"
     if not path.is_file():
@@ -153,7 +166,7 @@ def choose_layout(data: Path, output: Path) -> tuple[Layout, float]:
         shapes = {(1, cores), (cores, 1)} if BATCH % cores == 0 else {(1, cores)}
         configs = ("ds_configs/zero1_fp32_adamw.json", "ds_configs/zero1_bf16_adamw.json")
         layouts = [Layout(*shape, config) for shape in sorted(shapes) for config in configs]
-        found = {layout: measure(layout, data, folder) for layout in layouts}
+        found = {layout: measure(flags, layout, data, folder) for layout in layouts}
         best = min(found, key=lambda layout: found[layout])
         if found[best] == float("inf"):
             raise MachineFailed(f"no layout trains on this machine; see {folder}")
@@ -239,7 +252,7 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
         "# What this model has learned",
         f"{args.hours:g} h were asked for; {steps:,} steps of {BATCH} samples, {tokens / 1e6:.1f} "
         f"million tokens, on {name_device()} ({layout}; {seconds:.3f} s a step when measured).",
-        f"    albert-ds train {' '.join([*RECIPE, *schedule(steps)])}",
+        f"    albert-ds train {' '.join([*recipe(args), *schedule(steps)])}",
         "![curves](curves.png) More of it: report.html.",
         "Held out, masked as in training, one word at a time: "
         f"{held['heldout_mlm_accuracy']:.1%} of {held['heldout_masked']:,} pieces. "
@@ -266,33 +279,43 @@ def main(argv: list[str]) -> None:
     missing = [name for name in args.text if not Path(name).is_file()]
     if missing:
         raise UserError(f"--text {missing[0]}: no such file")
+    if args.init_from is not None:
+        if args.vocab_size is not None:
+            raise UserError("--vocab-size: not with --init-from, whose vocabulary is taken")
+        args.init_from = Path(args.init_from).absolute()
     cli.require("matplotlib", "plots", "the report's curves")
     out = args.output = args.output.absolute()
     out.mkdir(parents=True, exist_ok=True)
     vocab, data, checkpoint = out / "vocab" / "spiece.model", out / "data", out / "run"
     text = ["--input", *map(os.path.abspath, args.text), "--language", args.language]
     log = out / "prepare.log"
-    if not vocab.is_file():
-        print(f"== vocabulary of {args.vocab_size:,} pieces", flush=True)
-        made = ["--output", out / "vocab", "--vocab-size", args.vocab_size]
+    if args.init_from is not None:
+        vocab = find_weights(args.init_from)[0] / "spiece.model"
+        if not vocab.is_file():
+            raise UserError(f"--init-from {args.init_from}: no {vocab.name} in it")
+    elif not vocab.is_file():
+        pieces = args.vocab_size or PIECES
+        print(f"== vocabulary of {pieces:,} pieces", flush=True)
+        made = ["--output", out / "vocab", "--vocab-size", pieces]
         run([*COMMAND, "vocab", *text, *made], log)
     if not (data / "index.json").is_file():
         print(f"== shards of {LENGTH} tokens", flush=True)
         made = ["--output", data, "--sequence-length", LENGTH, "--holdout", "0.02"]
         run([*COMMAND, "shards", *text, "--vocab", vocab, *made], log)
     print("== speed of this machine", flush=True)
-    layout, seconds = choose_layout(data, out)
+    flags = recipe(args)
+    layout, seconds = choose_layout(flags, data, out)
     steps = max(20, int(args.hours * 3600 * TRAINING_SHARE / seconds))
     print(f"== pretraining: {steps:,} steps of {seconds:.3f} s ({layout})", flush=True)
-    train(trainer(layout, data, checkpoint), steps, checkpoint, layout)
+    train(trainer(flags, layout, data, checkpoint), steps, checkpoint, layout)
     print("== what it has learned", flush=True)
     measured = {"probe": ["--data", data]}
     if args.minimal_pairs:
-        flags = ["--minimal-pairs", args.minimal_pairs.absolute(), "--precision", layout.precision]
-        measured["minimal_pairs"] = flags
-    for name, flags in measured.items():
+        pairs = ["--minimal-pairs", args.minimal_pairs.absolute(), "--precision", layout.precision]
+        measured["minimal_pairs"] = pairs
+    for name, how in measured.items():
         if not (out / f"{name}.md").is_file():
-            command = [*COMMAND, "probe", "--checkpoint", checkpoint, *flags]
+            command = [*COMMAND, "probe", "--checkpoint", checkpoint, *how]
             command = [*command, "--output", out / f"{name}.json"]
             write_file(out / f"{name}.md", run(command, log, len(os.sched_getaffinity(0))))
     curves = [*COMMAND, "plots", "curves", "--runs", checkpoint]

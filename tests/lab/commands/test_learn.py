@@ -3,34 +3,57 @@
 import json
 import subprocess
 import sys
+from argparse import Namespace
 
 import pytest
 
 from albert_ds.config import read_config
+from albert_ds.errors import UserError
 from albert_ds.lab.commands import learn
 from albert_ds.lab.commands.learn import (
     BATCH,
     LOGGED_STEPS,
     MEASURED_STEPS,
     Layout,
+    build_parser,
     count_steps,
     read_last_step,
+    recipe,
     trainer,
 )
 from tests.conftest import ROOT
+
+
+def parse(*flags: str) -> Namespace:
+    return build_parser().parse_args(["--text", "text", "--output", "out", *flags])
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_trainer_takes_the_recipe(data, tmp_path, ranks, precision):
     layout = Layout(ranks, 1, f"ds_configs/zero1_{precision}_adamw.json")
-    words = trainer(layout, data, tmp_path / "run")
+    words = trainer(recipe(parse()), layout, data, tmp_path / "run")
     assert words[0] == sys.executable  # deepspeed need not be in PATH
     flags = words[words.index("--model") :]
     flags[flags.index("--sequence-length") + 1] = "64"  # of these shards
     config = read_config([*flags, "--steps", "100"], world_size=ranks)
     assert config.batch_size == BATCH and config.micro_batch_size == BATCH // ranks
     assert config.rate_at(99) < 0.02 * max(map(config.rate_at, range(100)))
+
+
+def test_more_hours_begin_with_the_weights_and_other_masks():
+    again = recipe(parse("--init-from", "run"))
+    assert again[-4:] == ["--init-from", "run", "--seed", "1"]
+    assert "--initial-attention" in recipe(parse()) and "--initial-attention" not in again
+    assert recipe(parse("--init-from", "run", "--seed", "2"))[-1] == "2"
+
+
+def test_more_hours_take_the_vocabulary_of_the_weights(tmp_path):
+    text = tmp_path / "text"
+    text.write_text("Some text.\n")
+    command = ["--text", str(text), "--output", str(tmp_path / "learn"), "--init-from", "run"]
+    with pytest.raises(UserError, match="--vocab-size: not with --init-from"):
+        learn.main([*command, "--vocab-size", "2000"])
 
 
 def test_steps_of_each_record():
@@ -54,7 +77,7 @@ def test_the_speed_is_the_mean_of_the_second_half_of_the_trial(data, tmp_path, m
 
     monkeypatch.setattr(learn, "run", fake_run)
     layout = Layout(1, 1, "ds_configs/zero1_fp32_adamw.json")
-    assert learn.measure(layout, data, tmp_path) == pytest.approx((3 * 2 + 2 * 3) / 5)
+    assert learn.measure([], layout, data, tmp_path) == pytest.approx((3 * 2 + 2 * 3) / 5)
 
 
 def test_the_line_a_minute_says_what_is_left(tmp_path):
@@ -86,3 +109,16 @@ def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert again.returncode == 0 and (tmp_path / "learn" / "report.md").read_text() == report
     assert weights.stat().st_mtime_ns == before
+    more = [*command[:4], "--hours", "0.005", "--output", str(tmp_path / "more")]
+    done = subprocess.run(
+        [*more, "--init-from", str(tmp_path / "learn" / "run")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    shards = [tmp_path / folder / "data" / "index.json" for folder in ("learn", "more")]
+    vocabularies = [json.loads(path.read_text())["vocab_sha256"] for path in shards]
+    assert vocabularies[0] == vocabularies[1]
+    losses = [json.loads((tmp_path / f / "probe.json").read_text()) for f in ("learn", "more")]
+    assert losses[1]["heldout_mlm_loss"] < losses[0]["heldout_mlm_loss"]
