@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from albert_ds.runtime.checkpoint_files import find_newest
 from albert_ds.runtime.stop_request import POLL_SECONDS
@@ -128,11 +129,13 @@ def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path):
     assert "launcher is gone" in ending["reason"] or "another rank was asked" in ending["reason"]
 
 
-def test_a_run_outlives_the_shell_that_started_it(data, tmp_path):
+@pytest.mark.parametrize("launcher", ["", "-m torch.distributed.run --master_port 29613"])
+def test_a_run_outlives_the_shell_that_started_it(data, tmp_path, launcher):
     run = tmp_path / "run"
     wait = f"until grep -q '\"step\": 2,' {run}/metrics.jsonl 2> /dev/null; do sleep 0.1; done"
-    shell = ["bash", "-c", f'nohup "$@" > /dev/null 2>&1 & {wait}', "bash"]
-    subprocess.run([*shell, *train_command(data, run, steps=100_000)], cwd=ROOT, check=True)
+    python, *script = train_command(data, run, steps=100_000)
+    line = f'nohup {python} {launcher} "$@" > /dev/null 2>&1 & {wait}'
+    subprocess.run(["bash", "-c", line, "bash", *script], cwd=ROOT, check=True)
     time.sleep(3 * POLL_SECONDS)
     assert not (run / "exit.json").exists()
     (run / "STOP").touch()

@@ -65,6 +65,7 @@ def _is_launcher(pid: int) -> bool:
     return any(
         word in part
         for part in command[:4]
+        if b" " not in part  # bash -c "torchrun ... &" may end before torchrun does
         for word in (b"deepspeed.launcher", b"bin/deepspeed", b"torchrun", b"torch.distributed.run")
     )
 
