@@ -101,7 +101,8 @@ def test_rows_of_equal_time_measure_their_speed_first(data, tmp_path):
     found = json.loads((tmp_path / "table.json").read_text())["width-128"]
     probed = json.loads((run / "probe.json").read_text())
     assert found["mlm"] == [probed["heldout_mlm_accuracy"]]
-    assert "| MLM accuracy |" in done.stdout
+    assert found["bits"] == [probed["heldout_bits_per_byte"]]
+    assert "| bits a byte | MLM accuracy |" in done.stdout
 
 
 def ask_small_budgets(data, tmp_path, **environ) -> list[list[str]]:
@@ -143,6 +144,13 @@ def test_full_sequences_go_on_from_the_shorter_ones_of_the_same_seed(data, tmp_p
     for half, argv in zip((half_1, half_2), full, strict=True):
         assert value_of("--init-from", argv) == value_of("--output", half)
         assert value_of("--initial-attention", argv) == "random"  # neighbours would be refused
+
+
+def test_warm_up_is_a_share_of_a_rows_steps(data, tmp_path):
+    rows = {"base": "20", "warmup-2": "4", "warmup-20": "40"}
+    asked = ask_small_budgets(data, tmp_path, SEEDS="1", ROWS=" ".join(rows), STEPS="200")
+    found = {Path(value_of("--output", argv)).parent.name: argv for argv in asked}
+    assert {name: value_of("--warmup-steps", found[name]) for name in rows} == rows
 
 
 def test_a_row_that_does_not_exist_is_refused_before_the_others_train(data, tmp_path):

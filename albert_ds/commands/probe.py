@@ -3,8 +3,9 @@
 A model that was pretrained without one of the sentence tasks has no head for it; the tool then
 trains that head alone, on pairs of the training shards (Table 5 of the paper). For comparison it
 prints two baselines that need no model: the token that is masked most often, and a coin. Every
-share has its 95 % confidence interval (Wilson). --similarity measures the L2 distance and the angle
-between the input and the output of every layer instead (Figure 1).
+share has its 95 % confidence interval (Wilson). The loss of masked words is also given in bits per
+UTF-8 byte of them, which compares models of different vocabularies. --similarity measures the L2
+distance and the angle between the input and the output of every layer instead (Figure 1).
 
 albert-ds probe --checkpoint RUN_OR_HF --data DATA
 albert-ds probe --checkpoint ALBERT --against BERT --data DATA --similarity --output FILE
@@ -12,6 +13,7 @@ albert-ds plots layers --input FILE --output FILE.png
 """
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -158,8 +160,12 @@ def probe(args, device) -> dict:
         )
     masked = torch.cat([torch.as_tensor(b.tensors["masked_labels"]) for b in batches])
     frequent = masked.mode().values
+    loss, count = values["heldout_mlm_loss"], values["heldout_masked"]
+    assert loss is not None and count, "every sample has a masked token"
+    size = torch.tensor(source.vocab.count_bytes())[masked].sum()
     return {
         **values,
+        "heldout_bits_per_byte": loss * count / math.log(2) / float(size),
         "objective": own,
         "most_frequent_piece": source.vocab.pieces[int(frequent)],
         "most_frequent_share": float((masked == frequent).double().mean()),
@@ -185,7 +191,8 @@ def as_table(values: dict) -> str:
     for name, share, count in rows:
         low, high = interval(share, count) if count else (share, share)
         lines.append(f"| {name} | {share:.4f} | {low:.4f} .. {high:.4f} | {count or ''} |")
-    return "\n".join(lines)
+    bits = values["heldout_bits_per_byte"]
+    return "\n".join([*lines, "", f"{bits:.3f} bits per byte of masked words"])
 
 
 def interval(share: float, count: int) -> tuple[float, float]:

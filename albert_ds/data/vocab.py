@@ -211,6 +211,15 @@ class Vocab:
         tokenizer.add_special_tokens(list(SPECIAL_PIECES))
         return tokenizer
 
+    def count_bytes(self) -> list[int]:
+        """UTF-8 bytes of normalised text that each piece stands for; an unknown one counts as 1."""
+        return [
+            1
+            if piece.type in (piece.BYTE, piece.UNKNOWN)
+            else len(piece.piece.replace(WORD_MARK, " ").encode())
+            for piece in _parse(self.model).pieces
+        ]
+
     def write(self, folder: Path) -> None:
         """Write `spiece.model`, `tokenizer_config.json` and, where needed, `tokenizer.json`."""
         (folder / MODEL_NAME).write_bytes(self.model)

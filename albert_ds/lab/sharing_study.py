@@ -28,6 +28,7 @@ class Curve:
     seconds: list[float]
     tokens_a_second: float  # of the whole run, evaluation and checkpoints left out
     layers_a_step: float  # on average; below the model's with --depth-schedule
+    bits: float | None  # per byte of masked words, by probe.py; for any masks and vocabulary
     mlm: float | None  # held-out accuracy by probe.py, whose masks are the same for every run
     sop: float | None  # by probe.py, which trains a head where the run has none; else the run's
     nsp: float | None  # by probe.py
@@ -99,6 +100,7 @@ def read_curve(run: Path) -> Curve:
         seconds=np.interp(at, ends, spent["step_seconds"]).tolist(),
         tokens_a_second=float(tokens / spent["step_seconds"][-1]),
         layers_a_step=layers / ends[-1],
+        bits=probed.get("heldout_bits_per_byte"),
         mlm=probed.get("heldout_mlm_accuracy"),
         sop=probed.get("heldout_sop_accuracy", held[-1].get("heldout_sop_accuracy")),
         nsp=probed.get("heldout_nsp_accuracy"),

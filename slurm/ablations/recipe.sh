@@ -3,7 +3,8 @@
 # core, over seeds: its speed is measured first, and the steps follow from it. The row `base` is what
 # albert-ds learn trains; every other row changes one thing of it, and what has to change with it.
 # Prints a table, and one of the differences from `base` (AGAINST), seed by seed. Rows with other masks
-# or lengths have a held-out loss of their own; the accuracies are probe.py's, the same for every row.
+# or lengths have a held-out loss of their own; bits a byte and accuracies are probe.py's, with the same
+# masks for every row. Of them only bits a byte compare DATA of different vocabularies.
 # The row `half-then-full` starts from the models of `half-length` and trains for MINUTES more.
 #
 #   DATA=shards bash slurm/ablations/recipe.sh
@@ -50,6 +51,8 @@ BASE=("${RECIPE[@]}" --sequence-length "$LENGTH" --deepspeed_config "$ADAMW")
 train() { # FOLDER STEPS BATCH FLAG...
     local folder=$1 steps=$2 batch=$3 every=$(($2 > 20 ? $2 / 20 : 1))
     shift 3
+    [[ "$*" =~ \{steps\*([0-9]+)/100\} ]] &&
+        set -- "${@//"${BASH_REMATCH[0]}"/$((steps * BASH_REMATCH[1] / 100))}"
     "$PYTHON" albert_ds/train.py --data "$DATA" --output "$folder" --steps "$steps" \
         "${BASE[@]}" --batch-size "$batch" --micro-batch-size "$batch" \
         --warmup-steps $((steps / 10)) --log-every "$every" --eval-every "$every" \
@@ -77,8 +80,8 @@ PY
     cat "$file"
 }
 
-# row NAME BATCH FLAG...: a row is the base recipe with these flags, where {out} becomes OUT, and
-# {seed} the seed of the run.
+# row NAME BATCH FLAG...: a row is the base recipe with these flags, where {out} becomes OUT, {seed}
+# the seed of the run, and {steps*N/100} N percent of its steps.
 row() {
     ALL+=("$1=$OUT/$1")
     PLAN+=("$*")
@@ -109,6 +112,7 @@ for rate in 0.0005 0.002 0.003; do row adamw-$rate 32 --learning-rate $rate; don
 for rate in 0.001 0.003 0.01; do
     row lamb-$rate 32 --learning-rate $rate --deepspeed_config "$LAMB"
 done
+for percent in 2 20; do row warmup-$percent 32 --warmup-steps "{steps*$percent/100}"; done
 row random-start 32 --initial-attention random
 for share in 0.2 1; do row pair-rate-$share 32 --pair-head-rate $share; done
 row batch-16 16 --learning-rate 0.0007

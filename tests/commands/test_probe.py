@@ -1,6 +1,7 @@
 """Any checkpoint on all three intrinsic tasks, and Figure 1's numbers."""
 
 import json
+import math
 import subprocess
 import sys
 import tarfile
@@ -138,6 +139,27 @@ def test_a_shared_model_runs_other_depths_as_hugging_face_does(data, tmp_path, l
     assert found["heldout_sop_loss"] == pytest.approx(float(torch.cat(sop).mean()), rel=1e-5)
     whole = probe(tmp_path, *words)
     assert abs(whole["heldout_mlm_loss"] - found["heldout_mlm_loss"]) > 1e-3
+
+
+def test_bits_per_byte_are_those_of_hugging_face(data, tmp_path):
+    """Its log probabilities of the masked pieces, over the bytes of its tokenizer's tokens."""
+    from transformers import AutoTokenizer
+
+    from albert_ds.convert import export_hf
+
+    run = make(tmp_path / "run", data, "sop", initializer_range=0.1)
+    export_hf(run, tmp_path / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    bits = size = 0.0
+    for tensors, logits, *_ in run_hugging_face(tmp_path / "hf", data, "sop", 20):
+        labels = tensors["masked_labels"]
+        scores = logits[tensors["masked_positions"]].log_softmax(-1)
+        bits -= float(scores[torch.arange(len(labels)), labels].sum()) / math.log(2)
+        text = "".join(tokenizer.convert_ids_to_tokens(labels.tolist()))
+        size += len(text.replace("\u2581", " ").encode())
+    words = ("--checkpoint", run, "--data", data, "--samples", 20, "--head-samples", 8)
+    found = probe(tmp_path, *words)
+    assert found["heldout_bits_per_byte"] == pytest.approx(bits / size, rel=1e-5)
 
 
 def test_depths_that_leave_blocks_out_are_refused(data, tmp_path):

@@ -121,6 +121,10 @@ def test_rare_characters_are_unknown_and_byte_fallback_knows_them(tmp_path):
     assert vocab.decode(ids[0]) == vocab.normalise(rare)
     assert encode_elsewhere(load_in_hugging_face(vocab, tmp_path), texts) == ids
     assert read_vocab(tmp_path / "spiece.model").encode(texts) == ids
+    assert plain.count_bytes()[UNK] == 1
+    sizes = vocab.count_bytes()
+    for text, line in zip(texts, ids, strict=True):  # a text begins with a word mark
+        assert sum(sizes[i] for i in line) == len(f" {vocab.normalise(text)}".encode())
 
 
 def test_strip_accents_is_the_released_setting(tmp_path):

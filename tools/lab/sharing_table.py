@@ -28,13 +28,15 @@ COLUMNS = {  # of the table, and the field of a row
     "MLM loss": "loss",
     "at equal FLOPs": "loss_at_flops",
     "at equal time": "loss_at_time",
+    "bits a byte": "bits",
     "MLM accuracy": "mlm",
     "SOP accuracy": "sop",
     "NSP accuracy": "nsp",
     "BLiMP": "blimp",
 }
 COMPARED = {  # of the table of differences
-    title: COLUMNS[title] for title in ("MLM loss", "MLM accuracy", "SOP accuracy", "BLiMP")
+    title: COLUMNS[title]
+    for title in ("MLM loss", "bits a byte", "MLM accuracy", "SOP accuracy", "BLiMP")
 }
 UNITS = {"flops_a_token": 1e6, "gradient_bytes": 1e6}
 DECIMALS = {
@@ -73,7 +75,7 @@ def summarise(curves: list[Curve], flops: float, seconds: float) -> dict[str, li
         "loss_at_flops": [curve.loss_at(flops, curve.flops) for curve in curves],
         "loss_at_time": [curve.loss_at(seconds, curve.seconds) for curve in curves],
     }
-    for name in ("loss", "mlm", "sop", "nsp", "blimp"):
+    for name in ("loss", "bits", "mlm", "sop", "nsp", "blimp"):
         found[name] = [x for curve in curves if (x := getattr(curve, name)) is not None]
     return {name: values for name, values in found.items() if values}
 
