@@ -4,7 +4,7 @@
 # albert-ds learn trains; every other row changes one thing of it, and what has to change with it.
 # Prints a table, and one of the differences from `base` (AGAINST), seed by seed. Rows with other masks
 # or lengths have a held-out loss of their own; bits a byte and accuracies are probe.py's, with the same
-# masks for every row. Of them only bits a byte compare DATA of different vocabularies.
+# masks for every row. MLM accuracies of different vocabularies (DATA) do not compare, bits a byte do.
 # The row `half-then-full` starts from the models of `half-length` and trains for MINUTES more.
 #
 #   DATA=shards bash slurm/ablations/recipe.sh
