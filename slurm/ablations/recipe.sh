@@ -126,6 +126,7 @@ row layers-2-3 32 --depth-schedule 2@0,3@40%
 row layers-6 32 --num-layers 6
 row layers-2-3-6 32 --num-layers 6 --depth-schedule 2@0,3@40%,6@70%
 row width-128 32 --hidden-size 128
+row width-128-layers-3-6 32 --hidden-size 128 --num-layers 6 --depth-schedule 3@0,6@40%
 row width-512 32 --hidden-size 512 --num-heads 8
 # The paper's Tables 3, 4, 5 and 8. Narrow layers that share nothing have as many parameters as the
 # shared ones.
