@@ -3,7 +3,8 @@
 
 Two tables on held-out sequences. The first: how often the model tells the order, with the masks of
 `albert-ds probe` and with none, beside a linear classifier that sees nothing but the pieces of each
-segment and the pairs of neighbouring ones. The second: how often the model fills a masked piece
+segment and the pairs of neighbouring ones; and by the length of the shorter segment, whether more
+text tells it more. The second: how often the model fills a masked piece
 that is rare, where the same piece stands in view elsewhere in the sequence and where it does not. A
 model that compares the segments does better than the words alone, and copies.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ import numpy as np
 
 from albert_ds import cli
 from albert_ds.cli import Parser
+from albert_ds.data.segments import NO_LABEL
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
 from albert_ds.lab.tables import table
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 FREQUENT = 2000  # SentencePiece numbers pieces by frequency; those from this number on are rare
 BATCH = 64  # sequences of one forward pass
+LENGTHS = (1, 25, 40, 1 << 30)  # of the shorter segment, limits of the classes in tokens
 
 
 def build_parser() -> Parser:
@@ -92,6 +96,19 @@ def measure_copying(model, batches: Iterable[MicroBatch]) -> dict[str, list[int]
     return found
 
 
+def keep_lengths(batch: MicroBatch, low: int, high: int) -> MicroBatch:
+    """The same sequences; only pairs whose shorter segment has `low` to `high` - 1 tokens count."""
+    ends, types = (np.asarray(batch.tensors[name]) for name in ("cu_seqlens", "token_type_ids"))
+    labels = batch.tensors["pair_labels"].clone()
+    for number, (first, last) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
+        second = int(types[first:last].sum()) - 1  # without [SEP]
+        shorter = min(second, int(last - first) - second - 3)  # nor [CLS] and both [SEP]
+        if not low <= shorter < high:
+            labels[number] = NO_LABEL
+    pairs = int((labels != NO_LABEL).sum())
+    return replace(batch, tensors={**batch.tensors, "pair_labels": labels}, pairs=pairs)
+
+
 def measure_order(model, batches: Iterable[MicroBatch]) -> list[int]:
     """Pairs whose order the model tells, and all pairs."""
     import torch
@@ -143,6 +160,10 @@ def classify_words(train: Iterable[MicroBatch], heldout: Iterable[MicroBatch]) -
     return [int((model.predict(terms) == answers).sum()), len(answers), len(labels)]
 
 
+def name_lengths(low: int, high: int) -> str:
+    return f"of {low} to {high - 1} tokens" if high < LENGTHS[-1] else f"of {low} tokens or more"
+
+
 def describe(values: dict) -> str:
     from albert_ds.commands.probe import interval
 
@@ -156,6 +177,7 @@ def describe(values: dict) -> str:
     order = [
         row("the model, masks as in `albert-ds probe`", *values["masked"]),
         row("the model, no masks", *values["shown"]),
+        *(row(f"- shorter segment {name}", *found) for name, found in values["lengths"].items()),
         row(f"words alone, learnt from {known:,} pairs", right, count),
     ]
     copied = [
@@ -195,6 +217,12 @@ def main(argv: list[str]) -> None:
     values = {
         "masked": measure_order(model, masked),
         "shown": measure_order(model, shown),
+        "lengths": {
+            name_lengths(low, high): measure_order(
+                model, (keep_lengths(batch, low, high) for batch in shown)
+            )
+            for low, high in pairwise(LENGTHS)
+        },
         "words": classify_words(map(show, draw(train, args.word_samples)), shown),
         **measure_copying(model, masked),
     }

@@ -12,7 +12,7 @@ from albert_ds.errors import UserError
 from tests.batches import concatenate
 from tests.finetuning import write_checkpoint
 from tools.lab import sentence_order
-from tools.lab.sentence_order import FREQUENT, classify_words, find_rare, main, show
+from tools.lab.sentence_order import FREQUENT, classify_words, find_rare, keep_lengths, main, show
 
 MASK = 4
 RARE, OTHER = FREQUENT, FREQUENT + 7
@@ -49,6 +49,22 @@ def test_without_masks_the_text_is_there_again():
     text = [2, RARE, 9, RARE, OTHER, 3, 2, OTHER, RARE, RARE, 9, 9, 3, 2, RARE, 8, 3]
     assert show(batch).tensors["input_ids"].tolist() == text
     assert batch.tensors["input_ids"].tolist() != text
+
+
+def test_pairs_count_in_the_class_of_their_shorter_segment():
+    """[CLS] and [SEP] belong to no segment; what has no label before has none after."""
+    batch = concatenate(
+        [
+            sample([2, 7, 7, 7, 3, 7, 7, 3], {1: MASK}, 1, [0] * 5 + [1] * 3),  # 3 and 2 tokens
+            sample([2, 7, 3, 7, 7, 7, 7, 3], {1: MASK}, 0, [0] * 3 + [1] * 5),  # 1 and 4
+            sample([2, 7, 7, 3, 7, 7, 3], {1: MASK}, -100, [0] * 4 + [1] * 3),
+        ]
+    )
+    one, two = (keep_lengths(batch, low, low + 1) for low in (1, 2))
+    assert one.tensors["pair_labels"].tolist() == [-100, 0, -100]
+    assert two.tensors["pair_labels"].tolist() == [1, -100, -100]
+    assert (one.pairs, two.pairs) == (1, 1)
+    assert batch.tensors["pair_labels"].tolist() == [1, 0, -100]
 
 
 def test_copies_are_counted_by_where_else_the_piece_stands():
@@ -96,6 +112,8 @@ def test_the_command_prints_both_tables(data, tmp_path, capsys):
     main(["--checkpoint", str(run), *words, "--output", str(output)])
     found = json.loads(output.read_text())
     assert found["masked"][1] == found["shown"][1] == found["words"][1] > 10
+    by_length = found["lengths"].values()
+    assert [sum(column) for column in zip(*by_length, strict=True)] == found["shown"]
     printed = capsys.readouterr().out
     right, count = found["shown"]
     assert f"| the model, no masks | {right / count:.1%} |" in printed
