@@ -99,14 +99,15 @@ def measure_copying(model, batches: Iterable[MicroBatch]) -> dict[str, list[int]
 def keep_lengths(batch: MicroBatch, low: int, high: int) -> MicroBatch:
     """The same sequences; only pairs whose shorter segment has `low` to `high` - 1 tokens count."""
     ends, types = (np.asarray(batch.tensors[name]) for name in ("cu_seqlens", "token_type_ids"))
-    labels = batch.tensors["pair_labels"].clone()
+    tensors: dict[str, Any] = dict(batch.tensors)
+    labels = tensors["pair_labels"] = tensors["pair_labels"].clone()
     for number, (first, last) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
         second = int(types[first:last].sum()) - 1  # without [SEP]
         shorter = min(second, int(last - first) - second - 3)  # nor [CLS] and both [SEP]
         if not low <= shorter < high:
             labels[number] = NO_LABEL
     pairs = int((labels != NO_LABEL).sum())
-    return replace(batch, tensors={**batch.tensors, "pair_labels": labels}, pairs=pairs)
+    return replace(batch, tensors=tensors, pairs=pairs)
 
 
 def measure_order(model, batches: Iterable[MicroBatch]) -> list[int]:
