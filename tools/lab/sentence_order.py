@@ -4,9 +4,9 @@
 Two tables on held-out sequences. The first: how often the model tells the order, with the masks of
 `albert-ds probe` and with none, beside a linear classifier that sees nothing but the pieces of each
 segment and the pairs of neighbouring ones; and by the length of the shorter segment, whether more
-text tells it more. The second: how often the model fills a masked piece
-that is rare, where the same piece stands in view elsewhere in the sequence and where it does not. A
-model that compares the segments does better than the words alone, and copies.
+text tells it more. The second: how often the model fills a masked piece that is rare, where the
+same piece stands in view elsewhere in the sequence and where it does not. A model that compares the
+segments does better than the words alone, and copies.
 """
 
 from __future__ import annotations
