@@ -12,8 +12,7 @@ segments does better than the words alone, and copies.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,15 @@ from albert_ds.cli import Parser
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
+from albert_ds.lab.order_pairs import (
+    LENGTHS,
+    build_row,
+    draw_pairs,
+    keep_lengths,
+    name_lengths,
+    show,
+    split_segments,
+)
 from albert_ds.lab.tables import table
 
 if TYPE_CHECKING:
@@ -32,8 +40,6 @@ if TYPE_CHECKING:
     from albert_ds.data.samples import MicroBatch
 
 FREQUENT = 2000  # SentencePiece numbers pieces by frequency; those from this number on are rare
-BATCH = 64  # sequences of one forward pass
-LENGTHS = (1, 25, 40, 1 << 30)  # of the shorter segment, limits of the classes in tokens
 
 
 def build_parser() -> Parser:
@@ -47,15 +53,6 @@ def build_parser() -> Parser:
     add("--word-samples", default=100_000, help="sequences the classifier learns from", **count)
     add("--output", type=cli.new_file, metavar="FILE", help="JSON file for the same numbers")
     return parser
-
-
-def show(batch: MicroBatch) -> MicroBatch:
-    """The same sequences without masks."""
-    tensors: dict[str, Any] = dict(batch.tensors)
-    tensors["input_ids"] = tensors["input_ids"].index_copy(
-        0, tensors["masked_positions"], tensors["masked_labels"]
-    )
-    return replace(batch, tensors=tensors)
 
 
 def find_rare(batch: MicroBatch, frequent: int = FREQUENT) -> tuple[np.ndarray, np.ndarray]:
@@ -96,20 +93,6 @@ def measure_copying(model, batches: Iterable[MicroBatch]) -> dict[str, list[int]
     return found
 
 
-def keep_lengths(batch: MicroBatch, low: int, high: int) -> MicroBatch:
-    """The same sequences; only pairs whose shorter segment has `low` to `high` - 1 tokens count."""
-    ends, types = (np.asarray(batch.tensors[name]) for name in ("cu_seqlens", "token_type_ids"))
-    tensors: dict[str, Any] = dict(batch.tensors)
-    labels = tensors["pair_labels"] = tensors["pair_labels"].clone()
-    for number, (first, last) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
-        second = int(types[first:last].sum()) - 1  # without [SEP]
-        shorter = min(second, int(last - first) - second - 3)  # nor [CLS] and both [SEP]
-        if not low <= shorter < high:
-            labels[number] = NO_LABEL
-    pairs = int((labels != NO_LABEL).sum())
-    return replace(batch, tensors=tensors, pairs=pairs)
-
-
 def measure_order(model, batches: Iterable[MicroBatch]) -> list[int]:
     """Pairs whose order the model tells, and all pairs."""
     import torch
@@ -136,15 +119,11 @@ def count_words(batches: Iterable[MicroBatch]):
     from sklearn.feature_extraction.text import HashingVectorizer
 
     first, second, labels = [], [], []
-    for batch in batches:
-        names = ("input_ids", "token_type_ids", "cu_seqlens", "pair_labels")
-        ids, types, ends, answers = (np.asarray(batch.tensors[name]) for name in names)
-        for low, high, label in zip(ends[:-1], ends[1:], answers, strict=True):
-            if label >= 0:
-                mine, segment = ids[low:high], types[low:high]
-                first.append(mine[segment == 0][1:-1])  # without [CLS] and [SEP]
-                second.append(mine[segment == 1][:-1])
-                labels.append(label)
+    for one, other, label in chain.from_iterable(map(split_segments, batches)):
+        if label != NO_LABEL:
+            first.append(one)
+            second.append(other)
+            labels.append(label)
     vectors: Any = HashingVectorizer(
         analyzer=list_terms, binary=True, alternate_sign=False, n_features=1 << 20
     )
@@ -161,29 +140,20 @@ def classify_words(train: Iterable[MicroBatch], heldout: Iterable[MicroBatch]) -
     return [int((model.predict(terms) == answers).sum()), len(answers), len(labels)]
 
 
-def name_lengths(low: int, high: int) -> str:
-    return f"of {low} to {high - 1} tokens" if high < LENGTHS[-1] else f"of {low} tokens or more"
-
-
 def describe(values: dict) -> str:
-    from albert_ds.commands.probe import interval
-
-    def row(name: str, right: int, count: int) -> tuple:
-        if not count:
-            return (name, "-", "-", "0")
-        low, high = interval(right / count, count)
-        return (name, f"{right / count:.1%}", f"{low:.1%} .. {high:.1%}", f"{count:,}")
-
     right, count, known = values["words"]
     order = [
-        row("the model, masks as in `albert-ds probe`", *values["masked"]),
-        row("the model, no masks", *values["shown"]),
-        *(row(f"- shorter segment {name}", *found) for name, found in values["lengths"].items()),
-        row(f"words alone, learnt from {known:,} pairs", right, count),
+        build_row("the model, masks as in `albert-ds probe`", *values["masked"]),
+        build_row("the model, no masks", *values["shown"]),
+        *(
+            build_row(f"- shorter segment {name}", *found)
+            for name, found in values["lengths"].items()
+        ),
+        build_row(f"words alone, learnt from {known:,} pairs", right, count),
     ]
     copied = [
-        row("in view elsewhere in the sequence", *values["elsewhere"]),
-        row("nowhere else", *values["nowhere"]),
+        build_row("in view elsewhere in the sequence", *values["elsewhere"]),
+        build_row("nowhere else", *values["nowhere"]),
     ]
     head = ("right", "95 % interval", "of")
     rare = f"masked pieces from number {FREQUENT:,} on"
@@ -198,8 +168,6 @@ def main(argv: list[str]) -> None:
 
     from albert_ds.commands.probe import open_model
     from albert_ds.data.shards import open_shards
-    from albert_ds.data.stream import heldout_batches
-    from albert_ds.data.stream_config import StreamConfig
 
     heldout, train = (open_shards(args.data, split) for split in ("heldout", "train"))
     device = torch.device("cpu")
@@ -207,14 +175,9 @@ def main(argv: list[str]) -> None:
     if model.pair_head is None:
         raise UserError(f"--checkpoint {args.checkpoint}: must have a head for the order")
     longest = min(heldout.sequence_length, model.config.max_position_embeddings)
-    stream = StreamConfig(objective="sop", sequence_length=longest)
-
-    def draw(source, samples: int):
-        layout = {"micro_batch_size": BATCH, "dp_rank": 0, "dp_size": 1}
-        return heldout_batches(source, stream, limit=samples, **layout)
-
-    masked = list(draw(heldout, args.samples))
+    masked = list(draw_pairs(heldout, args.samples, longest))
     shown = [show(batch) for batch in masked]
+    learnt = draw_pairs(train, args.word_samples, longest)
     values = {
         "masked": measure_order(model, masked),
         "shown": measure_order(model, shown),
@@ -222,9 +185,9 @@ def main(argv: list[str]) -> None:
             name_lengths(low, high): measure_order(
                 model, (keep_lengths(batch, low, high) for batch in shown)
             )
-            for low, high in pairwise(LENGTHS)
+            for low, high in LENGTHS
         },
-        "words": classify_words(map(show, draw(train, args.word_samples)), shown),
+        "words": classify_words(map(show, learnt), shown),
         **measure_copying(model, masked),
     }
     print(describe(values))

@@ -9,10 +9,11 @@ import torch
 from torch.nn.functional import one_hot
 
 from albert_ds.errors import UserError
+from albert_ds.lab.order_pairs import keep_lengths, show
 from tests.batches import concatenate
 from tests.finetuning import write_checkpoint
 from tools.lab import sentence_order
-from tools.lab.sentence_order import FREQUENT, classify_words, find_rare, keep_lengths, main, show
+from tools.lab.sentence_order import FREQUENT, classify_words, find_rare, main
 
 MASK = 4
 RARE, OTHER = FREQUENT, FREQUENT + 7
