@@ -11,7 +11,7 @@ import numpy as np
 from albert_ds.data.segments import NO_LABEL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from albert_ds.data.samples import MicroBatch
     from albert_ds.data.shards import ShardSet
@@ -40,27 +40,35 @@ def show(batch: MicroBatch) -> MicroBatch:
     return replace(batch, tensors=tensors)
 
 
-def split_segments(batch: MicroBatch) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Both segments of each sequence, without [CLS] and [SEP], and its label, also `NO_LABEL`."""
-    names = ("input_ids", "token_type_ids", "cu_seqlens", "pair_labels")
-    ids, types, ends, labels = (np.asarray(batch.tensors[name]) for name in names)
-    for (low, high), label in zip(pairwise(ends), labels, strict=True):
-        mine, segment = ids[low:high], types[low:high]
-        yield mine[segment == 0][1:-1], mine[segment == 1][:-1], int(label)
+def list_pairs(batches: Iterable[MicroBatch]) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    """Both segments of each labelled pair, without [CLS] and [SEP], and its label."""
+    found = []
+    for batch in batches:
+        names = ("input_ids", "token_type_ids", "cu_seqlens", "pair_labels")
+        ids, types, ends, labels = (np.asarray(batch.tensors[name]) for name in names)
+        for (low, high), label in zip(pairwise(ends), labels, strict=True):
+            if label != NO_LABEL:
+                mine, segment = ids[low:high], types[low:high]
+                found.append((mine[segment == 0][1:-1], mine[segment == 1][:-1], int(label)))
+    return found
 
 
-def keep_lengths(batch: MicroBatch, low: int, high: int) -> MicroBatch:
-    """The same sequences; only pairs whose shorter segment has `low` to `high` - 1 tokens count."""
-    tensors: dict[str, Any] = dict(batch.tensors)
-    labels = tensors["pair_labels"] = tensors["pair_labels"].clone()
-    for number, (first, second, _) in enumerate(split_segments(batch)):
-        if not low <= min(len(first), len(second)) < high:
-            labels[number] = NO_LABEL
-    return replace(batch, tensors=tensors, pairs=int((labels != NO_LABEL).sum()))
+def group_by_length(
+    pairs: Iterable[tuple[np.ndarray, np.ndarray, int]], right: Iterable[bool]
+) -> dict[str, list[int]]:
+    """Of each class of `LENGTHS`, by its name: how many pairs are right, of how many."""
+    found = {name_lengths(*limits): [0, 0] for limits in LENGTHS}
+    for (first, second, _), is_right in zip(pairs, right, strict=True):
+        shorter = min(len(first), len(second))
+        limits = next(limits for limits in LENGTHS if limits[0] <= shorter < limits[1])
+        count = found[name_lengths(*limits)]
+        count[0] += bool(is_right)
+        count[1] += 1
+    return found
 
 
 def name_lengths(low: int, high: int) -> str:
-    return f"of {low} to {high - 1} tokens" if high < LENGTHS[-1][1] else f"of {low} tokens or more"
+    return f"{low} to {high - 1} tokens" if high < LENGTHS[-1][1] else f"{low} tokens or more"
 
 
 def build_row(name: str, right: int, count: int) -> tuple[str, str, str, str]:

@@ -4,34 +4,29 @@
 tools/lab/order_reader.py --data DATA --ask pairs.txt         writes held-out pairs, without masks
 tools/lab/order_reader.py --data DATA --answers answers.jsonl scores what a reader said of them
 
-A line of the answers: {"pair": 0, "order": "kept", "sure": true}; order is "kept" or "swapped".
+A line of the answers: {"pair": 7, "order": "kept", "sure": true}; order is "kept" or "swapped", and
+the pair's number is that in the text, which counts all held-out pairs.
 What a reader tells and a model does not is the model's limit, not the text's.
 """
 
 from __future__ import annotations
 
 import json
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from albert_ds import cli
 from albert_ds.cli import Number, Parser
-from albert_ds.data.segments import NO_LABEL
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
 from albert_ds.json_files import check, parse_json
-from albert_ds.lab.order_pairs import (
-    LENGTHS,
-    build_row,
-    draw_pairs,
-    name_lengths,
-    show,
-    split_segments,
-)
+from albert_ds.lab.order_pairs import build_row, draw_pairs, group_by_length, list_pairs, show
 from albert_ds.lab.tables import table
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
 
 ORDERS = ("kept", "swapped")  # labels 0 and 1
 
@@ -54,10 +49,9 @@ def build_parser() -> Parser:
     return parser
 
 
-def read_answers(path: Path, pairs: int) -> list[dict]:
-    """The answers to pairs 0 to `pairs` - 1, in this order; UserError where one is missing."""
-    number = Number(low=0, high=pairs - 1, whole=True)
-    schema = {"pair": number, "order": ORDERS, "sure": bool}
+def read_answers(path: Path, asked: Collection[int]) -> dict[int, dict]:
+    """The answer to each of the pairs; UserError where one is missing or was not asked for."""
+    schema = {"pair": Number(low=0, whole=True), "order": ORDERS, "sure": bool}
     found: dict[int, dict] = {}
     try:
         lines = path.read_bytes().splitlines()
@@ -67,30 +61,36 @@ def read_answers(path: Path, pairs: int) -> list[dict]:
         name = f"--answers {path}, line {place}"
         answer = parse_json(line, name)
         check(answer, schema, name)
-        if answer["pair"] in found:
-            raise UserError(f"{name}: pair {answer['pair']} has been answered before")
-        found[answer["pair"]] = {key: answer[key] for key in schema}
-    missing = sorted(set(range(pairs)) - set(found))
+        number = answer["pair"]
+        if number not in asked:
+            raise UserError(
+                f"{name}: pair {number} must be one of those that --ask writes with the same "
+                "--data, --samples and --pairs"
+            )
+        if number in found:
+            raise UserError(f"{name}: pair {number} has been answered before")
+        found[number] = {key: answer[key] for key in schema}
+    missing = [number for number in asked if number not in found]
     if missing:
         raise UserError(
-            f"--answers {path}: must answer all {pairs} pairs; no line has pair {missing[0]}"
+            f"--answers {path}: must answer all {len(asked)} pairs; no line has pair {missing[0]}"
         )
-    return [found[number] for number in range(pairs)]
+    return found
 
 
-def score(answers: list[dict]) -> str:
+def score(asked: Sequence[tuple], answers: Sequence[dict]) -> str:
     """A table of how many are right: all, by how sure the reader was, and by length."""
-
-    def row(name: str, chosen: list[dict]) -> tuple:
-        return build_row(name, sum(a["order"] == a["right"] for a in chosen), len(chosen))
-
-    rows = [row("all", answers)]
+    right = [answer["order"] == answer["right"] for answer in answers]
+    rows = [("all", [sum(right), len(right)])]
     for name, is_sure in (("sure", True), ("not sure", False)):
-        rows.append(row(name, [a for a in answers if a["sure"] is is_sure]))
-    for low, high in LENGTHS:
-        chosen = [a for a in answers if low <= min(a["lengths"]) < high]
-        rows.append(row(f"shorter segment {name_lengths(low, high)}", chosen))
-    return table(("a reader", "right", "95 % interval", "of"), rows)
+        chosen = [r for r, answer in zip(right, answers, strict=True) if answer["sure"] is is_sure]
+        rows.append((name, [sum(chosen), len(chosen)]))
+    rows += [
+        (f"shorter segment of {name}", found)
+        for name, found in group_by_length(asked, right).items()
+    ]
+    head = ("a reader", "right", "95 % interval", "of")
+    return table(head, [build_row(name, *counts) for name, counts in rows])
 
 
 def main(argv: list[str]) -> None:
@@ -100,27 +100,28 @@ def main(argv: list[str]) -> None:
     from albert_ds.data.shards import open_shards
 
     heldout = open_shards(args.data, "heldout")
-    batches = map(show, draw_pairs(heldout, args.samples, heldout.sequence_length))
-    found = [p for p in chain.from_iterable(map(split_segments, batches)) if p[2] != NO_LABEL]
+    found = list_pairs(map(show, draw_pairs(heldout, args.samples, heldout.sequence_length)))
     if len(found) < args.pairs:
         raise UserError(
             f"--pairs {args.pairs}: must be at most {len(found)}, the pairs of --samples "
             f"{args.samples} held-out sequences"
         )
-    chosen = np.random.default_rng(0).choice(len(found), args.pairs, replace=False)
-    asked = [found[number] for number in chosen]
+    chosen = np.random.default_rng(0).choice(len(found), args.pairs, replace=False).tolist()
+    asked = {number: found[number] for number in chosen}
     if args.ask:
         decode = heldout.vocab.decode
         texts = [
             f"## {number}\n1: {decode(first.tolist())}\n2: {decode(second.tolist())}\n"
-            for number, (first, second, _) in enumerate(asked)
+            for number, (first, second, _) in asked.items()
         ]
         write_file(args.ask, "\n".join(texts))
         return
-    answers = read_answers(args.answers, args.pairs)
-    for answer, (first, second, label) in zip(answers, asked, strict=True):
-        answer |= {"right": ORDERS[label], "lengths": [len(first), len(second)]}
-    print(score(answers))
+    answered = read_answers(args.answers, asked)
+    answers = []
+    for number, (first, second, label) in asked.items():
+        known = {"right": ORDERS[label], "lengths": [len(first), len(second)]}
+        answers.append(answered[number] | known)
+    print(score(list(asked.values()), answers))
     if args.output:
         write_file(args.output, "".join(f"{json.dumps(answer)}\n" for answer in answers))
 

@@ -12,7 +12,6 @@ segments does better than the words alone, and copies.
 from __future__ import annotations
 
 import json
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +22,7 @@ from albert_ds.cli import Parser
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
-from albert_ds.lab.order_pairs import (
-    LENGTHS,
-    build_row,
-    draw_pairs,
-    keep_lengths,
-    name_lengths,
-    show,
-    split_segments,
-)
+from albert_ds.lab.order_pairs import build_row, draw_pairs, group_by_length, list_pairs, show
 from albert_ds.lab.tables import table
 
 if TYPE_CHECKING:
@@ -93,16 +84,25 @@ def measure_copying(model, batches: Iterable[MicroBatch]) -> dict[str, list[int]
     return found
 
 
-def measure_order(model, batches: Iterable[MicroBatch]) -> list[int]:
-    """Pairs whose order the model tells, and all pairs."""
+def judge_order(model, batches: Iterable[MicroBatch]) -> np.ndarray:
+    """Whether the model tells the order of each labelled pair: bool [pairs]."""
     import torch
 
-    right = pairs = 0
+    right = []
     for batch in batches:
+        tensors: dict[str, Any] = dict(batch.tensors)
+        labels = tensors.pop("pair_labels")
+        del tensors["masked_positions"], tensors["masked_labels"]
+        firsts = tensors["cu_seqlens"][:-1].long()  # of the last layer only each [CLS] is needed
         with torch.no_grad():
-            right += int(model(**batch.tensors)["pair_correct"])
-        pairs += batch.pairs
-    return [right, pairs]
+            pooled = model.albert(**tensors, output_positions=firsts)["pooled"]
+            predicted = model.pair_head(pooled).argmax(-1)
+        right.append((predicted == labels)[labels != NO_LABEL].numpy())
+    return np.concatenate(right)
+
+
+def count_right(right: np.ndarray) -> list[int]:
+    return [int(right.sum()), len(right)]
 
 
 def list_terms(ids: np.ndarray) -> list[str]:
@@ -118,12 +118,7 @@ def count_words(batches: Iterable[MicroBatch]):
     """
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    first, second, labels = [], [], []
-    for one, other, label in chain.from_iterable(map(split_segments, batches)):
-        if label != NO_LABEL:
-            first.append(one)
-            second.append(other)
-            labels.append(label)
+    first, second, labels = zip(*list_pairs(batches), strict=True)
     vectors: Any = HashingVectorizer(
         analyzer=list_terms, binary=True, alternate_sign=False, n_features=1 << 20
     )
@@ -137,7 +132,7 @@ def classify_words(train: Iterable[MicroBatch], heldout: Iterable[MicroBatch]) -
     known, labels = count_words(train)
     terms, answers = count_words(heldout)
     model = LogisticRegression(fit_intercept=False, solver="liblinear").fit(known, labels)
-    return [int((model.predict(terms) == answers).sum()), len(answers), len(labels)]
+    return [*count_right(model.predict(terms) == answers), len(labels)]
 
 
 def describe(values: dict) -> str:
@@ -146,7 +141,7 @@ def describe(values: dict) -> str:
         build_row("the model, masks as in `albert-ds probe`", *values["masked"]),
         build_row("the model, no masks", *values["shown"]),
         *(
-            build_row(f"- shorter segment {name}", *found)
+            build_row(f"- shorter segment of {name}", *found)
             for name, found in values["lengths"].items()
         ),
         build_row(f"words alone, learnt from {known:,} pairs", right, count),
@@ -178,15 +173,11 @@ def main(argv: list[str]) -> None:
     masked = list(draw_pairs(heldout, args.samples, longest))
     shown = [show(batch) for batch in masked]
     learnt = draw_pairs(train, args.word_samples, longest)
+    right = judge_order(model, shown)
     values = {
-        "masked": measure_order(model, masked),
-        "shown": measure_order(model, shown),
-        "lengths": {
-            name_lengths(low, high): measure_order(
-                model, (keep_lengths(batch, low, high) for batch in shown)
-            )
-            for low, high in LENGTHS
-        },
+        "masked": count_right(judge_order(model, masked)),
+        "shown": count_right(right),
+        "lengths": group_by_length(list_pairs(shown), right),
         "words": classify_words(map(show, learnt), shown),
         **measure_copying(model, masked),
     }

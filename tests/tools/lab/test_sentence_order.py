@@ -9,11 +9,11 @@ import torch
 from torch.nn.functional import one_hot
 
 from albert_ds.errors import UserError
-from albert_ds.lab.order_pairs import keep_lengths, show
+from albert_ds.lab.order_pairs import draw_pairs, group_by_length, list_pairs, show
 from tests.batches import concatenate
 from tests.finetuning import write_checkpoint
 from tools.lab import sentence_order
-from tools.lab.sentence_order import FREQUENT, classify_words, find_rare, main
+from tools.lab.sentence_order import FREQUENT, classify_words, find_rare, judge_order, main
 
 MASK = 4
 RARE, OTHER = FREQUENT, FREQUENT + 7
@@ -53,19 +53,39 @@ def test_without_masks_the_text_is_there_again():
 
 
 def test_pairs_count_in_the_class_of_their_shorter_segment():
-    """[CLS] and [SEP] belong to no segment; what has no label before has none after."""
+    """[CLS] and [SEP] belong to no segment; sequences without a label are no pairs."""
+    one, two = [0] * 41 + [1] * 26, [0] * 26 + [1] * 27
     batch = concatenate(
         [
-            sample([2, 7, 7, 7, 3, 7, 7, 3], {1: MASK}, 1, [0] * 5 + [1] * 3),  # 3 and 2 tokens
-            sample([2, 7, 3, 7, 7, 7, 7, 3], {1: MASK}, 0, [0] * 3 + [1] * 5),  # 1 and 4
+            sample([2, *[7] * 39, 3, *[7] * 25, 3], {1: MASK}, 1, one),  # 39 and 25 tokens
+            sample([2, *[7] * 24, 3, *[7] * 26, 3], {1: MASK}, 0, two),  # 24 and 26
             sample([2, 7, 7, 3, 7, 7, 3], {1: MASK}, -100, [0] * 4 + [1] * 3),
         ]
     )
-    one, two = (keep_lengths(batch, low, low + 1) for low in (1, 2))
-    assert one.tensors["pair_labels"].tolist() == [-100, 0, -100]
-    assert two.tensors["pair_labels"].tolist() == [1, -100, -100]
-    assert (one.pairs, two.pairs) == (1, 1)
-    assert batch.tensors["pair_labels"].tolist() == [1, 0, -100]
+    pairs = list_pairs([batch])
+    assert [(len(first), len(second), label) for first, second, label in pairs] == [
+        (39, 25, 1),
+        (24, 26, 0),
+    ]
+    found = group_by_length(pairs, [True, False])
+    assert list(found.values()) == [[0, 1], [1, 1], [0, 0]]
+
+
+def test_the_order_is_judged_as_training_counts_it(data, tmp_path):
+    """Against the model's own `pair_correct`, of all sequences together."""
+    from albert_ds.data.shards import open_shards
+    from albert_ds.weights import read_model
+
+    heldout = open_shards(data, "heldout")
+    sizes = {"vocab_size": heldout.vocab.size, "seed": 3}
+    model = read_model(write_checkpoint(tmp_path / "run", heldout.vocab, **sizes)).eval()
+    with torch.no_grad():  # a head that tells some orders and not others
+        model.pair_head.weight.mul_(100)
+        batches = list(draw_pairs(heldout, 150, 64))
+        expected = sum(int(model(**batch.tensors)["pair_correct"]) for batch in batches)
+    found = judge_order(model, batches)
+    assert (int(found.sum()), len(found)) == (expected, sum(batch.pairs for batch in batches))
+    assert 0 < expected < len(found)
 
 
 def test_copies_are_counted_by_where_else_the_piece_stands():
