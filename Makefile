@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: install demo learn test quick lab slow check format docs exactness mutants clean
+.PHONY: install demo learn test quick lab slow golden check format docs exactness mutants clean
 
 install: $(READY)
 
@@ -27,6 +27,10 @@ lab: $(READY)
 # Tests that wait for minutes: a real time limit on the cluster of tests/slurm.
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# The bits that commands leave, beside those recorded: GOLDEN_ARGS="--only zero1 shards-en".
+golden: $(READY)
+	$(BIN)/python -m tests.golden $(GOLDEN_ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
