@@ -19,7 +19,7 @@ COMMANDS = {
     "training": {
         "train": ("albert_ds.train", "pretrain ALBERT, or a BERT baseline"),
         "finetune": ("albert_ds.finetune", "fine-tune on GLUE, SQuAD or RACE"),
-        "learn": ("albert_ds.lab.commands.learn", "from text to a small model in the hours given"),
+        "learn": ("albert_lab.commands.learn", "from text to a small model in the hours given"),
         "recipes": ("albert_ds.commands.recipes", "write DeepSpeed's JSONs and recipes for Slurm"),
         "path": ("albert_ds.commands.path", "where a trainer lies, for launchers"),
     },
@@ -32,13 +32,13 @@ COMMANDS = {
         "import": ("albert_ds.commands.convert_hf", "read a folder of Hugging Face"),
     },
     "measuring": {
-        "report": ("albert_ds.lab.commands.report", "make one page of what runs did"),
-        "plan": ("albert_ds.lab.commands.scaling_model", "layout, memory and hours on a cluster"),
-        "scaling": ("albert_ds.lab.commands.scaling_model", "fit and use the model behind plan"),
-        "bench": ("albert_ds.lab.commands.throughput_bench", "measure training steps of models"),
-        "traffic": ("albert_ds.lab.commands.comm_volume", "count the bytes that a step sends"),
-        "gpu-check": ("albert_ds.lab.commands.gpu_check", "check a machine with GPUs"),
-        "plots": ("albert_ds.lab.commands.plots", "draw runs, measurements and predictions"),
+        "report": ("albert_lab.commands.report", "make one page of what runs did"),
+        "plan": ("albert_lab.commands.scaling_model", "layout, memory and hours on a cluster"),
+        "scaling": ("albert_lab.commands.scaling_model", "fit and use the model behind plan"),
+        "bench": ("albert_lab.commands.throughput_bench", "measure training steps of models"),
+        "traffic": ("albert_lab.commands.comm_volume", "count the bytes that a step sends"),
+        "gpu-check": ("albert_lab.commands.gpu_check", "check a machine with GPUs"),
+        "plots": ("albert_lab.commands.plots", "draw runs, measurements and predictions"),
     },
 }
 # Their module holds several commands, and its parser expects this word first.

@@ -90,7 +90,7 @@ def share_gpus(world_size: int) -> None:
     import torch
 
     if 0 < torch.cuda.device_count() < world_size and os.environ.get("DS_ACCELERATOR") != "cpu":
-        from albert_ds.runtime import rendezvous
+        from albert_ds.process import rendezvous
         from tests.staged_gloo import stage
 
         stage()

@@ -33,7 +33,7 @@ class Mutant:
 MUTANTS = (
     Mutant(
         trap="random numbers of each rank's own on replicated activations",
-        file="albert_ds/train.py",
+        file="albert_ds/pretraining/loop.py",
         fix="seed_step(run.config.seed, run.step, run.mesh.dp_rank)",
         without="seed_step(run.config.seed, run.step, run.mesh.rank)",
         test="tests/test_traps.py::test_dropout_on_replicas_is_the_same_on_all_peers",
@@ -56,7 +56,7 @@ MUTANTS = (
     ),
     Mutant(
         trap="shards that DeepSpeed's gradient norm does not know for shards",
-        file="albert_ds/runtime/engine.py",
+        file="albert_ds/engine/engine.py",
         fix="    engine, *_ = deepspeed.initialize(",
         without="    for parameter in model.parameters():\n"
         "        parameter.tensor_model_parallel = False\n"
@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     Mutant(
         trap="LAMB's ratios of the partitions that ZeRO has made",
-        file="albert_ds/runtime/engine.py",
+        file="albert_ds/engine/engine.py",
         fix="reduce=dist.all_reduce,",
         without="reduce=lambda sums: None,",
         test="tests/optim/test_zero.py::test_update_equals_one_process_in_float64[1-2]",
@@ -86,21 +86,21 @@ MUTANTS = (
     ),
     Mutant(
         trap="states of later parameter groups that DeepSpeed never links",
-        file="albert_ds/runtime/engine.py",
+        file="albert_ds/engine/engine.py",
         fix="    init_states(optimizer, built.fragments)\n",
         without="",
         test="tests/test_traps.py::test_every_parameter_group_has_its_state_from_the_start",
     ),
     Mutant(
         trap="losses that are means of the micro-batches' means",
-        file="albert_ds/train.py",
+        file="albert_ds/pretraining/loop.py",
         fix='outputs["mlm_loss_sum"] * mlm_scale',
         without='outputs["mlm_loss_sum"] / micro_batch.masked / len(batch.micro_batches)',
         test="tests/test_global_batch.py::test_any_cut_gives_the_same_update",
     ),
     Mutant(
         trap="a bf16 gradient that is not finite and is applied under ZeRO-2 and 3",
-        file="albert_ds/runtime/engine.py",
+        file="albert_ds/engine/engine.py",
         fix='{"check_grad_overflow": True, **config["bf16"]}',
         without='{"check_grad_overflow": False, **config["bf16"]}',
         test="tests/test_divergence.py::"
@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     Mutant(
         trap="a gradient that is not finite and is applied at ZeRO-0",
-        file="albert_ds/runtime/engine.py",
+        file="albert_ds/engine/engine.py",
         fix='applied = norm < float("inf")',
         without="applied = True",
         test="tests/test_divergence.py::"
@@ -116,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         trap="checkpoints of steps that were skipped, which push the good ones out",
-        file="albert_ds/train.py",
+        file="albert_ds/pretraining/loop.py",
         fix="run.is_due(config.save_every) and not run.skipped_in_a_row",
         without="run.is_due(config.save_every)",
         test="tests/test_divergence.py::"
@@ -124,24 +124,24 @@ MUTANTS = (
     ),
     Mutant(
         trap="a data stream that starts again where a run is resumed",
-        file="albert_ds/train.py",
+        file="albert_ds/pretraining/loop.py",
         fix="open_stream(config, mesh, state.samples)",
         without="open_stream(config, mesh, 0)",
         test="tests/test_layout_change.py::test_no_sample_is_repeated_and_none_is_skipped",
     ),
     Mutant(
         trap="16-bit runs whose master weights start from rounded weights",
-        file="albert_ds/runtime/engine.py",
+        file="albert_ds/engine/engine.py",
         fix="fill_masters(built.fragments, masters)",
         without="pass",
         test="tests/optim/test_zero.py::test_16_bit_runs_start_from_the_fp32_weights[1-2]",
     ),
     Mutant(
         trap="counts of collectives that the compiler compiles again",
-        file="albert_ds/runtime/comm_counter.py",
+        file="albert_ds/report/traffic.py",
         fix="torch.compiler.disable(counted)",
         without="counted",
-        test="tests/runtime/test_comm_counter.py::test_counting_compiles_nothing_again",
+        test="tests/report/test_traffic.py::test_counting_compiles_nothing_again",
     ),
     Mutant(
         trap="the norm of a long tensor summed in fp32",

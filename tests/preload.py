@@ -4,13 +4,13 @@ Collectives are counted from before DeepSpeed and megatron-core take references 
 trainer itself does it.
 """
 
-from albert_ds.runtime.comm_counter import record_traffic
+from albert_ds.report.traffic import record_traffic
 
 TRAFFIC = record_traffic()
 
 import deepspeed  # noqa: E402, F401
 import megatron.core  # noqa: E402, F401
 
+import albert_ds.checkpoint.gather  # noqa: E402, F401
 import albert_ds.parallel.tensor  # noqa: E402, F401
-import albert_ds.runtime.checkpoint  # noqa: E402, F401
-import albert_ds.train  # noqa: E402, F401
+import albert_ds.pretraining.loop  # noqa: E402, F401

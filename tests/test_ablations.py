@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from albert_ds.commands.probe import build_parser as build_probe_parser
-from albert_ds.config import read_config
-from albert_ds.finetuning.config import build_parser
+from albert_ds.settings.finetune import build_parser
+from albert_ds.settings.pretrain import read_config
 from tests.conftest import ROOT
 from tests.test_recipes import JOB
 

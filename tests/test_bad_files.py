@@ -18,12 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from albert_ds.config import read_config
+from albert_ds.checkpoint.folder import TrainState, find_newest, write_checkpoint
 from albert_ds.data.shards import Shard, open_shards
 from albert_ds.errors import DamagedData, UserError
+from albert_ds.interop.weights import read_initial_weights, read_weights
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.runtime.checkpoint_files import TrainState, find_newest, write_checkpoint
-from albert_ds.weights import read_initial_weights, read_weights
+from albert_ds.settings.pretrain import read_config
 from tests.conftest import train_command
 from tests.training import SMALL
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from albert_ds.config import read_config
 from albert_ds.errors import UserError
-from albert_ds.run_config import as_json, write_config
+from albert_ds.settings.pretrain import read_config
+from albert_ds.settings.shared import as_json, write_config
 from tests.conftest import ROOT, finish, start_ranks, train_command
 
 
@@ -342,7 +342,7 @@ def test_the_password_of_a_url_is_not_in_config_json(data, tmp_path):
 
 
 def test_a_run_in_use_is_refused_and_its_ending_left_alone(data, tmp_path):
-    from albert_ds.runtime.run_folder import RunLock
+    from albert_ds.process.run_folder import RunLock
 
     run = tmp_path / "run"
     run.mkdir()

@@ -8,7 +8,7 @@ from albert_ds.data.shards import open_shards
 from albert_ds.errors import UserError
 from albert_ds.model.config import count_flops
 from albert_ds.model.depth import list_depths, read_depths
-from albert_ds.runtime import screen
+from albert_ds.report import screen
 from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.reference import update_error
@@ -61,7 +61,7 @@ def test_each_step_runs_the_depth_of_its_part():
 
 
 def count_steps(rank: int, config, batches: list) -> list[int]:
-    from albert_ds.train import next_batch, train_step
+    from albert_ds.pretraining.loop import next_batch, train_step
 
     run = open_small_run(config, batches, *join(1))
     found = []

@@ -22,8 +22,8 @@ POISON = {1: float("nan"), 2: float("inf")}  # step -> factor of one rank's loss
 
 def poison_steps(rank: int, configs):
     """Steps with a good, a NaN, an infinite and a good gradient: what each reported and left."""
-    from albert_ds.runtime.checkpoint import gather
-    from albert_ds.train import next_batch, train_step
+    from albert_ds.checkpoint.gather import gather
+    from albert_ds.pretraining.loop import next_batch, train_step
 
     joined, reports = join(1), []
     for config in configs:
@@ -74,8 +74,8 @@ def spoilt_weights(data, tmp_path):
     """A checkpoint of `train_command`'s model with one weight so large that sums overflow."""
     from safetensors.torch import save_file
 
-    from albert_ds.config import read_config
     from albert_ds.model.albert import AlbertForPretraining
+    from albert_ds.settings.pretrain import read_config
 
     argv = train_command(data, tmp_path / "unused")[2:]
     model = replace(read_config(argv, world_size=2).model)

@@ -45,10 +45,9 @@ def anchors_of(text: str) -> set[str]:
 
 
 def box_of(module: str) -> str:
-    if module.startswith("data.prepare"):
-        return "prepare"
+    apart = {"interop.export": "export", "process.trainer": "trainer"}
     top = module.split(".")[0]
-    return "base" if top in BASE else {"model_card": "convert"}.get(top, top)
+    return apart.get(module, "base" if top in BASE else top)
 
 
 def test_the_diagram_of_the_packages_is_that_of_the_imports():

@@ -13,7 +13,7 @@ import torch
 
 from albert_ds import __main__ as albert_ds
 from albert_ds.cli import Number, Parser, list_actions
-from albert_ds.convert import export_hf
+from albert_ds.interop.export import export_hf
 from tests.conftest import ROOT
 from tests.test_docs import HISTORY, PAGES
 from tests.test_help import ALL, parser_of

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from albert_ds.cli import list_actions
-from albert_ds.config import build_parser
 from albert_ds.model.config import SIZES, count_flops, count_params
+from albert_ds.settings.pretrain import build_parser
 from tests.conftest import ROOT
 
 DOCS = ROOT / "docs"

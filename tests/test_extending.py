@@ -70,8 +70,8 @@ def toys(monkeypatch):
 
 def train_toys(rank: int, data, vocab_size: int, folder):
     """Two steps of the product; the weights after them and the metrics."""
-    from albert_ds.runtime.checkpoint import gather
-    from albert_ds.train import next_batch, prepare, train_step
+    from albert_ds.checkpoint.gather import gather
+    from albert_ds.pretraining.loop import next_batch, prepare, train_step
 
     for known, rows in zip(TABLES, ROWS, strict=True):
         known.update(rows)

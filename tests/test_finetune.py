@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from albert_ds.convert import export_hf
 from albert_ds.data.vocab import Normalisation, train_vocab
+from albert_ds.interop.export import export_hf
 from tests.conftest import ROOT
 from tests.distributed import run_ranks
 from tests.finetuning import (
@@ -241,10 +241,11 @@ def tune_and_count(rank, argv):
     """Fine-tune; returns how many engines and fp32 weights are alive after each seed's training."""
     import weakref
 
-    from albert_ds import finetune
+    from albert_ds.finetune import main
+    from albert_ds.finetuning import loop
 
     engines, weights, alive = [], [], []
-    start, write_predictions = finetune.start, finetune.write_predictions
+    start, write_predictions = loop.start, loop.write_predictions
 
     def start_and_follow(*given):
         run = start(*given)
@@ -256,8 +257,8 @@ def tune_and_count(rank, argv):
         alive.append([sum(ref() is not None for ref in refs) for refs in (engines, weights)])
         return write_predictions(run)
 
-    finetune.start, finetune.write_predictions = start_and_follow, count_and_write
-    assert finetune.main(argv) == 0
+    loop.start, loop.write_predictions = start_and_follow, count_and_write
+    assert main(argv) == 0
     return alive
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from albert_ds.checkpoint.folder import BEST
 from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import DamagedData, Diverged, MachineFailed, Stopped, UserError
-from albert_ds.runtime.checkpoint_files import BEST
-from albert_ds.runtime.run_folder import RunLock
+from albert_ds.process.run_folder import RunLock
 from tests.distributed import run_ranks
 from tests.finetuning import flags, write_checkpoint, write_cola
 from tests.training import join
@@ -30,9 +30,9 @@ SCENARIOS = {
 
 
 def open_run(argv: list[str], device, mesh):
-    from albert_ds.finetune import prepare
-    from albert_ds.finetuning.config import read_config
+    from albert_ds.finetuning.loop import prepare
     from albert_ds.finetuning.run import start
+    from albert_ds.settings.finetune import read_config
 
     config, args = read_config(argv, world_size=1)
     config, splits = prepare(config, args, mesh)
@@ -41,8 +41,8 @@ def open_run(argv: list[str], device, mesh):
 
 def tune_spoilt(rank: int, common: list, folder: Path):
     """Each scenario: (the ending, steps of the checkpoints that are left)."""
-    from albert_ds import finetune
-    from albert_ds.runtime.metrics import Metrics
+    from albert_ds.finetuning import loop as finetune
+    from albert_ds.report.metrics import Metrics
 
     device, mesh, _ = join(1)
     endings = {}
@@ -133,9 +133,9 @@ def test_a_run_whose_folder_is_replaced_ends_and_leaves_the_new_one_alone(spoilt
 
 def tune_and_resume(rank: int, common: list, folder: Path):
     """Train four of six steps; then what `start` finds after each change to the folder."""
-    from albert_ds import finetune
+    from albert_ds.finetuning import loop as finetune
     from albert_ds.finetuning import results
-    from albert_ds.runtime.metrics import Metrics
+    from albert_ds.report.metrics import Metrics
 
     device, mesh, _ = join(1)
     argv = flags(*common, folder / "run", steps=6, eval_every=1, save_every=2)
@@ -220,8 +220,8 @@ def test_a_run_of_an_earlier_version_takes_the_best_of_its_metrics(resumed):
 
 def start_seeds(rank: int, common: list, folder: Path):
     """What --seeds 2 says where the folder of its first seed is another run's, or in use."""
-    from albert_ds import finetune
-    from albert_ds.finetuning.config import read_config, write_run_files
+    from albert_ds.finetuning import loop as finetune
+    from albert_ds.settings.finetune import read_config, write_run_files
 
     device, mesh, _ = join(1)
     process = SimpleNamespace(mesh=mesh, device=device, world=SimpleNamespace(rank=0), lock=None)
@@ -248,7 +248,7 @@ def test_seeds_do_not_mix_with_another_run_of_their_folder(common, tmp_path):
 
 
 def test_what_is_not_finite_is_never_the_best(tmp_path):
-    from albert_ds.runtime.checkpoint_files import write_folder
+    from albert_ds.checkpoint.folder import write_folder
 
     for value in (1.0, float("nan")):
         tensors = {"weights.safetensors": {"x": torch.tensor([value])}}

@@ -10,7 +10,7 @@ import pytest
 
 from albert_ds.__main__ import COMMANDS, run
 from albert_ds.cli import Number, Parser, as_reference, flags_of, list_actions, unit_of
-from albert_ds.config import RunConfig, build_parser
+from albert_ds.settings.pretrain import RunConfig, build_parser
 from tests.conftest import ROOT
 
 TRAINERS = ["albert-ds train", "albert-ds finetune"]

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from albert_ds.checkpoint.folder import find_damage
 from albert_ds.cli import Number
 from albert_ds.data.shards import open_shards, read_index
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.json_files import MAX_DEPTH, build, check, parse_json, read_json, read_lines
 from albert_ds.model.config import ModelConfig
-from albert_ds.runtime.checkpoint_files import find_damage
-from albert_ds.runtime.metrics import cut_back
+from albert_ds.report.metrics import cut_back
 from tests.bad_input.json_cases import Reader, make_readers
 from tests.training import SMALL
 

@@ -57,8 +57,8 @@ def config_of(leg: Leg, data: Path, vocab_size: int, output: Path):
 
 def run_leg(rank: int, config, num_steps: int):
     """Continue RUN; returns losses, this rank's sample ids by step, tensors at start and end."""
-    from albert_ds.runtime.checkpoint import Saver, gather
-    from albert_ds.train import next_batch, prepare, save, train_step
+    from albert_ds.checkpoint.gather import Saver, gather
+    from albert_ds.pretraining.loop import next_batch, prepare, save, train_step
 
     device, mesh, traffic = join(config.tensor_parallel)
     run = prepare(config, mesh, device, traffic)

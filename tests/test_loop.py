@@ -18,10 +18,10 @@ BATCHES = [
 
 def train_watched(rank: int, folder: str) -> dict:
     """What happens, in order, in a whole run, one with damaged data and one that is stopped."""
-    from albert_ds import train
+    from albert_ds.checkpoint.gather import find_newest
     from albert_ds.errors import DamagedData, Stopped
-    from albert_ds.runtime.checkpoint import find_newest
-    from albert_ds.runtime.ending import SAVER_THREAD
+    from albert_ds.pretraining import loop as train
+    from albert_ds.process.ending import SAVER_THREAD
 
     joined, found = join(1), {}
     for name in ("whole", "damaged", "stopped"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from albert_ds.weights import read_weights
+from albert_ds.interop.weights import read_weights
 from tests.conftest import finish, run_tool, start_ranks, train_command
 
 FIXTURE = Path(__file__).parent / "fixtures" / "run_7085d03"

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from albert_ds.config import read_config
+from albert_ds.engine.deepspeed_config import read_ds_config
 from albert_ds.model.config import SIZES, count_params
-from albert_ds.runtime.deepspeed_config import read_ds_config
+from albert_ds.settings.pretrain import read_config
 from tests.conftest import ROOT
 
 RECIPES = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
@@ -103,7 +103,7 @@ def test_the_papers_recipe(name, data, tmp_path):
 @pytest.mark.parametrize("name", PAPER)
 def test_the_layout_and_the_hours_are_those_of_the_plan(name, data, tmp_path):
     """The header's command, as the planner computes it, against the recipe's flags and header."""
-    from albert_ds.lab.commands import scaling_model
+    from albert_lab.commands import scaling_model
 
     recipe = ROOT / "slurm" / f"{name}.sh"
     text = recipe.read_text()
@@ -161,7 +161,7 @@ def test_smoke_recipe(data, tmp_path):
 
 
 def test_bench_recipe(tmp_path):
-    from albert_ds.lab.commands import comm_volume, throughput_bench
+    from albert_lab.commands import comm_volume, throughput_bench
 
     programs = ask_recipe(ROOT / "slurm" / "bench.sh", "unused", tmp_path)
     assert list(programs) == ["bench", "traffic"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from albert_ds.runtime.checkpoint_files import find_newest
-from albert_ds.runtime.stop_request import POLL_SECONDS
+from albert_ds.checkpoint.folder import find_newest
+from albert_ds.process.stop_request import POLL_SECONDS
 from tests.conftest import ROOT, finish, start_ranks, train_command
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from albert_lab.sharing_study import read_curve
 
-from albert_ds.config import read_config
-from albert_ds.lab.sharing_study import read_curve
 from albert_ds.model.config import count_params
+from albert_ds.settings.pretrain import read_config
 from tests.conftest import ROOT
 
 RECIPE = ROOT / "slurm" / "ablations" / "sharing.sh"

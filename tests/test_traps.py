@@ -22,7 +22,7 @@ BATCHES = [
 def tensor_parallel_traps(rank: int):
     """Drift after steps with dropout, and a transposed gradient after its reduction."""
     from albert_ds.parallel.tensor import _copy_input, find_drift
-    from albert_ds.train import next_batch, train_step
+    from albert_ds.pretraining.loop import next_batch, train_step
 
     joined = join(2)
     config = small_config(
@@ -64,8 +64,8 @@ CHECKPOINTED = (
 
 def checkpointed(rank: int):
     """Initial weights, and weights after three steps of each of `CHECKPOINTED`."""
-    from albert_ds.runtime.checkpoint import gather
-    from albert_ds.train import next_batch, train_step
+    from albert_ds.checkpoint.gather import gather
+    from albert_ds.pretraining.loop import next_batch, train_step
 
     joined, held, initial = join(1), [], {}
     for number, changes in enumerate(CHECKPOINTED):
@@ -93,9 +93,9 @@ def start_of_training(rank: int):
     """Size of DeepSpeed's hidden step, moments before and after the first step, linked states."""
     import deepspeed
 
+    from albert_ds.checkpoint.gather import gather
     from albert_ds.optim.lamb import Lamb, decay_groups
-    from albert_ds.runtime.checkpoint import gather
-    from albert_ds.train import next_batch, train_step
+    from albert_ds.pretraining.loop import next_batch, train_step
 
     joined = join(1)
     model = torch.nn.Linear(8, 8)

@@ -23,7 +23,7 @@ QUICK_ANYWAY = {
 }
 # They work in pytest's own process, but for many seconds.
 TOO_LONG = {
-    "data/prepare/test_segmented.py",
+    "text/test_segmented.py",
     "data/test_languages.py",
     "data/test_leaks.py",
     "data/test_tokenizer_json.py",

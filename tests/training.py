@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from albert_ds.config import RunConfig
 from albert_ds.data.samples import StreamConfig
+from albert_ds.engine.deepspeed_config import read_ds_config, resolve_ds_config
 from albert_ds.model.config import SIZES, ModelConfig
-from albert_ds.runtime.deepspeed_config import read_ds_config, resolve_ds_config
+from albert_ds.settings.pretrain import RunConfig
 from tests.batches import concatenate
 
 DS_CONFIGS = Path(__file__).parents[1] / "ds_configs"
@@ -86,8 +86,8 @@ def rank_batches(config: RunConfig, mesh, batches: list[list[dict]]):
 def join(tensor_parallel: int):
     """Join the world as `main` does; returns (device, mesh, traffic)."""
     from albert_ds.parallel.mesh import build_mesh
-    from albert_ds.runtime.environment import read_world
-    from albert_ds.runtime.rendezvous import join_world
+    from albert_ds.process.rendezvous import join_world
+    from albert_ds.process.world import read_world
     from tests.preload import TRAFFIC
 
     torch.set_num_threads(1)
@@ -97,8 +97,8 @@ def join(tensor_parallel: int):
 
 def open_small_run(config: RunConfig, batches: list[list[dict]], device, mesh, traffic):
     """A Run over the given global batches."""
-    from albert_ds.runtime.metrics import Window
-    from albert_ds.train import Run, build
+    from albert_ds.pretraining.loop import Run, build
+    from albert_ds.report.metrics import Window
 
     return Run(
         config=config,
@@ -123,8 +123,8 @@ class Trained:
 
 def train_ranks(rank: int, configs: list[RunConfig], batches: list[list[dict]]) -> list[Trained]:
     """Train each config over `batches`, one after the other in the same processes."""
-    from albert_ds.runtime.checkpoint import gather
-    from albert_ds.train import next_batch, train_step
+    from albert_ds.checkpoint.gather import gather
+    from albert_ds.pretraining.loop import next_batch, train_step
 
     joined = join(configs[0].tensor_parallel)
     results = []

@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """`albert-ds plots`, started from a clone."""
 
+from albert_lab.commands.plots import main
+
 from albert_ds import cli
-from albert_ds.lab.commands.plots import main
 
 if __name__ == "__main__":
     cli.run(main)

@@ -9,11 +9,11 @@ or by many: mpirun -n N albert-ds shards ... . Killed, the same command goes on.
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.data.prepare.documents import add_input_flag
-from albert_ds.data.prepare.mpi import joined_ranks
-from albert_ds.data.prepare.pipeline import BuildConfig, Built, build_shards
 from albert_ds.data.storage import find_files
 from albert_ds.data.vocab import Vocab, read_vocab
+from albert_ds.text.documents import add_input_flag
+from albert_ds.text.mpi import joined_ranks
+from albert_ds.text.pipeline import BuildConfig, Built, build_shards
 
 
 def build_parser() -> cli.Parser:

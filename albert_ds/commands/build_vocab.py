@@ -8,9 +8,9 @@ AutoTokenizer loads DIR. Prints what normalisation did to the text.
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.data.prepare.documents import add_input_flag
-from albert_ds.data.prepare.vocabulary import VocabConfig, build_vocab
 from albert_ds.data.storage import find_files
+from albert_ds.text.documents import add_input_flag
+from albert_ds.text.vocabulary import VocabConfig, build_vocab
 
 
 def build_parser() -> cli.Parser:

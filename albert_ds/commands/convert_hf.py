@@ -61,7 +61,7 @@ def build_parser() -> cli.Parser:
 
 
 def main(argv: list[str]) -> None:
-    from albert_ds.convert import export_hf, import_hf, list_checkpoints_of, read_probes
+    from albert_ds.interop.export import export_hf, import_hf, list_checkpoints_of, read_probes
 
     args = build_parser().parse_args(argv)
     if args.command == "import":

@@ -16,7 +16,7 @@ def fill_masks(checkpoint: Path, sentences: list[str], top: int) -> list[list[li
     import torch
 
     from albert_ds.data.vocab import MASK
-    from albert_ds.weights import read_model, read_model_vocab
+    from albert_ds.interop.weights import read_model, read_model_vocab
 
     model, vocab = read_model(checkpoint), read_model_vocab(checkpoint)
     config = model.config

@@ -85,7 +85,7 @@ def build_parser() -> cli.Parser:
 
 def open_model(checkpoint: Path, vocab, data: Path, device, num_layers: int | None):
     """A checkpoint's model on `device`; UserError where its vocabulary differs from the data's."""
-    from albert_ds.weights import check_vocab, read_model
+    from albert_ds.interop.weights import check_vocab, read_model
 
     model = read_model(checkpoint)
     if vocab.size != model.config.vocab_size:
@@ -100,8 +100,8 @@ def open_model(checkpoint: Path, vocab, data: Path, device, num_layers: int | No
 
 def find_objective(checkpoint: Path, has_head: bool) -> str:
     """The objective of a checkpoint's two-way head; ALBERT's SOP for a Hugging Face folder."""
+    from albert_ds.interop.weights import find_weights
     from albert_ds.json_files import read_json
-    from albert_ds.weights import find_weights
 
     config = read_json(find_weights(checkpoint)[0] / "config.json")
     objective = config.get("stream", {}).get("objective", "sop")
@@ -208,7 +208,7 @@ def probe_pairs(args, device) -> dict:
     import torch
 
     from albert_ds.evals import minimal_pairs
-    from albert_ds.weights import read_model, read_model_vocab
+    from albert_ds.interop.weights import read_model, read_model_vocab
 
     pairs = minimal_pairs.read_pairs(args.minimal_pairs)
     published = minimal_pairs.read_published(args.minimal_pairs)
@@ -261,7 +261,7 @@ def compare_layers(args, device) -> dict:
 
 def name_measured(args) -> dict[str, str]:
     """What the numbers are of and on which data: a model card takes them for the same weights."""
-    from albert_ds.weights import name_weights
+    from albert_ds.interop.weights import name_weights
 
     layers = f", {args.num_layers} layers" if args.num_layers else ""
     data = args.data or args.minimal_pairs
@@ -278,9 +278,9 @@ def main(argv: list[str]) -> None:
         raise UserError("--precision: allowed only with --minimal-pairs")
     if (args.data is None) == (args.minimal_pairs is None):
         raise UserError("--data and --minimal-pairs: one of them is needed, and not both")
-    from albert_ds.runtime.environment import read_world
-    from albert_ds.runtime.rendezvous import join_world
-    from albert_ds.runtime.screen import quiet_libraries
+    from albert_ds.process.rendezvous import join_world
+    from albert_ds.process.world import read_world
+    from albert_ds.report.screen import quiet_libraries
 
     quiet_libraries()
     device = join_world(read_world())

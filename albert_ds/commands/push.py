@@ -35,7 +35,7 @@ def build_parser() -> cli.Parser:
 
 def list_revisions(folder: Path) -> dict[str, Path]:
     """Revision -> its folder, in the order in which they are pushed: `main` is the last."""
-    from albert_ds.runtime.checkpoint_files import list_checkpoints
+    from albert_ds.checkpoint.folder import list_checkpoints
 
     steps = list_checkpoints(folder)[::-1] if folder.is_dir() else []
     if (folder / WEIGHTS).is_file() and not steps:

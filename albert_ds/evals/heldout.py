@@ -11,9 +11,9 @@ from albert_ds.data.samples import MicroBatch, StreamConfig
 from albert_ds.data.shards import open_shards, read_index
 from albert_ds.data.stream import heldout_batches
 from albert_ds.errors import DamagedData
+from albert_ds.parallel.consensus import Counts, agree
 from albert_ds.parallel.mesh import Mesh
-from albert_ds.runtime.consensus import Counts, agree
-from albert_ds.runtime.metrics import OUTPUTS, summarise
+from albert_ds.report.metrics import OUTPUTS, summarise
 
 LEAK_ACCURACY = 0.97  # a SOP accuracy above it means a leak of the order; the paper's is 0.865
 

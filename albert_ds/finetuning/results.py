@@ -14,10 +14,10 @@ from albert_ds.cli import log_line
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.files import write_file
-from albert_ds.finetuning.config import FinetuneConfig
 from albert_ds.json_files import check
+from albert_ds.parallel.consensus import raise_first_error
 from albert_ds.parallel.mesh import Mesh
-from albert_ds.runtime.consensus import raise_first_error
+from albert_ds.settings.finetune import FinetuneConfig
 from albert_ds.tasks.features import Split, cached, fingerprint, read_features
 from albert_ds.tasks.registry import TASKS
 

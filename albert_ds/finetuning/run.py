@@ -15,18 +15,18 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
-from albert_ds.cli import log_line
-from albert_ds.errors import DamagedData, Diverged, MachineFailed, UserError
-from albert_ds.finetuning.config import FinetuneConfig
-from albert_ds.json_files import read_lines
-from albert_ds.runtime.checkpoint_files import (
+from albert_ds.checkpoint.folder import (
     BEST,
     WEIGHTS,
     read_best,
     read_tensors,
     write_folder,
 )
-from albert_ds.weights import read_encoder, read_model_vocab
+from albert_ds.cli import log_line
+from albert_ds.errors import DamagedData, Diverged, MachineFailed, UserError
+from albert_ds.interop.weights import read_encoder, read_model_vocab
+from albert_ds.json_files import read_lines
+from albert_ds.settings.finetune import FinetuneConfig
 
 NO_BEST = (0, -math.inf)
 
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from albert_ds.engine.engine import Engine
     from albert_ds.model.task_heads import AlbertForTask
     from albert_ds.parallel.mesh import Mesh
-    from albert_ds.runtime.engine import Engine
-    from albert_ds.runtime.run_folder import RunLock
+    from albert_ds.process.run_folder import RunLock
     from albert_ds.tasks.features import Split
 
 
@@ -90,9 +90,9 @@ def start(
 
     `follow` wraps the batches: the heartbeat counts how many were taken.
     """
-    from albert_ds.model.hugging_face import build_shapes
-    from albert_ds.runtime import checkpoint
-    from albert_ds.runtime.engine import build_engine
+    from albert_ds.checkpoint import gather as checkpoint
+    from albert_ds.engine.engine import build_engine
+    from albert_ds.interop.hugging_face import build_shapes
     from albert_ds.tasks.registry import TASKS
 
     folder = checkpoint.find_start(config.run, mesh, build_shapes(config.model, config.head))
@@ -191,8 +191,8 @@ def restore_best(
 
     Raises DamagedData or UserError on all ranks where the best weights are gone or not whole.
     """
-    from albert_ds.model.hugging_face import build_shapes
-    from albert_ds.runtime.consensus import from_rank_0, raise_first_error
+    from albert_ds.interop.hugging_face import build_shapes
+    from albert_ds.parallel.consensus import from_rank_0, raise_first_error
 
     found, best, error = {}, NO_BEST, None
     if mesh.rank == 0:
@@ -227,8 +227,8 @@ def read_evaluations(path: Path, name: str, last: int) -> dict[int, float]:
 
 def keep_best(run: Run) -> None:
     """Write OUTPUT/checkpoints/best. Collective; raises Diverged or MachineFailed on all ranks."""
-    from albert_ds.runtime.checkpoint import gather
-    from albert_ds.runtime.consensus import raise_first_error
+    from albert_ds.checkpoint.gather import gather
+    from albert_ds.parallel.consensus import raise_first_error
 
     tensors, error = {WEIGHTS: gather(run.engine, WEIGHTS)}, None
     step, value = run.best
@@ -244,7 +244,7 @@ def keep_best(run: Run) -> None:
 
 def save(run: Run) -> None:
     """Write a complete checkpoint of the current state. Collective."""
-    from albert_ds.runtime.checkpoint import TrainState, read_loss_scale, save_checkpoint
+    from albert_ds.checkpoint.gather import TrainState, read_loss_scale, save_checkpoint
 
     state = TrainState(
         step=run.step,

@@ -44,7 +44,7 @@ LAMB=${ADAMW/_adamw/}
 [ "$LAMB" != "$ADAMW" ] || stop "CONFIG=$ADAMW: must end in _adamw.json, beside the same for LAMB"
 [[ $ADAMW == *bf16* ]] && PRECISION=bf16 || PRECISION=fp32
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-RECIPE=$("$PYTHON" -c 'from albert_ds.lab.commands import learn; print(*learn.RECIPE, *learn.FROM_RANDOM)')
+RECIPE=$("$PYTHON" -c 'from albert_lab.commands import learn; print(*learn.RECIPE, *learn.FROM_RANDOM)')
 read -ra RECIPE <<< "$RECIPE"
 BASE=("${RECIPE[@]}" --sequence-length "$LENGTH" --deepspeed_config "$ADAMW")
 

@@ -84,8 +84,8 @@ def list_checkpoint_cases(folder: Path, data: Path, draw, count: int) -> Iterato
     """Weights and state that are damaged in any byte are never read."""
     import torch
 
+    from albert_ds.checkpoint.folder import TrainState, find_damage, write_checkpoint
     from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.runtime.checkpoint_files import TrainState, find_damage, write_checkpoint
     from tests.training import SMALL
 
     run = folder / "run_of_checkpoint"
@@ -139,7 +139,7 @@ def list_vocab_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Cas
 
 def list_text_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case]:
     """Text in any packing, damaged anywhere: documents, some marked as damaged, or code 3."""
-    from albert_ds.data.prepare.sources import cut_units, read_documents
+    from albert_ds.text.sources import cut_units, read_documents
 
     plain = "".join(f'<doc id="{n}">\nOne {n}. Two.\n</doc>\n' for n in range(40)).encode()
     lines = "".join(f'{{"text": "One {n}.\\nTwo."}}\n' for n in range(40)).encode()
@@ -210,7 +210,7 @@ def list_metrics_cases(folder: Path, data: Path, draw, count: int) -> Iterator[C
     import json
 
     from albert_ds.json_files import read_lines
-    from albert_ds.runtime.metrics import cut_back
+    from albert_ds.report.metrics import cut_back
 
     records = [{"step": step, "loss": 1.5} for step in range(1, 20)]
     content = "".join(json.dumps(record) + "\n" for record in records).encode()
@@ -228,7 +228,7 @@ def list_metrics_cases(folder: Path, data: Path, draw, count: int) -> Iterator[C
 
 def list_world_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case]:
     """Variables of launchers that are absent, wrong, or contradict each other."""
-    from albert_ds.runtime.environment import MPI_SIZES, TORCH_NAMES, read_world
+    from albert_ds.process.world import MPI_SIZES, TORCH_NAMES, read_world
 
     slurm = ("NTASKS", "STEP_NUM_TASKS", "PROCID", "LOCALID", "STEP_ID")
     names = [*TORCH_NAMES, *MPI_SIZES, *(f"SLURM_{name}" for name in slurm), "LOCAL_WORLD_SIZE"]

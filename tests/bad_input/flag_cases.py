@@ -108,7 +108,7 @@ def _fill(action) -> list[str]:
 
 def list_config_cases(folder: Path, data: Path, draw: random.Random, count: int) -> Iterator[Case]:
     """train.py's whole check of its command line: values that contradict each other or the data."""
-    from albert_ds.config import build_parser, read_config
+    from albert_ds.settings.pretrain import build_parser, read_config
     from tests.conftest import train_command
 
     sound = {"data": data, "output": folder / "new_run", "num_heads": 4}

@@ -136,13 +136,13 @@ def _configurations(folder: Path, data: Path) -> dict[str, Reader]:
     from albert_ds.data.shards import open_shards
     from albert_ds.data.tokenizer_json import read_tokenizer_json
     from albert_ds.data.vocab import read_vocab
+    from albert_ds.engine.deepspeed_config import read_ds_config
+    from albert_ds.interop.hugging_face import build_hf_config, to_hf
+    from albert_ds.interop.weights import read_native, read_weights
     from albert_ds.model.albert import AlbertForPretraining
     from albert_ds.model.config import HeadConfig
-    from albert_ds.model.hugging_face import build_hf_config, to_hf
     from albert_ds.model.task_heads import AlbertForTask
-    from albert_ds.run_config import read_previous
-    from albert_ds.runtime.deepspeed_config import read_ds_config
-    from albert_ds.weights import read_native, read_weights
+    from albert_ds.settings.shared import read_previous
     from tests.training import SMALL
 
     own, native, hf, run = (folder / name for name in ("data", "native", "hf", "run"))
@@ -209,12 +209,13 @@ def _configurations(folder: Path, data: Path) -> dict[str, Reader]:
 def _results(folder: Path) -> dict[str, Reader]:
     from types import SimpleNamespace
 
-    from albert_ds.data.prepare.manifest import Manifest
-    from albert_ds.data.prepare.mpi import Ranks
-    from albert_ds.finetuning.config import find_task_model
-    from albert_ds.lab.commands.scaling_model import _read_memory_errors, read_errors
-    from albert_ds.lab.plots.lines import read_models, read_predictions
-    from albert_ds.lab.scaling.fit import read_cells
+    from albert_lab.commands.scaling_model import _read_memory_errors, read_errors
+    from albert_lab.plots.lines import read_models, read_predictions
+    from albert_lab.scaling.fit import read_cells
+
+    from albert_ds.settings.finetune import find_task_model
+    from albert_ds.text.manifest import Manifest
+    from albert_ds.text.mpi import Ranks
     from tools.lab.paper_table import STATISTICS, read_cell, read_lead
 
     raw, table = ROOT / "docs" / "raw", folder / "table"

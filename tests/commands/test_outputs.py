@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from albert_ds import cli
-from albert_ds.convert import export_hf, import_hf
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
+from albert_ds.interop.export import export_hf, import_hf
 from tests.conftest import ROOT
 from tools.demo import small_tasks, tei_to_text
 

@@ -121,7 +121,7 @@ def run_hugging_face(folder, data, objective, samples, **changes):
 @pytest.mark.parametrize("layers", [2, 5])
 def test_a_shared_model_runs_other_depths_as_hugging_face_does(data, tmp_path, layers):
     """Fewer layers than the three it was trained with, and more."""
-    from albert_ds.convert import export_hf
+    from albert_ds.interop.export import export_hf
 
     run = make(tmp_path / "run", data, "sop", num_layers=3, initializer_range=0.1)
     export_hf(run, tmp_path / "hf")
@@ -145,7 +145,7 @@ def test_bits_per_byte_are_those_of_hugging_face(data, tmp_path):
     """Its log probabilities of the masked pieces, over the bytes of its tokenizer's tokens."""
     from transformers import AutoTokenizer
 
-    from albert_ds.convert import export_hf
+    from albert_ds.interop.export import export_hf
 
     run = make(tmp_path / "run", data, "sop", initializer_range=0.1)
     export_hf(run, tmp_path / "hf")
@@ -172,7 +172,7 @@ def test_depths_that_leave_blocks_out_are_refused(data, tmp_path):
 @pytest.mark.parametrize("changes", [{"sharing": "cycle:2"}, {"per_layer": "norm,position,lora:2"}])
 def test_similarity_is_that_of_hugging_faces_states(data, tmp_path, changes):
     """In any pattern, and with what layers have of their own."""
-    from albert_ds.convert import export_hf
+    from albert_ds.interop.export import export_hf
 
     run = make(tmp_path / "run", data, "none", num_layers=4, **changes)
     path = run / "checkpoints" / "step-00000001" / "weights.safetensors"
@@ -212,9 +212,9 @@ def test_minimal_pairs_as_hugging_face_scores_them(data, tmp_path):
     """Pseudo-log-likelihoods, one sentence and one mask at a time, by transformers' model."""
     from transformers import AlbertForMaskedLM, AutoTokenizer
 
-    from albert_ds.convert import export_hf
     from albert_ds.evals.minimal_pairs import score_sentences
-    from albert_ds.weights import read_model, read_model_vocab
+    from albert_ds.interop.export import export_hf
+    from albert_ds.interop.weights import read_model, read_model_vocab
 
     run = make(tmp_path / "run", data, "sop", initializer_range=0.2)
     export_hf(run, tmp_path / "hf")

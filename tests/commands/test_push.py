@@ -11,10 +11,10 @@ from huggingface_hub import close_session, constants
 from safetensors.torch import load_file, save_file
 
 from albert_ds.commands.push import list_revisions, push
-from albert_ds.convert import export_hf, list_checkpoints_of
 from albert_ds.data.vocab import RELEASED, train_vocab
 from albert_ds.errors import MachineFailed, UserError
-from albert_ds.weights import read_weights
+from albert_ds.interop.export import export_hf, list_checkpoints_of
+from albert_ds.interop.weights import read_weights
 from tests.conftest import ROOT
 from tests.finetuning import write_checkpoint
 from tests.stand_in_hub import TOKEN, serve

@@ -12,8 +12,8 @@ import signal
 import time
 from pathlib import Path
 
-from albert_ds.data.prepare import external_sort, sources
-from albert_ds.data.prepare.manifest import Manifest
+from albert_ds.text import external_sort, sources
+from albert_ds.text.manifest import Manifest
 
 sources.UNIT_BYTES, external_sort.RUN_BYTES, external_sort.RANGE_BYTES = 4000, 3000, 3000
 number = itertools.count(1)

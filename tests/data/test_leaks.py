@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from albert_ds.data.prepare.documents import split_sentences
 from albert_ds.data.samples import StreamConfig
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import Shard, ShardSet, open_shards, pack_sequence, write_shard
 from albert_ds.data.stream import MicroBatchReader
 from albert_ds.data.vocab import SEP, SPECIAL_PIECES, Normalisation, train_vocab
+from albert_ds.text.documents import split_sentences
 from tests.data.corpus import build, read_all
 from tests.data.drawing import restore, samples_of
 

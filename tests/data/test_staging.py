@@ -108,8 +108,8 @@ def stage_as(rank: int, data: str, disks: list[str], hosts: list[str]) -> tuple[
     """Whether this rank copied, and where it will read or why it ended; ranks are on `hosts`."""
     from dataclasses import replace
 
-    from albert_ds import train
-    from albert_ds.runtime import consensus
+    from albert_ds.parallel import consensus
+    from albert_ds.pretraining import loop as train
     from tests.training import join, small_config
 
     _, mesh, _ = join(1)

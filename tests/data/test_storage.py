@@ -11,10 +11,10 @@ import pytest
 
 from albert_ds.cli import log_line
 from albert_ds.data import storage
-from albert_ds.data.prepare.sources import cut_units, read_documents
 from albert_ds.data.shards import open_shards
 from albert_ds.data.storage import find_files, read_bytes
 from albert_ds.errors import DamagedData, UserError
+from albert_ds.text.sources import cut_units, read_documents
 from tests.data.drawing import samples_of, stream, take
 
 

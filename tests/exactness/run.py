@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from albert_ds.config import RunConfig
+from albert_ds.settings.pretrain import RunConfig
 from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.exactness.modes import Mode
@@ -15,7 +15,7 @@ from tests.reference import Reference, reference_training
 from tests.training import SMALL, join, open_small_run, rank_batches, small_config
 
 if TYPE_CHECKING:
-    from albert_ds.train import Run
+    from albert_ds.pretraining.loop import Run
 
 NUM_STEPS = 5
 RESUMED_AFTER = 3  # steps
@@ -88,8 +88,8 @@ def config_of(mode: Mode, output: str = "unused") -> RunConfig:
 
 def resume(run: "Run", batches: list[list[dict]]) -> "Run":
     """The run as its checkpoint continues it, with another engine."""
-    from albert_ds.runtime.checkpoint import Saver
-    from albert_ds.train import save, start
+    from albert_ds.checkpoint.gather import Saver
+    from albert_ds.pretraining.loop import save, start
 
     run.config.run.mkdir(exist_ok=True)
     saver = Saver(run.engine, run.config, resumed_at=0)
@@ -103,8 +103,8 @@ def resume(run: "Run", batches: list[list[dict]]) -> "Run":
 
 def train_modes(rank: int, modes: list[Mode], folder: Path) -> list[Outcome]:
     """Train each mode, one after the other in the same processes; checkpoints go to `folder`."""
-    from albert_ds.runtime.checkpoint import gather
-    from albert_ds.train import next_batch, train_step
+    from albert_ds.checkpoint.gather import gather
+    from albert_ds.pretraining.loop import next_batch, train_step
 
     joined = join(modes[0].tensor_parallel)
     outcomes = []

@@ -18,10 +18,11 @@ from tests import preload, staged_gloo  # noqa: F401 (preload: what every run im
 from tests.fake_cuda import torch_cuda
 
 ROOTS = ("albert_ds/", "site-packages/deepspeed/", "site-packages/megatron/")
-
-
-# The functions of a trainer that are one step.
-STEP = {"albert_ds.train": ("run_passes", "update"), "albert_ds.finetune": ("train_step",)}
+# The module of a trainer's loop, and its functions that are one step.
+STEP = {
+    "albert_ds.train": ("albert_ds.pretraining.loop", "run_passes", "update"),
+    "albert_ds.finetune": ("albert_ds.finetuning.loop", "train_step"),
+}
 
 
 class Report:
@@ -67,7 +68,8 @@ def run(path: str, program: str, argv: list[str]) -> int:
     torch_cuda.listen(report.hear)
     trainer = importlib.import_module(program)
     if program in STEP:
-        report.watch(trainer, *STEP[program])
+        loop, *parts = STEP[program]
+        report.watch(importlib.import_module(loop), *parts)
     code = trainer.main(argv) or 0
     torch_cuda.listen(None)
     if os.environ.get("RANK", "0") == "0":

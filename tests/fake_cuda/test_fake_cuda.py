@@ -24,9 +24,9 @@ MICRO_BATCHES = 4  # of a step here
 # micro-batch is over its bound.
 WAITS = {
     # The norm goes into metrics.jsonl, and one that is not finite skips the step.
-    "albert_ds/runtime/engine.py:take_step": 1,
+    "albert_ds/engine/engine.py:take_step": 1,
     # The same at ZeRO-0; and which tensors this rank counts in the norm goes to the device.
-    "albert_ds/runtime/engine.py:_clip_gradients": 2,
+    "albert_ds/engine/engine.py:_clip_gradients": 2,
     # DeepSpeed reads the norm of both parameter groups and their sum by itself.
     f"{UTILS}:mask_nan_or_inf_with_val_inplace": 2,
     f"{UTILS}:is_invalid_grad_norm": 3,

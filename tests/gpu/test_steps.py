@@ -24,7 +24,7 @@ BATCHES = [random_samples(8, vocab_size=101, max_length=24, seed=seed) for seed 
 
 
 def train(rank: int, configs: list, deterministic: bool = False) -> list[Trained]:
-    from albert_ds.runtime.rendezvous import use_deterministic_algorithms
+    from albert_ds.process.rendezvous import use_deterministic_algorithms
 
     if deterministic:
         use_deterministic_algorithms()

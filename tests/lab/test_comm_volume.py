@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from albert_lab.scaling.collectives import ACTIVATIONS, SMALL, count_collectives
+from albert_lab.scaling.layout import Layout
 
-from albert_ds.lab.scaling.collectives import ACTIVATIONS, SMALL, count_collectives
-from albert_ds.lab.scaling.layout import Layout
 from albert_ds.model.config import SIZES, count_params
 from tests.distributed import run_ranks
 
@@ -22,7 +22,8 @@ OWN = "norm,scale,position,lora:4"
 
 def measure(rank: int, *flags: str) -> list[dict]:
     """What tools/comm_volume.py does as one of its ranks."""
-    from albert_ds.lab.commands.comm_volume import build_parser, measure_models
+    from albert_lab.commands.comm_volume import build_parser, measure_models
+
     from tests.preload import TRAFFIC
 
     return measure_models(build_parser().parse_args(["--models", "albert-tiny", *flags]), TRAFFIC)

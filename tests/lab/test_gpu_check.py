@@ -10,13 +10,13 @@ import time
 
 import psutil
 import pytest
+from albert_lab.commands.gpu_check import main
+from albert_lab.gpu_check.check import Check, Finding, ended, open_folder
+from albert_lab.gpu_check.pieces import find_pieces
+from albert_lab.gpu_check.report import write_report
+from albert_lab.gpu_check.speed import judge, measure_speed
 
 from albert_ds.errors import UserError
-from albert_ds.lab.commands.gpu_check import main
-from albert_ds.lab.gpu_check.check import Check, Finding, ended, open_folder
-from albert_ds.lab.gpu_check.pieces import find_pieces
-from albert_ds.lab.gpu_check.report import write_report
-from albert_ds.lab.gpu_check.speed import judge, measure_speed
 from tests.conftest import ROOT
 from tests.fake_cuda.test_fake_cuda import fake_cuda  # noqa: F401 (a fixture)
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from albert_lab.nodes import check_nodes, parse_rate
 
 from albert_ds.errors import UserError
-from albert_ds.lab.nodes import check_nodes, parse_rate
 from tests.conftest import ROOT
 
 HELD = """
 import subprocess, sys, time
-from albert_ds.lab.nodes import open_nodes
+from albert_lab.nodes import open_nodes
 with open_nodes(2) as nodes:
     inside = [subprocess.Popen(nodes.command(node, ["sleep", "600"])) for node in (0, 1)]
     time.sleep(0.5)
@@ -84,7 +84,7 @@ def test_without_root_one_line_says_so():
     script = (
         "import os, sys\n"
         "from albert_ds.errors import UserError\n"
-        "from albert_ds.lab.nodes import check_nodes\n"
+        "from albert_lab.nodes import check_nodes\n"
         "if os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
         "try: check_nodes(2)\n"
         "except UserError as error: sys.exit(str(error))\n"

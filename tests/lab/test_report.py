@@ -10,16 +10,16 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from albert_lab.commands.report import main
+from albert_lab.report.chart import HEIGHT, LEFT, RIGHT, WIDTH, Chart, Line, Point, thin
+from albert_lab.report.corpus import read_corpus
+from albert_lab.runs import name_runs
 from PIL import Image
 
 from albert_ds.data.shards import Shard, open_shards
 from albert_ds.data.stream import heldout_batches
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.errors import UserError
-from albert_ds.lab.commands.report import main
-from albert_ds.lab.report.chart import HEIGHT, LEFT, RIGHT, WIDTH, Chart, Line, Point, thin
-from albert_ds.lab.report.corpus import read_corpus
-from albert_ds.lab.runs import name_runs
 from tests.browser import with_page
 from tests.conftest import ROOT
 

@@ -7,8 +7,8 @@ so what a rank must have waited is reckoned from the moments at which the other 
 import time
 
 import pytest
+from albert_lab.step_breakdown import PARTS, Span, split
 
-from albert_ds.lab.step_breakdown import PARTS, Span, split
 from tests.batches import random_samples
 from tests.distributed import METHOD, run_ranks
 from tests.training import SMALL, join, open_small_run, small_config
@@ -49,8 +49,9 @@ def test_each_moment_belongs_to_the_innermost_part():
 
 def measure_delays(rank: int, configs) -> list[dict]:
     """A step of each config in which rank 1 is late in backward, and batches come late."""
-    from albert_ds.lab.step_breakdown import watch
-    from albert_ds.train import next_batch, train_step
+    from albert_lab.step_breakdown import watch
+
+    from albert_ds.pretraining.loop import next_batch, train_step
 
     joined = join(1)
     found = []
@@ -130,8 +131,7 @@ def reduce_and_work(rank: int) -> list[dict]:
     """Two all-reduces for which rank 1 comes late; the second is waited for at once."""
     import torch
     import torch.distributed as dist
-
-    from albert_ds.lab.comm_trace import EventRecorder, clock_of, sum_up
+    from albert_lab.comm_trace import EventRecorder, clock_of, sum_up
 
     device, mesh, traffic = join(1)
     found = []

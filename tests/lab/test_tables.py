@@ -1,6 +1,6 @@
 """Tables are Markdown whose columns of figures are aligned right."""
 
-from albert_ds.lab.tables import group_by, spread, table
+from albert_lab.tables import group_by, spread, table
 
 
 def test_a_table():

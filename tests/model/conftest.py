@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from albert_ds.interop.hugging_face import name_pairs, to_hf
 from albert_ds.model.config import ModelConfig
-from albert_ds.model.hugging_face import name_pairs, to_hf
 
 
 def build_config(**changes) -> ModelConfig:

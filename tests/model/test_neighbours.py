@@ -70,8 +70,8 @@ def test_cls_attends_to_the_whole_sequence(name):
 
 def save_start(rank: int, config) -> dict[str, torch.Tensor]:
     """The weights that a run would save at step 0."""
-    from albert_ds.runtime.checkpoint import gather
-    from albert_ds.train import start
+    from albert_ds.checkpoint.gather import gather
+    from albert_ds.pretraining.loop import start
 
     device, mesh, _ = join(config.tensor_parallel)
     return gather(start(config, mesh, device)[0], "weights.safetensors")

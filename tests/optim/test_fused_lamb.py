@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from albert_ds.engine.deepspeed_config import check_fused_lamb
 from albert_ds.errors import UserError
-from albert_ds.runtime.deepspeed_config import check_fused_lamb
 from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.optim.fused_lamb import DEEPSPEED, RATE, Rules, compare_terms, fused_update
@@ -78,9 +78,9 @@ def train_and_resume(rank: int, folder: Path):
     """Four steps, and two steps, a checkpoint, and two more in an engine built from it."""
     from deepspeed.ops.lamb import fused_lamb
 
-    from albert_ds.runtime.checkpoint import gather, restore, save_checkpoint
-    from albert_ds.runtime.checkpoint_files import TrainState, read_tensors
-    from albert_ds.train import build, next_batch, train_step
+    from albert_ds.checkpoint.folder import TrainState, read_tensors
+    from albert_ds.checkpoint.gather import gather, restore, save_checkpoint
+    from albert_ds.pretraining.loop import build, next_batch, train_step
 
     fused_lamb.FusedLambBuilder = Kernel
     joined = join(1)

@@ -115,8 +115,8 @@ def test_deepspeed_clips_bf16_runs_by_the_exact_norm():
 
 def measure_norms(rank: int, configs: list) -> list[tuple[float, float]]:
     """Of each run's first step: the norm of its gradient, and that in float64."""
-    from albert_ds.runtime.checkpoint import gather
-    from albert_ds.train import next_batch, train_step
+    from albert_ds.checkpoint.gather import gather
+    from albert_ds.pretraining.loop import next_batch, train_step
 
     joined, found = join(1), []
     samples = random_samples(8, vocab_size=30_000, max_length=32, seed=0)

@@ -62,8 +62,8 @@ def build_half(rank: int, configs: list, weights: dict) -> list[tuple]:
     """
     from deepspeed.accelerator import get_accelerator
 
-    from albert_ds.runtime.checkpoint import gather
-    from albert_ds.train import build
+    from albert_ds.checkpoint.gather import gather
+    from albert_ds.pretraining.loop import build
 
     get_accelerator().is_fp16_supported = lambda: True  # any CPU can hold fp16 weights
     device, mesh, _ = join(configs[0].tensor_parallel)

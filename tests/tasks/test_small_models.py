@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from albert_ds.finetuning.config import find_rate
 from albert_ds.finetuning.results import find_constant
 from albert_ds.model.config import SIZES
+from albert_ds.settings.finetune import find_rate
 from albert_ds.tasks.recipes import RECIPES
 
 

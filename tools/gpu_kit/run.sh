@@ -55,7 +55,7 @@ if wants install && compgen -G "$KIT/*.whl" > /dev/null; then
     "$PY" -m compileall -q -j 0 "$SITE/deepspeed" "$SITE/megatron" albert_ds > /dev/null 2>&1 &
 fi
 # tools/*.py find albert_ds only through the path, since nothing is installed from this checkout.
-export PYTHONPATH=$ROOT:$SITE${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$ROOT:$ROOT/tools:$SITE${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export TORCHINDUCTOR_CACHE_DIR=$WORK/inductor TRITON_CACHE_DIR=$WORK/triton TORCH_EXTENSIONS_DIR=$WORK/extensions
 export NCCL_SOCKET_IFNAME=lo GLOO_SOCKET_IFNAME=lo MASTER_ADDR=127.0.0.1

@@ -10,11 +10,12 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+from albert_lab.scaling.collectives import GRADIENTS, WEIGHTS
+from albert_lab.tables import group_by, read_report, spread, table
+from albert_lab.throughput_tables import LAYOUT, middle
+
 from albert_ds import cli
 from albert_ds.cli import Parser
-from albert_ds.lab.scaling.collectives import GRADIENTS, WEIGHTS
-from albert_ds.lab.tables import group_by, read_report, spread, table
-from albert_ds.lab.throughput_tables import LAYOUT, middle
 
 MODELS = ("model / baseline", "nodes x ranks", "sequences x tokens per micro-batch", "link")
 MODELS += ("MB sent per rank", "exposed s", "exposed share of the step")

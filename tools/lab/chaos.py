@@ -19,11 +19,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from albert_lab.nodes import find_port, rank_environment
+
 from albert_ds import cli
 from albert_ds.cli import Parser, positive
 from albert_ds.errors import MachineFailed, UserError
 from albert_ds.json_files import parse_json
-from albert_ds.lab.nodes import find_port, rank_environment
 
 ROOT = Path(__file__).parents[2]
 MOMENTS = ("starting", "stepping", "stepping", "saving", "saving")

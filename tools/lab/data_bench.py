@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from albert_lab.tables import table, three
+
 from albert_ds import cli
 from albert_ds.cli import Parser, natural, positive
-from albert_ds.data.prepare.sources import cut_units, read_documents
 from albert_ds.data.storage import find_files
 from albert_ds.errors import UserError
-from albert_ds.lab.tables import table, three
+from albert_ds.text.sources import cut_units, read_documents
 
 BUILD = Path(__file__).parents[1] / "build_shards.py"
 KINDS: dict[str, dict[str, Any]] = {

@@ -14,10 +14,11 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
+from albert_lab.tables import table, three
+
 from albert_ds import cli
 from albert_ds.cli import Parser, positive
 from albert_ds.files import write_file
-from albert_ds.lab.tables import table, three
 from albert_ds.model.config import SIZES
 
 if TYPE_CHECKING:

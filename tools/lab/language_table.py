@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from albert_ds import cli
-from albert_ds.data.prepare.documents import split_sentences
-from albert_ds.data.prepare.languages import SCRIPTS
-from albert_ds.data.prepare.sources import cut_units, read_documents
 from albert_ds.data.shards import read_index
 from albert_ds.data.vocab import read_vocab
 from albert_ds.errors import UserError
+from albert_ds.text.documents import split_sentences
+from albert_ds.text.languages import SCRIPTS
+from albert_ds.text.sources import cut_units, read_documents
 
 TOOLS = Path(__file__).parents[1]
 LANGUAGES = ("ar", "de", "en", "ja", "ko", "th", "vi", "zh")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Measure the peak memory of a step, and compare it with albert_ds/lab/scaling/memory.py.
+"""Measure the peak memory of a step, and compare it with tools/albert_lab/scaling/memory.py.
 
 Every combination of the flags takes two of the trainer's steps in processes of its own. On a CPU
 the profiler follows the bytes of tensors at PyTorch's allocator, without libraries and the
@@ -17,12 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from albert_ds import cli
-from albert_ds.cli import Parser, positive
-from albert_ds.errors import UserError
-from albert_ds.files import write_file
-from albert_ds.json_files import check, read_json
-from albert_ds.lab.bench_run import (
+from albert_lab.bench_run import (
     accumulation_of,
     bench_config,
     open_bench_run,
@@ -30,15 +25,21 @@ from albert_ds.lab.bench_run import (
     stage_of,
     take_step,
 )
-from albert_ds.lab.nodes import start_ranks
-from albert_ds.lab.scaling.layout import CHECKPOINTING, Layout
-from albert_ds.lab.scaling.memory import predict_memory
-from albert_ds.lab.tables import table
+from albert_lab.nodes import start_ranks
+from albert_lab.scaling.layout import CHECKPOINTING, Layout
+from albert_lab.scaling.memory import predict_memory
+from albert_lab.tables import table
+
+from albert_ds import cli
+from albert_ds.cli import Parser, positive
+from albert_ds.errors import UserError
+from albert_ds.files import write_file
+from albert_ds.json_files import check, read_json
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh
-from albert_ds.runtime.comm_counter import record_traffic
-from albert_ds.runtime.environment import read_world
-from albert_ds.runtime.rendezvous import join_world
+from albert_ds.process.rendezvous import join_world
+from albert_ds.process.world import read_world
+from albert_ds.report.traffic import record_traffic
 
 
 def build_parser() -> Parser:

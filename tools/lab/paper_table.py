@@ -12,13 +12,14 @@ import math
 import statistics
 from pathlib import Path
 
+from albert_lab.tables import table
+
 from albert_ds import cli
 from albert_ds.cli import Number, Parser
 from albert_ds.data.stream_config import list_pair_tasks
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
 from albert_ds.json_files import build, check, read_json, read_lines
-from albert_ds.lab.tables import table
 from albert_ds.tasks.registry import TASKS
 
 TITLES = {"squad1": "SQuAD1.1", "squad2": "SQuAD2.0", "race": "RACE"}

@@ -23,23 +23,24 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from albert_lab.bench_run import bench_config, open_bench_run
+from albert_lab.tables import table, three
+
 from albert_ds import cli
 from albert_ds.cli import Number, Parser, natural, positive
 from albert_ds.files import write_file
-from albert_ds.lab.bench_run import bench_config, open_bench_run
-from albert_ds.lab.tables import table, three
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh
-from albert_ds.runtime.comm_counter import record_traffic
-from albert_ds.runtime.environment import read_world
-from albert_ds.runtime.rendezvous import join_world
+from albert_ds.process.rendezvous import join_world
+from albert_ds.process.world import read_world
+from albert_ds.report.traffic import record_traffic
 
 if TYPE_CHECKING:
     import torch
 
-    from albert_ds.config import RunConfig
     from albert_ds.data.samples import MicroBatch
-    from albert_ds.train import Run
+    from albert_ds.pretraining.loop import Run
+    from albert_ds.settings.pretrain import RunConfig
 
 OURS, COMPILED = "albert-ds", "albert-ds compiled"
 PEERS = ("sdpa", "eager", "sdpa compiled", "eager compiled")
@@ -88,7 +89,7 @@ class Peer:
         import torch
         from transformers import AlbertConfig, AlbertForPreTraining
 
-        from albert_ds.model.hugging_face import to_hf
+        from albert_ds.interop.hugging_face import to_hf
 
         attention, *compiled = kind.split()
         state = {k: v.detach().cpu() for k, v in run.engine.deepspeed.module.state_dict().items()}
@@ -190,8 +191,8 @@ def config_of(args) -> RunConfig:
 
 def measure(args) -> dict:
     """Seconds of every step; in each round all take a step on the same batch."""
-    from albert_ds.runtime.run_folder import read_versions
-    from albert_ds.train import next_batch, train_step
+    from albert_ds.pretraining.loop import next_batch, train_step
+    from albert_ds.process.run_folder import read_versions
 
     traffic = record_traffic()
     device = join_world(read_world())

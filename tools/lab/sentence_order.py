@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from albert_lab.order_pairs import build_row, draw_pairs, group_by_length, list_pairs, show
+from albert_lab.tables import table
 
 from albert_ds import cli
 from albert_ds.cli import Parser
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
-from albert_ds.lab.order_pairs import build_row, draw_pairs, group_by_length, list_pairs, show
-from albert_ds.lab.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

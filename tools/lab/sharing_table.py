@@ -12,12 +12,13 @@ import json
 import statistics
 from pathlib import Path
 
+from albert_lab.sharing_study import Curve, list_costs, read_curve
+from albert_lab.tables import table
+
 from albert_ds import cli
 from albert_ds.cli import Parser
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
-from albert_ds.lab.sharing_study import Curve, list_costs, read_curve
-from albert_ds.lab.tables import table
 
 COLUMNS = {  # of the table, and the field of a row
     "parameters": "parameters",
@@ -143,7 +144,7 @@ def main(argv: list[str]) -> None:
     if args.output:
         write_file(args.output, json.dumps(found, indent=1) + "\n")
     if args.picture:
-        from albert_ds.lab.plots.lines import draw_study
+        from albert_lab.plots.lines import draw_study
 
         draw_study({name: [*curves.values()] for name, curves in rows.items()}, args.picture)
 

@@ -22,13 +22,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from albert_lab.commands import learn
+from albert_lab.tables import table
+
 from albert_ds import cli
 from albert_ds.cli import Number, Parser, positive
 from albert_ds.errors import MachineFailed, UserError
 from albert_ds.files import write_file
 from albert_ds.json_files import read_json
-from albert_ds.lab.commands import learn
-from albert_ds.lab.tables import table
 
 ROOT = Path(__file__).parents[2]
 STARTS = ("pretrained", "random")

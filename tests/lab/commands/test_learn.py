@@ -6,11 +6,8 @@ import sys
 from argparse import Namespace
 
 import pytest
-
-from albert_ds.config import read_config
-from albert_ds.errors import UserError
-from albert_ds.lab.commands import learn
-from albert_ds.lab.commands.learn import (
+from albert_lab.commands import learn
+from albert_lab.commands.learn import (
     BATCH,
     LOGGED_STEPS,
     MEASURED_STEPS,
@@ -21,6 +18,9 @@ from albert_ds.lab.commands.learn import (
     recipe,
     trainer,
 )
+
+from albert_ds.errors import UserError
+from albert_ds.settings.pretrain import read_config
 from tests.conftest import ROOT
 
 

@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 import pytest
+from albert_lab.plots import bench
+from albert_lab.plots.lines import list_curves
 
-from albert_ds.lab.plots import bench
-from albert_ds.lab.plots.lines import list_curves
 from tests.conftest import ROOT
 from tests.lab.scaling.bench import write_report
 

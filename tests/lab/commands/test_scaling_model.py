@@ -4,11 +4,11 @@ import json
 import re
 
 import pytest
+from albert_lab.commands import plots
+from albert_lab.commands.scaling_model import main
 
-from albert_ds.config import read_config
 from albert_ds.errors import UserError
-from albert_ds.lab.commands import plots
-from albert_ds.lab.commands.scaling_model import main
+from albert_ds.settings.pretrain import read_config
 from tests.lab.scaling.bench import write_report
 
 PLAN = ("plan", "--link", "100", "--steps", "1000")

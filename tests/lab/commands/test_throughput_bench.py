@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from albert_lab.commands import throughput_bench
+from albert_lab.throughput_tables import PAPER
 
-from albert_ds.lab.commands import throughput_bench
-from albert_ds.lab.throughput_tables import PAPER
-from albert_ds.runtime.environment import World
+from albert_ds.process.world import World
 from tests.conftest import ROOT
 
 SMALL = ("--sequence-length", "16", "--vocab-size", "50")

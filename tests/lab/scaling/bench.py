@@ -3,9 +3,10 @@
 import json
 import random
 
-from albert_ds.lab.scaling.collectives import count_collectives
-from albert_ds.lab.scaling.layout import Layout
-from albert_ds.lab.scaling.step_time import Machine, predict_step
+from albert_lab.scaling.collectives import count_collectives
+from albert_lab.scaling.layout import Layout
+from albert_lab.scaling.step_time import Machine, predict_step
+
 from albert_ds.model.config import SIZES, count_params
 
 CORES = 2

@@ -4,9 +4,7 @@ seen: a whole model, a whole link speed, a whole number of ranks."""
 import json
 
 import pytest
-
-from albert_ds.errors import UserError
-from albert_ds.lab.scaling.fit import (
+from albert_lab.scaling.fit import (
     START,
     check,
     divide,
@@ -15,6 +13,8 @@ from albert_ds.lab.scaling.fit import (
     read_hold_out,
     summarise,
 )
+
+from albert_ds.errors import UserError
 from tests.lab.scaling.bench import MACHINE, make_report, write_report
 
 HELD = "model=albert-large,link=100mbit,ranks=4,model=albert-base"

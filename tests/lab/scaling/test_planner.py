@@ -3,20 +3,20 @@
 from dataclasses import replace
 
 import pytest
-
-from albert_ds.errors import UserError
-from albert_ds.lab.scaling.collectives import count_collectives
-from albert_ds.lab.scaling.hardware import GPUS, describe_gpu
-from albert_ds.lab.scaling.layout import Layout
-from albert_ds.lab.scaling.memory import predict_memory
-from albert_ds.lab.scaling.planner import (
+from albert_lab.scaling.collectives import count_collectives
+from albert_lab.scaling.hardware import GPUS, describe_gpu
+from albert_lab.scaling.layout import Layout
+from albert_lab.scaling.memory import predict_memory
+from albert_lab.scaling.planner import (
     AS_FAST,
     find_hours,
     find_layouts,
     find_plans,
     list_patterns_of,
 )
-from albert_ds.lab.scaling.step_time import Machine, predict_step
+from albert_lab.scaling.step_time import Machine, predict_step
+
+from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES
 
 H100 = describe_gpu(GPUS["h100"])

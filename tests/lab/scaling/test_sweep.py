@@ -1,11 +1,11 @@
 """Up to what batch sharing pays: the largest one that still reaches a speed-up, and no larger."""
 
 import pytest
+from albert_lab.scaling.hardware import GPUS, describe_gpu
+from albert_lab.scaling.layout import Layout
+from albert_lab.scaling.planner import Recipe, largest_batch, predict_grid
+from albert_lab.scaling.step_time import predict_step
 
-from albert_ds.lab.scaling.hardware import GPUS, describe_gpu
-from albert_ds.lab.scaling.layout import Layout
-from albert_ds.lab.scaling.planner import Recipe, largest_batch, predict_grid
-from albert_ds.lab.scaling.step_time import predict_step
 from albert_ds.model.config import SIZES
 
 PAIR = ("bert-large", "albert-large")

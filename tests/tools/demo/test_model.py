@@ -7,7 +7,7 @@ import torch
 
 from albert_ds.commands.fill_mask import fill_masks
 from albert_ds.evals.minimal_pairs import Pair, score_pairs, score_sentences
-from albert_ds.weights import read_model, read_model_vocab
+from albert_ds.interop.weights import read_model, read_model_vocab
 
 MODEL = Path(__file__).parents[3] / "tools" / "demo" / "model"
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from albert_lab.commands import throughput_bench
 
-from albert_ds.lab.commands import throughput_bench
 from tests.conftest import ROOT
 
 STUB = """#!/bin/bash

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from albert_lab.order_pairs import draw_pairs, group_by_length, list_pairs, show
 from torch.nn.functional import one_hot
 
 from albert_ds.errors import UserError
-from albert_ds.lab.order_pairs import draw_pairs, group_by_length, list_pairs, show
 from tests.batches import concatenate
 from tests.finetuning import write_checkpoint
 from tools.lab import sentence_order
@@ -74,7 +74,7 @@ def test_pairs_count_in_the_class_of_their_shorter_segment():
 def test_the_order_is_judged_as_training_counts_it(data, tmp_path):
     """Against the model's own `pair_correct`, of all sequences together."""
     from albert_ds.data.shards import open_shards
-    from albert_ds.weights import read_model
+    from albert_ds.interop.weights import read_model
 
     heldout = open_shards(data, "heldout")
     sizes = {"vocab_size": heldout.vocab.size, "seed": 3}

@@ -1,0 +1,371 @@
+"""A checkpoint on the disk: written whole, proven whole before it is read, deleted when it is old.
+
+    RUN/checkpoints/step-00001000/weights.safetensors      fp32 weights
+                                  exp_avg.safetensors      first moments
+                                  exp_avg_sq.safetensors   second moments
+                                  state.json               format, step, data position, checksums
+    RUN/checkpoints/latest                                 name of the newest
+    RUN/checkpoints/best/                                  of fine-tuning: weights and state.json
+
+A folder gets its final name in one atomic rename after all its files have reached the disk, so a
+folder with a final name is complete. `latest` is replaced after that, also by a rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import stat
+import zlib
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+
+from albert_ds.cli import Number, log_line
+from albert_ds.errors import DamagedData, Diverged, MachineFailed, UserError
+from albert_ds.files import compute_crc32, set_aside, sync_file, write_file
+from albert_ds.json_files import check, parse_json, read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from albert_ds.process.run_folder import RunLock
+
+Shapes = dict[str, tuple[int, ...]]  # of every tensor of a model, by name
+FORMAT = 1  # of state.json; the first runs wrote the same without saying so
+WEIGHTS, STATE = "weights.safetensors", "state.json"
+FILES = (WEIGHTS, "exp_avg.safetensors", "exp_avg_sq.safetensors")
+BEST = Path("checkpoints", "best")  # of a fine-tuning run, as measured on the dev set
+FOLDER_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,9})", re.ASCII)
+LEFT_OVER = re.compile(rf"\.{FOLDER_NAME.pattern}\.(tmp|old)", re.ASCII)
+WHOLE = Number(low=0, whole=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainState:
+    """What a resumed run needs besides the tensors."""
+
+    step: int  # finished optimizer steps
+    samples: int  # position in the data stream
+    updates: int  # applied updates: steps without those skipped for a non-finite gradient
+    loss_scale: dict | None  # state of fp16's dynamic loss scaler
+
+
+SCHEMA = {"step": WHOLE, "samples": WHOLE, "updates": WHOLE, "loss_scale": (dict, None)}
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def write_checkpoint(
+    output: Path,
+    tensors: dict,
+    state: TrainState,
+    *,
+    keep_last: int,
+    keep_every: int | None,
+    lock: RunLock | None = None,
+) -> MachineFailed | Diverged | None:
+    """Write a checkpoint of `tensors` (by file and name), and delete what is older than those kept.
+
+    Returns the error if that failed.
+    """
+    root = output / "checkpoints"
+    try:
+        write_folder(root / folder_name(state.step), tensors, asdict(state), lock)
+        if (root / "latest").is_dir() and not (root / "latest").is_symlink():
+            log_line(set_aside(root / "latest"))
+        write_file(root / "latest", folder_name(state.step) + "\n", sync=True)
+        sync_file(root)
+        shapes = tuple((name, tuple(x.shape)) for name, x in tensors[WEIGHTS].items())
+        _prune(root, keep_last, keep_every, shapes)
+    except (MachineFailed, Diverged) as error:
+        return error
+    except OSError as caught:
+        return _storage_failed(root, tensors, caught)
+    return None
+
+
+def write_folder(final: Path, tensors: dict, facts: dict, lock: RunLock | None = None) -> None:
+    """Publish a folder with files of tensors and a state.json, completely or not at all.
+
+    Raises Diverged where a number is not finite, and MachineFailed where the folder cannot be
+    written, or where RUN at this path is no longer the one that `lock` holds.
+    """
+    root = final.parent
+    for file, content in tensors.items():
+        for name, tensor in content.items():
+            if not tensor.isfinite().all():
+                raise Diverged(
+                    f"{name} in {file} of step {facts['step']} is not finite; "
+                    f"{describe_saved(root.parent)}"
+                )
+    if lock is not None and (lost := lock.find_loss()) is not None:
+        raise lost
+    try:
+        root.mkdir(exist_ok=True)  # never RUN itself: if that is gone, another one may follow
+        for left_over in root.iterdir():  # of a run killed while saving
+            if LEFT_OVER.fullmatch(left_over.name):
+                _free_name(left_over)
+        _write(final, tensors, facts)
+    except (OSError, SafetensorError) as caught:
+        shutil.rmtree(final.with_name(f".{final.name}.tmp"), ignore_errors=True)
+        raise _storage_failed(root, tensors, caught) from caught
+
+
+def _write(final: Path, tensors: dict, facts: dict) -> None:
+    from safetensors.torch import save_file
+
+    temporary, old = (final.with_name(f".{final.name}.{end}") for end in ("tmp", "old"))
+    _free_name(temporary)
+    temporary.mkdir()
+    checksums = {}
+    for file, content in tensors.items():
+        save_file(content, temporary / file)
+        sync_file(temporary / file)
+        checksums[file] = compute_crc32(temporary / file)
+    record = {"format": FORMAT, **facts, "crc32": checksums}
+    sealed = {**record, "seal": _seal(record)}
+    write_file(temporary / STATE, json.dumps(sealed, indent=1) + "\n", sync=True)
+    sync_file(temporary)
+    if final.is_dir() and not final.is_symlink():  # the last best, or a damaged one of this step
+        _free_name(old)
+        os.rename(final, old)
+    else:
+        _free_name(final)
+    os.replace(temporary, final)
+    sync_file(final.parent)
+    _free_name(old)
+
+
+def _free_name(path: Path) -> None:
+    """Delete a folder of ours; a file or link with its name is moved aside."""
+    if path.is_symlink() or path.is_file():
+        log_line(set_aside(path))
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def _seal(record: dict) -> int:
+    """Checksum of the values in state.json; every format computes it so."""
+    return zlib.crc32(json.dumps(record, sort_keys=True).encode())
+
+
+def _prune(root: Path, keep_last: int, keep_every: int | None, shapes: tuple) -> None:
+    """Delete what is older than the newest `keep_last` undamaged checkpoints."""
+    kept = 0
+    for folder in list_checkpoints(root):
+        try:
+            if kept >= keep_last:
+                if keep_every is None or step_of(folder) % keep_every:
+                    _delete(folder)
+                continue
+            found = [os.stat(folder / file) for file in (*FILES, STATE)]
+            stats = tuple((s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in found)
+            kept += _is_undamaged(folder, shapes, stats)
+        except (OSError, UserError) as error:
+            what = "not counted by --keep-last" if kept < keep_last else "not deleted"
+            log_line(f"{folder}: {what} ({error})")
+
+
+def _delete(folder: Path) -> None:
+    """Delete the files of a checkpoint, and the folder unless somebody keeps more in it."""
+    for file in (STATE, *FILES):
+        (folder / file).unlink(missing_ok=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _storage_failed(root: Path, tensors: dict, caught: Exception) -> MachineFailed:
+    needed = sum(t.numel() * 4 for content in tensors.values() for t in content.values())
+    free, kept = "unknown", []
+    with contextlib.suppress(OSError):
+        free = f"{shutil.disk_usage(root if root.exists() else root.parent).free:,}"
+        kept = [path.name for path in reversed(list_checkpoints(root))]
+    return MachineFailed(
+        f"could not save under {root} ({getattr(caught, 'strerror', None) or caught}): {needed:,} "
+        f"bytes needed, {free} free; saved and untouched: {', '.join(kept) or 'nothing'}"
+    )
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """The checkpoints in a folder, newest first. Raises OSError where it cannot be read.
+
+    Only folders that have a name which `folder_name` gives count; what else lies there is not ours.
+    """
+    with os.scandir(root) as entries:
+        ours = [
+            root / entry.name
+            for entry in entries
+            if FOLDER_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+        ]
+    return sorted(ours, key=step_of, reverse=True)
+
+
+def find_newest(output: Path, shapes: Shapes | None = None) -> tuple[Path | None, list[str]]:
+    """The newest undamaged checkpoint, and one line for each newer one that is damaged.
+
+    `shapes` are those of the model. None only where nothing was ever saved. Raises MachineFailed
+    where one cannot be read, since it may be the newest undamaged one, UserError where a later
+    version wrote one, and DamagedData where all are damaged.
+    """
+    root, damaged = output / "checkpoints", []
+    try:
+        if not _exists(root):
+            return None, []
+        for folder in list_checkpoints(root):
+            problem = find_damage(folder, shapes)
+            if problem is None:
+                return folder, [f"{line}; using the one before" for line in damaged]
+            damaged.append(f"{folder}: {problem}")
+        if not damaged and _exists(root / "latest"):
+            named = (root / "latest").read_text(errors="replace").strip()
+            damaged = [f"{root / named} is gone"]
+    except NotADirectoryError:
+        raise UserError(f"{root}: is no folder; move it away") from None
+    except OSError as error:
+        raise MachineFailed(
+            f"{error.filename or root}: {error.strerror or error}; make it readable, or move the "
+            "checkpoint away to resume from an older one"
+        ) from error
+    if damaged:
+        raise DamagedData(
+            f"no checkpoint can be resumed: {'; '.join(damaged)}; move {root} away to start over"
+        )
+    return None, []
+
+
+def _exists(path: Path) -> bool:
+    """Like Path.exists, but raises OSError where the path may not be read."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def find_damage(
+    folder: Path, shapes: Shapes | None = None, files: tuple[str, ...] = FILES
+) -> str | None:
+    """What is wrong with a checkpoint, None if nothing is.
+
+    Its files must be those that were written, and hold one finite fp32 tensor for each of `shapes`
+    (None: of its weights'). Raises OSError where a file exists and cannot be read, and UserError
+    where a later version wrote it.
+    """
+    for file in (*files, STATE):
+        if not _exists(folder / file):
+            return f"{file} is missing"
+        if not stat.S_ISREG(os.stat(folder / file).st_mode):
+            return f"{file} is not a file"
+    try:
+        record = parse_json((folder / STATE).read_bytes(), STATE)
+        if record.pop("seal") != _seal(record):
+            return f"{STATE} is damaged"
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{STATE} is damaged ({error})"
+    found = record.get("format", FORMAT)
+    if found != FORMAT:
+        raise UserError(
+            f"{folder / STATE}: format {found}; this version of albert-ds reads up to {FORMAT}: "
+            "take the version that wrote it"
+        )
+    schema: dict[str, object] = {"step": WHOLE, "crc32": dict.fromkeys(files, WHOLE)}
+    if FOLDER_NAME.fullmatch(folder.name):
+        schema |= {**SCHEMA, "step": step_of(folder)}
+    try:
+        check(record, schema, STATE)
+    except UserError as error:
+        return f"{STATE} is damaged ({error})"
+    for file in files:
+        if compute_crc32(folder / file) != record["crc32"][file]:
+            return f"{file} is damaged"
+    return find_wrong_tensor([folder / file for file in files], shapes)
+
+
+def find_wrong_tensor(paths: list[Path], shapes: Shapes | None = None) -> str | None:
+    """The first tensor that is not a finite one of fp32 and its shape, None if all are.
+
+    The shapes of the first file are taken where none are given.
+    """
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt") as file:
+                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                found = {name: tuple(piece.get_shape()) for name, piece in slices.items()}
+                shapes = found if shapes is None else shapes
+                for name in sorted(shapes.keys() ^ found.keys()):
+                    problem = "is missing" if name in shapes else "is no tensor of the model"
+                    return f"{path.name}: {name} {problem}"
+                for name, piece in slices.items():
+                    if piece.get_dtype() != "F32":
+                        return f"{path.name}: {name} is of type {piece.get_dtype()}, must be F32"
+                    if found[name] != tuple(shapes[name]):
+                        return f"{path.name}: {name} is {found[name]}, must be {shapes[name]}"
+                for name in slices:
+                    if not file.get_tensor(name).isfinite().all():
+                        return f"{path.name}: {name} is not finite"
+        except SafetensorError as error:
+            return f"{path.name} is no file of tensors ({error})"
+    return None
+
+
+@lru_cache
+def _is_undamaged(folder: Path, shapes: tuple, stats: tuple) -> bool:
+    """A checkpoint whose files are as they were is not read again."""
+    return find_damage(folder, dict(shapes)) is None
+
+
+def describe_saved(output: Path) -> str:
+    """What is left to go on from, for the message of a run that ends badly."""
+    try:
+        newest, _ = find_newest(output)
+    except (MachineFailed, DamagedData, UserError) as error:
+        return f"last good checkpoint: none ({error})"
+    return f"last good checkpoint: {newest or 'none'}"
+
+
+def read_state(folder: Path) -> TrainState:
+    record = read_json(folder / STATE)
+    return TrainState(**{field.name: record[field.name] for field in fields(TrainState)})
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, in host memory. Raises OSError if it is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise OSError(f"{path}: {error}") from error
+
+
+def read_best(output: Path, shapes: Shapes) -> dict | None:
+    """The state.json of a fine-tuning run's best weights, once these are proven whole.
+
+    {} where an earlier version wrote the weights alone, None where there are none yet. Raises
+    DamagedData, and OSError where they cannot be read.
+    """
+    folder = output / BEST
+    old = folder.with_name(f".{BEST.name}.old")
+    if old.is_dir() and not _exists(folder):  # killed between the two renames of `_write`
+        os.rename(old, folder)
+    if not _exists(folder):
+        return None
+    if _exists(folder / STATE) or not _exists(folder / WEIGHTS):
+        problem = find_damage(folder, shapes, FILES[:1])
+    else:
+        problem = find_wrong_tensor([folder / WEIGHTS], shapes)
+    if problem is not None:
+        raise DamagedData(f"{folder}: {problem}; move {output} away to start over")
+    return read_json(folder / STATE) if _exists(folder / STATE) else {}

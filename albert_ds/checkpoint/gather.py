@@ -1,0 +1,193 @@
+"""Layout-independent checkpoints: whole tensors by name, gathered from every rank and read back.
+
+Every layout writes whole tensors, and every layout reads them. Parameter sharing keeps them small:
+12 bytes for each of 12 to 223 million parameters. Random numbers are a function of (seed, step,
+rank) and the data position is one integer, so nothing else has to be saved. The files are those of
+`checkpoint_files.py`.
+
+`Saver` writes while training goes on: training pauses while the tensors are gathered, then a thread
+of rank 0 writes them. Writing, syncing and checksumming release Python's lock.
+"""
+
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch import Tensor
+
+from albert_ds.checkpoint.folder import (
+    FILES,
+    Shapes,
+    TrainState,
+    find_newest,
+    folder_name,
+    read_state,
+    write_checkpoint,
+)
+from albert_ds.cli import log_line
+from albert_ds.engine.engine import Engine
+from albert_ds.errors import DamagedData, MachineFailed, UserError
+from albert_ds.optim.zero import ParamFragment, set_step_count
+from albert_ds.parallel.consensus import from_rank_0, raise_first_error
+from albert_ds.parallel.mesh import Mesh
+from albert_ds.parallel.tensor import shard
+from albert_ds.process.ending import SAVER_THREAD
+from albert_ds.process.run_folder import RunLock
+
+
+def save_checkpoint(
+    output: Path,
+    engine: Engine,
+    state: TrainState,
+    *,
+    keep_last: int,
+    keep_every: int | None = None,
+    lock: RunLock | None = None,
+) -> Path:
+    """Write a complete checkpoint and delete old ones. Collective.
+
+    The newest `keep_last` undamaged ones are kept, and every one whose step is a multiple of
+    `keep_every`. Raises MachineFailed or Diverged on all ranks.
+    """
+    tensors, error = gather_all(engine), None
+    if engine.mesh.rank == 0:
+        error = write_checkpoint(
+            output, tensors, state, keep_last=keep_last, keep_every=keep_every, lock=lock
+        )
+    raise_first_error(engine.mesh, error)
+    return output / "checkpoints" / folder_name(state.step)
+
+
+def gather_all(engine: Engine) -> dict[str, dict[str, Tensor]]:
+    """All tensors of a checkpoint by file, in rank 0's host memory. Collective."""
+    return {name: gather(engine, name) for name in FILES}
+
+
+def gather(engine: Engine, file: str) -> dict[str, Tensor]:
+    """The logical tensors of one file, on rank 0's host; empty on other ranks. Collective."""
+    held: dict[str, list[ParamFragment]] = {}
+    for fragment in engine.fragments:
+        if engine.is_counted(fragment):
+            held.setdefault(fragment.name, []).append(fragment)
+    device = engine.fragments[0].flat.device if engine.fragments else engine.deepspeed.device
+    gathered = {}
+    for name, shape in engine.shapes.items():
+        # The bits are summed as integers: adding zeros then keeps even the sign of a zero.
+        whole = torch.zeros(shape, dtype=torch.int32, device=device)
+        mine = shard(whole, engine.shard_dims[name], engine.mesh)
+        buffer = torch.zeros(mine.numel(), dtype=torch.int32, device=device)
+        for fragment in held.get(name, []):
+            source = _fp32(engine, fragment, file)[fragment.in_flat]
+            buffer[fragment.in_shard] = source.view(torch.int32)
+        mine.copy_(buffer.view(mine.shape))
+        dist.reduce(whole, dst=0)
+        if engine.mesh.rank == 0:
+            gathered[name] = whole.view(torch.float32).cpu()
+    return gathered
+
+
+def _fp32(engine: Engine, fragment: ParamFragment, file: str) -> Tensor:
+    """The flat fp32 vector of `fragment`: weights or moments, as `file` says."""
+    kind = file.removesuffix(".safetensors")
+    flat = fragment.flat if kind == "weights" else engine.optimizer.state[fragment.flat][kind]
+    return flat.detach().view(-1)
+
+
+def find_start(output: Path, mesh: Mesh, shapes: Shapes) -> Path | None:
+    """`find_newest` on all ranks; rank 0 prints a line for each damaged checkpoint. Collective."""
+    folder, damaged, error = None, [], None
+    if mesh.rank == 0:
+        try:
+            folder, damaged = find_newest(output, shapes)
+        except (UserError, DamagedData, MachineFailed) as caught:
+            error = caught
+    for line in damaged:
+        log_line(line)
+    raise_first_error(mesh, error)
+    return from_rank_0(mesh, folder)
+
+
+def restore(folder: Path, engine: Engine) -> TrainState:
+    """Fill this rank's moments. The engine was built from the checkpoint's weights."""
+    state = read_state(folder)
+    for file in FILES[1:]:
+        with safe_open(folder / file, framework="pt") as tensors:
+            for fragment in engine.fragments:
+                whole = tensors.get_tensor(fragment.name)
+                mine = shard(whole, engine.shard_dims[fragment.name], engine.mesh).reshape(-1)
+                target = _fp32(engine, fragment, file)[fragment.in_flat]
+                target.copy_(mine[fragment.in_shard])
+    for fragment in engine.fragments:
+        set_step_count(engine.optimizer, fragment.flat, state.updates)
+    if state.loss_scale is not None:
+        _loss_scaler(engine).update(state.loss_scale)
+    return state
+
+
+def read_loss_scale(engine: Engine) -> dict | None:
+    """State of fp16's dynamic loss scaler as plain numbers; None in other precisions."""
+    if not engine.deepspeed.fp16_enabled():
+        return None
+    numbers = int | float | bool
+    return {k: value for k, value in _loss_scaler(engine).items() if isinstance(value, numbers)}
+
+
+def _loss_scaler(engine: Engine) -> dict:
+    return vars(getattr(engine.deepspeed.optimizer, "loss_scaler"))  # noqa: B009 (untyped there)
+
+
+class Saver:
+    """Writes the checkpoints of a run in the background, one at a time.
+
+    A failed write is raised on all ranks, by the next `save` or `wait`.
+    """
+
+    def __init__(self, engine: Engine, config, *, resumed_at: int, lock: RunLock | None = None):
+        self._engine, self._output = engine, config.run
+        self._keep_last, self._keep_every, self._lock = config.keep_last, config.keep_every, lock
+        self._newest = resumed_at  # step of the checkpoint that is saved or being written
+        self._writer: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(self, state: TrainState) -> None:
+        """Start writing a checkpoint of `state`, unless its step is saved already. Collective."""
+        self.wait()
+        if state.step == self._newest > 0:
+            return
+        started = time.perf_counter()
+        tensors = gather_all(self._engine)
+        self._newest = state.step
+        if self._engine.mesh.rank == 0:
+            pause = time.perf_counter() - started
+            job = (tensors, state, pause)
+            self._writer = threading.Thread(target=self._write, args=job, name=SAVER_THREAD)
+            self._writer.start()
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is complete. Collective; raises MachineFailed or Diverged."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+        raise_first_error(self._engine.mesh, self._error)
+
+    def _write(self, tensors: dict, state: TrainState, pause: float) -> None:
+        started = time.perf_counter()
+        try:
+            self._error = write_checkpoint(
+                self._output,
+                tensors,
+                state,
+                keep_last=self._keep_last,
+                keep_every=self._keep_every,
+                lock=self._lock,
+            )
+        except Exception as defect:  # of ours: a run that cannot save must not go on
+            self._error = defect
+        if self._error is None:
+            seconds = time.perf_counter() - started
+            log_line(
+                f"saved step {state.step}: training paused {pause:.3f} s, written in {seconds:.2f}"
+            )

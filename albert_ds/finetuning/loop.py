@@ -1,0 +1,273 @@
+"""The loop of fine-tuning, one for every task (section 4.9 of the paper).
+
+`tune_seeds` is all of a run, `tune` the part of one seed, `train` its loop. The weights with the
+best evaluation on the dev set are kept (early stopping) and make the predictions at the end.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from argparse import Namespace
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from albert_ds.checkpoint.folder import BEST, WEIGHTS, read_tensors
+from albert_ds.cli import log_line
+from albert_ds.errors import Stopped, UserError
+from albert_ds.finetuning.run import NO_BEST, Run, build_model, keep_best, save, start
+from albert_ds.interop.weights import read_model_vocab
+from albert_ds.json_files import read_json
+from albert_ds.process.run_folder import lock_run_folder
+from albert_ds.process.trainer import TrainerProcess
+from albert_ds.report.health import check_health, diverged
+from albert_ds.settings.finetune import (
+    FinetuneConfig,
+    describe_rate,
+    resolve_steps,
+    write_run_files,
+)
+
+if TYPE_CHECKING:
+    from albert_ds.parallel.mesh import Mesh
+    from albert_ds.process.run_folder import RunLock
+    from albert_ds.process.stop_request import StopRequest
+    from albert_ds.report.metrics import Metrics
+    from albert_ds.tasks.features import Split
+
+
+def train_step(run: Run) -> tuple[float, float, int]:
+    """One optimizer step; returns this rank's sum of losses, the gradient norm, and its tokens."""
+    from albert_ds.data.samples import to_device
+    from albert_ds.parallel.random import seed_step
+    from albert_ds.tasks.features import collate
+
+    config, engine = run.config, run.engine
+    seed_step(config.seed, run.step, run.mesh.dp_rank)
+    engine.set_learning_rate(config.rate_at(run.step))
+    units, size = next(run.batches), config.micro_batch_size
+    total, tokens = 0.0, 0
+    for begin in range(0, len(units), size):
+        part = units[begin : begin + size]
+        tensors = collate(run.splits["train"].features, part, with_targets=True)
+        tokens += len(tensors["input_ids"])
+        loss = engine.deepspeed(**to_device(tensors, run.device))["loss_sum"]
+        # DeepSpeed averages gradients over data-parallel ranks; the loss needs their sum.
+        scaled = loss * (run.mesh.dp_size / config.batch_size)
+        engine.deepspeed.backward(scaled, scale_wrt_gas=False)
+        total = total + loss.detach()
+        if begin + size < len(units):
+            engine.deepspeed.step()
+    norm, applied = engine.take_step()
+    run.step += 1
+    run.updates += applied
+    run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
+    return total, norm, tokens
+
+
+def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
+    """Train to the end. Raises Stopped, Diverged or MachineFailed before it."""
+    from albert_ds.parallel.consensus import Counts, agree
+
+    config = run.config
+    saved_step = run.step if run.step else None
+    losses, tokens, steps, started = 0.0, 0, 0, time.perf_counter()
+    loss = 0.0
+    while not run.is_over:
+        lost = run.lock.find_loss() if run.lock is not None else None
+        _, stop = agree(run.mesh, Counts(), stop=request.reason is not None, error=lost)
+        # After a skipped step the weights may have diverged: a stop waits for a step that is not.
+        if stop and not run.skipped_in_a_row:
+            if saved_step != run.step:
+                save(run)
+            reason = request.reason or "another rank was asked to stop"
+            raise Stopped(f"stopped after step {run.step} of {config.steps}: {reason}")
+        loss, norm, count = train_step(run)
+        losses, tokens, steps = losses + loss, tokens + count, steps + 1
+        metrics.advance(run.step)
+        check_health(
+            run.engine, step=run.step, skipped_in_a_row=run.skipped_in_a_row, output=config.run
+        )
+        if run.is_due(config.log_every):
+            values = describe_window(run, losses, tokens, steps, time.perf_counter() - started)
+            metrics.write(run.step, {**values, "grad_norm": norm})
+            losses, tokens, steps, started = 0.0, 0, 0, time.perf_counter()
+        if run.is_due(config.eval_every):
+            before = time.perf_counter()
+            metrics.write(run.step, evaluate(run))
+            started += time.perf_counter() - before
+        if run.is_due(config.save_every) and not run.skipped_in_a_row:
+            save(run)
+            saved_step = run.step
+    if run.skipped_in_a_row:  # an overflow of the gradient alone, or a divergence?
+        _, is_lost = agree(run.mesh, Counts(), stop=not math.isfinite(loss))
+        if is_lost:
+            raise diverged(run.step, run.skipped_in_a_row, config.run)
+
+
+def describe_window(run: Run, losses, tokens: int, steps: int, seconds: float) -> dict:
+    """Means since the last log line over all ranks. Collective."""
+    import torch
+    import torch.distributed as dist
+
+    sums = torch.tensor([float(losses), float(tokens)], dtype=torch.float64, device=run.device)
+    dist.all_reduce(sums, group=run.mesh.dp_group)
+    samples = steps * run.config.batch_size
+    return {
+        "loss": float(sums[0]) / samples,
+        "lr": run.config.rate_at(run.step - 1),
+        "step_seconds": seconds / steps,
+        "samples_per_second": samples / seconds,
+        "tokens_per_second": float(sums[1]) / seconds,
+    }
+
+
+def evaluate(run: Run) -> dict:
+    """Metrics of the dev set; keeps the weights if they are the best so far. Collective."""
+    from albert_ds.finetuning.results import score_splits
+    from albert_ds.parallel.consensus import from_rank_0
+    from albert_ds.tasks.inference import predict
+    from albert_ds.tasks.registry import TASKS
+
+    task, module = run.config.task, run.engine.deepspeed.module
+    outputs = {
+        name: predict(module, run.splits[name].features, run.mesh, run.device)
+        for name in TASKS[task].dev_splits
+    }
+    found = score_splits(task, run.splits, outputs) if run.mesh.rank == 0 else None
+    found = from_rank_0(run.mesh, found)
+    value = found[run.metric] if math.isfinite(found[run.metric]) else float("-inf")
+    run.evaluations.append(run.step)
+    if run.best == NO_BEST or value > run.best[1]:
+        run.best = run.step, value
+        keep_best(run)
+    return {f"dev_{name}": value for name, value in found.items()}
+
+
+def tune(
+    config: FinetuneConfig,
+    splits: dict[str, Split],
+    process: TrainerProcess,
+    lock: RunLock | None,
+) -> dict:
+    """Results of the run of one seed; one that is finished is read, not repeated. Collective."""
+    from albert_ds.parallel.consensus import from_rank_0
+    from albert_ds.report.metrics import Metrics
+
+    mesh, done = process.mesh, config.run / "results.json"
+    assert mesh is not None
+    done = from_rank_0(mesh, read_json(done) if done.is_file() else None)
+    if done is not None:
+        return done
+    run = process.run = start(config, splits, mesh, process.device, process.follow, lock)
+    introduce(run, process)
+    metrics = Metrics(
+        config.run, mesh, run.step, num_steps=config.steps, log_format=config.log_format
+    )
+    train(run, metrics, process.request)
+    metrics.close()
+    free_engine(run)
+    return write_predictions(run)
+
+
+def introduce(run: Run, process: TrainerProcess) -> None:
+    """Show what is fine-tuned on what. Collective."""
+    config, held = run.config, run.splits["train"].features
+    counts = ", ".join(f"{number:,} {what}" for what, number in held.counts.items())
+    epochs = config.steps * config.batch_size / held.units
+    title = (
+        f"fine-tuning on {config.task}, seed {config.seed}: {config.output}, {run.step:,} of "
+        f"{config.steps:,} steps done"
+    )
+    data = f"{config.data}: {counts}; {config.steps:,} steps are {epochs:.3g} epochs"
+    process.introduce(config, run.engine, config.checkpoint, title, data)
+
+
+def free_engine(run: Run) -> None:
+    """Free the weights, gradients and moments: 20 bytes a parameter in 16 bits."""
+    run.engine.deepspeed.destroy()
+    del run.engine
+    gc.collect()  # DeepSpeed's objects refer to each other
+
+
+def write_predictions(run: Run) -> dict:
+    """Predict every split except train with the best weights; score, write. Collective."""
+    import torch
+
+    from albert_ds.finetuning.results import find_constant, write_results
+    from albert_ds.parallel.consensus import from_rank_0
+    from albert_ds.tasks.inference import predict
+
+    config = run.config
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    kinds = [kind for name, kind in half.items() if config.deepspeed.get(name, {}).get("enabled")]
+    module = build_model(config, run.mesh, read_tensors(config.run / BEST / WEIGHTS))
+    module = module.to(run.device, kinds[0] if kinds else torch.float32)
+    outputs = {
+        name: predict(module, split.features, run.mesh, run.device)
+        for name, split in run.splits.items()
+        if name != "train"
+    }
+    results = None
+    if run.mesh.rank == 0:
+        if run.lock is not None and (lost := run.lock.find_loss()) is not None:
+            raise lost
+        about = {"seed": config.seed, "best_step": run.best[0], "step": run.step}
+        results = write_results(config.run, config.task, run.splits, outputs, about)
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in results["dev"].items())
+        log_line(f"{config.task}, seed {config.seed}, best at step {run.best[0]}: {scores}")
+        for line in find_constant(config.task, run.splits, outputs):
+            log_line(line)
+    return from_rank_0(run.mesh, results)
+
+
+def prepare(
+    config: FinetuneConfig, args: Namespace, mesh: Mesh
+) -> tuple[FinetuneConfig, dict[str, Split]]:
+    """Tokenise, resolve the settings that depend on it, write OUTPUT's files. Collective."""
+    from albert_ds.finetuning.results import fingerprint_splits, open_splits
+    from albert_ds.parallel.consensus import raise_first_error
+
+    vocab = read_model_vocab(Path(config.checkpoint))
+    config = replace(config, features=fingerprint_splits(config, vocab))
+    splits = open_splits(config, vocab, mesh)
+    config = resolve_steps(config, args, examples=splits["train"].features.counts["examples"])
+    error = None
+    if mesh.rank == 0:
+        try:
+            write_run_files(config)
+            if args.learning_rate is None:
+                log_line(f"{config.task}: {describe_rate(config)}")
+        except UserError as caught:
+            error = caught
+    raise_first_error(mesh, error)
+    return config, splits
+
+
+def tune_seeds(config: FinetuneConfig, splits: dict[str, Split], process: TrainerProcess) -> None:
+    """One run in OUTPUT itself, or several in OUTPUT/seed-S and their summary in OUTPUT."""
+    from albert_ds.finetuning.results import summarise_seeds, write_json
+
+    if config.seeds == 1:
+        tune(config, splits, process, process.lock)
+        return
+    assert process.mesh is not None
+    results, is_first = [], process.world.rank == 0
+    for seed in range(config.seed, config.seed + config.seeds):
+        output = str(config.run / f"seed-{seed}")
+        one = replace(config, seed=seed, seeds=1, output=output)
+        lock = lock_run_folder(one.run, process.mesh, partial(write_run_files, one))
+        results.append(tune(one, splits, process, lock))
+        if lock is not None:
+            lock.release()
+    summary = summarise_seeds(results)
+    if is_first:
+        write_json(config.run / "results.json", summary)
+        for name, found in summary["dev"].items():
+            log_line(
+                f"{config.task} {name} over {config.seeds} seeds: median {found['median']:.4f}, "
+                f"mean {found['mean']:.4f}, std {found['std']:.4f}"
+            )

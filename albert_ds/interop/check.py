@@ -1,0 +1,121 @@
+"""Whether Hugging Face's ALBERT computes what ours does, on a batch of several lengths.
+
+Both models run in float64, so that rounding stays far below the tolerance at every size and a
+difference means another function or other weights.
+Shapes: B sequences, N tokens, T longest sequence, H hidden, L layers.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from albert_ds.interop.hugging_face import Weights
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.model.task_heads import AlbertForTask
+
+LENGTHS = (3, 17, 33, 60)  # CHOICES of them, so that they can be the options of one question
+TOLERANCE = 1e-5  # of logits and hidden states, absolute
+
+
+def compare_with_hf(
+    folder: Path, config: ModelConfig, head: HeadConfig | None, state: Weights
+) -> str | None:
+    """Load what was written to `folder` with transformers and run both models on the same batch.
+
+    Returns None where all logits agree within TOLERANCE, else one line that says what differs, with
+    the first layer whose hidden states do. Raises ImportError without transformers.
+    """
+    import transformers
+
+    lengths = [min(length, config.max_position_embeddings) for length in LENGTHS]
+    batch = draw_batch(config, lengths)
+    kind = transformers.AutoConfig.from_pretrained(folder).architectures[0]
+    theirs, loading = getattr(transformers, kind).from_pretrained(
+        folder, dtype=torch.float64, output_loading_info=True, local_files_only=True
+    )
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if names := loading[problem]:
+            return f"{kind} loads it with {problem.replace('_', ' ')}: {sorted(names)[0]}"
+    with torch.no_grad():
+        expected, states = run_ours(config, head, state, batch)
+        found, their_states = run_theirs(theirs.eval(), head, batch, lengths)
+    differences = {name: distance(found[name], logits) for name, logits in expected.items()}
+    worst = max(differences, key=lambda name: differences[name])
+    if differences[worst] <= TOLERANCE:
+        return None
+    message = f"its {worst} differ by {differences[worst]:.1e} from ours, over {TOLERANCE:.0e}"
+    for layer, pair in enumerate(zip(states, their_states, strict=True)):
+        if distance(*pair) > TOLERANCE:
+            where = f"in layer {layer} of {config.num_layers}" if layer else "in the embedding"
+            return f"{message}; the hidden states differ first {where}"
+    return f"{message}; all hidden states agree, so the head differs"
+
+
+def draw_batch(config: ModelConfig, lengths: list[int]) -> dict:
+    """Random sequences of these lengths end to end, each of two segments, never <pad>.
+
+    The positions of the last one are spread over the whole table.
+    """
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, config.vocab_size, (sum(lengths),), generator=generator)
+    spread = torch.linspace(0, config.max_position_embeddings - 1, lengths[-1]).long()
+    return {
+        "input_ids": ids,
+        "token_type_ids": torch.cat([(torch.arange(n) > n // 2).long() for n in lengths]).clamp(
+            max=config.type_vocab_size - 1
+        ),
+        "position_ids": torch.cat([*map(torch.arange, lengths[:-1]), spread]),
+        "cu_seqlens": torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
+        "max_seqlen": max(lengths),
+    }
+
+
+def run_ours(
+    config: ModelConfig, head: HeadConfig | None, state: Weights, batch: dict
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Our logits by Hugging Face's names, and the L + 1 hidden states [N, H]."""
+    model = AlbertForPretraining(config) if head is None else AlbertForTask(config, head)
+    model.load_state_dict(state)
+    model = model.double().eval()
+    encoded = model.albert(**batch)
+    if isinstance(model, AlbertForTask):
+        found = model.head(encoded, batch["cu_seqlens"], batch["max_seqlen"])
+        names = {"logits": "logits", "start": "start_logits", "end": "end_logits"}
+        return {names[name]: x for name, x in found.items()}, encoded["hidden_states"]
+    word = model.albert.embeddings.word.weight
+    logits = {"prediction_logits": model.mlm_head.logits(encoded["last_hidden_state"], word)}
+    if model.pair_head is not None:
+        logits["sop_logits"] = model.pair_head(encoded["pooled"])
+    return logits, encoded["hidden_states"]
+
+
+def run_theirs(
+    model, head: HeadConfig | None, batch: dict, lengths: list[int]
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Hugging Face's logits, of real tokens alone, and hidden states [N, H]."""
+    padded = {
+        name: torch.nn.utils.rnn.pad_sequence(batch[name].split(lengths), batch_first=True)
+        for name in ("input_ids", "token_type_ids", "position_ids")
+    }
+    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]  # [B, T]
+    inputs = {**padded, "attention_mask": real.long()}
+    if head is not None and head.kind == "choice":
+        inputs = {name: x.unsqueeze(0) for name, x in inputs.items()}
+    out = model(**inputs, output_hidden_states=True)
+    logits = {}
+    for name, x in out.items():
+        if name.endswith("logits"):
+            logits[name] = x[real] if x.shape[:2] == real.shape else x
+    if head is None and "logits" in logits:  # AlbertForMaskedLM
+        logits = {"prediction_logits": logits["logits"]}
+    return logits, [x[real] for x in out.hidden_states]
+
+
+def distance(x: Tensor, y: Tensor) -> float:
+    """The largest absolute difference; infinite where shapes differ or a value is no number."""
+    if x.shape != y.shape:
+        return float("inf")
+    difference = (x.double() - y.double()).abs().max().item()
+    return difference if difference == difference else float("inf")

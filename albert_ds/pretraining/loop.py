@@ -1,0 +1,393 @@
+"""The loop of pretraining, and what it is made of.
+
+`train` is the loop, `run_passes` and `update` are one optimizer step, `build` makes the model and
+its engine. albert_ds/train.py starts it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from albert_ds.checkpoint.folder import folder_name
+from albert_ds.cli import log_line
+from albert_ds.errors import ENDINGS, DamagedData, Stopped, name_os_error
+from albert_ds.report.health import check_health, diverged
+from albert_ds.report.traffic import Traffic
+from albert_ds.settings.pretrain import RunConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from albert_ds.checkpoint.gather import Saver, TrainState
+    from albert_ds.data.samples import MicroBatch
+    from albert_ds.engine.engine import Engine
+    from albert_ds.parallel.consensus import Counts
+    from albert_ds.parallel.mesh import Mesh
+    from albert_ds.process.run_folder import RunLock
+    from albert_ds.process.stop_request import StopRequest
+    from albert_ds.report.metrics import Window
+
+
+@dataclass(kw_only=True, slots=True)
+class Run:
+    """Everything a step needs. A step changes `step`, `updates` and `skipped_in_a_row`."""
+
+    config: RunConfig
+    mesh: Mesh
+    device: torch.device
+    engine: Engine
+    batches: Iterator[MicroBatch]
+    window: Window
+    lock: RunLock | None = None  # on rank 0
+    span: Callable[[str], AbstractContextManager] = nullcontext  # around each named part of a step
+    step: int = 0
+    updates: int = 0
+    skipped_in_a_row: int = 0
+
+    def is_due(self, every: int) -> bool:
+        """Whether work that is done every `every` steps, and at the last step, is due now."""
+        return self.step % every == 0 or self.step == self.config.steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """This rank's micro-batches of one step, and what all ranks agreed on before it."""
+
+    micro_batches: list[MicroBatch]
+    counts: Counts  # of the global batch
+    stop: bool  # a rank was asked to stop
+    error: DamagedData | None = None  # raised where the batch is used
+
+
+def build(
+    config: RunConfig, mesh: Mesh, device: torch.device, weights: dict | None = None
+) -> Engine:
+    """Build the model, cut it for tensor parallelism, and wrap it in an engine. Collective.
+
+    `weights` (whole fp32 tensors by name) replace the initialisation from the seed.
+    """
+    import torch
+
+    from albert_ds.engine.engine import build_engine
+    from albert_ds.model.albert import AlbertForPretraining
+    from albert_ds.model.neighbours import attend_to_neighbours
+    from albert_ds.parallel.tensor import apply_tensor_parallel
+
+    with torch.device("meta" if weights else "cpu"):
+        model = AlbertForPretraining(
+            config.model, seed=config.seed, activation_checkpointing=config.activation_checkpointing
+        )
+    if weights:
+        model.load_state_dict(weights, assign=True)
+    elif config.initial_attention == "neighbours":
+        attend_to_neighbours(model)
+    apply_tensor_parallel(model, mesh)
+    model.albert.encoder.make_fast(config.fast or ())
+    if config.compile:
+        model.albert.encoder.compile_blocks()
+    pair_rate = config.pair_head_rate
+    return build_engine(model.to(device), mesh, config.deepspeed, pair_rate=pair_rate)
+
+
+def next_batch(run: Run, *, stop: bool = False) -> Batch:
+    """Take the next global batch. Collective.
+
+    Every rank learns whether any rank was asked to stop or found damaged data. Raises MachineFailed
+    on every rank where RUN is gone.
+    """
+    from albert_ds.parallel.consensus import Counts, agree
+
+    config, started = run.config, time.perf_counter()
+    error: Exception | None = run.lock.find_loss() if run.lock else None
+    micro_batches: list[MicroBatch] = []
+    accumulation = config.batch_size // (config.micro_batch_size * run.mesh.dp_size)
+    try:
+        with run.span("data_wait"):
+            micro_batches = [next(run.batches) for _ in range(accumulation)]
+    except DamagedData as caught:
+        error = caught
+    run.window.data_seconds += time.perf_counter() - started
+    mine = sum((Counts.of(batch) for batch in micro_batches), Counts())
+    try:
+        counts, stop = agree(run.mesh, mine, stop=stop, error=error)
+    except DamagedData as found:  # on any rank
+        return Batch(micro_batches=[], counts=Counts(), stop=False, error=found)
+    return Batch(micro_batches=micro_batches, counts=counts, stop=stop)
+
+
+def train_step(run: Run, batch: Batch) -> float:
+    """One optimizer step over the global batch; returns the gradient norm before clipping."""
+    run_passes(run, batch)
+    return update(run, batch)
+
+
+def run_passes(run: Run, batch: Batch) -> None:
+    """The gradients of the global batch. On CUDA they are still being computed on return.
+
+    Losses are normalised over the GLOBAL batch, so that the update does not depend on how the
+    batch is cut into ranks and micro-batches. Raises DamagedData on every rank where one rank
+    found damaged data in this batch.
+    """
+    from albert_ds.parallel.random import seed_step
+
+    if batch.error is not None:
+        raise batch.error
+    engine = run.engine
+    seed_step(run.config.seed, run.step, run.mesh.dp_rank)
+    engine.set_learning_rate(run.config.rate_at(run.step))
+    depth = run.config.model_at(run.step).num_layers
+    engine.deepspeed.module.albert.encoder.set_depth(depth)
+    # DeepSpeed averages gradients over data-parallel ranks; the losses need their sum.
+    mlm_scale = run.mesh.dp_size / max(batch.counts.masked, 1)
+    pair_scale = run.mesh.dp_size / max(batch.counts.pairs, 1)
+    for number, micro_batch in enumerate(batch.micro_batches, start=1):
+        with run.span("forward"):
+            outputs = engine.deepspeed(**micro_batch.on(run.device))
+        loss = outputs["mlm_loss_sum"] * mlm_scale + outputs["pair_loss_sum"] * pair_scale
+        with run.span("backward"):
+            engine.deepspeed.backward(loss, scale_wrt_gas=False)
+        run.window.add_outputs(outputs)
+        if number < len(batch.micro_batches):
+            with run.span("optimizer"):
+                engine.deepspeed.step()
+
+
+def update(run: Run, batch: Batch) -> float:
+    """Update the weights after the passes; returns the gradient norm before clipping."""
+    with run.span("optimizer"):
+        gradient_norm, applied = run.engine.take_step()
+    run.window.add_step(batch.counts, run.config.model_at(run.step), applied=applied)
+    run.step += 1
+    run.updates += applied
+    run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
+    return gradient_norm
+
+
+def train(run: Run, request: StopRequest) -> None:
+    """Train to the last step. Raises Stopped, Diverged, DamagedData or MachineFailed before it."""
+    from albert_ds.checkpoint.gather import Saver
+    from albert_ds.report.metrics import Metrics
+
+    config = run.config
+    saver = Saver(run.engine, config, resumed_at=run.step, lock=run.lock)
+    metrics = Metrics(
+        config.run,
+        run.mesh,
+        run.step,
+        num_steps=config.steps,
+        work_of=config.work_of,
+        log_format=config.log_format,
+        wandb=config.wandb,
+    )
+
+    def fetch(step: int) -> Batch | None:
+        return next_batch(run, stop=request.reason is not None) if step < config.steps else None
+
+    upcoming = fetch(run.step)
+    run.window.reset()  # each step from here on fetches the batch of the next
+    while batch := upcoming:
+        # After a skipped step the weights may have diverged: a stop waits for a step that is not.
+        if batch.stop and not run.skipped_in_a_row:
+            save(run, saver)
+            saver.wait()
+            reason = request.reason or "another rank was asked to stop"
+            raise Stopped(f"stopped after step {run.step} of {config.steps}: {reason}")
+        run_passes(run, batch)
+        upcoming = fetch(run.step + 1)  # while the device computes
+        gradient_norm = update(run, batch)
+        metrics.advance(run.step)
+        check_health(
+            run.engine, step=run.step, skipped_in_a_row=run.skipped_in_a_row, output=config.run
+        )
+        if run.is_due(config.log_every):
+            values = describe_window(run, gradient_norm)
+            metrics.write(run.step, values)
+            if run.step == config.steps and run.skipped_in_a_row and not isfinite(values["loss"]):
+                saver.wait()
+                raise diverged(run.step, run.skipped_in_a_row, config.run)
+        if run.is_due(config.eval_every):
+            metrics.write(run.step, evaluate(run))
+        # No checkpoint is written while steps are skipped, so the newest one is a good one.
+        if run.step == config.steps or (run.is_due(config.save_every) and not run.skipped_in_a_row):
+            save(run, saver)
+    saver.wait()
+    metrics.close()
+
+
+def prepare(
+    config: RunConfig,
+    mesh: Mesh,
+    device: torch.device,
+    traffic: Traffic,
+    follow: Callable[[Iterator], Iterator] = iter,
+) -> Run:
+    """Do all that comes before the first step. Collective.
+
+    `follow` wraps the micro-batches: the heartbeat counts how many were taken.
+    """
+    from albert_ds.report.metrics import Window
+
+    engine, state = start(config, mesh, device)
+    return Run(
+        config=config,
+        mesh=mesh,
+        device=device,
+        engine=engine,
+        batches=follow(open_stream(config, mesh, state.samples)),
+        window=Window(device, traffic),
+        step=state.step,
+        updates=state.updates,
+    )
+
+
+def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, TrainState]:
+    """Build the engine from the first of these that exists. Collective.
+
+    1. The newest complete checkpoint of RUN: weights and optimizer.
+    2. --init-from: its weights, a fresh optimizer, step 0.
+    3. The initialisation from --seed.
+    """
+    from albert_ds.checkpoint import gather as checkpoint
+    from albert_ds.checkpoint.folder import WEIGHTS, read_tensors
+    from albert_ds.interop.hugging_face import build_shapes
+    from albert_ds.interop.weights import read_initial_weights
+
+    folder = checkpoint.find_start(config.run, mesh, build_shapes(config.model))
+    if folder is not None:
+        weights = read_tensors(folder / WEIGHTS)
+        engine = build(config, mesh, device, weights)
+        state = checkpoint.restore(folder, engine)
+        if mesh.rank == 0:
+            log_line(f"resuming from {folder}: step {state.step} of {config.steps}")
+        return engine, state
+    weights = None
+    if config.init_from is not None:
+        weights = read_initial_weights(Path(config.init_from), config.model, config.seed)
+    engine = build(config, mesh, device, weights)
+    return engine, checkpoint.TrainState(step=0, samples=0, updates=0, loss_scale=None)
+
+
+def stage(config: RunConfig, mesh: Mesh) -> RunConfig:
+    """Copy the shards to --stage, once on each node; `config` that reads the copies. Collective.
+
+    All ranks meet after every file, so none waits longer than one takes, and an error ends all.
+    """
+    from albert_ds.data.staging import copy_folders, find_copy
+    from albert_ds.parallel.consensus import Counts, agree, gather_hosts
+
+    if config.stage is None:
+        return config
+    hosts, folder = gather_hosts(mesh), Path(config.stage)
+    copying = iter(())
+    if mesh.rank == hosts.index(hosts[mesh.rank]):
+        copying = copy_folders(config.data, folder)
+    copied, is_busy = 0, True
+    while is_busy:
+        size, error = None, None
+        try:
+            size = next(copying, None)
+        except ENDINGS as caught:
+            error = caught
+        except OSError as caught:
+            error = name_os_error(caught)
+        _, is_busy = agree(mesh, Counts(), stop=size is not None, error=error)
+        copied += size or 0
+    if mesh.rank == 0:
+        log_line(f"--stage {folder}: {copied / 1e6:,.1f} MB copied on {hosts[0]}")
+    return replace(config, data=[str(find_copy(source, folder)) for source in config.data])
+
+
+def open_stream(config: RunConfig, mesh: Mesh, samples: int) -> Iterator[MicroBatch]:
+    """This rank's endless micro-batches, starting at position `samples` of the global stream."""
+    from albert_ds.data.shards import open_shards
+    from albert_ds.data.stream import training_batches
+
+    sources = [open_shards(folder, "train") for folder in config.data]
+    return training_batches(
+        [replace(source, is_hashed=not config.trust_shards) for source in sources],
+        config.data_weights,
+        config.stream,
+        start=samples,
+        batch_size=config.batch_size,
+        micro_batch_size=config.micro_batch_size,
+        dp_rank=mesh.dp_rank,
+        dp_size=mesh.dp_size,
+        num_workers=config.num_workers or 0,
+    )
+
+
+def describe_window(run: Run, gradient_norm: float) -> dict:
+    """The metrics of a logging interval. Collective."""
+    values = run.window.close(run.mesh, run.config.stream.objective)
+    if run.config.depth_schedule:
+        values["num_layers"] = run.config.model_at(run.step - 1).num_layers
+    return {
+        "samples": run.step * run.config.batch_size,
+        **values,
+        "lr": run.config.rate_at(run.step - 1),
+        "grad_norm": gradient_norm,
+    }
+
+
+def evaluate(run: Run) -> dict:
+    """Metrics on the held-out sequences of the first DATA folder. Collective."""
+    from albert_ds.evals.heldout import evaluate_heldout
+
+    config = run.config
+    with run.window.paused():
+        return evaluate_heldout(
+            run.engine.deepspeed.module,
+            config.data[0],
+            config.stream,
+            limit=config.eval_samples,
+            micro_batch_size=config.micro_batch_size,
+            mesh=run.mesh,
+            device=run.device,
+        )
+
+
+def save(run: Run, saver: Saver) -> None:
+    """Start writing a checkpoint of the current state. Collective."""
+    from albert_ds.checkpoint.gather import TrainState, read_loss_scale
+
+    state = TrainState(
+        step=run.step,
+        samples=run.step * run.config.batch_size,
+        updates=run.updates,
+        loss_scale=read_loss_scale(run.engine),
+    )
+    with run.window.paused():
+        saver.save(state)
+
+
+def describe_data(config: RunConfig) -> str:
+    """What each source holds, and how often the steps of the run read it."""
+    from albert_ds.data.shards import read_index
+
+    parts = []
+    for folder, weight in zip(config.data, config.data_weights, strict=True):
+        held = read_index(folder)["splits"]["train"]
+        epochs = config.steps * config.batch_size * weight / held["samples"]
+        parts.append(
+            f"{folder}: {held['documents']:,} documents, {held['tokens']:,} tokens; "
+            f"{config.steps:,} steps are {epochs:.3g} epochs"
+        )
+    return "; ".join(parts)
+
+
+def list_results(config: RunConfig) -> dict[str, str]:
+    """What the run has written, and commands that use it."""
+    run, data = quote(config.output), quote(config.data[0])
+    return {
+        "weights": str(config.run / "checkpoints" / folder_name(config.steps)),
+        "curves": f"tensorboard --logdir {run}",
+        "evaluate": f"albert-ds probe --checkpoint {run} --data {data}",
+        "export": f"albert-ds export --checkpoint {run} --output {run}-hf",
+    }

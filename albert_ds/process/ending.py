@@ -1,0 +1,147 @@
+"""How a process ends: what its error means, RUN/exit.json, one line for the user, and leaving.
+
+Launchers change exit codes (`srun -K` reports 143 for a 5), so scripts read exit.json. It is
+written before any rank leaves; where it is missing, the run crashed.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import sys
+import threading
+import traceback
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from albert_ds.cli import log_line
+from albert_ds.errors import ENDINGS, MachineFailed, Stopped, UserError, name_os_error
+from albert_ds.files import write_file
+from albert_ds.process.world import World
+
+UNTOUCHED = "; saved checkpoints are untouched"
+DEFECT = 1  # exit code of an error that is none of errors.py
+# torch's errors for a lost peer: types of the store's, only words of the collectives'.
+STORE_ERRORS = ("DistNetworkError", "DistStoreError")
+PEER_LOST = (
+    *("Connection closed by peer", "Connection reset", "Broken pipe", "Timed out"),
+    *("Application timeout", "Gloo connectFullMesh failed"),
+    *("ncclRemoteError", "ncclSystemError", "remote process exited"),
+)
+SAVER_THREAD = "checkpoint writer"
+SAVING_SECONDS = 60.0  # how long a checkpoint that is being written may delay the end
+
+
+class Ending(NamedTuple):
+    """How a rank, or a run, ends."""
+
+    code: int
+    reason: str
+    is_lost: bool = False  # only the consequence of a peer's end, whose cause another rank knows
+
+    @property
+    def is_orderly(self) -> bool:
+        """All ranks come to it together, and none waits for another."""
+        return self.code in (0, Stopped.code)
+
+
+def name_ending(error: Exception) -> Ending | None:
+    """What an error means for the run; None for a defect of this program."""
+    if isinstance(error, ENDINGS):
+        return Ending(error.code, str(error))
+    if isinstance(error, OSError):
+        with contextlib.suppress(OSError):
+            named = name_os_error(error, UNTOUCHED)
+            return Ending(named.code, str(named))
+    if not isinstance(error, RuntimeError):
+        return None
+    what = re.sub(r"^\[/\S+\] ", "", " ".join(str(error).split()))  # gloo's own file and line
+    what = what.partition(". ")[0][:160]
+    is_of_store = type(error).__name__ in STORE_ERRORS
+    if is_of_store or any(text in str(error) for text in PEER_LOST):
+        reason = f"a peer is missing ({what}){UNTOUCHED}"
+        return Ending(MachineFailed.code, reason, is_lost=True)
+    if what.startswith("DataLoader worker"):
+        reason = f"a loader's worker died, perhaps for lack of memory ({what}){UNTOUCHED}"
+        return Ending(MachineFailed.code, reason)
+    return name_device_failure(error)
+
+
+def name_device_failure(error: RuntimeError) -> Ending | None:
+    """What an error of CUDA means; None for any other error.
+
+    A failed assertion in a kernel is not among them: it is a defect of this program.
+    """
+    text = " ".join(str(error).split())
+    if not re.search(r"cuda|cublas|cudnn", text, re.IGNORECASE):
+        return None
+    if "out of memory" in text or "ALLOC_FAILED" in text:
+        return Ending(
+            UserError.code,
+            "out of GPU memory: lower --micro-batch-size, or use --activation-checkpointing block "
+            f"({text[:120]})",
+        )
+    found = re.search(r"CUDA error: |CUDA driver error|Cuda failure|uncorrectable ECC", text)
+    if found is None or "device-side assert" in text:
+        return None
+    return Ending(MachineFailed.code, f"GPU failed ({text[:160]}){UNTOUCHED}")
+
+
+def name_defect(error: Exception) -> Ending:
+    """The ending of all ranks where one has met a defect; prints the traceback."""
+    traceback.print_exception(error)
+    what = " ".join(traceback.format_exception_only(error)[-1].split())[:300]
+    return Ending(DEFECT, f"a defect of albert-ds: {what}{UNTOUCHED}")
+
+
+def write_exit(output: Path, ending: Ending, step: int | None, *, replace: bool = True) -> None:
+    """Write RUN/exit.json, without `replace` only where there is none, and its line of history."""
+    path = output / "exit.json"
+    record = {"code": ending.code, "reason": ending.reason, "step": step}
+    content = json.dumps(record) + "\n"
+    try:
+        if replace:
+            write_file(path, content)
+        else:
+            with path.open("x") as file:
+                file.write(content)
+        add_to_history(output, "end", **record)
+    except FileExistsError:
+        pass  # another rank was first
+    except OSError as error:  # a full disk, for example; scripts then see a crash
+        log_line(f"{path}: {error.strerror}")
+
+
+def add_to_history(output: Path, event: str, **facts: str | int | None) -> None:
+    """Append a line to RUN/history.jsonl, which keeps every start and end of a run.
+
+    A start without an end was killed, or crashed. Raises OSError.
+    """
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    with (output / "history.jsonl").open("a") as file:
+        file.write(json.dumps({"time": now, "event": event, **facts}) + "\n")
+
+
+def say(world: World, ending: Ending) -> None:
+    """One line for the user, from one rank of each machine; of rank 1 where rank 0 is gone."""
+    if ending.code and (world.local_rank == 0 or (ending.is_lost and world.rank == 1)):
+        log_line(ending.reason)
+
+
+def leave_process(code: int) -> NoReturn:
+    """End this process now, although its peers may be gone and its main thread may hang.
+
+    A library that tidies up after a lost peer can hang or abort, so none gets the chance. What
+    must not be lost is finished first: the output, and a checkpoint that is being written.
+    """
+    for thread in threading.enumerate():
+        if thread.name == SAVER_THREAD:
+            thread.join(SAVING_SECONDS)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

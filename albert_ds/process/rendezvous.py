@@ -1,0 +1,213 @@
+"""Start and leave the process group: ranks meet at a shared key-value store."""
+
+import os
+from contextlib import suppress
+from datetime import timedelta
+
+from albert_ds.errors import MachineFailed, UserError
+from albert_ds.parallel.mesh import collective_timeout
+from albert_ds.process.world import World, find_gpu_grant, wants_cpu
+
+
+def open_store(world: World, patience: timedelta, *, is_host: bool = False):
+    """Connect to the store where the ranks meet. Every request times out after `patience`."""
+    import torch.distributed as dist
+
+    host, _, port = world.address.rpartition(":")
+    store = dist.TCPStore(
+        host,
+        int(port),
+        is_master=is_host and not world.has_store,
+        timeout=patience,
+        wait_for_workers=False,
+    )
+    # A launcher's store outlives its ranks, so each attempt has its own keys.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"albert-ds/{attempt}", store)
+
+
+def join_world(world: World, *, timeout_minutes: float = 10):
+    """Meet the other ranks and open torch.distributed; returns this rank's device. Collective."""
+    device, store = meet_ranks(world, timeout_minutes=timeout_minutes)
+    open_groups(world, store, device, timeout_minutes=timeout_minutes)
+    return device
+
+
+def meet_ranks(world: World, *, timeout_minutes: float):
+    """Choose this rank's device and wait for all ranks; returns device and store. Collective.
+
+    Raises MachineFailed naming the ranks that have not connected within `timeout_minutes`, and
+    UserError where a rank without CUDA was granted GPUs or is among ranks with CUDA, or where two
+    ranks have one GPU.
+    """
+    import torch
+    import torch.distributed as dist
+
+    has_cuda = torch.cuda.is_available() and not wants_cpu()
+    # DeepSpeed takes the number of its device from LOCAL_RANK.
+    kind = _name_kind(has_cuda)  # before the choice, which sets DS_ACCELERATOR
+    device, os.environ["LOCAL_RANK"] = _choose_device(world, has_cuda)
+    if has_cuda:
+        kind += f" {torch.cuda.get_device_properties(device).uuid}"
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(world.rank), str(world.size)
+    if dist.is_initialized():
+        return device, None
+    store = gather_world(world, kind, minutes=timeout_minutes)
+    return device, store or dist.HashStore()
+
+
+def open_groups(world: World, store, device, *, timeout_minutes: float) -> None:
+    """Start torch.distributed: NCCL where `device` is CUDA's, else gloo. Collective.
+
+    Later collectives use `collective_timeout`.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            rank=world.rank,
+            world_size=world.size,
+            store=store,
+            timeout=collective_timeout(timeout_minutes),
+        )
+    if dist.get_world_size() != world.size:
+        raise UserError(f"{dist.get_world_size()} ranks joined, the launcher started {world.size}")
+    _quieten_deepspeed()
+
+
+def _name_kind(has_cuda: bool) -> str:
+    """What this rank computes on: "cuda", "cpu", or "cpu despite NAME=VALUE" (a grant of GPUs)."""
+    grant = None if has_cuda or wants_cpu() else find_gpu_grant()
+    return "cuda" if has_cuda else f"cpu despite {grant}" if grant else "cpu"
+
+
+def check_kinds(kinds: list[str]) -> None:
+    """Raise UserError where a rank (`kinds[rank]`) lacks the GPU that it was granted or that others
+    have, and where two ranks have the same one."""
+    import torch
+
+    cpu = [rank for rank, kind in enumerate(kinds) if not kind.startswith("cuda ")]
+    lost = [rank for rank in cpu if kinds[rank] != "cpu"]
+    allowed = "allowed: GPUs that torch can use, or DS_ACCELERATOR=cpu to train on the CPU"
+    if lost:
+        grant = kinds[lost[0]].removeprefix("cpu despite ")
+        raise UserError(
+            f"{list_ranks(lost)}: torch {torch.__version__} finds no working GPU, but the launcher "
+            f"granted GPUs ({grant}); {allowed}"
+        )
+    if 0 < len(cpu) < len(kinds):
+        raise UserError(
+            f"{list_ranks(cpu)}: no working GPU, but the other ranks have one; {allowed}"
+        )
+    for kind in kinds:
+        shared = [rank for rank, other in enumerate(kinds) if other == kind and not cpu]
+        if len(shared) > 1:
+            raise UserError(
+                f"{list_ranks(shared)} have the same GPU ({kind.removeprefix('cuda ')}); allowed: "
+                "one rank a GPU, with fewer ranks a node or more GPUs visible to them"
+            )
+
+
+def _choose_device(world: World, has_cuda: bool):
+    """This rank's device, and its number for DeepSpeed."""
+    import torch
+
+    if has_cuda:
+        # With one GPU visible to each task the local rank counts tasks, not devices.
+        device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device, str(device.index)
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    if world.local_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        # torch would give every rank all cores.
+        torch.set_num_threads(max(1, torch.get_num_threads() // world.local_size))
+    return torch.device("cpu"), str(world.local_rank)
+
+
+def use_deterministic_algorithms() -> None:
+    """Make every result the same in every run; call it before CUDA starts."""
+    import torch
+
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    # Filling uninitialised memory only finds defects.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # ty: ignore
+
+
+def _quieten_deepspeed() -> None:
+    """Give DeepSpeed the existing process group, without log lines and unused extensions."""
+    import logging
+
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.WARNING)
+    # An all-reduce for inference on a CPU: it needs a compiler and 32 s to build.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+
+
+def leave_world(mesh) -> None:
+    """Leave the process group after all ranks have come here.
+
+    A launcher kills the remaining ranks when one leaves; waiting lets each finish its writing.
+    """
+    import torch.distributed as dist
+
+    dist.barrier(group=mesh.control_group)
+    dist.destroy_process_group()
+
+
+def gather_world(world: World, kind: str, *, minutes: float):
+    """Wait until every rank has connected; returns the store, None for one rank. Collective.
+
+    Raises MachineFailed naming the ranks that did not connect within `minutes`, and what
+    `check_kinds` raises for the `kind` of every rank.
+    """
+    import torch.distributed as dist
+
+    if world.size == 1:
+        check_kinds([kind])
+        return None
+    patience = timedelta(minutes=minutes)
+    try:
+        store = open_store(world, patience, is_host=world.rank == 0)
+        store.set(f"life/{world.rank}", "{}")
+        store.set(f"kind/{world.rank}", kind)
+        store.set(f"host/{world.rank}", os.uname().nodename)
+    except dist.DistError as error:
+        raise MachineFailed(
+            f"rank {world.rank} of {world.size} could not connect to {world.address} within "
+            f"{minutes:g} min (--timeout-minutes): {str(error).splitlines()[0][:160]}"
+        ) from None
+    hosts = [f"host/{rank}" for rank in range(world.size)]
+    try:
+        store.wait(hosts, patience)
+        kinds = store.multi_get([f"kind/{rank}" for rank in range(world.size)])
+        store.set(f"read/{world.rank}", "")
+    except dist.DistStoreError:
+        missing = [rank for rank, host in enumerate(hosts) if not store.check([host])]
+        raise MachineFailed(
+            f"{list_ranks(missing)} of {world.size} did not connect to {world.address} within "
+            f"{minutes:g} min (--timeout-minutes)"
+        ) from None
+    except dist.DistError:
+        raise MachineFailed("rank 0 left before all ranks had connected") from None
+    try:
+        check_kinds([kind.decode() for kind in kinds])
+    except UserError:
+        if world.rank == 0:  # its store must last until the others have read it
+            with suppress(dist.DistError):
+                store.wait([f"read/{rank}" for rank in range(world.size)], patience)
+        raise
+    return store
+
+
+def list_ranks(ranks: list[int]) -> str:
+    """`rank 3`, or `ranks 3, 4, ... (12 in all)`."""
+    shown = ", ".join(map(str, ranks[:8]))
+    more = f", ... ({len(ranks)} in all)" if len(ranks) > 8 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

@@ -1,0 +1,407 @@
+"""The command line of pretraining -> one checked `RunConfig`.
+
+Everything that can be wrong with what the user typed is found here, before a rank starts work and
+before anything is written. Nothing heavy is imported at the top: `--help` answers at once.
+"""
+
+import argparse
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from albert_ds.cli import (
+    Flag,
+    Number,
+    Parser,
+    add_flag,
+    add_flags,
+    flag,
+    flags_of,
+    path,
+    positive,
+    require,
+)
+from albert_ds.data.stream_config import TASK, StreamConfig
+from albert_ds.errors import UserError
+from albert_ds.model.additions import ADDITIONS
+from albert_ds.model.config import SHAPE, SIZES, ModelConfig
+from albert_ds.model.depth import count_layers, model_at
+from albert_ds.model.sharing import list_patterns
+from albert_ds.settings import shared as run_config
+from albert_ds.settings.shared import (
+    BATCH_SIZE,
+    DEEPSPEED_CONFIG,
+    EVAL_EVERY,
+    LAYOUT,
+    LEARNING_RATE,
+    LOG_EVERY,
+    MICRO_BATCH_SIZE,
+    OPTIMIZATION,
+    RHYTHM,
+    SAVE_EVERY,
+    STEPS,
+    WARMUP_STEPS,
+    WHAT,
+    SharedConfig,
+    check_output,
+    check_resume,
+    read_previous,
+    resolve_deepspeed,
+    write_config,
+)
+
+DEFAULT_LEARNING_RATE = 0.00176  # the paper's, for a batch of 4096
+WARMUP_FRACTION = 0.025  # the release's 3,125 of 125,000
+COMPILATION = "speed (compiled parts draw other random numbers for dropout)"
+# Flags that fill a part of a field.
+NESTED: dict[str, Flag] = {
+    "deepspeed.optimizer.params.lr": replace(
+        LEARNING_RATE, shown_default=f"{DEFAULT_LEARNING_RATE}, the paper's"
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig(SharedConfig):
+    """Every value that decides a pretraining run, resolved."""
+
+    size: str = flag(
+        "size of the model, as in the paper's Table 1", choices=SIZES, name="--model", group=WHAT
+    )
+    stream: StreamConfig
+    data: list[str] = flag(
+        "folders of shards, made by `albert-ds shards`",
+        type=path,
+        nargs="+",
+        metavar="DATA",
+        group=WHAT,
+        may_change=True,
+    )
+    data_weights: list[float] = flag(
+        "weight of each DATA in the samples; config.json holds them scaled to a sum of 1",
+        shown_default="its size",
+        type=Number(above=0, high=1e9),
+        nargs="+",
+        metavar="WEIGHT",
+        group=TASK,
+    )
+    data_sha256: list[str]  # identifies the content of each DATA, wherever it lies
+    steps: int = flag(STEPS, group=WHAT, may_change=True)
+    batch_size: int = flag(BATCH_SIZE, group=WHAT)
+    micro_batch_size: int = flag(MICRO_BATCH_SIZE, group=WHAT)
+    warmup_steps: int = flag(WARMUP_STEPS, shown_default="2.5 % of --steps", may_change=True)
+    deepspeed_config: str = flag(DEEPSPEED_CONFIG, group=WHAT)
+    compile: bool = flag(
+        "run torch.compile on the blocks, once for all layers that share them; dropout then draws "
+        "other random numbers",
+        default=False,
+        group=COMPILATION,
+        may_change=True,
+    )
+    stage: str | None = flag(
+        "folder on a disk of each node, to which the shards are copied before the first step, once "
+        "a node, and where they are then read; what is there and whole is not copied again",
+        default=None,
+        shown_default="shards are read where they lie",
+        type=path,
+        metavar="DIR",
+        group=LAYOUT,
+        may_change=True,
+    )
+    trust_shards: bool = flag(
+        "do not compare the sha256 of each shard with index.json when it is read, which takes "
+        "about 1 second a GB; headers, counts and the checksum of each record are compared in any "
+        "case",
+        default=False,
+        group=LAYOUT,
+        may_change=True,
+    )
+    fast: list[str] | None = flag(
+        "faster forms of the same step: query, key and value as one product (qkv); gradients of "
+        "shared weights summed over layers in fp32, inside the products (gradients; not with "
+        "--tensor-parallel); dropout, residual and LayerNorm as one compiled kernel (norm; other "
+        "random numbers)",
+        default=None,
+        shown_default="none",
+        choices=("qkv", "gradients", "norm"),
+        nargs="+",
+        group=COMPILATION,
+        may_change=True,
+    )
+    num_workers: int | None = flag(  # resolved once the device is known
+        "data loader processes of a rank; 0: the trainer itself loads",
+        default=None,
+        shown_default="2 on CUDA, else 0",
+        type=Number(low=0, high=1024, whole=True),
+        metavar="PROCESSES",
+        group=LAYOUT,
+        may_change=True,
+    )
+    init_from: str | None = flag(
+        "start from the weights of a run or of a Hugging Face folder. A layer takes the blocks of "
+        "the layer at the same relative depth, so depth may differ and fewer layers may share",
+        default=None,
+        shown_default="random weights",
+        type=path,
+        metavar="RUN_OR_HF",
+        group=OPTIMIZATION,
+    )
+    initial_attention: str = flag(
+        "random weights as they are, or with four heads that attend to the two tokens before and "
+        "after: a small model then learns in hundreds of steps what takes thousands",
+        default="random",
+        choices=("random", "neighbours"),
+        group=OPTIMIZATION,
+    )
+    pair_head_rate: float = flag(
+        "learning rate of the pooler and the sentence head, as a share of --learning-rate: a batch "
+        "has one label a sequence for them, so a small one trains them on noise at a high rate",
+        default=1.0,
+        type=Number(above=0, high=1),
+        metavar="SHARE",
+        group=OPTIMIZATION,
+    )
+    depth_schedule: str | None = flag(
+        "layers to run, and from which step or share of --steps on: 3@0,6@40%,12@70%; for layers "
+        "that share all their blocks",
+        default=None,
+        shown_default="all layers from the first step on",
+        metavar="LAYERS@START,...",
+        group=OPTIMIZATION,
+    )
+    seed: int = 0  # StreamConfig's
+    log_every: int = flag(LOG_EVERY, default=10)
+    eval_every: int = flag(EVAL_EVERY, default=1000, may_change=True)
+    eval_samples: int = flag(
+        "held-out samples of an evaluation, at most",
+        default=4096,
+        type=positive,
+        metavar="SAMPLES",
+        group=RHYTHM,
+    )
+    save_every: int = flag(SAVE_EVERY, default=1000)
+    keep_last: int = flag(
+        "number of newest checkpoints to keep",
+        default=3,
+        type=positive,
+        metavar="CHECKPOINTS",
+        group=RHYTHM,
+        may_change=True,
+    )
+    keep_every: int | None = flag(
+        "keep the checkpoint of every multiple of this many steps as well",
+        default=None,
+        shown_default="none of them",
+        type=positive,
+        metavar="STEPS",
+        group=RHYTHM,
+        may_change=True,
+    )
+    wandb: bool = flag(
+        "log to Weights & Biases as well", default=False, group=RHYTHM, may_change=True
+    )
+
+    def model_at(self, step: int) -> ModelConfig:
+        """The model as the step after `step` finished ones runs it: --depth-schedule."""
+        return model_at(self.model, self.depth_schedule, self.steps, step)
+
+    def work_of(self, step: int) -> int:
+        """The work of the first `step` steps, in layers."""
+        return count_layers(self.model, self.depth_schedule, self.steps, step)
+
+
+def build_parser() -> Parser:
+    """The parser of train.py, from the fields that the flags fill."""
+    parser = Parser(
+        description="Pretrain ALBERT (or a BERT baseline). Given the same --output again, resumes.",
+        epilog=_describe_layers(),
+    )
+    for title in (WHAT, SHAPE, TASK, OPTIMIZATION, LAYOUT, COMPILATION, RHYTHM):
+        parser.add_argument_group(title)
+    add_flags(parser, RunConfig)
+    add_flags(parser, ModelConfig, suppress=True)
+    add_flags(parser, StreamConfig)
+    add_flag(parser, "learning_rate", NESTED["deepspeed.optimizer.params.lr"])
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
+    return parser
+
+
+def _describe_layers() -> str:
+    """The tables of --sharing and --per-layer, for --help."""
+    lines = ["--sharing, with the blocks (attention / feed-forward) of 6 layers:"]
+    for form, blocks, meaning in list_patterns():
+        lines += [f"  {form:15} {meaning}", f"  {'':15} {blocks}"]
+    lines.append("--per-layer, any of these with commas between, or none:")
+    lines += [f"  {addition.form:15} {addition.meaning}" for addition in ADDITIONS.values()]
+    return "\n".join(lines) + "\n"
+
+
+def read_config(argv: list[str], *, world_size: int) -> RunConfig:
+    """Parse and check a command line; raise UserError for the first thing that is wrong."""
+    args = build_parser().parse_args(argv)
+    sources = _open_sources(args.data)
+    model = _resolve_model(args, sources)
+    weights = _resolve_weights(args, sources)
+    stream = _resolve_stream(args, model, sources)
+    micro, deepspeed = resolve_deepspeed(
+        args,
+        model,
+        world_size=world_size,
+        batch_size=args.batch_size,
+        micro_batch_size=args.micro_batch_size,
+        deepspeed_config=args.deepspeed_config,
+        default_learning_rate=DEFAULT_LEARNING_RATE,
+    )
+    if args.initial_attention == "neighbours":
+        _check_neighbours(args.init_from, model)
+    if args.init_from is not None:
+        _check_initial_weights(args.init_from, model, sources[0].vocab)
+    if args.pair_head_rate != 1 and not model.pair_head:
+        raise UserError("--pair-head-rate: not with --objective none, which has no sentence head")
+    if args.wandb:
+        require("wandb", "wandb", "--wandb")
+    if "gradients" in (args.fast or ()) and args.tensor_parallel > 1:
+        raise UserError("--fast gradients: not with --tensor-parallel; allowed: qkv, norm")
+    check_output(args.output)
+    typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(RunConfig)}
+    resolved: dict[str, Any] = {
+        "model": model,
+        "stream": stream,
+        "seed": stream.seed,
+        "data_weights": weights,
+        "data_sha256": [source.fingerprint for source in sources],
+        "micro_batch_size": micro,
+        "warmup_steps": _resolve_warmup(args),
+        "deepspeed": deepspeed,
+    }
+    config = RunConfig(**typed | resolved)
+    config.model_at(0)  # refuses a wrong --depth-schedule
+    _check_previous(config)
+    return config
+
+
+def describe_command(record: dict) -> str:
+    """The command line of a pretraining run, from its config.json. Raises KeyError without one."""
+    size = asdict(SIZES[record["size"]])
+    shape = {name: value for name, value in record["model"].items() if value != size.get(name)}
+    values = {**shape, **record["stream"], **record}
+    return run_config.describe_command("albert-ds train", build_parser(), values, NESTED)
+
+
+def resolve_workers(config: RunConfig, device_type: str) -> RunConfig:
+    """`config` with the number of loader processes that suits the device, where none was typed."""
+    if config.num_workers is not None:
+        return config
+    return replace(config, num_workers=2 if device_type == "cuda" else 0)
+
+
+def _check_previous(config: RunConfig) -> None:
+    """Raise UserError where RUN was started with values that may not change."""
+    previous = read_previous(config.output)
+    if previous is not None:
+        config.stream.check_format(previous.get("stream", {}), config.output)
+    check_resume(config, NESTED)
+
+
+def _check_initial_weights(folder: str, model: ModelConfig, vocab) -> None:
+    from albert_ds.interop.weights import check_vocab, read_initial_weights
+
+    if not Path(folder).is_dir():
+        raise UserError(f"--init-from {folder}: no such folder")
+    for name, tensor in read_initial_weights(Path(folder), model).items():
+        if not tensor.isfinite().all():
+            raise UserError(f"--init-from {folder}: {name} is not finite (NaN or Inf)")
+    check_vocab(Path(folder), vocab, f"--init-from {folder}")
+
+
+def _check_neighbours(init_from: str | None, model: ModelConfig) -> None:
+    name = "--initial-attention neighbours"
+    if init_from is not None:
+        raise UserError(f"{name}: not with --init-from, whose weights a run would start from")
+    embedding, hidden = model.embedding_size, model.hidden_size
+    if not 8 <= embedding <= hidden or hidden < 2 * model.num_heads:
+        raise UserError(
+            f"{name}: --embedding-size {embedding} must be from 8 to --hidden-size {hidden}, and a "
+            "head at least 2 wide"
+        )
+
+
+def _resolve_warmup(args) -> int:
+    """What was typed, else what RUN was started with, else a share of the steps."""
+    if args.warmup_steps is not None:
+        if args.warmup_steps > args.steps:
+            raise UserError(
+                f"--warmup-steps {args.warmup_steps}: must be at most --steps {args.steps}"
+            )
+        return args.warmup_steps
+    # A resumed run may end earlier than its warm-up would.
+    before = read_previous(args.output)
+    if before is not None and "warmup_steps" in before:
+        return before["warmup_steps"]
+    return round(WARMUP_FRACTION * args.steps)
+
+
+def _open_sources(folders: list[str]):
+    from albert_ds.data.shards import open_shards
+
+    sources = [open_shards(folder, "train") for folder in folders]
+    for folder, source in zip(folders, sources, strict=True):
+        if source.vocab.sha256 != sources[0].vocab.sha256:
+            raise UserError(
+                f"--data {folder}: its vocabulary differs from that of {folders[0]}; "
+                "all shards of a run must be built with one spiece.model"
+            )
+    return sources
+
+
+def _resolve_model(args, sources) -> ModelConfig:
+    given = {name: getattr(args, name) for name in flags_of(ModelConfig) if hasattr(args, name)}
+    if "hidden_size" in given:
+        given.setdefault("ffn_size", 4 * given["hidden_size"])
+    found = sources[0].vocab.size
+    if given.setdefault("vocab_size", found) != found:
+        raise UserError(
+            f"--vocab-size {given['vocab_size']}: the shards in {args.data[0]} were built with "
+            f"{found} pieces; allowed: {found}"
+        )
+    return replace(SIZES[args.size], **given, pair_head=args.objective != "none")
+
+
+def _resolve_weights(args, sources) -> list[float]:
+    weights = args.data_weights
+    if weights is None:
+        weights = [float(source.sizes.sum()) for source in sources]
+    if len(weights) != len(sources):
+        raise UserError(
+            f"--data-weights: {len(weights)} numbers for {len(sources)} --data; allowed: one each"
+        )
+    return [weight / sum(weights) for weight in weights]
+
+
+def _resolve_stream(args, model: ModelConfig, sources) -> StreamConfig:
+    built = min(source.sequence_length for source in sources)
+    length = args.sequence_length or min(built, model.max_position_embeddings)
+    if length > built:
+        raise UserError(f"--sequence-length {length}: the shards hold at most {built}")
+    if length > model.max_position_embeddings:
+        raise UserError(
+            f"--sequence-length {length}: --max-position-embeddings is "
+            f"{model.max_position_embeddings}"
+        )
+    typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(StreamConfig)}
+    typed["sequence_length"] = length
+    # Its default has changed, so what RUN was started with wins over it.
+    before = (read_previous(args.output) or {}).get("stream", {})
+    typed["word_boundaries"] = args.word_boundaries or before.get("word_boundaries", "scripts")
+    return StreamConfig(**typed)
+
+
+def write_run_files(config: RunConfig) -> None:
+    """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN."""
+    from albert_ds.data.shards import open_shards
+
+    # Another start may have written RUN/config.json since the command line was read.
+    _check_previous(config)
+    vocab = open_shards(config.data[0], "train").vocab
+    write_config(config, vocab_sha256=vocab.sha256)
+    vocab.write(config.run)

@@ -1,0 +1,320 @@
+"""What the configurations of pretraining and fine-tuning share: flags, and RUN/config.json.
+
+RUN/config.json holds every field of the resolved configuration. A resumed run must have the values
+that stand there, except for the fields whose flag says `may_change`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from albert_ds.cli import Flag, Number, Parser, as_command, as_flag, flag, path, positive
+from albert_ds.engine.deepspeed_config import (
+    check_fp16,
+    check_fused_lamb,
+    read_ds_config,
+    resolve_ds_config,
+)
+from albert_ds.errors import UserError, hide_passwords
+from albert_ds.files import write_file
+from albert_ds.json_files import check, read_json
+from albert_ds.model.config import ModelConfig
+from albert_ds.optim.schedule import learning_rate
+from albert_ds.parallel.mesh import check_tensor_parallel
+
+# Of DeepSpeed's JSON only these change results; the rest is layout.
+FIXED_DS_KEYS = ("optimizer", "gradient_clipping", "bf16", "fp16")
+WHAT = "what to run"
+OPTIMIZATION = "optimization"
+LAYOUT = "layout (changes no number)"
+RHYTHM = "rhythm"
+
+# Flags of both commands whose defaults differ.
+STEPS = Flag(
+    help="optimizer steps of the whole run",
+    type=Number(low=1, high=10**9, whole=True),
+    metavar="STEPS",
+)
+BATCH_SIZE = Flag(
+    help="samples of one optimizer step, all ranks together",
+    type=Number(low=1, high=1 << 24, whole=True),
+    metavar="SAMPLES",
+)
+MICRO_BATCH_SIZE = Flag(
+    help="samples of one forward and backward pass on one rank",
+    type=Number(low=1, high=1 << 20, whole=True),
+    metavar="SAMPLES",
+    may_change=True,
+)
+DEEPSPEED_CONFIG = Flag(
+    help="DeepSpeed's JSON: ZeRO stage, precision, clipping, optimizer (see ds_configs/)",
+    type=path,
+    metavar="FILE",
+    name="--deepspeed_config",
+    may_change=True,
+)
+LEARNING_RATE = Flag(
+    help='peak learning rate, taken where DeepSpeed\'s JSON says "auto"',
+    type=Number(low=0, high=10),
+    metavar="RATE",
+    name="--learning-rate",
+    group=OPTIMIZATION,
+)
+WARMUP_STEPS = Flag(
+    help="steps of linear warm-up",
+    type=Number(low=0, high=10**9, whole=True),
+    metavar="STEPS",
+    group=OPTIMIZATION,
+)
+LOG_EVERY = Flag(
+    help="steps from one line of metrics.jsonl to the next",
+    type=positive,
+    metavar="STEPS",
+    group=RHYTHM,
+    may_change=True,
+)
+EVAL_EVERY = Flag(
+    help="steps from one evaluation to the next", type=positive, metavar="STEPS", group=RHYTHM
+)
+SAVE_EVERY = Flag(
+    help="steps from one checkpoint to the next",
+    type=positive,
+    metavar="STEPS",
+    group=RHYTHM,
+    may_change=True,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedConfig:
+    """The fields of every run of the trainer."""
+
+    output: str = flag(
+        "folder of this run; given again, the run resumes",
+        type=path,
+        metavar="RUN",
+        group=WHAT,
+        may_change=True,
+    )
+    model: ModelConfig
+    steps: int
+    batch_size: int
+    micro_batch_size: int
+    warmup_steps: int
+    deepspeed_config: str
+    deepspeed: dict  # the JSON with every "auto" that the command line owns filled in
+    tensor_parallel: int = flag(
+        "ranks that each block is split over",
+        default=1,
+        type=Number(low=1, high=1 << 16, whole=True),
+        metavar="RANKS",
+        group=LAYOUT,
+        may_change=True,
+    )
+    activation_checkpointing: str = flag(
+        "activations that the backward pass recomputes instead of storing",
+        default="none",
+        choices=("none", "attention", "block"),
+        group=LAYOUT,
+        may_change=True,
+    )
+    deterministic: bool = flag(
+        "on CUDA: use only algorithms that give the same bits in every run; they are slower",
+        default=False,
+        group=LAYOUT,
+        may_change=True,
+    )
+    max_hours: float | None = flag(
+        "stop with a complete checkpoint after this time",
+        default=None,
+        shown_default="no limit",
+        type=Number(above=0, high=24 * 366),
+        metavar="HOURS",
+        group=RHYTHM,
+        may_change=True,
+    )
+    log_format: str = flag(
+        "what stdout gets: lines to read, or one JSON object a line, those of metrics.jsonl among "
+        "them; messages go to stderr as text in both",
+        default="text",
+        choices=("text", "json"),
+        group=RHYTHM,
+        may_change=True,
+    )
+    timeout_minutes: float = flag(
+        "stop when a rank is missing or delays the others for this time",
+        default=10,
+        type=Number(above=0, high=7 * 24 * 60),
+        metavar="MINUTES",
+        group=RHYTHM,
+        may_change=True,
+    )
+
+    @property
+    def run(self) -> Path:
+        return Path(self.output)
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak."""
+        return self.deepspeed["optimizer"]["params"]["lr"]
+
+    def rate_at(self, step: int) -> float:
+        """Learning rate of the update that follows `step` finished steps."""
+        return learning_rate(
+            step, peak=self.learning_rate, warmup_steps=self.warmup_steps, num_steps=self.steps
+        )
+
+
+def resolve_deepspeed(
+    args,
+    model: ModelConfig,
+    *,
+    world_size: int,
+    batch_size: int,
+    micro_batch_size: int | None,
+    deepspeed_config: str,
+    default_learning_rate: float,
+) -> tuple[int, dict]:
+    """The micro-batch size (default: a rank's whole share) and DeepSpeed's JSON, filled in.
+
+    Raises UserError where the batch cannot be split so, or where the JSON is wrong.
+    """
+    check_tensor_parallel(
+        args.tensor_parallel,
+        world_size=world_size,
+        num_heads=model.num_heads,
+        ffn_size=model.ffn_size,
+    )
+    ranks = world_size // args.tensor_parallel
+    micro = micro_batch_size or max(1, batch_size // ranks)
+    accumulation, left = divmod(batch_size, micro * ranks)
+    if left:
+        raise UserError(
+            f"--batch-size {batch_size} is no multiple of --micro-batch-size {micro} x {ranks} "
+            f"data-parallel ranks; allowed: multiples of {micro * ranks}"
+        )
+    ds_config = read_ds_config(Path(deepspeed_config))
+    check_fused_lamb(Path(deepspeed_config), ds_config, tensor_parallel=args.tensor_parallel)
+    check_fp16(Path(deepspeed_config), ds_config)
+    return micro, resolve_ds_config(
+        ds_config,
+        batch_size=batch_size,
+        micro_batch_size=micro,
+        accumulation=accumulation,
+        learning_rate=args.learning_rate,
+        default_learning_rate=default_learning_rate,
+    )
+
+
+def check_output(output: str) -> None:
+    """Raise UserError where --output cannot be a folder."""
+    if Path(output).exists() and not Path(output).is_dir():
+        raise UserError(f"--output {output}: exists and is not a folder")
+
+
+def as_json(config: SharedConfig) -> dict:
+    """The resolved configuration as plain JSON values."""
+    return json.loads(json.dumps(asdict(config)))
+
+
+def write_config(config: SharedConfig, **facts: str) -> None:
+    """Write RUN/config.json: the configuration, `facts`, and the versions of what runs it."""
+    from albert_ds.process.run_folder import read_versions
+
+    config.run.mkdir(parents=True, exist_ok=True)
+    record = {**as_json(config), **facts, "versions": read_versions()}
+    # A URL of --data may hold a password.
+    write_file(config.run / "config.json", hide_passwords(json.dumps(record, indent=1)) + "\n")
+
+
+def read_previous(output: str) -> dict | None:
+    """What RUN/config.json holds; None where RUN has not been started."""
+    path = Path(output) / "config.json"
+    if not path.exists():
+        return None
+    before = read_json(path, f"--output {output}: {path}")
+    schema = {"stream": dict, "deepspeed": dict, "warmup_steps": Number(low=0, whole=True)}
+    check({key: before[key] for key in schema if key in before}, schema, str(path), is_closed=True)
+    return before
+
+
+def describe_command(program: str, parser: Parser, record: dict, nested: Mapping[str, Flag]) -> str:
+    """The command line of a run whose config.json has `record`.
+
+    `nested` holds the flags that fill a part of a field, by its path ("head.dropout"). Raises
+    KeyError where the record lacks one of them.
+    """
+    values = dict(record)
+    for place, how in nested.items():
+        assert how.name
+        found = reduce(lambda inner, key: inner[key], place.split("."), record)
+        values[how.name.removeprefix("--").replace("-", "_")] = found
+    return as_command(program, parser, values)
+
+
+def check_resume(config: SharedConfig, nested: Mapping[str, Flag]) -> None:
+    """Raise UserError for the first value that differs from RUN/config.json and may not change.
+
+    `nested` holds the flags that fill a part of a field, by its path ("head.dropout").
+    """
+    before = read_previous(config.output)
+    if before is None:
+        return
+    for name, old, new in _differences(config, before, as_json(config), nested, path=""):
+        raise UserError(
+            f"{name} is {new}, but {config.output} was started with {old}; use that, or another "
+            "--output"
+        )
+
+
+def _differences(config, before: dict, now: dict, nested, path: str) -> Iterator[tuple]:
+    """(name, old, new) of every value that may not change and did."""
+    for declared in fields(config):
+        how: Flag | None = declared.metadata.get("flag")
+        if how is not None and how.may_change:
+            continue
+        value, here = getattr(config, declared.name), f"{path}{declared.name}"
+        old = before[declared.name] if declared.name in before else _value_if_absent(declared)
+        new = now[declared.name]
+        if declared.name == "deepspeed" and isinstance(old, dict):
+            yield from _deepspeed_differences(config, old, new)
+        elif is_dataclass(value) and isinstance(old, dict):
+            yield from _differences(value, old, new, nested, f"{here}.")
+        elif old != new:
+            how = how or nested.get(here)
+            name = (how.name or as_flag(declared.name)) if how else f'"{here}" of config.json'
+            yield name, old, new
+
+
+def _value_if_absent(declared: Field) -> Any:
+    """The value that held while config.json did not have this field yet.
+
+    A field whose default has changed since it was added says so: `metadata={"absent": VALUE}`.
+    """
+    value = declared.metadata.get("absent", declared.default)
+    return "nothing" if value is MISSING else json.loads(json.dumps(value))
+
+
+def _deepspeed_differences(config, old: dict, new: dict) -> Iterator[tuple]:
+    path = Path(config.deepspeed_config)
+    typed = read_ds_config(path)["optimizer"].get("params", {}) if path.is_file() else {}
+    for keys, was, found in _leaves(
+        (), *({key: block.get(key) for key in FIXED_DS_KEYS} for block in (old, new))
+    ):
+        name = f'"{".".join(keys)}" of --deepspeed_config'
+        # Where the JSON leaves the rate to the command line, that is where it was changed.
+        if keys == ("optimizer", "params", "lr") and typed.get("lr", "auto") == "auto":
+            name = "--learning-rate"
+        yield name, was, found
+
+
+def _leaves(path: tuple[str, ...], old, new) -> Iterator[tuple]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in {**new, **old}:
+            yield from _leaves((*path, key), old.get(key), new.get(key))
+    elif old != new:
+        yield path, old, new

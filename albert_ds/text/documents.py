@@ -1,0 +1,333 @@
+"""Documents from streams of bytes: WikiExtractor text, plain text or JSON lines.
+
+    stream -> lines -> documents -> sentences
+
+The first line that is not blank tells what a stream holds: `<doc ...>` elements of WikiExtractor;
+JSON lines (`{...}` with a "text"); else plain text, with a blank line between documents. A document
+that cannot be read is passed on as damaged, and the caller counts it.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import IO, NamedTuple
+
+from albert_ds.cli import Number, check_ranges, flag, path
+from albert_ds.errors import UserError
+from albert_ds.text.languages import (
+    SCRIPTS,
+    SENTENCE_ENDS,
+    WITHOUT_SPACES,
+    default_ends,
+    join_lines,
+    split_paragraph,
+)
+from albert_ds.text.segmented import remove_spaces
+
+SHARE = Number(low=0, high=1)
+SEED = Number(low=0, high=(1 << 63) - 1, whole=True)
+LINE_KINDS = ("paragraph", "sentence", "wrapped")
+MAX_LINE_BYTES = 16 << 20  # a longer line is damage, and never in memory
+MIN_ODD_BYTES = 8  # not ASCII, from which an encoding is guessed
+MAX_DOCUMENT_BYTES = 16 << 20  # text without a blank line is cut there
+
+# Why a document is set aside.
+WRONG_ENCODING = "wrong_encoding"  # not UTF-8, or half of a surrogate pair
+NUL_BYTES = "nul_bytes"
+OVERLONG_LINE = "overlong_line"
+NOT_JSON = "not_json"
+NO_TEXT_FIELD = "no_text_field"
+UNCLOSED_DOC = "unclosed_doc"  # a <doc> before the last one was closed, or at the end
+OUTSIDE_DOC = "outside_doc"  # text between </doc> and <doc>
+DAMAGE = (
+    WRONG_ENCODING,
+    NUL_BYTES,
+    OVERLONG_LINE,
+    NOT_JSON,
+    NO_TEXT_FIELD,
+    UNCLOSED_DOC,
+    OUTSIDE_DOC,
+)
+
+
+_COMMON_ENCODINGS = (
+    *("cp1252", "cp1250", "cp1251", "koi8_r", "cp1256", "shift_jis", "cp932", "euc_jp", "gb18030"),
+    *("big5", "cp949", "euc_kr", "utf_16"),
+)
+
+
+class Document(NamedTuple):
+    lines: list[str]  # stripped, none of them empty; an empty document has none
+    line: int  # number of its first line in its stream
+    damage: str = ""  # why it is to be set aside, one of DAMAGE
+    cut: bool = False  # its text goes on in the next one
+
+
+class Line(NamedTuple):
+    number: int
+    text: str  # stripped
+    damage: str = ""
+    raw: bytes = b""  # as it was read, up to its end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextConfig:
+    """What the text looks like: the same flags wherever text is read."""
+
+    language: str = flag(
+        "language of the text, as a code (ko, de, zh, ...): its rules end a sentence, and its "
+        "script is checked",
+        default="en",
+        metavar="CODE",
+    )
+    lines: str = flag(
+        "what a line of a document is: a paragraph, which is split into sentences; a sentence; or "
+        "a wrapped line, which is joined with the others and then split",
+        default="paragraph",
+        choices=LINE_KINDS,
+    )
+    sentence_ends: str | None = flag(
+        "what ends a sentence: the rules of the language, or every space between two letters of a "
+        "script without spaces between words",
+        default=None,
+        choices=SENTENCE_ENDS,
+        shown_default="spaces for Thai and Lao, rules for all others",
+    )
+    segmented: bool = flag(
+        "the spaces of the text are a segmenter's, in a language written without spaces: they are "
+        "taken out, and mark the words for whole-word masking",
+        default=False,
+    )
+    text_field: str = flag(
+        "the field of JSON lines that holds the text", default="text", metavar="NAME"
+    )
+    any_script: bool = flag(
+        "accept text whose letters are not of the script of the language",
+        default=False,
+    )
+    max_damaged: float = flag(
+        "largest share (0 to 1) of the documents that may be damaged: not UTF-8, not JSON, ...; "
+        "they are dropped and counted, and above this share nothing is written",
+        default=0.01,
+        type=SHARE,
+        metavar="SHARE",
+    )
+    max_unknown: float = flag(
+        "largest share (0 to 1) of unknown tokens; above it nothing is written",
+        default=0.01,
+        type=SHARE,
+        metavar="SHARE",
+    )
+
+    def __post_init__(self):
+        if self.language not in SCRIPTS:
+            raise UserError(
+                f"--language {self.language}: must be one of {' '.join(sorted(SCRIPTS))}"
+            )
+        if self.segmented and self.language not in WITHOUT_SPACES:
+            raise UserError(
+                f"--segmented with --language {self.language}: its own spaces separate its words; "
+                f"the flag is for {' '.join(sorted(WITHOUT_SPACES))}"
+            )
+        ends = self.sentence_ends or default_ends(self.language)
+        if self.segmented and ends == "spaces" and self.lines != "sentence":
+            raise UserError(
+                f"--segmented with --language {self.language}: a segmenter's spaces do not end "
+                "sentences; write one sentence a line and pass --lines sentence"
+            )
+        check_ranges(self)
+
+    def split(self, lines: list[str]) -> list[str]:
+        """The sentences of a document, without the spaces of a segmenter."""
+        return split_sentences(self.plain(lines), self.lines, self.language, self.sentence_ends)
+
+    def plain(self, lines: list[str]) -> list[str]:
+        """The lines of a document, without the spaces of a segmenter."""
+        return [remove_spaces(line) for line in lines] if self.segmented else lines
+
+
+def add_input_flag(parser: argparse.ArgumentParser) -> None:
+    """--input, the same wherever text is read."""
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        type=path,
+        metavar="GLOB",
+        help="paths or URLs of fsspec (http://, s3://, ...): WikiExtractor <doc> elements, JSON "
+        "lines, or plain text with a blank line between documents; packed by their .gz, .bz2, "
+        ".xz, .zst or .tar; ** descends into folders",
+    )
+
+
+def split_documents(
+    lines: Iterator[Line], text_field: str = "text", kind: str = ""
+) -> Iterator[Document]:
+    """Every document of a stream, in order, empty and damaged ones included.
+
+    `kind` of find_kind, where the stream does not begin where its file does.
+    """
+    for first in lines:
+        if not first.text and not first.damage:
+            continue
+        rest = _chain(first, lines)
+        kind = kind or find_kind(first.text)
+        if kind == "wiki":
+            yield from _split_wiki(rest)
+        elif kind == "json":
+            yield from _split_json(rest, text_field)
+        else:
+            yield from _split_text(rest)
+
+
+def find_kind(first_line: str) -> str:
+    """ "wiki", "json" or "text", by the first line that is not blank."""
+    if begins_document(first_line, "wiki", after_blank=False):
+        return "wiki"
+    # A JSON array is no JSON lines: its lines are damaged, which its user is told.
+    return "json" if re.match(r"\{|\[\s*([{\"]|$)", first_line) else "text"
+
+
+def begins_document(line: str, kind: str, *, after_blank: bool) -> bool:
+    """Whether a stripped line opens a document."""
+    if kind == "wiki":
+        return line.startswith("<doc ")
+    return bool(line) and (kind == "json" or after_blank)
+
+
+def read_lines(file: IO[bytes], *, is_start: bool = True) -> Iterator[Line]:
+    """The lines of a stream; `is_start` where a byte order mark may stand before the first."""
+    number = 0
+    while raw := file.readline(MAX_LINE_BYTES):
+        number += 1
+        if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
+            while raw and not raw.endswith(b"\n"):
+                raw = file.readline(1 << 16)
+            yield Line(number, "", OVERLONG_LINE)
+        elif b"\0" in raw:
+            yield Line(number, "", NUL_BYTES, raw)
+        else:
+            yield _decode(raw, number, "utf-8-sig" if is_start and number == 1 else "utf-8")
+
+
+def _decode(raw: bytes, number: int, encoding: str) -> Line:
+    try:
+        return Line(number, raw.decode(encoding).strip(), "", raw)
+    except UnicodeDecodeError:
+        return Line(number, "", WRONG_ENCODING, raw)
+
+
+def split_sentences(
+    lines: list[str], kind: str, language: str = "en", ends: str | None = None
+) -> list[str]:
+    """The sentences of a document whose lines are paragraphs, sentences or wrapped text."""
+    if kind == "sentence":
+        return lines
+    paragraphs = [join_lines(lines)] if kind == "wrapped" else lines
+    return [text for paragraph in paragraphs for text in split_paragraph(paragraph, language, ends)]
+
+
+def explain_damage(damage: str, head: bytes) -> str:
+    """What the first bytes of a stream tell of the cause, for a message; "" if nothing."""
+    if damage in (WRONG_ENCODING, NUL_BYTES):
+        return describe_encoding(head)
+    if damage in (NOT_JSON, NO_TEXT_FIELD) and head.lstrip().startswith(b"["):
+        return "; it begins like a JSON array: write one object a line (jq -c '.[]' does)"
+    return ""
+
+
+def describe_encoding(head: bytes) -> str:
+    """The encoding in which the first bytes of a stream are text, for a message; "" if none is.
+
+    A few odd bytes in ASCII text tell nothing: those are damage.
+    """
+    from charset_normalizer import from_bytes
+
+    if sum(byte > 127 or not byte for byte in head) < MIN_ODD_BYTES:
+        return ""
+
+    best = from_bytes(head).best()
+    if best is None or best.encoding in ("ascii", "utf_8"):
+        return ""
+    alike = {best.encoding, *best.could_be_from_charset}  # these read the same text
+    encoding = next((name for name in _COMMON_ENCODINGS if name in alike), best.encoding)
+    name = encoding.replace("_", "-").upper().replace("CP125", "WINDOWS-125")
+    return f"; it looks like {name}: convert it with iconv -f {name} -t UTF-8"
+
+
+def _chain(first: Line, rest: Iterator[Line]) -> Iterator[Line]:
+    yield first
+    yield from rest
+
+
+def _split_wiki(lines: Iterable[Line]) -> Iterator[Document]:
+    document: list[str] = []
+    opened = stray = 0  # the lines where a <doc> that is not closed, or text outside one, began
+    damage = ""
+    for number, text, damaged, _ in lines:
+        opens, closes = begins_document(text, "wiki", after_blank=False), text == "</doc>"
+        if opened and closes:
+            yield Document(document, opened, damage)
+            opened = 0
+        elif opens:
+            if opened or stray:
+                yield Document([], opened or stray, UNCLOSED_DOC if opened else OUTSIDE_DOC)
+            document, opened, stray, damage = [], number, 0, ""
+        elif opened:
+            damage = damage or damaged
+            if text:
+                document.append(text)
+        elif (text or damaged) and not stray:
+            stray = number
+    if opened or stray:
+        yield Document([], opened or stray, UNCLOSED_DOC if opened else OUTSIDE_DOC)
+
+
+def _split_text(lines: Iterable[Line]) -> Iterator[Document]:
+    document: list[str] = []
+    begun = size = 0
+    damage = ""
+    for number, text, damaged, _ in lines:
+        if text or damaged:
+            if size + len(text) > MAX_DOCUMENT_BYTES:
+                yield Document(document, begun, damage, cut=True)
+                document, begun, size = [], 0, 0
+            begun = begun or number
+            damage = damage or damaged
+            size += len(text)
+            document.append(text)
+        elif begun:
+            yield Document(document, begun, damage)
+            document, begun, size, damage = [], 0, 0, ""
+    if begun:
+        yield Document(document, begun, damage)
+
+
+def _split_json(lines: Iterable[Line], text_field: str) -> Iterator[Document]:
+    for number, line, damaged, _ in lines:
+        if damaged:
+            yield Document([], number, damaged)
+        elif line:
+            text, damage = _read_record(line, text_field)
+            parts = [part for part in map(str.strip, text.split("\n")) if part]
+            yield Document(parts, number, damage)
+
+
+def _read_record(line: str, text_field: str) -> tuple[str, str]:
+    """(text, damage) of a line of JSON."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return "", NOT_JSON
+    text = record.get(text_field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        return "", NO_TEXT_FIELD
+    if "\0" in text:
+        return "", NUL_BYTES
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "", WRONG_ENCODING
+    return text, ""

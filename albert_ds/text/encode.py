@@ -1,0 +1,110 @@
+"""The first pass of building: one unit of text -> sentences -> ids -> sequences -> sorted runs.
+
+The key of a sequence is a hash of (seed, document, its number there). Sorting by it shuffles the
+whole corpus, and depends on nothing but the text. A document is identified by a hash of its text,
+which also decides whether it is held out, so copies of it are never in both splits.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+
+import numpy as np
+
+from albert_ds.data.segments import pack_sentences
+from albert_ds.data.shards import pack_sequence, token_dtype
+from albert_ds.data.vocab import UNK, Vocab
+from albert_ds.text.documents import (
+    DAMAGE,
+    TextConfig,
+    explain_damage,
+)
+from albert_ds.text.external_sort import KEYS, RunWriter, Spilled
+from albert_ds.text.segmented import encode_segmented, find_starts
+from albert_ds.text.sources import Reading
+
+COUNTS = (
+    "documents",
+    "empty_documents",  # dropped: no text
+    *(f"damaged_{kind}" for kind in DAMAGE),  # dropped
+    "cut_documents",  # longer than the reader takes: the rest is a document of its own
+    "sentences",
+    "empty_sentences",  # dropped: no piece of the vocabulary, as for a lone zero-width space
+    "cut_sentences",  # longer than a sequence, cut into pieces
+    "sequences",
+    "one_sentence_sequences",  # have no pair: their sop or nsp label is ignored
+    "tokens",
+    "spare_tokens",  # beyond the sequence length: every reading leaves as many out, drawn anew
+    "unknown_tokens",
+    "joined_words",  # --segmented: one piece holds characters of this word and the one before
+)
+
+
+def encode_documents(
+    readings: Iterable[Reading],
+    vocab: Vocab,
+    runs: RunWriter,
+    *,
+    sequence_length: int,
+    packing: str,
+    seed: int,
+    text: TextConfig,
+    advance: Callable[[int, int], None],
+) -> dict:
+    """Write the sequences of a unit to `runs`. Returns a note about the unit:
+
+    counts: of COUNTS; draws: lowest and highest held-out draw of its documents; damage: for each
+    kind, the place of the first document with that damage.
+    """
+    counts = Counter(dict.fromkeys(COUNTS, 0))
+    damage: dict[str, str] = {}
+    capacity = sequence_length - 3
+    dtype = np.dtype(token_dtype(vocab.size, segmented=text.segmented)).newbyteorder("<")
+    salt = seed.to_bytes(16, "little")
+    lowest, highest = KEYS, -1
+    for seen, (document, name, bytes_read, head) in enumerate(readings, 1):
+        advance(seen, bytes_read)
+        if document.damage:
+            counts[f"damaged_{document.damage}"] += 1
+            if document.damage not in damage:
+                cause = explain_damage(document.damage, bytes(head))
+                damage[document.damage] = f"{name}: line {document.line}{cause}"
+            continue
+        counts["cut_documents"] += document.cut
+        sentences, joined = _encode(document.lines, text, vocab)
+        counts["joined_words"] += joined
+        kept = [sentence for sentence in sentences if sentence]
+        counts["empty_sentences"] += len(sentences) - len(kept)
+        if not kept:
+            counts["empty_documents"] += 1
+            continue
+        digest = blake2b("\n".join(text.plain(document.lines)).encode(), digest_size=8).digest()
+        draw = _hash(salt, digest)
+        lowest, highest = min(lowest, draw), max(highest, draw)
+        counts["documents"] += 1
+        counts["sentences"] += len(kept)
+        counts["cut_sentences"] += sum(len(sentence) > capacity for sentence in kept)
+        unknown = (UNK, UNK + vocab.size)
+        counts["unknown_tokens"] += sum(ids.count(token) for ids in kept for token in unknown)
+        for number, (ids, ends) in enumerate(pack_sentences(kept, capacity, packing)):
+            counts["sequences"] += 1
+            counts["one_sentence_sequences"] += len(ends) == 1
+            counts["tokens"] += len(ids)
+            counts["spare_tokens"] += max(0, len(ids) - capacity)
+            record = pack_sequence(int.from_bytes(digest, "little"), ends, ids, dtype)
+            key = _hash(salt, digest, number.to_bytes(8, "little"))
+            runs.add(Spilled(key, record, len(ids), draw, number == 0))
+    runs.flush()
+    return {"counts": dict(counts), "draws": [lowest, highest], "damage": damage}
+
+
+def _encode(lines: list[str], text: TextConfig, vocab: Vocab) -> tuple[list[list[int]], int]:
+    """The stored ids of each sentence of a document, and the number of joined words."""
+    sentences = text.split(lines)
+    if text.segmented:
+        return encode_segmented(sentences, find_starts(lines), vocab)
+    return vocab.encode(sentences), 0
+
+
+def _hash(*parts: bytes) -> int:
+    return int.from_bytes(blake2b(b"".join(parts), digest_size=8).digest(), "big")

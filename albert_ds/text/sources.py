@@ -1,0 +1,218 @@
+"""The text to read, cut into units of work that any process can do alone.
+
+A unit is a list of whole files, or one slice of a large plain file that starts where a document
+starts. Packed files and files behind a URL are not cut. Files are unpacked as their names end:
+
+    a.txt    a.txt.gz .bz2 .xz .zst    a.tar    a.tar.gz ...    a tar's members likewise
+
+A member of a tar is only read. Its name and its links cannot reach another file.
+"""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import sys
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, NamedTuple
+
+from albert_ds.data.storage import is_url, look_up, open_file
+from albert_ds.errors import DamagedData, UserError, hide_passwords
+from albert_ds.text.documents import (
+    MAX_LINE_BYTES,
+    Document,
+    Line,
+    begins_document,
+    find_kind,
+    read_lines,
+    split_documents,
+)
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+UNIT_BYTES = 16 << 20  # as stored
+HEAD_BYTES = 1 << 16  # from which an encoding is guessed
+# The modules of the standard library and its like notice a cut; other readers of .zst do not.
+UNPACKERS: dict[str, Any] = {".gz": gzip, ".bz2": bz2, ".xz": lzma, ".zst": zstd}
+READ_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, zstd.ZstdError, tarfile.TarError)
+_SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz"}
+_BUFFER_BYTES = 1 << 20
+
+
+class Slice(NamedTuple):
+    """A file, or a part of one; equal slices hold the same text."""
+
+    location: str
+    begin: int
+    end: int  # one past the last byte
+    modified: str  # when the file was, as its storage tells
+    kind: str = ""  # what a file that was cut holds, as its first line tells
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+
+class Reading(NamedTuple):
+    """A document and where it was read."""
+
+    document: Document
+    name: str  # of the file, and of the member in it
+    bytes_read: int  # of all the slices so far, as stored
+    head: bytearray  # the first HEAD_BYTES of the file or member, as far as they are read
+
+
+def cut_units(locations: Iterable[str]) -> list[list[Slice]]:
+    """All the text as units of about UNIT_BYTES as stored, in the order of the files."""
+    units: list[list[Slice]] = []
+    room = 0
+    for piece in (piece for location in locations for piece in _cut_file(location)):
+        if not units or piece.size > room:
+            units.append([])
+            room = UNIT_BYTES
+        units[-1].append(piece)
+        room -= piece.size
+    return units
+
+
+def read_documents(slices: Iterable[Slice], text_field: str = "text") -> Iterator[Reading]:
+    """Every document of the slices, in order, empty and damaged ones included.
+
+    Raises UserError for a file that cannot be opened, DamagedData naming file and line for one
+    that cannot be read through.
+    """
+    done = 0
+    for piece in slices:
+        try:
+            raw = open_file(piece.location)
+        except OSError as error:
+            raise UserError(f"{piece.location}: cannot be opened: {_explain(error)}") from None
+        with raw:
+            window = raw
+            if not is_packed(piece.location) and not is_url(piece.location):
+                raw.seek(piece.begin)
+                window = io.BufferedReader(_Window(raw, piece.end), _BUFFER_BYTES)
+            for name, file in open_streams(hide_passwords(piece.location), window):
+                head = bytearray()
+                for document in _read_stream(name, file, piece, text_field, head):
+                    bytes_read = done + min(raw.tell() - piece.begin, piece.size)
+                    yield Reading(document, name, bytes_read, head)
+        done += piece.size
+
+
+def _read_stream(
+    name: str, file, piece: Slice, text_field: str, head: bytearray
+) -> Iterator[Document]:
+    number = 0
+
+    def lines() -> Iterator[Line]:
+        nonlocal number
+        for line in read_lines(file, is_start=not piece.begin):
+            number = line.number
+            if len(head) < HEAD_BYTES:
+                head.extend(line.raw[:HEAD_BYTES])
+            yield line
+
+    try:
+        yield from split_documents(lines(), text_field, piece.kind)
+    except READ_ERRORS as error:
+        raise DamagedData(f"{name}: cannot be read after line {number}: {error}") from None
+
+
+def _explain(error: OSError) -> str:
+    return error.strerror or "no such file"  # fsspec's have no words
+
+
+class _Window(io.RawIOBase):
+    """The bytes of an open file from where it stands up to `end`."""
+
+    def __init__(self, file: IO[bytes], end: int):
+        self._file = file
+        self._end = end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        content = self._file.read(min(len(buffer), self._end - self._file.tell()))
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def _cut_file(location: str) -> Iterator[Slice]:
+    try:
+        size, modified = look_up(location)
+    except OSError as error:
+        raise UserError(f"{location}: cannot be opened: {_explain(error)}") from None
+    begin, kind = 0, ""
+    if size > UNIT_BYTES and not is_url(location) and not is_packed(location):
+        with open(location, "rb") as file:
+            kind = _find_kind(file)
+            while size - begin > UNIT_BYTES:
+                end = _find_document(file, kind, begin + UNIT_BYTES, size)
+                yield Slice(location, begin, end, modified, kind)
+                begin = end
+    if begin < size or not begin:
+        yield Slice(location, begin, size, modified, kind)
+
+
+def _find_kind(file: IO[bytes]) -> str:
+    for line in read_lines(file):
+        if line.text or line.damage:
+            return find_kind(line.text)
+    return "text"
+
+
+def _find_document(file: IO[bytes], kind: str, offset: int, size: int) -> int:
+    """Where the first document that opens after `offset` begins; `size` where none does."""
+    file.seek(offset)
+    file.readline()  # the rest of a line that began before `offset`
+    at, after_blank = file.tell(), False
+    while raw := file.readline(MAX_LINE_BYTES):
+        text = raw.decode("utf-8", "replace").strip()
+        if begins_document(text, kind, after_blank=after_blank):
+            return at
+        at, after_blank = file.tell(), not text
+    return size
+
+
+def is_packed(name: str) -> bool:
+    return os.path.splitext(name)[1] in {*UNPACKERS, *_SHORT, ".tar"}
+
+
+def open_streams(label: str, raw: IO[bytes], name: str | None = None) -> Iterator[tuple[str, Any]]:
+    """(what to call it in messages, unpacked file) of a file, or of every member of a tar.
+
+    Raises DamagedData for a tar that is cut short or damaged; of the others, reading does.
+    """
+    stem, suffix = os.path.splitext(name or label)
+    if suffix in _SHORT:
+        yield from open_streams(label, raw, stem + _SHORT[suffix])
+    elif suffix in UNPACKERS:
+        unpacked = io.BufferedReader(UNPACKERS[suffix].open(raw, "rb"), _BUFFER_BYTES)
+        yield from open_streams(label, unpacked, stem)
+    elif suffix == ".tar":
+        yield from _open_members(label, raw)
+    else:
+        yield label, raw
+
+
+def _open_members(label: str, raw: IO[bytes]) -> Iterator[tuple[str, Any]]:
+    try:
+        with tarfile.open(fileobj=raw, mode="r|") as tar:
+            for member in tar:
+                content = tar.extractfile(member) if member.isreg() else None
+                if content is not None:
+                    yield from open_streams(f"{label}: {member.name}", content, member.name)
+            # To tarfile a damaged header is the end; the real one is a block of zeros and more.
+            rest = tar.fileobj.read(tarfile.RECORDSIZE)
+    except READ_ERRORS as error:
+        raise DamagedData(f"{label}: cannot be read: {error}") from None
+    if not rest or any(rest):
+        raise DamagedData(f"{label}: the tar is cut short or damaged")

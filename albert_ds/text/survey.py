@@ -1,0 +1,217 @@
+"""A look at a sample of the text before work begins: its script, and what normalisation does to it.
+
+Up to SURVEY_SENTENCES sentences, the first ones of units spread over the whole text, so the same
+text gives the same figures. What is wrong with the text as a whole (its encoding, its script) ends
+the command here, before anything is written.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from albert_ds.cli import log_line
+from albert_ds.data.vocab import UNK, Normalisation, Vocab
+from albert_ds.errors import UserError
+from albert_ds.text.documents import (
+    NUL_BYTES,
+    WRONG_ENCODING,
+    TextConfig,
+    describe_encoding,
+)
+from albert_ds.text.languages import SCRIPTS
+from albert_ds.text.sources import Slice, read_documents
+
+SURVEY_SENTENCES = 20_000
+SURVEY_UNITS = 50
+MIN_SCRIPT_SHARE = 0.1  # of the letters; technical text in Korean can have 70 % of Latin letters
+CODED_SHARE = 0.1  # of the documents not UTF-8: no damage, but text in another encoding
+MAX_MERGED = 0.001  # share of the words, above which a warning is printed
+_KEEPING = Normalisation(lower_case=False)
+_RUNS = re.compile("[\u30a0-\u30ff]+|[^\u30a0-\u30ff]+")  # Katakana words stand out without spaces
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Merged:
+    """Distinct words that normalisation made equal to another word."""
+
+    words: int = 0
+    examples: list[str] = field(default_factory=list)  # "schon = schön", the most frequent first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """Figures of a sample of the text."""
+
+    sentences: list[str]
+    characters: int
+    changed: int  # characters that were replaced or removed, by anything but lower-casing
+    lower_cased: int  # characters
+    words: int  # distinct ones, as written
+    merged: Merged  # by anything but lower-casing
+    case_merged: Merged  # by lower-casing
+    script_share: float  # letters of the language's scripts, of all letters
+    script: str  # the script with the most letters
+
+    def as_index(self) -> dict:
+        """The figures for index.json."""
+        return {
+            "sampled_sentences": len(self.sentences),
+            "characters": self.characters,
+            "changed_characters": self.changed,
+            "lower_cased_characters": self.lower_cased,
+            "words": self.words,
+            "merged_words": self.merged.words,
+            "merged_examples": self.merged.examples,
+            "case_merged_words": self.case_merged.words,
+            "script": self.script,
+        }
+
+
+def survey_text(
+    units: list[list[Slice]], config: TextConfig, normalisation: Normalisation
+) -> Survey:
+    """Figures of a sample of the text.
+
+    Raises UserError for text in another encoding than UTF-8 or in another script than that of the
+    language.
+    """
+    sentences = _read_sample(units, config)
+    kept = [_KEEPING.build(b"")(sentence) for sentence in sentences]
+    shares = _count_scripts(kept)
+    script = next(iter(shares), "none")
+    scripts = SCRIPTS[config.language]
+    own = sum(shares[name] for name in scripts) if shares else 1.0
+    # Names and technical terms in Latin letters are part of the text of every language.
+    foreign = sum(share for name, share in shares.items() if name not in (*scripts, "LATIN"))
+    if (own < foreign or own < MIN_SCRIPT_SHARE) and not config.any_script:
+        expected = ", ".join(scripts)
+        raise UserError(
+            f"--language {config.language}: {own:.0%} of the letters of the text are {expected}, "
+            f"and {shares[script]:.0%} are {script}; name the language of the text, or accept it "
+            "with --any-script"
+        )
+    uncased = replace(normalisation, lower_case=False).build_for_text()
+    normalise = normalisation.build_for_text()
+    before = [uncased(sentence) for sentence in sentences]
+    after = [normalise(sentence) for sentence in sentences]
+    words = Counter(word for sentence in kept for word in _split_words(sentence))
+    spelled = {word: uncased(word) for word in words}
+    cased: Counter[str] = Counter()
+    for word, number in words.items():
+        cased[spelled[word]] += number
+    return Survey(
+        sentences=sentences,
+        characters=sum(map(len, sentences)),
+        changed=sum(map(_count_changed, sentences, before)),
+        lower_cased=sum(map(_count_changed, before, after)),
+        words=len(words),
+        merged=_find_merged(words, spelled),
+        case_merged=_find_merged(cased, {word: normalise(word) for word in cased}),
+        script_share=own,
+        script=script,
+    )
+
+
+def measure_unknown(vocab: Vocab, survey: Survey) -> float:
+    """The share of unknown tokens in the sample."""
+    ids = vocab.encode(survey.sentences)
+    return sum(line.count(UNK) for line in ids) / max(1, sum(map(len, ids)))
+
+
+def report_survey(survey: Survey, unknown: float, config: TextConfig) -> list[str]:
+    """Lines that say what normalisation did; warns on stderr; UserError for too many unknown."""
+    if unknown > config.max_unknown:
+        raise UserError(
+            f"{unknown:.1%} of the tokens are unknown, over --max-unknown {config.max_unknown:g}: "
+            "the vocabulary lacks characters of this text; train it on text of the same language "
+            "with the same normalisation, with more pieces, a higher --character-coverage or "
+            "--byte-fallback"
+        )
+    characters, words = max(1, survey.characters), max(1, survey.words)
+    merged = survey.merged.words / words
+    lines = [
+        f"sample: {len(survey.sentences):,} sentences, {survey.words:,} different words, most "
+        f"letters {survey.script}",
+        f"normalisation: {survey.changed / characters:.2%} of the characters changed, and "
+        f"{survey.lower_cased / characters:.2%} lower-cased",
+        f"words that became equal: {survey.merged.words:,} ({merged:.2%})"
+        + _quote(survey.merged.examples)
+        + f"; by lower case alone: {survey.case_merged.words:,}"
+        + _quote(survey.case_merged.examples),
+        f"unknown: {unknown:.4%} of the tokens",
+    ]
+    if merged > MAX_MERGED:
+        log_line(
+            f"warning: {merged:.1%} of the different words became equal to another"
+            f"{_quote(survey.merged.examples)}; without --strip-accents they stay apart"
+        )
+    return lines
+
+
+def _quote(examples: list[str]) -> str:
+    return f": {', '.join(examples)}" if examples else ""
+
+
+def _read_sample(units: list[list[Slice]], config: TextConfig) -> list[str]:
+    step = max(1, len(units) // SURVEY_UNITS)
+    chosen = units[::step][:SURVEY_UNITS]
+    found: list[str] = []
+    documents = wrong = 0
+    first = None
+    for number, unit in enumerate(chosen, 1):
+        for reading in read_documents(unit, config.text_field):
+            documents += 1
+            if reading.document.damage in (WRONG_ENCODING, NUL_BYTES):
+                wrong += 1
+                first = first or reading
+            elif not reading.document.damage:
+                found += config.split(reading.document.lines)
+            if len(found) + 100 * wrong >= SURVEY_SENTENCES * number // len(chosen):
+                break
+    if first is not None and wrong > max(config.max_damaged, CODED_SHARE) * documents:
+        guess = describe_encoding(bytes(first.head))
+        raise UserError(
+            f"{first.name}: line {first.document.line}: not UTF-8{guess} ({wrong:,} of the first "
+            f"{documents:,} documents; --max-damaged {config.max_damaged:g})"
+        )
+    return found[:SURVEY_SENTENCES]
+
+
+def _count_scripts(texts: Iterable[str]) -> Counter[str]:
+    """The share of the letters that are of each script, the most frequent script first."""
+    letters = Counter(char for text in texts for char in text)
+    scripts: Counter[str] = Counter()
+    for char, number in letters.items():
+        if unicodedata.category(char) in ("Lu", "Ll", "Lt", "Lo"):
+            scripts[unicodedata.name(char, "unnamed").split()[0]] += number
+    total = scripts.total()
+    return Counter({name: number / total for name, number in scripts.most_common()})
+
+
+def _count_changed(before: str, after: str) -> int:
+    """Characters of `before` that are not in `after` any more."""
+    return 0 if before == after else (Counter(before) - Counter(after)).total()
+
+
+def _split_words(text: str) -> list[str]:
+    spaced = "".join(char if _is_of_word(char) else " " for char in text)
+    return [word for part in spaced.split() for word in _RUNS.findall(part)]
+
+
+@lru_cache(maxsize=1 << 16)
+def _is_of_word(char: str) -> bool:
+    return unicodedata.category(char)[0] in "LM"
+
+
+def _find_merged(words: Counter[str], forms: dict[str, str]) -> Merged:
+    groups: dict[str, list[str]] = {}
+    for word in words:
+        groups.setdefault(forms[word], []).append(word)
+    equal = [group for group in groups.values() if len(group) > 1]
+    # The second most frequent spelling tells how much is lost.
+    ranked = sorted(equal, key=lambda group: -sorted(words[word] for word in group)[-2])
+    examples = [" = ".join(sorted(group, key=lambda w: -words[w])[:3]) for group in ranked[:3]]
+    return Merged(words=sum(map(len, equal)), examples=examples)

@@ -1,0 +1,122 @@
+"""From text to a vocabulary folder: what tools/build_vocab.py does."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from albert_ds.cli import Number, flag
+from albert_ds.data.vocab import NUM_FIXED, Normalisation, Vocab, train_vocab
+from albert_ds.errors import UserError
+from albert_ds.text.documents import SEED, TextConfig, explain_damage
+from albert_ds.text.pipeline import check_damage, show_progress
+from albert_ds.text.segmented import split_into_words
+from albert_ds.text.sources import Slice, cut_units, read_documents
+from albert_ds.text.survey import measure_unknown, report_survey, survey_text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabConfig(TextConfig):
+    """How a vocabulary is made of text. Raises UserError, naming the flag, for a wrong value."""
+
+    vocab_size: int = flag(
+        "number of pieces, special ones included",
+        default=30_000,
+        type=Number(low=NUM_FIXED + 1, high=10_000_000, whole=True),
+        metavar="PIECES",
+    )
+    keep_case: bool = flag(
+        "keep capital letters (by default text is lower-cased where its script has case)",
+        default=False,
+    )
+    strip_accents: bool = flag(
+        "the released English setting: take accents and all combining marks off letters; it makes "
+        "different words of most languages one",
+        default=False,
+    )
+    keep_accents: bool = flag("accepted, without effect: accents are kept", default=False)
+    character_coverage: float = flag(
+        "share (0 to 1) of all characters in the text that get a piece; the rest is unknown",
+        default=0.99995,
+        type=Number(above=0, high=1),
+        metavar="SHARE",
+    )
+    byte_fallback: bool = flag(
+        "write a character without a piece as the bytes of its UTF-8 form; takes 256 pieces",
+        default=False,
+    )
+    sample_size: int = flag(
+        "number of sentences to train on, drawn at random where there are more",
+        default=10_000_000,
+        type=Number(low=1, high=1 << 31, whole=True),
+        metavar="SENTENCES",
+    )
+    seed: int = flag("seed of that drawing", default=0, type=SEED, metavar="N")
+
+    def __post_init__(self):
+        TextConfig.__post_init__(self)
+        if self.strip_accents and self.keep_accents:
+            raise UserError("--strip-accents with --keep-accents: only one of them")
+
+    @property
+    def normalisation(self) -> Normalisation:
+        return Normalisation(
+            lower_case=not self.keep_case,
+            keep_accents=not self.strip_accents,
+            form="albert" if self.strip_accents else "nfkc",
+        )
+
+
+def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list[str]:
+    """Train on the text at `locations` and write the folder; returns lines that report on it.
+
+    Raises UserError for text that is not as the flags say or too little, DamagedData for too many
+    damaged documents or a file that cannot be read through; then nothing is written.
+    """
+    if output.exists() and not output.is_dir():
+        raise UserError(f"--output {output}: is not a folder")
+    units = cut_units(locations)
+    survey = survey_text(units, config, config.normalisation)
+    counts: Counter[str] = Counter()
+    vocab: Vocab = train_vocab(
+        _read_sentences(units, config, counts),
+        config.normalisation,
+        vocab_size=config.vocab_size,
+        character_coverage=config.character_coverage,
+        sample_size=config.sample_size,
+        byte_fallback=config.byte_fallback,
+        segmented=config.segmented,
+        seed=config.seed,
+    )
+    report = report_survey(survey, measure_unknown(vocab, survey), config)
+    output.mkdir(parents=True, exist_ok=True)
+    vocab.write(output)
+    vocab.write_pieces(output)
+    dropped = "".join(
+        f", {number:,} {kind.removeprefix('damaged_')} dropped"
+        for kind, number in counts.items()
+        if kind != "documents"
+    )
+    return [*report, f"{vocab.size:,} pieces{dropped}"]
+
+
+def _read_sentences(
+    units: list[list[Slice]], config: VocabConfig, counts: Counter[str]
+) -> Iterator[str]:
+    slices = [piece for unit in units for piece in unit]
+    places: dict[str, str] = {}
+    with show_progress(sum(piece.size for piece in slices), "reading") as advance:
+        readings = read_documents(slices, config.text_field)
+        for number, (document, name, bytes_read, head) in enumerate(readings, 1):
+            advance(number, bytes_read)
+            if document.damage:
+                counts[f"damaged_{document.damage}"] += 1
+                cause = explain_damage(document.damage, bytes(head))
+                places.setdefault(document.damage, f"{name}: line {document.line}{cause}")
+            elif document.lines:
+                counts["documents"] += 1
+                if config.segmented:
+                    yield from split_into_words(config.split(document.lines), document.lines)
+                else:
+                    yield from config.split(document.lines)
+    check_damage(counts, places, config.max_damaged)

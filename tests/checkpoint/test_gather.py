@@ -1,0 +1,99 @@
+"""Every layout reads the checkpoint of every other, bit for bit."""
+
+from pathlib import Path
+
+import torch
+
+from albert_ds.checkpoint.folder import find_newest
+from tests.batches import random_samples
+from tests.distributed import run_ranks
+from tests.training import SMALL, join, open_small_run, small_config
+
+BATCHES = [
+    random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(6)
+]
+KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
+
+
+def train_and_save(rank: int, configs, batches, output: Path):
+    """Train the first config, save, restore into the others; return the tensors of each."""
+    from albert_ds.checkpoint.folder import TrainState, read_tensors
+    from albert_ds.checkpoint.gather import gather, restore, save_checkpoint
+    from albert_ds.pretraining.loop import build, next_batch, train_step
+
+    device, mesh, traffic = join(configs[0].tensor_parallel)
+    run = open_small_run(configs[0], batches, device, mesh, traffic)
+    for _ in batches:
+        train_step(run, next_batch(run))
+    state = TrainState(step=run.step, samples=48, updates=run.updates, loss_scale=None)
+    folder = save_checkpoint(output, run.engine, state, keep_last=3)
+    held = [{kind: gather(run.engine, kind) for kind in KINDS}]
+    for config in configs[1:]:
+        engine = build(config, mesh, device, read_tensors(folder / "weights.safetensors"))
+        assert restore(folder, engine) == state
+        held.append({kind: gather(engine, kind) for kind in KINDS})
+    return held
+
+
+def read_back(rank: int, configs, folder: Path):
+    from albert_ds.checkpoint.folder import read_tensors
+    from albert_ds.checkpoint.gather import gather, restore
+    from albert_ds.pretraining.loop import build
+
+    device, mesh, _ = join(configs[0].tensor_parallel)
+    held = []
+    for config in configs:
+        engine = build(config, mesh, device, read_tensors(folder / "weights.safetensors"))
+        restore(folder, engine)
+        held.append({kind: gather(engine, kind) for kind in KINDS})
+    return held
+
+
+def layouts(world_size: int, tensor_parallel: int):
+    return [
+        small_config(
+            world_size=world_size,
+            tensor_parallel=tensor_parallel,
+            ds_file=file,
+            ds_changes={"zero_optimization": {"stage": stage}},
+        )
+        for file, stage in (
+            ("zero1_bf16.json", 1),
+            ("zero1_bf16.json", 2),
+            ("zero1_bf16.json", 3),
+            ("zero1_fp32.json", 0),
+            ("zero1_fp32.json", 2),
+        )
+    ]
+
+
+def test_any_layout_reads_what_any_layout_wrote(tmp_path):
+    written = run_ranks(train_and_save, 2, layouts(2, 1), BATCHES, tmp_path)[0]
+    read = run_ranks(read_back, 4, layouts(4, 2), tmp_path / "checkpoints" / "step-00000006")[0]
+    for held in [*written[1:], *read]:
+        for kind in KINDS:
+            for name, tensor in written[0][kind].items():
+                assert torch.equal(held[kind][name], tensor), (kind, name)
+
+
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(tmp_path):
+    config = [small_config(world_size=1, batch_size=2)]
+    batches = [batch[:2] for batch in BATCHES[:2]]
+    run_ranks(train_and_save, 1, config, batches[:1], tmp_path)
+    run_ranks(train_and_save, 1, config, batches, tmp_path)
+    before, newest = sorted((tmp_path / "checkpoints").glob("step-*"))
+    assert find_newest(tmp_path) == (newest, [])
+    assert (tmp_path / "checkpoints" / "latest").read_text().strip() == newest.name
+    for file in (*KINDS, "state.json"):
+        whole = (newest / file).read_bytes()
+        for position in (0, len(whole) // 3, len(whole) // 2, len(whole) - 2):
+            content = bytearray(whole)
+            content[position] ^= 1
+            (newest / file).write_bytes(content)
+            folder, damaged = find_newest(tmp_path)
+            assert folder == before, (file, position)
+            assert len(damaged) == 1 and str(newest) in damaged[0]
+        (newest / file).write_bytes(whole[:-9])
+        assert find_newest(tmp_path)[0] == before
+        (newest / file).write_bytes(whole)
+    assert find_newest(tmp_path) == (newest, [])

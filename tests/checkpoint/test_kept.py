@@ -1,0 +1,292 @@
+"""No run starts over, goes back too far, or loses a checkpoint that it may need."""
+
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from albert_ds.checkpoint.folder import TrainState, find_newest, write_checkpoint
+from albert_ds.errors import DamagedData, Diverged, MachineFailed, Stopped, UserError
+from albert_ds.settings.pretrain import read_config, write_run_files
+from tests.batches import random_samples
+from tests.conftest import finish, start_ranks, train_command
+from tests.distributed import run_ranks
+from tests.test_bad_paths import as_nobody
+from tests.training import SMALL, join, open_small_run, small_config
+
+FILES = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
+
+
+def save(run: Path, step: int, *, keep_last: int = 9, keep_every: int | None = None, value=1.0):
+    tensors = {file: {"x": torch.full((8,), value)} for file in FILES}
+    state = TrainState(step=step, samples=step, updates=step, loss_scale=None)
+    return write_checkpoint(run, tensors, state, keep_last=keep_last, keep_every=keep_every)
+
+
+def folder_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def damage(folder: Path) -> None:
+    """Flip a bit, long after the file was written."""
+    path = folder / FILES[1]
+    content, now = bytearray(path.read_bytes()), path.stat().st_mtime_ns
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(now + 10**9, now + 10**9))
+
+
+def contents(folder: Path) -> dict[str, bytes | str]:
+    """Everything below a folder; links are not followed."""
+    return {
+        str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+@pytest.mark.parametrize("what", [".", "step-00000002", "step-00000002/state.json"])
+def test_what_may_not_be_read_is_not_absent(what):
+    with tempfile.TemporaryDirectory() as name:  # other users may not enter pytest's own folders
+        run = Path(name)
+        run.chmod(0o755)
+        save(run, 1)
+        save(run, 2)
+        closed = run / "checkpoints" / what
+        closed.chmod(0)
+        try:
+            with as_nobody(), pytest.raises(MachineFailed, match="Permission denied") as caught:
+                find_newest(run)
+        finally:
+            closed.chmod(0o755)
+        assert str(closed) in str(caught.value)
+        assert find_newest(run) == (folder_of(run, 2), [])
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_has_one_ending(tmp_path):
+    for step in (1, 2):
+        save(tmp_path, step)
+        damage(folder_of(tmp_path, step))
+    with pytest.raises(DamagedData, match="step-00000002.*step-00000001"):
+        find_newest(tmp_path)
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(tmp_path):
+    save(tmp_path, 3)
+    shutil.rmtree(folder_of(tmp_path, 3))
+    with pytest.raises(DamagedData, match="step-00000003"):
+        find_newest(tmp_path)
+    assert find_newest(tmp_path / "another") == (None, [])
+
+
+def test_the_program_ends_with_3_on_all_ranks_and_touches_nothing(data, tmp_path):
+    run = tmp_path / "run"
+    command = train_command(data, run, steps=2, save_every=1)
+    assert finish(start_ranks(command, 2)) == [0, 0]
+    for folder in (run / "checkpoints").glob("step-*"):
+        damage(folder)
+    before = contents(run / "checkpoints"), (run / "metrics.jsonl").read_bytes()
+    assert finish(start_ranks(command, 2)) == [3, 3]
+    assert (contents(run / "checkpoints"), (run / "metrics.jsonl").read_bytes()) == before
+    ending = json.loads((run / "exit.json").read_text())
+    assert ending["code"] == 3 and "damaged" in ending["reason"]
+
+
+def test_a_damaged_newest_one_does_not_push_good_ones_out(tmp_path):
+    for step in (30, 40):
+        save(tmp_path, step)
+    damage(folder_of(tmp_path, 40))
+    assert save(tmp_path, 34, keep_last=1) is None
+    assert find_newest(tmp_path)[0] == folder_of(tmp_path, 34)
+    # Written again, it is whole, and what is older may go.
+    assert save(tmp_path, 40, keep_last=1) is None
+    assert find_newest(tmp_path) == (folder_of(tmp_path, 40), [])
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "latest",
+        "step-00000040",
+    ]
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), st.booleans()), min_size=1),
+    st.sampled_from([None, 2, 3]),
+)
+def test_as_many_good_ones_stay_as_were_asked_for(saves, keep_every):
+    """Saves of rising steps, with any number to keep; some are damaged after they were written."""
+    with tempfile.TemporaryDirectory() as name:
+        run, step, good = Path(name), 0, set()
+        for gap, keep_last, is_damaged in saves:
+            step += gap
+            assert save(run, step, keep_last=keep_last, keep_every=keep_every) is None
+            good.add(step)
+            wanted = set(sorted(good)[-keep_last:])
+            wanted |= {step for step in good if keep_every and step % keep_every == 0}
+            left = {step for step in good if folder_of(run, step).exists()}
+            assert left == wanted
+            good = left
+            if is_damaged:
+                damage(folder_of(run, step))
+                good.remove(step)
+
+
+def lay_out_foreign(root: Path) -> None:
+    """What a user may keep beside checkpoints under names that look like theirs."""
+    good = root / "step-00000004"
+    shutil.copytree(good, root / "step-best")
+    shutil.copytree(good, root / "step-00000004-keep")
+    shutil.copytree(good, root / "step-99")
+    (root / "step-foo").mkdir()
+    (root / "step-00000002").symlink_to(root / "step-best")
+    (root / "step-99999999").symlink_to(root / "nothing")
+    (root / "step-00000003").write_text("a note")
+    (root / "best").mkdir()
+    (root / "best" / FILES[0]).write_bytes(b"of fine-tuning")
+
+
+@pytest.mark.parametrize("keep_every", [None, 4])
+def test_what_a_run_did_not_write_is_left_alone(tmp_path, keep_every):
+    root = tmp_path / "checkpoints"
+    save(tmp_path, 4)
+    lay_out_foreign(root)
+    ours = {"latest", *(f"step-{step:08d}" for step in (4, 8, 12))}
+
+    def foreign() -> dict:
+        return {k: v for k, v in contents(root).items() if k.split("/")[0] not in ours}
+
+    before = foreign()
+    assert find_newest(tmp_path) == (folder_of(tmp_path, 4), [])
+    for step in (8, 12):
+        assert save(tmp_path, step, keep_last=1, keep_every=keep_every) is None
+    assert find_newest(tmp_path) == (folder_of(tmp_path, 12), [])
+    assert foreign() == before and (root / "step-foo").is_dir()
+    assert folder_of(tmp_path, 8).exists() == (keep_every is not None)
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_name_that_is_taken_is_moved_aside(tmp_path, kind, capsys):
+    save(tmp_path, 4)
+    taken = folder_of(tmp_path, 8)
+    if kind == "file":
+        taken.write_text("a note")
+    else:
+        taken.symlink_to(folder_of(tmp_path, 4))
+    before = contents(tmp_path / "checkpoints")[taken.name]
+    assert save(tmp_path, 8) is None
+    assert find_newest(tmp_path) == (taken, [])
+    (aside,) = (tmp_path / "checkpoints").glob("step-00000008.*")
+    assert contents(aside.parent)[aside.name] == before and aside.name in capsys.readouterr().err
+
+
+def test_numbers_that_are_not_finite_are_never_saved(tmp_path):
+    save(tmp_path, 1)
+    for value in (float("nan"), float("-inf")):
+        error = save(tmp_path, 2, keep_last=1, value=value)
+        assert isinstance(error, Diverged) and "step-00000001" in str(error)
+        assert find_newest(tmp_path) == (folder_of(tmp_path, 1), [])
+
+
+BATCHES = [
+    random_samples(4, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(3)
+]
+SCENARIOS = {
+    # steps, steps that are spoilt, after which step a stop is asked for
+    "stopped while steps are skipped": (9, {2, 3}, 3),
+    "diverged and asked to stop": (99, range(2, 99), 3),
+    "diverged just before the end": (6, {4, 5}, None),
+    "an overflow of the gradient alone at the end": (6, {5}, None),
+}
+
+
+def train_spoilt(rank: int, output: Path):
+    """Each scenario: (the ending, steps of the checkpoints that are left)."""
+    from unittest.mock import patch
+
+    from albert_ds.pretraining import loop as train
+
+    joined, endings = join(1), {}
+    for name, (steps, spoilt, stop_after) in SCENARIOS.items():
+        config = small_config(world_size=1, steps=steps, batch_size=4, output=str(output / name))
+        config = replace(config, save_every=1, log_every=1, keep_last=2)
+        config.run.mkdir()
+        run = open_small_run(config, [], *joined)
+        run.batches = itertools.cycle(open_small_run(config, BATCHES, *joined).batches)
+        head = run.engine.deepspeed.module.mlm_head
+        is_overflow = "overflow" in name
+
+        def spoil(module, inputs, outputs, run=run, spoilt=spoilt, is_overflow=is_overflow):
+            if not module.training or run.step not in spoilt:
+                return outputs
+            total = outputs[0]
+            if is_overflow:
+                total.register_hook(lambda gradient: gradient * float("inf"))
+                return outputs
+            return (total * float("nan"), *outputs[1:])
+
+        head.register_forward_hook(spoil)
+
+        class Request:
+            @property
+            def reason(self, run=run, stop_after=stop_after):
+                return "asked" if stop_after is not None and run.step >= stop_after else None
+
+        with patch.object(train, "evaluate", return_value={}):
+            try:
+                train.train(run, Request())
+                ending = "all steps done"
+            except (Stopped, Diverged) as caught:
+                ending = f"{type(caught).__name__}: {caught}"
+        left = sorted(path.name for path in (config.run / "checkpoints").glob("step-*"))
+        endings[name] = SimpleNamespace(ending=ending, left=[int(n[5:]) for n in left])
+    return endings
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory):
+    return run_ranks(train_spoilt, 1, tmp_path_factory.mktemp("spoilt"))[0]
+
+
+def test_a_stop_waits_for_a_step_that_was_not_skipped(endings):
+    found = endings["stopped while steps are skipped"]
+    assert found.ending.startswith("Stopped: stopped after step 5 of 9")
+    assert found.left == [2, 5]
+
+
+def test_a_stop_does_not_save_what_has_diverged(endings):
+    found = endings["diverged and asked to stop"]
+    assert found.ending.startswith("Diverged") and found.ending.endswith("step-00000002")
+    assert found.left == [1, 2]
+
+
+def test_a_run_that_diverged_just_before_its_end_has_not_done_all_steps(endings):
+    found = endings["diverged just before the end"]
+    assert found.ending.startswith("Diverged") and found.ending.endswith("step-00000004")
+    assert found.left == [3, 4]
+
+
+def test_an_overflow_in_the_last_step_is_not_a_divergence(endings):
+    found = endings["an overflow of the gradient alone at the end"]
+    assert found.ending == "all steps done" and found.left == [5, 6]
+
+
+def test_a_second_start_on_a_fresh_run_cannot_mix_with_the_first(data, tmp_path):
+    # Both read their command line before either has written RUN/config.json.
+    run = tmp_path / "run"
+    first = read_config(train_command(data, run, seed=1)[2:], world_size=1)
+    second = read_config(train_command(data, run, seed=2)[2:], world_size=1)
+    run.mkdir()
+    write_run_files(first)
+    before = (run / "config.json").read_bytes()
+    with pytest.raises(UserError, match="seed"):
+        write_run_files(second)
+    assert (run / "config.json").read_bytes() == before
+    write_run_files(first)

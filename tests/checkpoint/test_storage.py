@@ -1,0 +1,95 @@
+"""A full disk or a read-only folder ends the run with 5 and leaves saved checkpoints whole."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from albert_ds.checkpoint.folder import TrainState, find_newest, write_checkpoint
+from tests.conftest import finish, start_ranks, train_command
+from tests.test_resume import files_of, wait_for_step
+
+needs_mounts = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+
+
+def mount(*argv: str | Path) -> None:
+    subprocess.run(["mount", *map(str, argv)], check=True)
+
+
+def unmount(path: Path) -> None:
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def one_tensor(step: int) -> dict:
+    import torch
+
+    files = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
+    return {file: {"x": torch.full((1000,), float(step))} for file in files}
+
+
+def state_at(step: int) -> TrainState:
+    return TrainState(step=step, samples=step, updates=step, loss_scale=None)
+
+
+def test_the_last_k_and_every_nth_are_kept(tmp_path):
+    for step in range(1, 14):
+        assert (
+            write_checkpoint(tmp_path, one_tensor(step), state_at(step), keep_last=2, keep_every=5)
+            is None
+        )
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    assert kept == [f"step-{step:08d}" for step in (5, 10, 12, 13)]
+
+
+def test_what_a_killed_save_left_is_cleared_away(tmp_path):
+    left = tmp_path / "checkpoints" / ".step-00000003.tmp"
+    left.mkdir(parents=True)
+    (left / "weights.safetensors").write_bytes(b"half")
+    assert find_newest(tmp_path) == (None, [])
+    write_checkpoint(tmp_path, one_tensor(4), state_at(4), keep_last=2, keep_every=None)
+    assert not left.exists()
+
+
+@needs_mounts
+def test_a_full_disk_ends_with_5_and_names_what_is_needed_and_free(data, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount("-t", "tmpfs", "-o", "size=2m", "none", disk)
+    try:
+        flags = dict(steps=100, save_every=2, keep_last=50, eval_every=1000)
+        assert finish(start_ranks(train_command(data, disk / "run", **flags), 1)) == [5]
+        ending = json.loads((disk / "run" / "exit.json").read_text())
+        newest, damaged = find_newest(disk / "run")
+        assert newest is not None and not damaged
+        assert not list((disk / "run" / "checkpoints").glob(".*"))
+        for words in ("bytes needed", "free", "No space left", f"untouched: step-{2:08d}"):
+            assert words in ending["reason"], ending
+        assert newest.name in ending["reason"]
+        # With room again the same command goes on.
+        mount("-o", "remount,size=64m", disk)
+        assert finish(
+            start_ranks(train_command(data, disk / "run", **flags | {"steps": 20}), 1)
+        ) == [0]
+    finally:
+        unmount(disk)
+
+
+@needs_mounts
+def test_a_folder_that_turns_read_only_ends_with_5(data, tmp_path):
+    run = tmp_path / "run"
+    ranks = start_ranks(train_command(data, run, steps=100_000, save_every=5, keep_last=99), 1)
+    wait_for_step(run, 8)
+    folder = run / "checkpoints"
+    mount("--bind", folder, folder)
+    try:
+        mount("-o", "remount,bind,ro", folder)
+        before = {path.name: files_of(path) for path in folder.glob("step-*")}
+        assert finish(ranks) == [5]
+        ending = json.loads((run / "exit.json").read_text())
+        assert "Read-only file system" in ending["reason"]
+        assert {path.name: files_of(path) for path in folder.glob("step-*")} == before
+        assert find_newest(run)[1] == []
+    finally:
+        unmount(folder)

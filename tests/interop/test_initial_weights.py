@@ -1,0 +1,155 @@
+"""--init-from another depth or sharing: the same function where it can be, a reason where not."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from albert_ds.errors import UserError
+from albert_ds.interop.weights import read_initial_weights
+from albert_ds.model.albert import AlbertForPretraining
+from tests.batches import concatenate, random_samples
+from tests.distributed import run_ranks
+from tests.training import SMALL, join, small_config
+
+DEEP = replace(SMALL, num_layers=4)
+TENSORS = concatenate(random_samples(3, vocab_size=SMALL.vocab_size, max_length=32, seed=0)).tensors
+INPUTS = {k: v for k, v in TENSORS.items() if "masked" not in k and "pair" not in k}
+
+
+@pytest.fixture
+def write_checkpoint(tmp_path):
+    """A folder of an AlbertForPretraining of the given shape, and the model."""
+    from safetensors.torch import save_file
+
+    def write(config, seed=0):
+        folder = tmp_path / f"run{seed}" / "checkpoints" / "step-00000009"
+        folder.mkdir(parents=True)
+        model = AlbertForPretraining(config, seed=seed)
+        save_file(model.state_dict(), folder / "weights.safetensors")
+        (tmp_path / f"run{seed}" / "config.json").write_text(json.dumps({"model": asdict(config)}))
+        return folder, model
+
+    return write
+
+
+def states_of(model) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return model.albert(**INPUTS)["hidden_states"]
+
+
+def start(folder, config):
+    model = AlbertForPretraining(config, seed=99)
+    model.load_state_dict(read_initial_weights(folder, config))
+    return model
+
+
+def test_less_sharing_computes_the_same_function(write_checkpoint):
+    folder, model = write_checkpoint(replace(DEEP, sharing="all"))
+    goal = states_of(model)
+    for seed, sharing in enumerate(("groups:2", "attention", "ffn", "none"), start=1):
+        unshared = start(folder, replace(DEEP, sharing=sharing))
+        for found, expected in zip(states_of(unshared), goal, strict=True):
+            assert torch.equal(found, expected), sharing
+        if sharing == "groups:2":  # and on from there: all -> groups:2 -> none
+            again, _ = write_checkpoint(replace(DEEP, sharing=sharing), seed)
+            groups = AlbertForPretraining(replace(DEEP, sharing=sharing), seed=seed)
+            none = start(again, replace(DEEP, sharing="none"))
+            assert all(map(torch.equal, states_of(none), states_of(groups)))
+
+
+def test_another_depth_takes_the_blocks_of_the_same_relative_depth(write_checkpoint):
+    folder, model = write_checkpoint(replace(SMALL, num_layers=2, sharing="none"))
+    old = model.state_dict()
+    name = "albert.encoder.ffn.{}.feed_forward.up.weight"
+    for num_layers, origins in ((4, [0, 0, 1, 1]), (3, [0, 0, 1]), (1, [0])):
+        new = read_initial_weights(folder, replace(SMALL, num_layers=num_layers, sharing="none"))
+        for layer, origin in enumerate(origins):
+            assert torch.equal(new[name.format(layer)], old[name.format(origin)])
+    grouped = read_initial_weights(folder, replace(SMALL, num_layers=6, sharing="groups:2"))
+    assert torch.equal(grouped[name.format(1)], old[name.format(1)])
+
+
+def test_between_patterns_a_layer_keeps_its_blocks(write_checkpoint):
+    folder, model = write_checkpoint(replace(DEEP, sharing="cycle:2"))
+    goal = states_of(model)
+    for sharing in ("none", "pattern:1,0,1,2", "pattern:0,1,0,1/0,1,2,3"):
+        for found, expected in zip(
+            states_of(start(folder, replace(DEEP, sharing=sharing))), goal, strict=True
+        ):
+            assert torch.equal(found, expected), sharing
+    for sharing in ("cycle-rev:2", "groups:2", "attention"):
+        with pytest.raises(UserError, match="would have to become one"):
+            read_initial_weights(folder, replace(DEEP, sharing=sharing))
+
+
+@pytest.mark.parametrize("per_layer", ["norm", "scale", "position", "lora:2", "lora:2,norm"])
+def test_what_is_added_to_layers_starts_as_nothing_and_is_taken_along(write_checkpoint, per_layer):
+    folder, model = write_checkpoint(replace(DEEP, sharing="groups:2"))
+    config = replace(DEEP, sharing="none", per_layer=per_layer)
+    goal, more = states_of(model), start(folder, config)
+    assert all(map(torch.equal, states_of(more), goal))
+    if "lora" in per_layer:
+        first = more.albert.encoder.own[3].ffn["up"].first
+        assert 0 < first.abs().max() <= 2 * DEEP.initializer_range
+    again, model = write_checkpoint(config, 5)
+    deeper = start(again, replace(config, num_layers=8))
+    name = "albert.encoder.own.{}."
+    for layer in range(8):
+        for key, tensor in deeper.state_dict().items():
+            if name.format(layer) in key:
+                old = key.replace(name.format(layer), name.format(layer // 2))
+                assert torch.equal(tensor, model.state_dict()[old])
+    with pytest.raises(UserError, match=f"has --per-layer {per_layer}, which a run with"):
+        read_initial_weights(again, replace(config, per_layer="none"))
+
+
+@pytest.mark.parametrize(
+    ("sharing", "words"),
+    [
+        ("all", "attention blocks 0 and 1 would have to become one"),
+        ("ffn", "ffn blocks 0 and 1 would have to become one"),
+        ("groups:2", "attention blocks 0 and 1 would have to become one"),
+    ],
+)
+def test_two_blocks_never_become_one(write_checkpoint, sharing, words):
+    folder, _ = write_checkpoint(replace(DEEP, sharing="none"))
+    with pytest.raises(UserError, match=words) as caught:
+        read_initial_weights(folder, replace(DEEP, sharing=sharing))
+    assert f"--sharing {sharing}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def build_runs(rank: int, configs):
+    """Of each run: the counts, the weights that it would save at step 0, and a moment."""
+    from albert_ds.checkpoint.gather import gather
+    from albert_ds.pretraining.loop import start
+
+    device, mesh, _ = join(1)
+    found = []
+    for config in configs:
+        engine, state = start(config, mesh, device)
+        counts = (state.step, state.samples, state.updates)
+        saved = (gather(engine, f"{kind}.safetensors") for kind in ("weights", "exp_avg"))
+        found.append((counts, *saved))
+    return found
+
+
+def test_a_run_starts_at_step_0_with_a_fresh_optimizer(write_checkpoint, tmp_path):
+    """In every stage and precision with the bits of the fp32 weights."""
+    folder, _ = write_checkpoint(replace(DEEP, sharing="all"))
+    model = replace(DEEP, sharing="groups:2", per_layer="norm,scale,position,lora:2")
+    names = ("zero0_fp32", "zero1_fp32", "zero1_bf16", "zero2_bf16", "zero3_bf16")
+    configs = [
+        small_config(world_size=2, model=model, output=str(tmp_path / name), ds_file=f"{name}.json")
+        for name in names
+    ]
+    configs = [replace(config, init_from=str(folder)) for config in configs]
+    expected = read_initial_weights(folder, model)
+    assert any(not torch.equal(w.bfloat16().float(), w) for w in expected.values())
+    for name, found in zip(names, run_ranks(build_runs, 2, configs)[0], strict=True):
+        counts, weights, moments = found
+        assert counts == (0, 0, 0)
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[key], expected[key]) for key in expected), name
+        assert not any(moment.any() for moment in moments.values())

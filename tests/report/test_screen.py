@@ -1,0 +1,212 @@
+"""What a run shows: lines in columns, facts that hold, a bar that stays the last line."""
+
+import io
+import json
+import logging
+import sys
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.config import SIZES, count_params
+from albert_ds.report.metrics import Metrics
+from albert_ds.report.screen import (
+    Screen,
+    describe_run,
+    format_step,
+    quiet_libraries,
+    show_facts,
+)
+
+VALUES = {
+    "samples": 24,
+    "loss": 7.366,
+    "mlm_loss": 6.6718,
+    "mlm_accuracy": 0.037,
+    "sop_loss": 0.6948,
+    "sop_accuracy": 0.318,
+    "lr": 0.001467,
+    "grad_norm": 1.387,
+    "tokens_per_second": 1613.0,
+    "mfu": None,
+    "flops": 79_991_808,
+    "skipped_steps": 0,
+}
+HELD_OUT = {
+    "heldout_loss": 7.3,
+    "heldout_mlm_loss": 6.645,
+    "heldout_mlm_accuracy": 0.032,
+    "heldout_sop_loss": 0.686,
+    "heldout_sop_accuracy": 0.875,
+    "heldout_masked": 63,
+}
+TUNED = {key: VALUES[key] for key in ("loss", "lr", "grad_norm", "tokens_per_second")}
+
+
+def test_the_look_of_the_lines():
+    lines = [
+        format_step(300, 125000, VALUES, 42840.0),
+        format_step(10300, 125000, VALUES | {"mlm_loss": 10.31, "grad_norm": 0.013}, 125.0),
+        format_step(11000, 125000, HELD_OUT),
+        format_step(50, 1200, TUNED, 3.4),
+        format_step(120, 1200, {"dev_matthews": 0.51, "dev_accuracy": None}),
+    ]
+    assert lines == [
+        "step    300 of 125000  mlm  6.672   3.7%  sop  0.695  31.8%  lr 1.5e-03  norm     1.4"
+        "  1.61k tok/s  left 11.9 h",
+        "step  10300 of 125000  mlm 10.310   3.7%  sop  0.695  31.8%  lr 1.5e-03  norm   0.013"
+        "  1.61k tok/s  left  2 min",
+        "step  11000 of 125000  mlm  6.645   3.2%  sop  0.686  87.5%  held out",
+        "step   50 of 1200  loss  7.3660  lr 1.5e-03  norm     1.4  1.61k tok/s  left    3 s",
+        "step  120 of 1200  dev  matthews 0.5100  accuracy      -",
+    ]
+
+
+EXTREMES = {"mlm_loss": 11.513, "mlm_accuracy": 1.0, "sop_accuracy": 0.9999, "grad_norm": 1.4e12}
+EXTREMES |= {"tokens_per_second": 161.3e6, "mfu": 0.412}
+
+
+@pytest.mark.parametrize("left", [0.0, 99.4, 99.6, 5999.0, 356_000.0, 360_001.0, 8.6e7])
+def test_no_line_is_wider_than_120_columns(left):
+    line = format_step(10**5, 999_999, VALUES | EXTREMES, left)
+    assert len(line) <= 120
+    narrow = format_step(10**5, 999_999, VALUES | {"mfu": 0.05}, 1.0)
+    for word in ("mlm", "sop", "lr", "norm", "tok/s", "mfu", "left"):
+        assert line.index(word) == narrow.index(word)
+
+
+def test_what_does_not_exist_keeps_its_column_and_skipped_steps_are_said():
+    values = VALUES | {"grad_norm": None, "sop_loss": None, "sop_accuracy": None}
+    first, line = format_step(3, 12, values | {"skipped_steps": 2}, 1.0).splitlines()
+    assert first == "step  3 of 12  2 steps skipped: the gradient was not finite"
+    assert line.index("tok/s") == format_step(3, 12, VALUES, 1.0).index("tok/s")
+    assert "sop      -      -" in line
+
+
+def mesh_of(*, world_size: int, tp_size: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        world_size=world_size, tp_size=tp_size, dp_size=world_size // tp_size, rank=0
+    )
+
+
+def describe(size: str, **changes) -> dict[str, str]:
+    given = {"num_nodes": 2, "device": "cuda", "batch_size": 4096, "micro_batch_size": 32}
+    model, mesh = SIZES[size], mesh_of(world_size=16, tp_size=2)
+    params = sum(count_params(model).values())
+    deepspeed = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}
+    return describe_run(size, model, params, mesh, deepspeed, **given | changes)  # ty: ignore
+
+
+def test_parameters_are_counted_once_and_as_often_as_layers_use_them():
+    counts = []
+    for sharing in ("all", "none"):
+        with torch.device("meta"):
+            model = AlbertForPretraining(replace(SIZES["albert-base"], sharing=sharing), seed=0)
+        counts.append(sum(p.numel() for p in model.parameters()))
+    unique, effective = counts
+    found = describe("albert-base")["parameters"]
+    assert found.startswith(f"{unique:,}; {effective:,} if counted")
+    assert describe("bert-base")["parameters"].count("109,") == 2  # no block is shared
+
+
+def test_the_batch_is_the_product_of_its_factors():
+    found = describe("albert-base")
+    assert found["batch"] == (
+        "4,096 samples a step = micro-batch 32 x 8 data-parallel ranks x accumulation 16"
+    )
+    assert found["layout"] == (
+        "16 ranks (cuda) on 2 nodes = 2 tensor-parallel x 8 data-parallel; ZeRO-1"
+    )
+    assert found["precision"] == "bf16, with fp32 master weights"
+
+
+def warn(message: str, category: type[Warning], module: str) -> None:
+    warnings.warn_explicit(message, category, f"{module}.py", 1, module=module)
+
+
+def test_named_warnings_are_silent_and_all_others_are_not(caplog, monkeypatch):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        quiet_libraries()
+        gone = "Transformer Engine and Apex are not installed. Falling back"
+        warn(gone, UserWarning, "megatron.core.optimizer.clip_grads")
+        old = "`torch.distributed.all_gather_into_tensor` is deprecated. Please use"
+        warn(old, FutureWarning, "torch.distributed.c10d_logger")
+        assert not caught
+        warn(gone, UserWarning, "albert_ds.train")
+        warn("another", UserWarning, "megatron.core.optimizer.clip_grads")
+        warn("`torch.load` is deprecated", FutureWarning, "torch.distributed.c10d_logger")
+        assert len(caught) == 3
+    logger = logging.getLogger("DeepSpeed")
+    monkeypatch.setattr(logger, "propagate", False)  # where DeepSpeed is imported, it is already
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    logger.warning("**** You are using ZeRO with an untested optimizer, proceed ****")
+    logger.warning("out of memory")
+    assert caplog.messages == ["out of memory"]
+
+
+def test_facts_are_lines_or_one_json_object_and_show_no_password(capsys):
+    facts = {"data": "http://me:secret@host/shards"}
+    show_facts("text", "start", "pretraining: runs/a", facts)
+    assert capsys.readouterr().out == (
+        "pretraining: runs/a\n  data        http://me:***@host/shards\n"
+    )
+    show_facts("json", "start", "pretraining: runs/a", facts)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {
+        "start": {"title": "pretraining: runs/a", "data": "http://me:***@host/shards"}
+    }
+
+
+def test_json_lines_are_those_of_the_file(tmp_path, capsys):
+    metrics = Metrics(tmp_path, mesh_of(world_size=1, tp_size=1), 0, num_steps=9, log_format="json")  # ty: ignore
+    metrics.write(1, VALUES | {"grad_norm": float("nan")})
+    metrics.write(1, HELD_OUT)
+    metrics.close()
+    assert capsys.readouterr().out == (tmp_path / "metrics.jsonl").read_text()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    def shown(self) -> list[str]:
+        """The lines that stand on the terminal: a return goes to the beginning of the line."""
+        lines = []
+        for line in self.getvalue().split("\n"):
+            text = ""
+            for part in line.replace("\x1b[A", "").split("\r"):
+                text = part + text[len(part) :]
+            lines.append(text.rstrip())
+        return lines
+
+
+def test_on_a_terminal_the_bar_stays_the_last_line(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    screen = Screen("text", step=0, num_steps=4)
+    for step in (1, 2, 3):
+        screen.advance(step)
+    screen.show(2, TUNED)
+    print("albert-ds: saved step 2", file=sys.stderr)
+    *lines, bar = terminal.shown()
+    assert lines[0].startswith("step 2 of 4  loss") and lines[1:] == ["albert-ds: saved step 2"]
+    assert "3/4" in bar
+    screen.close()
+    assert sys.stdout is sys.stderr is terminal
+
+
+def test_the_time_left_is_that_of_the_measured_steps(monkeypatch, capsys):
+    from albert_ds.report import screen as module
+
+    clock = [100.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+    screen = Screen("text", step=10, num_steps=110)
+    for step, clock[0], left in ((20, 150.0, "8 min"), (30, 160.0, "80 s"), (60, 220.0, "88 s")):
+        screen.show(step, TUNED)
+        assert capsys.readouterr().out.rstrip().endswith(f"left {left:>6}")

@@ -1,0 +1,119 @@
+"""Every byte is counted, and one optimizer step reduces the unique parameters once.
+
+The expected bytes are computed here: 4 for each unique parameter in fp32.
+"""
+
+from dataclasses import replace
+
+from albert_ds.model.config import count_params
+from tests.batches import random_samples
+from tests.distributed import run_ranks
+from tests.training import SMALL, join, open_small_run, small_config
+
+BATCHES = [
+    random_samples(16, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(3)
+]
+
+
+def measure(rank: int, configs, batches):
+    """Traffic of the last step of each config, by collective."""
+    from albert_ds.pretraining.loop import next_batch, train_step
+
+    joined = join(1)
+    traffic = joined[2]
+    moved = []
+    for config in configs:
+        run = open_small_run(config, batches, *joined)
+        for _ in batches:
+            batch = next_batch(run)
+            before = traffic.copy()
+            train_step(run, batch)
+        step = traffic - before
+        moved.append((dict(step.calls), dict(step.bytes)))
+    return moved
+
+
+def test_bytes_of_a_step():
+    deep = replace(SMALL, num_layers=6)  # shared: as many parameters as with 3 layers
+    configs = [
+        small_config(world_size=2, model=model, batch_size=16, ds_changes=changes)
+        for model in (SMALL, deep)
+        for changes in (
+            {"zero_optimization": {"stage": 0}},
+            {"zero_optimization": {"stage": 1}},
+        )
+    ]
+    shallow0, shallow1, deep0, deep1 = run_ranks(measure, 2, configs, BATCHES)[0]
+    parameters = sum(count_params(SMALL).values())
+    gradients = 4 * parameters
+    # ZeRO-0: the gradients once, after 4 micro-batches, and small vectors.
+    calls, moved = shallow0
+    assert set(calls) == {"all_reduce"}
+    assert gradients <= moved["all_reduce"] <= gradients * 1.02
+    # ZeRO-1: the same reduction, and one gather of the updated weights (padded to 2 ranks).
+    calls, moved = shallow1
+    assert gradients <= moved["all_reduce"] <= gradients * 1.02
+    assert gradients <= moved["all_gather_into_tensor"] <= gradients * 1.001
+    # A block used six times is reduced once.
+    assert (deep0, deep1) == (shallow0, shallow1)
+
+
+def test_lamb_adds_one_small_reduction_over_the_adapted_group():
+    configs = [
+        small_config(
+            world_size=2,
+            batch_size=16,
+            ds_changes={"optimizer": {"type": name, "params": {"lr": 0.01}}},
+        )
+        for name in ("Lamb", "AdamW")
+    ]
+    (lamb_calls, lamb), (adamw_calls, adamw) = run_ranks(measure, 2, configs, BATCHES)[0]
+    assert lamb_calls["all_reduce"] - adamw_calls["all_reduce"] == 1
+    # word, type, position, projection; q, k, v, output, up, down; pooler, MLM transform, pair head
+    adapted = 13
+    assert lamb["all_reduce"] - adamw["all_reduce"] == 2 * 8 * adapted  # two float64 sums each
+
+
+def reduce_in_a_compiled_function(rank: int, times: int) -> tuple[dict, float]:
+    import torch._dynamo.config
+
+    _, _, traffic = join(1)
+    torch._dynamo.config.recompile_limit = 2
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+    @torch.compile(backend="eager")
+    def reduce(x):
+        torch.distributed.all_reduce(x)
+        return x
+
+    before, x = traffic.copy(), torch.ones(3)
+    for _ in range(times):
+        x = reduce(x)
+    return dict((traffic - before).bytes), float(x[0])
+
+
+def test_counting_compiles_nothing_again():
+    """Each count is another number, for which the compiler would make another graph."""
+    assert run_ranks(reduce_in_a_compiled_function, 2, 5)[0] == ({"all_reduce": 5 * 12}, 2.0**5)
+
+
+def record_too_late(rank: int, config) -> tuple[int, int]:
+    """Bytes of a step's gathers as counted from the start, and by a recorder that starts late."""
+    from albert_ds.pretraining.loop import next_batch, train_step
+    from albert_ds.report.traffic import record_traffic
+
+    joined = join(1)
+    late = record_traffic()
+    run = open_small_run(config, BATCHES, *joined)
+    early, before, late_before = joined[2], joined[2].copy(), late.copy()
+    train_step(run, next_batch(run))
+    name = "all_gather_into_tensor"
+    return (early - before).bytes[name], (late - late_before).bytes[name]
+
+
+def test_recording_must_begin_before_the_process_group():
+    # DeepSpeed keeps a reference to the gather that it found when its process group was opened.
+    config = small_config(world_size=2, batch_size=16)
+    counted, counted_late = run_ranks(record_too_late, 2, config)[0]
+    assert counted >= 4 * sum(count_params(SMALL).values())
+    assert counted_late == 0

@@ -1,0 +1,86 @@
+"""Weights & Biases, offline, with the real package: it gets all numbers, and a run keeps its id."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+wandb_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+TRAIN = """
+import os, sys
+from pathlib import Path
+from types import SimpleNamespace
+import psutil
+from albert_ds.report.metrics import Metrics
+
+numbers = {"loss": 0.5, "lr": 0.1, "grad_norm": 1.0, "tokens_per_second": 9.0, "mfu": None}
+def run(first, last, broken=False):
+    metrics = Metrics(Path(sys.argv[1]), SimpleNamespace(rank=0), first, num_steps=9, wandb=True)
+    for step in range(first + 1, last + 1):
+        metrics.write(step, {**numbers, "loss": step / 2})
+        for child in psutil.Process().children(recursive=True) if broken else ():
+            child.kill()
+    metrics.close()
+"""
+
+
+def train(run: Path, lines: str, monkeypatch) -> str:
+    """Run `lines` after TRAIN; returns stderr."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN + lines, run],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def read_records(path: Path) -> list:
+    """The protobuf records of a .wandb file: LevelDB's log format after a header of 7 bytes."""
+    content, at, parts, records = path.read_bytes(), 7, b"", []
+    while at + 7 <= len(content):
+        if (left := 32768 - at % 32768) < 7:  # no record begins in the last bytes of a block
+            at += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", content, at)
+        parts += content[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # the whole record, or its last part
+            records.append(wandb_pb2.Record.FromString(parts))
+            parts = b""
+    return records
+
+
+def test_all_numbers_arrive_and_a_resumed_run_has_the_same_id(tmp_path, monkeypatch):
+    train(tmp_path / "run", "run(0, 2)\nrun(1, 3)\n", monkeypatch)
+    ids, logged = set(), []
+    files = sorted(tmp_path.glob("run/wandb/offline-run-*/*.wandb"))
+    for path in files:
+        for record in read_records(path):
+            ids |= {record.run.run_id} - {""}
+            items = {
+                (i.key or i.nested_key[0]): json.loads(i.value_json) for i in record.history.item
+            }
+            if items:
+                logged.append((items["_step"], {k: v for k, v in items.items() if k[0] != "_"}))
+    rest = {"lr": 0.1, "grad_norm": 1.0, "tokens_per_second": 9.0}
+    assert sorted(logged, key=lambda entry: entry[0]) == [
+        (step, {"loss": step / 2, **rest}) for step in (1, 2, 2, 3)
+    ]
+    assert len(files) == 2 and ids == {(tmp_path / "run" / "wandb" / "id").read_text()}
+
+
+def test_a_dead_service_is_one_line_and_no_end(tmp_path, monkeypatch):
+    said = train(tmp_path / "run", "run(0, 4, broken=True)\n", monkeypatch)
+    assert said.count("Weights & Biases failed") == 1
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]

@@ -1,0 +1,147 @@
+"""Fine-tuning on wrong input: one line, the right code, nothing half done."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from albert_ds.data.vocab import Normalisation, train_vocab
+from albert_ds.errors import UserError
+from albert_ds.finetuning.run import read_start
+from albert_ds.settings.finetune import NESTED, read_config, resolve_steps
+from albert_ds.settings.shared import as_json, check_resume
+from tests.conftest import ROOT
+from tests.distributed import run_ranks
+from tests.finetuning import flags, tune_ranks, write_checkpoint, write_cola, write_mnli, write_rte
+
+
+@pytest.fixture(scope="module")
+def checkpoint(text_file, tmp_path_factory):
+    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
+    vocab = train_vocab(lines, Normalisation(), vocab_size=300)
+    return write_checkpoint(tmp_path_factory.mktemp("pretrained"), vocab)
+
+
+@pytest.fixture(scope="module")
+def cola(tmp_path_factory):
+    return write_cola(tmp_path_factory.mktemp("tasks") / "CoLA")
+
+
+def read(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+REFUSED = {
+    "another task": ({"task": "glue/ax"}, "argument --task: invalid choice"),
+    "no data": ({"data": "none"}, "--data none: no such folder"),
+    "no checkpoint": ({"checkpoint": "none"}, "none: neither a run"),
+    "too long": ({"sequence_length": 65}, "--sequence-length 65: the model takes at most 64"),
+    "uneven": ({"micro_batch_size": 3}, "--batch-size 8 is no multiple of --micro-batch-size 3"),
+    "no task model": ({"from_task": "mnli"}, "--from-task mnli: no such folder"),
+    "a file": ({"output": __file__}, "exists and is not a folder"),
+    "no patience": ({"timeout_minutes": 0}, "--timeout-minutes 0: must be above 0"),
+    "empty output": ({"output": ""}, "--output '': must be the name of a file or folder"),
+    "rate": ({"learning_rate": "nan"}, "--learning-rate nan: must be at least 0 and at most 10"),
+    "share": (
+        {"classifier_dropout": 1.5},
+        "--classifier-dropout 1.5: must be at least 0 and below",
+    ),
+    "hours": ({"max_hours": 1e300}, "--max-hours 1e+300: must be above 0 and at most 8784"),
+    "heads": ({"tensor_parallel": 4}, "--tensor-parallel 4 does not divide"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_with_the_command_is_one_line(checkpoint, cola, tmp_path, case):
+    changes, words = REFUSED[case]
+    known = {"task": "glue/cola", "data": cola, "checkpoint": checkpoint, "output": tmp_path / "o"}
+    known |= {name: changes[name] for name in known if name in changes}
+    rest = {name: value for name, value in changes.items() if name not in known}
+    with pytest.raises(UserError) as caught:
+        read_config(flags(*known.values(), **rest), world_size=1)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_setting_inside_a_field_is_named_by_its_flag(checkpoint, cola, tmp_path):
+    def resolve(**given):
+        argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", **given)
+        config, args = read_config(argv, world_size=1)
+        return resolve_steps(config, args, examples=96)
+
+    (tmp_path / "out").mkdir()
+    record = as_json(resolve())
+    (tmp_path / "out" / "config.json").write_text(json.dumps(record))
+    check_resume(resolve(max_hours=1, micro_batch_size=4, seeds=2, log_every=7), NESTED)
+    for name, value, before in (
+        ("dropout", 0.3, 0.0),
+        ("classifier_dropout", 0.2, 0.0),
+        ("sequence_length", 32, 64),
+        ("learning_rate", 0.5, 0.002),
+        ("patience", 3, None),
+        ("eval_every", 2, 1),
+    ):
+        flag = "--" + name.replace("_", "-")
+        with pytest.raises(UserError) as caught:
+            check_resume(resolve(**{name: value}), NESTED)
+        words = f"{flag} is {value}, but {tmp_path / 'out'} was started with {before};"
+        assert str(caught.value).startswith(words)
+
+
+def test_a_task_model_of_another_kind_is_refused(checkpoint, cola, text_file, tmp_path):
+    lines = text_file.read_text(encoding="utf-8").splitlines()[3000:6000]
+    other = train_vocab(lines, Normalisation(), vocab_size=300)
+    models = {
+        "has another vocabulary than": write_checkpoint(tmp_path / "other", other),
+        "its num_layers is 4, that of": write_checkpoint(tmp_path / "deep", other, num_layers=4),
+    }
+    for words, folder in models.items():
+        argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", from_task=folder)
+        config, _ = read_config(argv, world_size=1)
+        with pytest.raises(UserError, match=f"--from-task {folder}: {words} --checkpoint"):
+            read_start(config, SimpleNamespace(rank=0))
+
+
+def tune_apart(argv: list[str]) -> subprocess.CompletedProcess:
+    """finetune.py in a process of its own, with what it said."""
+    command = [sys.executable, "-W", "ignore", "albert_ds/finetune.py", *argv]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_data_that_is_wrong_is_refused_with_its_line(checkpoint, tmp_path):
+    data = write_rte(tmp_path / "RTE")
+    (data / "dev.tsv").write_text((data / "dev.tsv").read_text() + "12\ta\tb\tmaybe\n")
+    argv = flags("glue/rte", data, checkpoint, tmp_path / "out")
+    done = tune_apart(argv)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 3 and "dev.tsv, line 14: label 'maybe'" in last, done.stderr
+    assert "Traceback" not in done.stderr
+    assert read(tmp_path / "out", "exit.json")["code"] == 3
+    (data / "dev.tsv").unlink()
+    assert run_ranks(tune_ranks, 1, argv) == [2]
+
+
+def test_a_test_set_is_predicted_and_one_that_is_not_there_is_said(checkpoint, tmp_path):
+    data = write_mnli(tmp_path / "MNLI")
+    (data / "diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\tthe class\ta list\n")
+    out = tmp_path / "out"
+    said = tune_apart(flags("glue/mnli", data, checkpoint, out)).stderr
+    header, row = (out / "AX.tsv").read_text().splitlines()
+    labels = ("contradiction", "entailment", "neutral")
+    assert header == "index\tprediction" and row in [f"0\t{label}" for label in labels]
+    assert f"glue/mnli test_matched: not in {data}, so nothing is predicted for it" in said
+    assert "test_diagnostic: not in" not in said
+    assert "test_diagnostic: 1 examples (published: 1,104)" in said
+
+
+def test_another_setting_does_not_continue_a_run(checkpoint, cola, tmp_path):
+    argv = flags("glue/cola", cola, checkpoint, tmp_path / "out")
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    before = (tmp_path / "out" / "config.json").read_bytes()
+    argv[argv.index("--learning-rate") + 1] = "0.5"
+    assert run_ranks(tune_ranks, 1, argv) == [2]
+    reason = read(tmp_path / "out", "exit.json")["reason"]
+    assert "0.5" in reason and "was started with" in reason
+    assert (tmp_path / "out" / "config.json").read_bytes() == before

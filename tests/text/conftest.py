@@ -1,0 +1,9 @@
+"""The corpus, vocabulary and shards of tests/data."""
+
+from tests.data.conftest import (  # noqa: F401
+    built,
+    corpus,
+    documents,
+    vocab,
+    wiki_files,
+)

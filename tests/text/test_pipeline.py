@@ -1,0 +1,217 @@
+"""Building loses no token, counts what it drops, and gives the same bytes however it is run."""
+
+import gzip
+import json
+
+import pytest
+
+from albert_ds.data.shards import Shard, open_shards
+from albert_ds.errors import DamagedData, UserError
+from albert_ds.text.documents import split_sentences
+from albert_ds.text.pipeline import BuildConfig
+from tests.data.corpus import SEQUENCE_LENGTH, build, make_documents, read_all, write_wiki
+
+
+def read_documents_of(folder):
+    """Ids of every document, put together from all its sequences, by document number."""
+    found = {}
+    for split in ("train", "heldout"):
+        source = open_shards(folder, split)
+        for number in range(len(source.shards)):
+            shard = Shard(source, number)
+            for i in range(len(shard)):
+                found.setdefault((split, shard[i].document), []).append(shard[i])
+    return found
+
+
+def content_of(folder):
+    paths = sorted(folder.iterdir())
+    return {path.name: path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def test_no_token_is_lost(built, vocab, corpus):
+    """The sentences of the shards are the encoded sentences of the corpus, each once."""
+    longest = SEQUENCE_LENGTH - 3
+    expected = sorted(
+        tuple(ids[i : i + longest])
+        for document in read_all([corpus])
+        for ids in vocab.encode(split_sentences(document.lines, "paragraph"))
+        for i in range(0, len(ids), longest)
+    )
+    sentences = []
+    for sequences in read_documents_of(built).values():
+        for sequence in sequences:
+            begin = 0
+            for end in sequence.ends.tolist():
+                sentences.append(tuple(sequence.ids[begin:end].tolist()))
+                begin = end
+    assert sorted(sentences) == expected
+
+
+def test_sequences_are_pieces_of_the_text(built, vocab, documents):
+    """Decoded, the sequences of a document are stretches of its normalised text, and all of it."""
+    texts = {vocab.normalise(" ".join(document)) for document in documents}
+    for sequences in read_documents_of(built).values():
+        parts = [vocab.decode(sequence.ids.tolist()) for sequence in sequences]
+        (text,) = [text for text in texts if all(part in text for part in parts)]
+        letters = sorted("".join(parts).replace(" ", ""))
+        assert letters == sorted(text.replace(" ", ""))
+
+
+def test_held_out_by_document(built):
+    found = read_documents_of(built)
+    train = {document for split, document in found if split == "train"}
+    held_out = {document for split, document in found if split == "heldout"}
+    assert train and held_out and not train & held_out
+    assert len(held_out) < 30  # of 120, at a share of 0.1
+
+
+def test_index_counts_everything(vocab, tmp_path):
+    sentences = [["One sentence alone."], ["Word " * 100 + "end."], ["Two here.", "And there."]]
+    path = write_wiki(tmp_path / "wiki", [*sentences, [], ["\u200b"]])
+    index = build(tmp_path / "out", vocab, [path])
+    counts = index["counts"]
+    assert counts["documents"] == 3 and counts["empty_documents"] == 2
+    assert counts["sentences"] == 4 and counts["empty_sentences"] == 1
+    assert counts["cut_sentences"] == 1
+    assert counts["tokens"] == sum(entry["tokens"] for entry in index["splits"].values())
+    assert counts["sequences"] == sum(entry["samples"] for entry in index["splits"].values())
+    assert sum(entry["documents"] for entry in index["splits"].values()) == 3
+    assert counts["one_sentence_sequences"] == counts["sequences"] - 1
+    assert index["fill"] == counts["tokens"] / counts["sequences"] / (SEQUENCE_LENGTH - 3)
+    assert index == json.loads((tmp_path / "out" / "index.json").read_text())
+
+
+def test_same_bytes_however_it_is_read(vocab, documents, tmp_path, monkeypatch):
+    """Another order of files and documents, units, runs and ranges of another size: the shuffle is
+    a sort by hash."""
+    one = write_wiki(tmp_path / "a", documents)
+    build(tmp_path / "one", vocab, [one])
+    first = write_wiki(tmp_path / "b", documents[:30][::-1])
+    rest = write_wiki(tmp_path / "c", documents[30:])
+    packed = tmp_path / "d.gz"
+    packed.write_bytes(gzip.compress(first.read_bytes()))
+    monkeypatch.setattr("albert_ds.text.external_sort.RUN_BYTES", 2000)
+    monkeypatch.setattr("albert_ds.text.external_sort.RANGE_BYTES", 3000)
+    monkeypatch.setattr("albert_ds.text.sources.UNIT_BYTES", 5000)
+    build(tmp_path / "two", vocab, [rest, packed])
+    assert content_of(tmp_path / "one") == content_of(tmp_path / "two")
+    build(tmp_path / "three", vocab, [one], seed=1)
+    assert content_of(tmp_path / "one") != content_of(tmp_path / "three")
+
+
+def test_copies_of_a_document_stay_together(vocab, documents, tmp_path):
+    path = write_wiki(tmp_path / "a", documents[:20] * 2)
+    index = build(tmp_path / "out", vocab, [path], holdout=0.3)
+    assert {split: entry["documents"] % 2 for split, entry in index["splits"].items()} == {
+        "train": 0,
+        "heldout": 0,
+    }
+    read_documents_of(tmp_path / "out")
+
+
+def test_order_is_shuffled(vocab, tmp_path):
+    """Neighbours in the text are not neighbours in the shards."""
+    path = write_wiki(tmp_path / "a", make_documents(60))
+    build(tmp_path / "out", vocab, [path], holdout=0)
+    source = open_shards(tmp_path / "out", "train")
+    numbers = []
+    for n in range(len(source.shards)):
+        shard = Shard(source, n)
+        numbers += [shard[i].document for i in range(len(shard))]
+    same = sum(a == b for a, b in zip(numbers, numbers[1:], strict=False))
+    assert same < len(numbers) / 10
+
+
+def test_at_least_one_document_is_held_out_and_one_is_not(vocab, tmp_path):
+    path = write_wiki(tmp_path / "a", make_documents(4))
+    index = build(tmp_path / "out", vocab, [path], holdout=1e-9)
+    assert index["splits"]["heldout"]["documents"] == 1
+    index = build(tmp_path / "none", vocab, [path], holdout=0)
+    assert index["splits"]["heldout"]["documents"] == 0
+    with pytest.raises(UserError, match="its heldout split is empty"):
+        open_shards(tmp_path / "none", "heldout")
+    with pytest.raises(UserError, match="--holdout 0.9999999: would hold out all of the 4"):
+        build(tmp_path / "all", vocab, [path], holdout=0.9999999)
+    assert content_of(tmp_path / "all").keys() == {"building"}  # the text is not encoded again
+    assert build(tmp_path / "all", vocab, [path])["counts"]["documents"] == 4
+
+
+def test_dedup_keeps_one_of_each_and_counts_close(vocab, documents, tmp_path):
+    once = write_wiki(tmp_path / "once", documents[:20])
+    twice = write_wiki(tmp_path / "twice", documents[:20] + documents[5:15])
+    plain = build(tmp_path / "plain", vocab, [once])
+    kept = build(tmp_path / "kept", vocab, [twice])
+    dropped = build(tmp_path / "dropped", vocab, [twice], dedup=True)
+    for index in (kept, dropped):
+        assert index["counts"]["documents"] == 30
+        assert index["counts"]["duplicate_documents"] == 10
+    for what, counted in (
+        ("samples", "sequences"),
+        ("tokens", "tokens"),
+        ("documents", "documents"),
+    ):
+        held = {
+            name: sum(entry[what] for entry in index["splits"].values())
+            for name, index in (("plain", plain), ("kept", kept), ("dropped", dropped))
+        }
+        duplicates = dropped["counts"][f"duplicate_{counted}"]
+        assert held["kept"] == kept["counts"][counted]
+        assert held["dropped"] == held["plain"] == dropped["counts"][counted] - duplicates
+
+    def sequences(folder):
+        return {
+            (split, document): sorted(tuple(s.ids.tolist()) for s in found)
+            for (split, document), found in read_documents_of(folder).items()
+        }
+
+    assert sequences(tmp_path / "dropped") == sequences(tmp_path / "plain")
+
+
+def test_damaged_documents_are_counted_up_to_a_share(vocab, documents, tmp_path):
+    sound = write_wiki(tmp_path / "sound", documents[:19])
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(sound.read_bytes() + b'<doc id="x">\n\xff\n</doc>\n')
+    with pytest.raises(DamagedData) as error:
+        build(tmp_path / "few", vocab, [damaged], max_damaged=0.04)
+    line = sound.read_bytes().count(b"\n") + 1
+    assert str(error.value) == (
+        "1 damaged documents, beside 19 sound ones, are over --max-damaged 0.04: "
+        f"wrong_encoding first at {damaged}: line {line}"
+    )
+    # What was read is kept: with another limit only the shards are left to be written.
+    index = build(tmp_path / "few", vocab, [damaged], max_damaged=0.05)
+    assert index["counts"]["damaged_wrong_encoding"] == 1 and index["counts"]["documents"] == 19
+    build(tmp_path / "sound_only", vocab, [sound])
+    shards = {name for name in content_of(tmp_path / "few") if name.endswith(".tar")}
+    for name in shards:
+        assert content_of(tmp_path / "few")[name] == content_of(tmp_path / "sound_only")[name]
+
+
+def test_nothing_is_left_where_there_is_no_text(vocab, tmp_path):
+    (tmp_path / "empty").write_text("\n\n")
+    with pytest.raises(UserError, match="hold no text"):
+        build(tmp_path / "out", vocab, [tmp_path / "empty"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_built_folder_is_not_overwritten(built, vocab, corpus):
+    before = content_of(built)
+    with pytest.raises(UserError, match="holds a built data set already"):
+        build(built, vocab, [corpus])
+    assert content_of(built) == before
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"max_damaged": 2},
+        {"sequence_length": 4},
+        {"holdout": 1.0},
+        {"samples_per_shard": 0},
+        {"seed": -1},
+    ],
+)
+def test_bad_settings(setting):
+    with pytest.raises(UserError, match="--" + next(iter(setting)).replace("_", "-")):
+        BuildConfig(**setting)

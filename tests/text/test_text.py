@@ -1,0 +1,167 @@
+"""Text in any language: its sentences, its script, its encoding, and what normalisation does."""
+
+import json
+
+import pytest
+
+from albert_ds.data.vocab import RELEASED, Normalisation, read_vocab
+from albert_ds.errors import DamagedData, UserError
+from albert_ds.text.documents import TextConfig, split_sentences
+from albert_ds.text.languages import SCRIPTS
+from albert_ds.text.pipeline import warn_of_packing
+from albert_ds.text.sources import cut_units
+from albert_ds.text.survey import measure_unknown, report_survey, survey_text
+from albert_ds.text.vocabulary import VocabConfig, build_vocab
+from tests.data.corpus import build, make_documents, write_wiki
+from tests.data.test_languages import SENTENCES, read_language
+
+GERMAN = "Der schöne Tag war schon vorbei. Die Größe überraschte alle Gäste. "
+RUSSIAN = "Это обычный русский текст. Он записан в старой кодировке. "
+JAPANESE = "これは日本語の文章です。古い文字コードで書かれています。"
+
+
+def survey_of(tmp_path, text, normalisation=None, **config):
+    path = tmp_path / "text.txt"
+    path.write_text(text, encoding="utf-8")
+    units = cut_units([str(path)])
+    return survey_text(units, TextConfig(**config), normalisation or Normalisation())
+
+
+def test_sentences_of_scripts_without_a_full_stop():
+    thai = "ภาษาไทยเป็นภาษา และออกเสียงต่าง ๆ กัน กด Enter เพื่อ ปี 2540 ต่อ"
+    assert split_sentences([thai], "paragraph", "th") == [
+        "ภาษาไทยเป็นภาษา",
+        "และออกเสียงต่าง ๆ กัน",
+        "กด Enter เพื่อ",
+        "ปี 2540 ต่อ",
+    ]
+    assert split_sentences([thai], "paragraph", "th", "rules") == [thai]
+    assert split_sentences(["ភាសា។ ខ្មែរ។"], "paragraph", "km") == ["ភាសា។", "ខ្មែរ។"]
+    assert split_sentences(["བོད། སྐད།"], "paragraph", "bo") == ["བོད།", "སྐད།"]
+    assert split_sentences(["မြန်မာ။ စာပေ။"], "paragraph", "my") == ["မြန်မာ။", "စာပေ။"]
+    assert split_sentences(["日本語。中国語。"], "paragraph", "ja") == ["日本語。", "中国語。"]
+    assert split_sentences(["한국어다. 좋다!"], "paragraph", "ko") == ["한국어다.", "좋다!"]
+    assert split_sentences(["هل هذا؟ نعم."], "paragraph", "ar") == ["هل هذا؟", "نعم."]
+
+
+def test_wrapped_lines_are_joined_as_their_script_is_written():
+    assert split_sentences(["これは日本", "語です。"], "wrapped", "ja") == ["これは日本語です。"]
+    assert split_sentences(["ภาษา", "ไทย"], "wrapped", "th") == ["ภาษาไทย"]
+    assert split_sentences(["한국어는", "아름답다."], "wrapped", "ko") == ["한국어는 아름답다."]
+    assert split_sentences(["日本の", "Linux", "です。"], "wrapped", "ja") == [
+        "日本の Linux です。"
+    ]
+
+
+def test_an_unknown_language_is_refused_with_the_list():
+    with pytest.raises(UserError, match=r"--language klingon: must be one of af am .* zh zu$"):
+        TextConfig(language="klingon")
+    assert {"ko", "th", "ar", "ja", "zh", "vi", "de", "km", "lo", "my", "bo"} <= SCRIPTS.keys()
+
+
+def test_text_in_another_script_is_refused(tmp_path):
+    with pytest.raises(UserError, match="0% of the letters of the text are LATIN, and 100% are HA"):
+        survey_of(tmp_path, SENTENCES["ko"])
+    assert survey_of(tmp_path, SENTENCES["ko"], any_script=True).script == "HANGUL"
+    for code in ("ar", "bn", "de", "hi", "ja", "km", "ko", "ru", "th", "vi", "fa"):
+        assert survey_of(tmp_path, SENTENCES[code], language=code).script_share > 0.9
+
+
+@pytest.mark.parametrize(
+    "encoding, text, name",
+    [
+        ("euc_jp", JAPANESE, "EUC-JP"),
+        ("shift_jis", JAPANESE, "SHIFT-JIS"),
+        ("cp1252", GERMAN, "WINDOWS-1252"),
+        ("utf_16", GERMAN, "UTF-16"),
+        ("koi8_r", RUSSIAN, "KOI8-R"),
+    ],
+)
+def test_another_encoding_is_named_by_both_tools(tmp_path, vocab, encoding, text, name):
+    path = tmp_path / "text.txt"
+    path.write_bytes("\n\n".join([text * 3] * 4).encode(encoding))
+    words = rf"text.txt: line 1: not UTF-8; it looks like {name}: convert it with iconv -f {name} "
+    with pytest.raises(UserError, match=words):
+        build_vocab([str(path)], tmp_path / "vocab", VocabConfig(vocab_size=100))
+    with pytest.raises(UserError, match=words):
+        build(tmp_path / "data", vocab, [path])
+    assert [p.name for p in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_too_many_damaged_documents_end_build_vocab_too(tmp_path):
+    path = tmp_path / "text.jsonl"
+    path.write_text('{"text": "Some words."}\n' * 50 + "{broken\n" * 9)
+    with pytest.raises(DamagedData, match="9 damaged documents, beside 50 sound ones"):
+        build_vocab([str(path)], tmp_path / "vocab", VocabConfig(vocab_size=50))
+
+
+def test_what_normalisation_did_is_counted_apart_from_lower_case(tmp_path):
+    text = "schon schön Schon war wäre waren wären Haus haus"
+    kept = survey_of(tmp_path, text, language="de")
+    assert (kept.merged.words, kept.changed) == (0, 0)
+    assert (kept.case_merged.words, kept.lower_cased) == (4, 2)
+    stripped = survey_of(tmp_path, text, RELEASED, language="de")
+    assert stripped.merged.words == 4  # schon, schön, waren, wären
+    assert set(stripped.merged.examples) == {"schon = schön", "waren = wären"}
+    assert stripped.changed == 3 and stripped.case_merged.words == 4
+    katakana = survey_of(tmp_path, "パスとバスとハス", RELEASED, language="ja")
+    assert katakana.merged.examples == ["パス = バス = ハス"]
+
+
+def test_merged_words_are_warned_of_and_unknown_ones_refused(tmp_path, capsys, vocab):
+    survey = survey_of(tmp_path, "schon schön " * 9, RELEASED, language="de")
+    report = report_survey(survey, 0.0, TextConfig())
+    assert any("schon = schön" in line for line in report)
+    assert "100.0% of the different words became equal" in capsys.readouterr().err
+    survey = survey_of(tmp_path, SENTENCES["ko"], language="ko")
+    unknown = measure_unknown(vocab, survey)
+    with pytest.raises(UserError, match="of the tokens are unknown, over --max-unknown 0.01"):
+        report_survey(survey, unknown, TextConfig())
+    assert report_survey(survey, unknown, TextConfig(max_unknown=1.0))
+    assert capsys.readouterr().err == ""
+
+
+def test_the_figures_are_in_the_index(tmp_path, vocab, corpus):
+    index = build(tmp_path / "data", vocab, [corpus], language="en")
+    text = json.loads((tmp_path / "data" / "index.json").read_text())["text"]
+    assert text == index["text"]
+    assert text["script"] == "LATIN" and text["merged_words"] == 0
+    assert text["changed_characters"] == 0 < text["lower_cased_characters"]
+
+
+def test_short_documents_and_long_sentences_are_warned_of(tmp_path, vocab, capsys):
+    paragraphs = [[sentence] for document in make_documents(30) for sentence in document]
+    build(tmp_path / "short", vocab, [write_wiki(tmp_path / "a", paragraphs)], sequence_length=512)
+    assert "leave blank lines only between documents, not between" in capsys.readouterr().err
+    long = [[" ".join(document).replace(".", "")] * 3 for document in make_documents(30)]
+    build(tmp_path / "long", vocab, [write_wiki(tmp_path / "b", long)], sequence_length=64)
+    assert "see --language, --lines and --sentence-ends" in capsys.readouterr().err
+    warn_of_packing(
+        {
+            "counts": {"one_sentence_sequences": 5, "sequences": 100, "tokens": 1},
+            "sequence_length": 64,
+            "fill": 0.6,
+        }
+    )
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("code", ["ko", "th"])
+def test_a_vocabulary_folder_of_real_text(tmp_path, code):
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(read_language(code)[:1500]), encoding="utf-8")
+    config = VocabConfig(language=code, vocab_size=1500)
+    report = build_vocab([str(text)], tmp_path / "vocab", config)
+    assert "became equal: 0 (0.00%)" in " ".join(report)
+    assert {path.name for path in (tmp_path / "vocab").iterdir()} == {
+        *("spiece.model", "spiece.vocab", "tokenizer_config.json", "tokenizer.json")
+    }
+    index = build(
+        tmp_path / "data",
+        read_vocab(tmp_path / "vocab" / "spiece.model"),
+        [text],
+        language=code,
+        max_unknown=0.01,
+        holdout=0,
+    )
+    assert index["counts"]["unknown_tokens"] <= 0.001 * index["counts"]["tokens"]

@@ -1,0 +1,185 @@
+"""Runs for measurements: the trainer's own engine and steps, without a RUN folder.
+
+The tools that compare speed, memory and traffic all use it, so each measures the trainer itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate
+from albert_ds.data.vocab import NUM_FIXED
+from albert_ds.engine.deepspeed_config import read_ds_config, resolve_ds_config
+from albert_ds.errors import UserError
+from albert_ds.model.config import ModelConfig
+from albert_ds.process.world import wants_cpu
+from albert_ds.settings.pretrain import RunConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from albert_ds.parallel.mesh import Mesh
+    from albert_ds.pretraining.loop import Run
+    from albert_ds.report.traffic import Traffic
+
+
+def count_gpus() -> int:
+    """The GPUs that this process sees and may use."""
+    import torch
+
+    return 0 if wants_cpu() else torch.cuda.device_count()
+
+
+def bench_config(
+    name: str,
+    model: ModelConfig,
+    *,
+    deepspeed_config: str,
+    zero: int | None = None,
+    micro_batch_size: int,
+    sequence_length: int,
+    data_parallel: int = 1,
+    tensor_parallel: int = 1,
+    accumulation: int = 1,
+    activation_checkpointing: str = "none",
+    compile: bool = False,
+    fast: list[str] | None = None,
+    data: list[str] | None = None,
+) -> RunConfig:
+    """The configuration of a run without a last step.
+
+    data: folders of build_shards.py; without them, rows of random ids. zero: the ZeRO stage,
+    instead of the one in DeepSpeed's JSON.
+    """
+    batch_size = micro_batch_size * accumulation * data_parallel
+    weights: list[float] = []
+    if data:
+        from albert_ds.data.shards import open_shards
+
+        sources = [open_shards(folder, "train") for folder in data]
+        model = replace(model, vocab_size=sources[0].vocab.size)
+        weights = [float(source.sizes.sum()) for source in sources]
+    return RunConfig(
+        size=name,
+        model=model,
+        stream=StreamConfig(sequence_length=sequence_length),
+        data=data or [],
+        data_weights=weights,
+        data_sha256=[],
+        output="",
+        steps=10**9,
+        batch_size=batch_size,
+        micro_batch_size=micro_batch_size,
+        warmup_steps=0,
+        tensor_parallel=tensor_parallel,
+        activation_checkpointing=activation_checkpointing,
+        compile=compile,
+        fast=fast,
+        deepspeed_config=deepspeed_config,
+        deepspeed=resolve_ds_config(
+            _read_at_stage(deepspeed_config, zero),
+            batch_size=batch_size,
+            micro_batch_size=micro_batch_size,
+            accumulation=accumulation,
+            learning_rate=None,
+            default_learning_rate=1e-4,
+        ),
+    )
+
+
+def _read_at_stage(file: str, zero: int | None) -> dict:
+    config = read_ds_config(Path(file))
+    if zero is None:
+        return config
+    if zero == 0 and precision_of(config) != "fp32":
+        raise UserError(
+            f"--zero 0 with --deepspeed_config {file}: {precision_of(config)} is refused at stage "
+            "0; allowed: 1, 2, 3"
+        )
+    return {**config, "zero_optimization": {**config.get("zero_optimization", {}), "stage": zero}}
+
+
+def precision_of(ds_config: dict) -> str:
+    """The weights' type in forward and backward: bf16, fp16 or fp32."""
+    half = [name for name in ("bf16", "fp16") if ds_config.get(name, {}).get("enabled")]
+    return half[0] if half else "fp32"
+
+
+def stage_of(ds_config: dict) -> int:
+    return ds_config.get("zero_optimization", {}).get("stage", 0)
+
+
+def accumulation_of(config: RunConfig, mesh: Mesh) -> int:
+    """Micro-batches of an optimizer step on one data-parallel rank."""
+    return config.batch_size // (config.micro_batch_size * mesh.dp_size)
+
+
+def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic: Traffic) -> Run:
+    """The engine and its batches, ready to step. Collective."""
+    from albert_ds.pretraining.loop import Run, build, open_stream
+    from albert_ds.report.metrics import Window
+
+    if config.data:
+        batches = open_stream(config, mesh, 0)
+    else:
+        batches = synthetic_batches(
+            config.stream,
+            vocab_size=config.model.vocab_size,
+            micro_batch_size=config.micro_batch_size,
+            seed=mesh.dp_rank,
+        )
+    return Run(
+        config=config,
+        mesh=mesh,
+        device=device,
+        engine=build(config, mesh, device),
+        batches=batches,
+        window=Window(device, traffic),
+    )
+
+
+def synthetic_batches(
+    config: StreamConfig, *, vocab_size: int, micro_batch_size: int, seed: int
+) -> Iterator[MicroBatch]:
+    """Endless micro-batches of rows of `sequence_length` random tokens, without padding."""
+    rng = np.random.default_rng(seed)
+    length = config.sequence_length
+    masked = max(1, round(config.masked_fraction * length))
+    while True:
+        samples = [
+            Sample(
+                ids=rng.integers(NUM_FIXED, vocab_size, length),
+                first=length // 2,
+                positions=np.sort(rng.choice(length, masked, replace=False)),
+                labels=rng.integers(NUM_FIXED, vocab_size, masked),
+                pair_label=int(rng.integers(2)),
+                used=length,
+                available=length,
+                starts=np.ones(length, bool),
+            )
+            for _ in range(micro_batch_size)
+        ]
+        yield collate(samples, [0] * len(samples), config.objective)
+
+
+def count_parameters(run: Run) -> int:
+    """Unique parameters of one rank's part of the model, before ZeRO partitions them."""
+    engine = run.engine
+    return sum(
+        shape.numel() // (1 if engine.shard_dims[name] is None else run.mesh.tp_size)
+        for name, shape in engine.shapes.items()
+    )
+
+
+def take_step(run: Run):
+    """One optimizer step of the trainer; returns the batch it used. Collective."""
+    from albert_ds.pretraining.loop import next_batch, train_step
+
+    batch = next_batch(run)
+    train_step(run, batch)
+    return batch

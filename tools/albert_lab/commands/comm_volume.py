@@ -1,0 +1,232 @@
+"""Count every byte that an optimizer step moves, by kind, and compare with the minimum.
+
+The bytes are counted in the trainer's own step, at `torch.distributed`, which DeepSpeed,
+megatron-core and the trainer all call. "On the wire" is what a rank sends in a ring: 2 (n - 1) / n
+of the tensor for an all-reduce, (n - 1) / n for a gather, a scatter or a reduction to one rank.
+"Hidden" is the share of a collective's time for which the step did not wait. The minimum at ZeRO-0
+is an all-reduce of the unique parameters' gradients; at ZeRO 1 and 2 a reduce-scatter in the
+gradients' type and a gather in the weights' type; at ZeRO-3 one gather and one reduce-scatter per
+micro-batch; of tensor parallelism two all-reduces per layer, forward and backward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from albert_ds import cli
+from albert_ds.cli import Parser, positive
+from albert_ds.files import PACKAGE, write_file
+from albert_ds.model.config import SIZES
+from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
+from albert_ds.process.rendezvous import join_world, leave_world
+from albert_ds.process.world import read_world
+from albert_ds.report.traffic import Traffic, record_traffic
+from albert_lab.bench_run import (
+    accumulation_of,
+    bench_config,
+    count_gpus,
+    count_parameters,
+    open_bench_run,
+    precision_of,
+    stage_of,
+    take_step,
+)
+from albert_lab.comm_trace import sum_up
+from albert_lab.nodes import start_ranks
+from albert_lab.scaling.collectives import ACTIVATIONS, GRADIENTS, WEIGHTS, ring_bytes
+from albert_lab.tables import table
+
+if TYPE_CHECKING:
+    from albert_ds.parallel.mesh import Mesh
+    from albert_ds.pretraining.loop import Run
+    from albert_ds.settings.pretrain import RunConfig
+
+HALF_TYPES = ("bf16", "fp16")
+
+
+def build_parser() -> Parser:
+    parser = Parser(description=__doc__)
+    add = parser.add_argument
+    add(
+        "--models",
+        nargs="+",
+        choices=SIZES,
+        default=["albert-base"],
+        help="sizes (default: albert-base)",
+    )
+    add(
+        "--sharing",
+        nargs="+",
+        default=[None],
+        metavar="HOW",
+        help="patterns of train.py --sharing to count, of each size (default: the size's own)",
+    )
+    add("--per-layer", default="none", metavar="WHAT", help="what layers have of their own")
+    text = "processes to start without a launcher (default: one for each GPU; 2 on a CPU)"
+    add("--ranks", type=positive, help=text)
+    add("--tensor-parallel", type=positive, default=1, help="ranks that share a block")
+    add(
+        "--deepspeed_config",
+        type=cli.path,
+        nargs="+",
+        default=[f"{PACKAGE}/ds_configs/{name}.json" for name in ("zero0_fp32", "zero1_bf16")],
+        metavar="FILE",
+        help="DeepSpeed's JSON files (default: zero0_fp32.json and zero1_bf16.json of ds_configs/)",
+    )
+    add("--micro-batch-size", type=positive, default=1, help="sequences per micro-batch")
+    add("--accumulation", type=positive, default=2, help="micro-batches per optimizer step")
+    add("--sequence-length", type=positive, default=32, help="tokens of a synthetic row")
+    add("--output", type=cli.new_file, metavar="FILE", help="JSON with every figure")
+    add("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    args = build_parser().parse_args(argv)
+    if read_world().launcher == "none":
+        ranks = args.ranks or count_gpus() or 2
+        if ranks > 1:
+            return start_ranks(ranks)
+    traffic = record_traffic()
+    reports = measure_models(args, traffic)
+    if args.output and read_world().rank == 0:
+        write_file(args.output, json.dumps(reports, indent=1) + "\n")
+    return 0
+
+
+def measure_models(args, traffic: Traffic) -> list[dict]:
+    """A report for each model and configuration, printed by rank 0. Collective."""
+    world = read_world()
+    for name in args.models:
+        check_tensor_parallel(
+            args.tensor_parallel,
+            world_size=world.size,
+            num_heads=SIZES[name].num_heads,
+            ffn_size=SIZES[name].ffn_size,
+        )
+    device = join_world(world)
+    mesh = build_mesh(args.tensor_parallel)
+    reports = []
+    changes = {"dropout": 0.0, "per_layer": args.per_layer}
+    for name, sharing in itertools.product(args.models, args.sharing):
+        model = replace(SIZES[name], **changes, sharing=sharing or SIZES[name].sharing)
+        for file in args.deepspeed_config:
+            config = bench_config(
+                name,
+                model,
+                deepspeed_config=file,
+                micro_batch_size=args.micro_batch_size,
+                sequence_length=args.sequence_length,
+                data_parallel=mesh.dp_size,
+                tensor_parallel=args.tensor_parallel,
+                accumulation=args.accumulation,
+            )
+            run = open_bench_run(config, mesh, device, traffic)
+            reports.append(measure_step(run, traffic))
+            run.engine.deepspeed.destroy()
+            if mesh.rank == 0:
+                print(as_table(reports[-1]), flush=True)
+    leave_world(mesh)
+    return reports
+
+
+def measure_step(run: Run, traffic: Traffic) -> dict:
+    """The traffic of a run's second step by kind; the first also sets things up. Collective."""
+    import torch
+
+    from albert_lab.step_breakdown import watch
+
+    take_step(run)
+    with watch(run, traffic) as stopwatch:
+        take_step(run)
+    if run.device.type == "cuda":
+        torch.cuda.synchronize()
+    volumes = sum_up(stopwatch.events, run.mesh, stopwatch.clock)
+    parameters = count_parameters(run)
+    minimum = count_minimum(run.config, run.mesh, parameters)
+    return {
+        "model": run.config.size,
+        "sharing": run.config.model.sharing,
+        "per_layer": run.config.model.per_layer,
+        "deepspeed_config": run.config.deepspeed_config,
+        "ranks": run.mesh.world_size,
+        "tensor_parallel": run.mesh.tp_size,
+        "accumulation": accumulation_of(run.config, run.mesh),
+        "parameters_a_rank": parameters,
+        "kinds": {
+            kind: {
+                **volume.report(1),
+                "collectives": dict(volume.by),
+                "minimum_wire_bytes": minimum.get(kind),
+            }
+            for kind, volume in volumes.items()
+        },
+    }
+
+
+def count_minimum(config: RunConfig, mesh: Mesh, parameters: int) -> dict[str, float]:
+    """Bytes that a rank must send per step in any implementation, by kind."""
+    ds_config, model = config.deepspeed, config.model
+    is_half = precision_of(ds_config) != "fp32"
+    reduced_as = ds_config.get("communication_data_type", "fp32")
+    passes = accumulation_of(config, mesh)
+
+    def scattered(width: int) -> float:
+        return ring_bytes(width * parameters, mesh.dp_size, is_all_reduce=False)
+
+    gradient, weight = scattered(2 if reduced_as in HALF_TYPES else 4), scattered(2 * (2 - is_half))
+    minimum = {
+        0: {GRADIENTS: 2 * gradient},
+        1: {GRADIENTS: gradient, WEIGHTS: weight},
+        2: {GRADIENTS: gradient * passes, WEIGHTS: weight},
+        3: {GRADIENTS: gradient * passes, WEIGHTS: weight * passes},
+    }[stage_of(ds_config)]
+    if mesh.tp_size > 1:
+        length = config.stream.sequence_length
+        needed = 1 + max(1, round(config.stream.masked_fraction * length))  # by the heads
+        # Two all-reduces per layer forward, two backward. Three of the last layer's hold only the
+        # tokens that the heads need.
+        rows = config.micro_batch_size * ((4 * model.num_layers - 3) * length + 3 * needed)
+        # A low-rank pair needs what lies between its factors whole, once forward or backward; for
+        # query, key and value their first factors' gradients are fewer.
+        narrow = config.micro_batch_size * 3 * ((model.num_layers - 1) * length + needed)
+        pairs = model.rank * (narrow + 3 * model.num_layers * model.hidden_size)
+        layers = passes * (rows * model.hidden_size + pairs) * (2 if is_half else 4)
+        minimum[ACTIVATIONS] = ring_bytes(layers, mesh.tp_size, is_all_reduce=True)
+    return minimum
+
+
+def as_table(report: dict) -> str:
+    rows = []
+    wire = least = 0.0
+    for kind, found in report["kinds"].items():
+        minimum = found["minimum_wire_bytes"]
+        wire, least = wire + found["wire_bytes"], least + (minimum or 0.0)
+        hidden = 1 - min(1.0, found["exposed_seconds"] / found["seconds"])
+        rows.append(
+            [
+                kind,
+                ", ".join(f"{number} {name}" for name, number in found["collectives"].items()),
+                f"{found['bytes'] / 1e6:.3f}",
+                f"{found['wire_bytes'] / 1e6:.3f}",
+                f"{minimum / 1e6:.3f}" if minimum else "",
+                f"{found['wire_bytes'] / minimum:.3f}" if minimum else "",
+                f"{1e3 * found['seconds']:.1f}",
+                f"{hidden:.0%}",
+            ]
+        )
+    multiple = f"{wire / least:.3f}" if least else ""
+    rows.append(["all", "", "", f"{wire / 1e6:.3f}", f"{least / 1e6:.3f}", multiple, "", ""])
+    header = ("kind", "collectives", "MB of tensors", "MB on the wire per rank", "minimum MB")
+    return (
+        f"{report['model']}, --sharing {report['sharing']}, --per-layer {report['per_layer']}, "
+        f"{Path(report['deepspeed_config']).name}: {report['ranks']} ranks, "
+        f"tensor parallel {report['tensor_parallel']}, accumulation {report['accumulation']}, "
+        f"{report['parameters_a_rank']:,} parameters per rank\n\n"
+        f"{table((*header, 'wire / minimum', 'ms', 'hidden'), rows)}\n"
+    )

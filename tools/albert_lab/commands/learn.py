@@ -1,0 +1,326 @@
+"""Pretrain a small ALBERT in the hours given, on this machine, and report what it has learned.
+
+Text -> vocabulary -> shards -> pretraining -> held-out metrics, minimal pairs, small tasks ->
+OUTPUT/report.md. Given the same --output again, it goes on where it stopped. The number of steps
+comes from the measured speed, once; so the learning rate reaches 0 as the time ends, and a resumed
+run is the same run.
+
+albert-ds learn --text wiki/*.txt --output learn --hours 2
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from albert_ds import cli
+from albert_ds.cli import Number, log_line
+from albert_ds.errors import MachineFailed, UserError
+from albert_ds.files import PACKAGE, write_file
+from albert_ds.interop.weights import find_weights
+from albert_ds.json_files import read_json, read_lines
+from albert_ds.process.world import name_device
+from albert_lab.tables import spread, table
+
+COMMAND = (sys.executable, "-m", "albert_ds")
+PIECES, LENGTH, BATCH = 8000, 128, 32
+# At higher rates the sentence head learns noise. Twice the usual masks are twice the signal of a
+# token, and three layers are twice the steps of six in the time. docs/recipe_trials.md says more.
+RECIPE = (
+    *("--model", "albert-tiny", "--embedding-size", "128", "--hidden-size", "256"),
+    *("--num-layers", "3", "--num-heads", "4", "--dropout", "0"),
+    *("--pair-head-rate", "0.06", "--max-ngram", "1", "--masked-fraction", "0.3"),
+    *("--sequence-length", str(LENGTH), "--batch-size", str(BATCH), "--learning-rate", "0.001"),
+)
+FROM_RANDOM = ("--initial-attention", "neighbours")  # where no --init-from brings other weights
+WARMUP_STEPS = 200  # at least, but where there are fewer than 1,000 steps
+MEASURED_STEPS, LOGGED_STEPS = 40, 4  # of a trial
+TRAINING_SHARE = 0.96  # of the time; the rest goes to evaluations and checkpoints
+# Small tasks: folder, steps and batch. Small models begin late: in 500 steps CoLA is still at one
+# class and STS-B has hardly begun.
+TASKS = {
+    "cola": ("CoLA", 2000, 32),
+    "sst2": ("SST-2", 2000, 32),
+    "mrpc": ("MRPC", 700, 16),
+    "rte": ("RTE", 500, 16),
+    "stsb": ("STS-B", 3600, 16),
+}
+TUNING_RATE = "3e-4"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How this machine runs the recipe."""
+
+    ranks: int
+    threads: int
+    ds_config: str
+
+    @property
+    def precision(self) -> str:
+        return "bf16" if "bf16" in self.ds_config else "fp32"
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ranks x {self.threads} threads, {self.precision}"
+
+
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    text = "UTF-8 text, a blank line between documents"
+    add("--text", type=cli.path, nargs="+", required=True, metavar="FILE", help=text)
+    add("--output", type=Path, required=True, metavar="DIR", help="folder for all that it makes")
+    hours = Number(above=0, high=10_000)
+    add("--hours", type=hours, default=2.0, metavar="HOURS", help="time of the pretraining")
+    add("--language", default="en", metavar="CODE", help="language of the text")
+    size = f"pieces of the vocabulary (default: {PIECES}, or those of --init-from)"
+    add("--vocab-size", type=cli.positive, metavar="PIECES", help=size)
+    text = "begin with the weights and the vocabulary of a run or of an export: more hours, in "
+    text += "another --output (default: random weights)"
+    add("--init-from", type=cli.path, metavar="RUN_OR_HF", help=text)
+    text = "seed of the pretraining; a third time take 2 (default: 0, with --init-from 1)"
+    add("--seed", type=cli.natural, metavar="N", help=text)
+    text = "folder of minimal pairs, as BLiMP's data/ (default: none)"
+    add("--minimal-pairs", type=Path, metavar="FOLDER", help=text)
+    names = ", ".join(name for name, *_ in TASKS.values())
+    steps = sum(steps for _, steps, _ in TASKS.values())
+    text = f"folder with GLUE's {names}: {steps:,} more steps for each of --seeds, from the model "
+    text += "and from random weights (default: none)"
+    add("--tasks", type=Path, metavar="FOLDER", help=text)
+    add("--seeds", type=cli.positive, default=3, metavar="RUNS", help="runs of each task")
+    return parser
+
+
+def run(command: Sequence[object], log: Path, threads: int = 1) -> str:
+    """Run one of the package's commands and return its stdout; its stderr goes to `log`."""
+    words = [str(word) for word in command]
+    with log.open("a") as file:
+        done = subprocess.run(
+            words, env=environ(threads), stdout=subprocess.PIPE, stderr=file, text=True
+        )
+    if done.returncode:
+        raise failed(words, done.returncode, log)
+    return done.stdout
+
+
+def environ(threads: int) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": str(threads)}
+
+
+def failed(words: list[str], code: int, log: Path) -> MachineFailed:
+    tail = "".join(log.read_text(errors="replace").strip().splitlines()[-1:])
+    name = words[words.index("albert_ds") + 1] if "albert_ds" in words else "train"
+    return MachineFailed(f"{name} ended with {code}; see {log}: {tail}")
+
+
+def recipe(args) -> list[str]:
+    """The flags of what is trained: RECIPE, from random weights or from --init-from."""
+    seed = args.seed if args.seed is not None else int(args.init_from is not None)
+    start = FROM_RANDOM if args.init_from is None else ("--init-from", str(args.init_from))
+    return [*RECIPE, *start, "--seed", str(seed)]
+
+
+def trainer(flags: Sequence[str], layout: Layout, data: Path, output: Path) -> list[str]:
+    """The command that trains `recipe`'s flags in a layout, without --steps."""
+    command = [*COMMAND, "train"]
+    if layout.ranks > 1:
+        launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
+        command = [*launcher, "--num_gpus", str(layout.ranks), "--master_port", "29511"]
+        command += ["--module", "albert_ds.train"]
+    micro = BATCH // layout.ranks
+    return [
+        *(*command, *flags, "--data", str(data), "--output", str(output)),
+        *("--micro-batch-size", str(micro), "--deepspeed_config", str(PACKAGE / layout.ds_config)),
+    ]
+
+
+def measure(flags: Sequence[str], layout: Layout, data: Path, folder: Path) -> float:
+    """Mean seconds of a step in a layout; infinite where the layout does not run."""
+    name = f"{layout.ranks}x{layout.threads}-{Path(layout.ds_config).stem}"
+    command = trainer(flags, layout, data, folder / name)
+    steps, every = str(MEASURED_STEPS), str(LOGGED_STEPS)
+    rhythm = ["--steps", steps, "--log-every", every, "--eval-every", steps, "--eval-samples", "2"]
+    try:
+        run([*command, *rhythm], folder / f"{name}.log", layout.threads)
+    except MachineFailed as error:
+        log_line(f"{layout}: does not run here: {error}")
+        return float("inf")
+    records = read_lines(folder / name / "metrics.jsonl")
+    seconds = [r["step_seconds"] for r in records if "step_seconds" in r]
+    mean = fmean(seconds[len(seconds) // 2 :])  # the first half warms up: kernels for new shapes
+    print(f"  {layout}: {BATCH / mean:.0f} samples/s", flush=True)
+    return mean
+
+
+def choose_layout(flags: Sequence[str], data: Path, output: Path) -> tuple[Layout, float]:
+    """The fastest layout on this machine and the seconds of its step, measured once."""
+    path = output / "layout.json"
+    if not path.is_file():
+        folder = output / "trials"
+        folder.mkdir(exist_ok=True)
+        cores = len(os.sched_getaffinity(0))
+        shapes = {(1, cores), (cores, 1)} if BATCH % cores == 0 else {(1, cores)}
+        configs = ("ds_configs/zero1_fp32_adamw.json", "ds_configs/zero1_bf16_adamw.json")
+        layouts = [Layout(*shape, config) for shape in sorted(shapes) for config in configs]
+        found = {layout: measure(flags, layout, data, folder) for layout in layouts}
+        best = min(found, key=lambda layout: found[layout])
+        if found[best] == float("inf"):
+            raise MachineFailed(f"no layout trains on this machine; see {folder}")
+        content = {"layout": [best.ranks, best.threads, best.ds_config], "seconds": found[best]}
+        write_file(path, json.dumps(content) + "\n")
+    content = read_json(path)
+    return Layout(*content["layout"]), content["seconds"]
+
+
+def schedule(steps: int) -> list[str]:
+    """The flags of a run of that many steps."""
+    warmup = max(steps // 40, min(WARMUP_STEPS, steps // 5))
+    return ["--steps", str(steps), "--warmup-steps", str(warmup)]
+
+
+def train(command: list[str], steps: int, run_folder: Path, layout: Layout) -> None:
+    """Train to the end; one line a minute says how far it is and how long it will take."""
+    log = run_folder.parent / "train.log"
+    every = max(1, steps // 200)
+    rhythm = ["--log-every", str(every), "--eval-every", str(5 * every), "--eval-samples", "1024"]
+    words = [*command, *schedule(steps), *rhythm, "--save-every", str(10 * every)]
+    with log.open("a") as file:
+        process = subprocess.Popen(
+            words, env=environ(layout.threads), stdout=file, stderr=subprocess.STDOUT
+        )
+        try:
+            while process.poll() is None:
+                try:
+                    process.wait(60)
+                except subprocess.TimeoutExpired:
+                    print(f"  {read_last_step(log)}", flush=True)
+        finally:
+            process.terminate()  # saves a checkpoint where it still trains
+            process.wait()
+    if process.returncode:
+        raise failed(words, process.returncode, log)
+
+
+def read_last_step(log: Path) -> str:
+    """The trainer's newest line of a step, which ends with the time that is left."""
+    lines = log.read_text(errors="replace").splitlines()
+    steps = (line for line in reversed(lines) if line.startswith("step ") and " left " in line)
+    return next(steps, "no step yet")
+
+
+def fine_tune(args, checkpoint: Path, layout: Layout) -> list[list[str]]:
+    """Rows of the small tasks: median and range of --seeds runs, pretrained and random."""
+    rows = []
+    for task, (folder, steps, batch) in TASKS.items():
+        if not (args.tasks / folder).is_dir():
+            log_line(f"--tasks {args.tasks}: no {folder} in it; that task is left out")
+            continue
+        row = [folder]
+        for start, flags in (("pretrained", []), ("random", ["--from-scratch"])):
+            output = args.output / "tasks" / start / task
+            if not (output / "results.json").is_file():
+                print(f"  {folder}, {start}", flush=True)
+                command: list[object] = [*COMMAND, "finetune"]
+                command += ["--task", f"glue/{task}"]
+                command += ["--data", args.tasks / folder, "--checkpoint", checkpoint]
+                command += ["--output", output, "--cache", args.output / "features"]
+                command += ["--steps", steps, "--batch-size", batch, "--dropout", "0"]
+                command += ["--learning-rate", TUNING_RATE, "--seeds", args.seeds, *flags]
+                command += ["--deepspeed_config", PACKAGE / layout.ds_config]
+                run(command, args.output / "tasks.log", len(os.sched_getaffinity(0)))
+            metric, found = next(iter(read_json(output / "results.json")["dev"].items()))
+            values = found["values"] if isinstance(found, dict) else [found]
+            row.append(spread(values, ".3f"))
+        rows.append([*row, metric])
+    return rows
+
+
+def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[list[str]]) -> None:
+    """OUTPUT/report.md: what was done, on what, and what came of it."""
+    out = args.output
+    records = read_lines(out / "run" / "metrics.jsonl")
+    tokens = sum(
+        r["tokens_per_second"] * r["step_seconds"] * count
+        for r, count in zip(*count_steps(records), strict=True)
+    )
+    held = next(r for r in reversed(records) if "heldout_mlm_accuracy" in r)
+    parts = [
+        "# What this model has learned",
+        f"{args.hours:g} h were asked for; {steps:,} steps of {BATCH} samples, {tokens / 1e6:.1f} "
+        f"million tokens, on {name_device()} ({layout}; {seconds:.3f} s a step when measured).",
+        f"    albert-ds train {' '.join([*recipe(args), *schedule(steps)])}",
+        "![curves](curves.png) More of it: report.html.",
+        "Held out, masked as in training, one word at a time: "
+        f"{held['heldout_mlm_accuracy']:.1%} of {held['heldout_masked']:,} pieces. "
+        "Below, up to three words together:",
+        (out / "probe.md").read_text().strip(),
+    ]
+    if args.minimal_pairs:
+        parts.append((out / "minimal_pairs.md").read_text().strip())
+    if tasks:
+        header = ["task", "pretrained", "random weights", "metric"]
+        parts += [f"Median and range of {args.seeds} runs:", table(header, tasks)]
+    write_file(out / "report.md", "\n\n".join(parts) + "\n")
+
+
+def count_steps(records: list[dict]) -> tuple[list[dict], list[int]]:
+    """The records of logging intervals, and the number of steps of each."""
+    logged = [record for record in records if "step_seconds" in record]
+    ends = [record["step"] for record in logged]
+    return logged, [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def main(argv: list[str]) -> None:
+    args = build_parser().parse_args(argv)
+    missing = [name for name in args.text if not Path(name).is_file()]
+    if missing:
+        raise UserError(f"--text {missing[0]}: no such file")
+    if args.init_from is not None:
+        if args.vocab_size is not None:
+            raise UserError("--vocab-size: not with --init-from, whose vocabulary is taken")
+        args.init_from = Path(args.init_from).absolute()
+    cli.require("matplotlib", "plots", "the report's curves")
+    out = args.output = args.output.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    vocab, data, checkpoint = out / "vocab" / "spiece.model", out / "data", out / "run"
+    text = ["--input", *map(os.path.abspath, args.text), "--language", args.language]
+    log = out / "prepare.log"
+    if args.init_from is not None:
+        vocab = find_weights(args.init_from)[0] / "spiece.model"
+        if not vocab.is_file():
+            raise UserError(f"--init-from {args.init_from}: no {vocab.name} in it")
+    elif not vocab.is_file():
+        pieces = args.vocab_size or PIECES
+        print(f"== vocabulary of {pieces:,} pieces", flush=True)
+        made = ["--output", out / "vocab", "--vocab-size", pieces]
+        run([*COMMAND, "vocab", *text, *made], log)
+    if not (data / "index.json").is_file():
+        print(f"== shards of {LENGTH} tokens", flush=True)
+        made = ["--output", data, "--sequence-length", LENGTH, "--holdout", "0.02"]
+        run([*COMMAND, "shards", *text, "--vocab", vocab, *made], log)
+    print("== speed of this machine", flush=True)
+    flags = recipe(args)
+    layout, seconds = choose_layout(flags, data, out)
+    steps = max(20, int(args.hours * 3600 * TRAINING_SHARE / seconds))
+    print(f"== pretraining: {steps:,} steps of {seconds:.3f} s ({layout})", flush=True)
+    train(trainer(flags, layout, data, checkpoint), steps, checkpoint, layout)
+    print("== what it has learned", flush=True)
+    measured = {"probe": ["--data", data]}
+    if args.minimal_pairs:
+        pairs = ["--minimal-pairs", args.minimal_pairs.absolute(), "--precision", layout.precision]
+        measured["minimal_pairs"] = pairs
+    for name, how in measured.items():
+        if not (out / f"{name}.md").is_file():
+            command = [*COMMAND, "probe", "--checkpoint", checkpoint, *how]
+            command = [*command, "--output", out / f"{name}.json"]
+            write_file(out / f"{name}.md", run(command, log, len(os.sched_getaffinity(0))))
+    curves = [*COMMAND, "plots", "curves", "--runs", checkpoint]
+    run([*curves, "--output", out / "curves.png"], log)
+    run([*COMMAND, "report", checkpoint, "--output", out / "report.html"], log)
+    tasks = fine_tune(args, checkpoint, layout) if args.tasks else []
+    write_report(args, layout, seconds, steps, tasks)
+    print((out / "report.md").read_text())

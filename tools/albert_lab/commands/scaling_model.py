@@ -1,0 +1,274 @@
+"""Predict the time and memory of an optimizer step on clusters of GPUs.
+
+Example: albert-ds plan --model albert-xxlarge --gpus 64 --link 100 --steps 125000.
+The picture of what `predict --output` writes is drawn by `albert-ds plots scaling`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from albert_ds import cli
+from albert_ds.cli import Number, Parser, positive
+from albert_ds.errors import UserError
+from albert_ds.files import write_file
+from albert_ds.json_files import check as check_json
+from albert_ds.json_files import read_json
+from albert_ds.model.config import SIZES
+from albert_ds.settings.shared import BATCH_SIZE, STEPS
+from albert_lab.scaling.fit import (
+    KEYS,
+    check,
+    divide,
+    fit_machine,
+    read_cells,
+    read_hold_out,
+    summarise,
+)
+from albert_lab.scaling.hardware import GPUS, MFU, MFU_OF_PRODUCTS, describe_gpu, read_gpu
+from albert_lab.scaling.planner import (
+    Plan,
+    Recipe,
+    find_layouts,
+    find_plans,
+    largest_batch,
+    predict_grid,
+)
+from albert_lab.scaling.report import (
+    batches_as_table,
+    checks_as_table,
+    plan_as_text,
+    predictions_as_table,
+)
+from albert_lab.scaling.step_time import Machine
+
+SPEED_UPS = (1.1, 1.7)  # of the second model over the first; 1.7 is the paper's
+NODES = 64  # for `largest_batch`; twice as many nodes change its results by 1 %
+CONSTANTS = Path(__file__).parents[1] / "scaling/constants.json"  # docs/raw/scaling_constants.json
+
+
+def build_parser() -> Parser:
+    parser = Parser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+    for name, meaning, add_flags in (
+        (
+            "fit",
+            "fit a machine's constants to reports; print the error on held-back cells",
+            _add_fit,
+        ),
+        (
+            "predict",
+            "predict steps of several models on clusters of any size and link",
+            _add_predict,
+        ),
+        (
+            "plan",
+            "choose the layout for a model and a cluster: memory, samples/s, hours",
+            _add_plan,
+        ),
+    ):
+        add_flags(commands.add_parser(name, help=meaning, description=meaning).add_argument)
+    return parser
+
+
+def _add_fit(add) -> None:
+    add("--input", type=Path, nargs="+", required=True, help="reports of `albert-ds bench`")
+    add(
+        "--hold-out",
+        metavar="KEY=VALUE,...",
+        help="leave cells with these values out of the fit and print the error on them, pair by "
+        f"pair; keys: {', '.join(KEYS)}",
+    )
+    add("--memory", type=Path, help="report of memory_bench.py; `plan` then prints its errors")
+    add("--output", type=cli.new_file, help="JSON with constants, errors and every cell")
+
+
+def _add_cluster(add) -> None:
+    text = (
+        f"{', '.join(GPUS)}: rates of the datasheet; or a JSON file with device, bf16_tflops, "
+        "memory_bytes, memory_bandwidth_gb_s, as measured"
+    )
+    add("--hardware", metavar="GPU_OR_REPORT", default="h100", help=text)
+    text = (
+        f"share of the GPU's rate in large passes (default: {MFU} of the datasheet's peak, "
+        f"{MFU_OF_PRODUCTS} of a report's matrix products)"
+    )
+    add("--mfu", type=Number(above=0, high=1), metavar="SHARE", help=text)
+    add("--gpus-a-node", type=positive, metavar="GPUS", default=8, help="GPUs that share one link")
+    text = "sequences of an optimizer step"
+    add("--batch-size", type=BATCH_SIZE.type, metavar="SAMPLES", default=4096, help=text)
+    text = "tokens of a sequence, without padding"
+    add("--sequence-length", type=positive, metavar="TOKENS", default=512, help=text)
+
+
+def _add_predict(add) -> None:
+    models = ["bert-large", "albert-large", "albert-base", "albert-xlarge", "albert-xxlarge"]
+    text = "sizes; the first is the baseline"
+    add("--models", nargs="+", choices=SIZES, default=models, help=text)
+    counts, links = [8, 32, 128, 512, 1024, 4096], [10, 25, 100, 400, 3200]
+    add("--gpus", type=positive, nargs="+", default=counts, help="numbers of GPUs")
+    text = "Gb/s of a node's network, all adapters together"
+    add("--links", type=Number(above=0), metavar="GBIT/S", nargs="+", default=links, help=text)
+    add("--micro-batch-size", type=positive, default=32, help="maximum sequences of a pass")
+    text = "shares of backward during which complete gradients are reduced; the trainer's is 0"
+    share = Number(low=0, high=1)
+    add("--overlap", type=share, metavar="SHARE", nargs="+", default=[0.0], help=text)
+    _add_cluster(add)
+    add(
+        "--output",
+        type=cli.new_file,
+        help="JSON with every prediction, for `albert-ds plots scaling`",
+    )
+
+
+def _add_plan(add) -> None:
+    add("--model", choices=SIZES, required=True, help="size")
+    add("--sharing", metavar="HOW", help="pattern of train.py --sharing (default: the size's own)")
+    add("--per-layer", default="none", metavar="WHAT", help="what layers have of their own")
+    text = "depths of train.py --depth-schedule (default: all layers from the first step on)"
+    add("--depth-schedule", metavar="LAYERS@START,...", help=text)
+    add("--gpus", type=positive, required=True, help="GPUs of the cluster")
+    text = "memory of a GPU in GB (default: that of --hardware)"
+    add("--gpu-memory", type=Number(above=0), metavar="GB", help=text)
+    text = "rate of a node's network in Gb/s, all adapters together"
+    add("--link", type=Number(above=0), required=True, metavar="GBIT/S", help=text)
+    add("--steps", type=STEPS.type, metavar="STEPS", required=True, help="optimizer steps")
+    add("--micro-batch-size", type=positive, help="sequences of a pass (default: the best)")
+    text = "share of the memory reserved for CUDA, NCCL and fragmentation"
+    add("--reserve", type=Number(low=0, below=1), metavar="SHARE", default=0.1, help=text)
+    text = "what fit --output wrote, for the errors (default: docs/raw/scaling_constants.json)"
+    add("--constants", type=Path, default=CONSTANTS, help=text)
+    _add_cluster(add)
+
+
+def run_fit(args) -> None:
+    cells = [cell for path in args.input for cell in read_cells(path)]
+    held = read_hold_out(args.hold_out) if args.hold_out else []
+    rest, groups = divide(cells, held)
+    names = ", ".join(path.name for path in args.input)
+    machine = fit_machine(rest, name="measured", source=names)
+    fitted = check(rest, machine)
+    checked = {name: check(group, machine) for name, group in groups.items()}
+    print(checks_as_table(machine, fitted, checked))
+    if args.output:
+        report = {
+            "machine": asdict(machine),
+            "inputs": [path.name for path in args.input],
+            "fitted": summarise(fitted),
+            "held_back": {name: summarise(found) for name, found in checked.items()},
+            "memory": _read_memory_errors(args.memory),
+            "cells": [
+                {
+                    "cell": found.cell.label,
+                    "held_back": found.cell not in rest,
+                    "measured_seconds": found.cell.total,
+                    "predicted_seconds": found.predicted.total,
+                    "error": found.error,
+                }
+                for found in check(cells, machine)
+            ],
+        }
+        write_file(args.output, json.dumps(report, indent=1) + "\n")
+
+
+def _read_memory_errors(path: Path | None) -> dict | None:
+    if path is None:
+        return None
+    name = f"--memory {path}"
+    report = read_json(path, name)
+    check_json(report, {"cells": [{"error": Number()}]}, name)
+    errors = [abs(cell["error"]) for cell in report["cells"]]
+    if not errors:
+        raise UserError(f"{name}: holds no cells")
+    return {"cells": len(errors), "mean": sum(errors) / len(errors), "largest": max(errors)}
+
+
+def run_predict(args) -> None:
+    rows, batches = [], []
+    recipe = Recipe(
+        gpus_a_node=args.gpus_a_node,
+        micro_batch_size=args.micro_batch_size,
+        sequence_length=args.sequence_length,
+    )
+    gpu = read_gpu(args.hardware)
+    for overlap in args.overlap:
+        machine = describe_gpu(gpu, mfu=args.mfu, overlap=overlap)
+        rows += predict_grid(
+            args.models,
+            machine,
+            recipe,
+            gpus=args.gpus,
+            links=args.links,
+            batch_size=args.batch_size,
+        )
+        if len(args.models) == 1:
+            continue
+        pair = (args.models[0], args.models[1])
+        for link, wanted in itertools.product(args.links, SPEED_UPS):
+            size = largest_batch(pair, machine, recipe, link=link, speed_up=wanted, nodes=NODES)
+            batches.append({"link_gbits": link, "overlap": overlap, "speed_up": wanted})
+            batches[-1]["sequences_a_gpu"] = size
+    print(predictions_as_table(rows, machine))
+    print(batches_as_table(batches, args.models, NODES))
+    if args.output:
+        report = {"predicted": True, "machine": asdict(machine), "rows": rows, "batches": batches}
+        write_file(args.output, json.dumps(report, indent=1) + "\n")
+
+
+def run_plan(args) -> None:
+    if not args.constants.is_file():
+        raise UserError(f"--constants {args.constants}: no such file; `fit --output` writes it")
+    plans, machine, limit = choose_plans(args)
+    errors = read_errors(args.constants)
+    link = args.link * 1e9
+    print(
+        plan_as_text(
+            plans,
+            steps=args.steps,
+            depth_schedule=args.depth_schedule,
+            limit=limit,
+            link=link,
+            machine=machine,
+            errors=errors,
+        )
+    )
+
+
+def choose_plans(args) -> tuple[list[Plan], Machine, float]:
+    """The layouts that fit, the one to use first; the machine; the bytes that a rank may use."""
+    gpu = read_gpu(args.hardware)
+    memory = gpu.memory if args.gpu_memory is None else args.gpu_memory * 1e9
+    limit, machine = memory * (1 - args.reserve), describe_gpu(gpu, mfu=args.mfu)
+    size = SIZES[args.model]
+    model = replace(size, sharing=args.sharing or size.sharing, per_layer=args.per_layer)
+    layouts = find_layouts(
+        args.model,
+        model,
+        ranks=args.gpus,
+        ranks_a_node=args.gpus_a_node,
+        batch_size=args.batch_size,
+        sequence_length=args.sequence_length,
+        micro_batch_size=args.micro_batch_size,
+    )
+    plans = find_plans(layouts, machine, link=args.link * 1e9, memory_limit=limit)
+    return plans, machine, limit
+
+
+def read_errors(path: Path) -> dict:
+    """The errors of the fit and of the memory model, as `fit` wrote them beside the constants."""
+    errors, name = read_json(path, f"--constants {path}"), f"--constants {path}"
+    shares = dict.fromkeys(("mean", "largest"), Number(low=0))
+    if errors.get("memory"):
+        check_json(errors, {"memory": {**shares, "cells": Number(low=1, whole=True)}}, name)
+    if errors.get("held_back"):
+        check_json(errors, {"held_back": dict}, name)
+        check_json(errors, {"held_back": dict.fromkeys(errors["held_back"], shares)}, name)
+    return errors
+
+
+def main(argv: list[str]) -> None:
+    args = build_parser().parse_args(argv)
+    {"fit": run_fit, "predict": run_predict, "plan": run_plan}[args.command](args)

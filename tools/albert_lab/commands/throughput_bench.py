@@ -1,0 +1,287 @@
+"""Measure training steps of several models in one run: speed, memory, and where the time goes.
+
+Every step is the trainer's own. The models of a layout take turns, round by round (A B A B ...),
+so a drift of the machine's speed cancels in the ratios. Each figure is the median, minimum and
+maximum over the rounds. Lists (--ranks 1,2,4) are swept: every combination is measured. With
+--link the ranks run in network namespaces whose links have that rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from albert_ds import cli
+from albert_ds.cli import Number, Parser, flags_of, log_line, natural, positive
+from albert_ds.errors import UserError
+from albert_ds.files import PACKAGE, write_file
+from albert_ds.json_files import read_json
+from albert_ds.model.config import SIZES
+from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
+from albert_ds.process.rendezvous import join_world, leave_world
+from albert_ds.process.world import World, read_world
+from albert_ds.report.traffic import record_traffic
+from albert_ds.settings.pretrain import RunConfig
+from albert_lab.bench_run import bench_config, count_gpus
+from albert_lab.measurement import close, describe, open_cells, take_turns, write_profile
+from albert_lab.nodes import check_nodes, is_in_node, open_nodes, parse_rate, start_ranks
+from albert_lab.peak_memory import held_bytes
+from albert_lab.scaling.layout import CHECKPOINTING
+from albert_lab.throughput_tables import as_tables
+
+FAST = flags_of(RunConfig)["fast"].choices
+
+
+def build_parser() -> Parser:
+    parser = Parser(description=__doc__)
+    add = parser.add_argument
+    add(
+        "--models", nargs="+", choices=SIZES, required=True, help="sizes; the first is the baseline"
+    )
+    text = "processes to start without a launcher (default: one for each GPU; 2 on a CPU)"
+    add("--ranks", type=several(positive), help=text)
+    add("--tensor-parallel", type=several(positive), default="1", help="ranks that share a block")
+    text = "sequences per micro-batch (default: 32 on a GPU, 4 on a CPU)"
+    add("--micro-batch", type=several(positive), help=text)
+    add("--zero", type=several(natural), help="ZeRO stages (default: as in --deepspeed_config)")
+    add("--accumulation", type=positive, default=1, help="micro-batches per optimizer step")
+    add("--sequence-length", type=positive, default=512, help="tokens of a synthetic row")
+    add(
+        "--data",
+        nargs="+",
+        type=cli.path,
+        help="folders of `albert-ds shards` (default: synthetic rows)",
+    )
+    add("--dropout", type=Number(low=0, below=1), help="probability (default: the size's)")
+    add("--vocab-size", type=positive, default=30_000, help="pieces, without --data")
+    text = "DeepSpeed's JSON files (default: of ds_configs/ zero1_bf16.json on a GPU, "
+    text += "zero1_fp32.json on a CPU)"
+    add("--deepspeed_config", type=cli.path, nargs="+", metavar="FILE", help=text)
+    add(
+        "--activation-checkpointing",
+        type=several(checkpointing_mode),
+        default="none",
+        metavar="MODE",
+        help="none, attention or block: what backward recomputes",
+    )
+    add("--compile", action="store_true", help="also measure each model with compiled blocks")
+    text = "also measure each model with each of these faster forms, and with all together"
+    add("--fast", nargs="+", choices=FAST, help=text)
+    add("--nodes", type=positive, default=1, help="network namespaces for the ranks; needs root")
+    add(
+        "--link",
+        type=several(link_rate),
+        default="none",
+        metavar="RATE",
+        help="rates at which a node sends, such as 1gbit,100mbit,none (no limit); needs --nodes",
+    )
+    add("--warmup", type=natural, default=1, help="steps of each model that are not counted")
+    text = "steps of each model per round (default: 5 on a GPU, 1 on a CPU)"
+    add("--steps", type=positive, help=text)
+    add("--rounds", type=positive, default=5, help="rounds; each model takes part in each")
+    add(
+        "--peak-tflops",
+        type=Number(above=0),
+        metavar="TFLOPS",
+        help="of a rank's device, for MFU (default: of known GPUs)",
+    )
+    add("--profile", type=Path, metavar="FILE", help="trace of one step each, for ui.perfetto.dev")
+    add("--output", type=cli.new_file, metavar="FILE", help="JSON with every raw number")
+    add("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def several(one: Callable) -> Callable[[str], list]:
+    """A comma-separated list."""
+    return lambda text: [one(word) for word in text.split(",")]
+
+
+def checkpointing_mode(text: str) -> str:
+    if text not in CHECKPOINTING:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: {', '.join(CHECKPOINTING)}")
+    return text
+
+
+def link_rate(text: str):
+    try:
+        return parse_rate(text)
+    except ValueError:
+        allowed = "allowed: none, or a number with kbit, mbit or gbit"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate; {allowed}") from None
+
+
+def main(argv: list[str]) -> int:
+    args = build_parser().parse_args(argv)
+    world = read_world()
+    fill_defaults(args, world)
+    layouts = choose_layouts(args, world)
+    if world.launcher == "none" and (layouts != [(1, 1)] or args.nodes > 1):
+        return start_each(args, layouts)
+    ((_, tensor_parallel),) = layouts
+    traffic = record_traffic()
+    device = join_world(world)
+    mesh = build_mesh(tensor_parallel)
+    report, base = describe_machine(args, device), held_bytes(device)
+    for micro_batch in args.micro_batch:
+        configs = plan(args, mesh.dp_size, tensor_parallel, micro_batch)
+        cells = open_cells(
+            configs, mesh, device, traffic, links=args.link, warmup=args.warmup, base=base
+        )
+        take_turns(cells, traffic, rounds=args.rounds, steps=args.steps)
+        if args.profile:
+            write_profile(args.profile, cells, traffic)
+        described = [describe(cell, args.nodes) for cell in cells]
+        report["cells"] += described
+        close(cells)
+        if mesh.rank == 0:
+            print(as_tables({**report, "cells": described}), flush=True)
+            write_report(args.output, report)
+    leave_world(mesh)
+    return 0
+
+
+def fill_defaults(args, world: World) -> None:
+    """What was not typed. Small passes of a GPU are bound by their launches, not by its speed."""
+    gpus = count_gpus()
+    ranks = gpus or 2 if world.launcher == "none" else world.size
+    config = f"{PACKAGE}/ds_configs/zero1_{'bf16' if gpus else 'fp32'}.json"
+    args.ranks = args.ranks or [ranks]
+    args.micro_batch = args.micro_batch or [32 if gpus else 4]
+    args.steps = args.steps or (5 if gpus else 1)
+    args.deepspeed_config = args.deepspeed_config or [config]
+
+
+def write_report(path: Path | None, report: dict) -> None:
+    """The report of all cells so far, one line per cell."""
+    if path is None:
+        return
+    head = json.dumps({name: value for name, value in report.items() if name != "cells"}, indent=1)
+    cells = ",\n".join(map(json.dumps, report["cells"]))
+    write_file(path, f'{head.removesuffix("}").rstrip()},\n "cells": [\n{cells}\n]}}\n')
+
+
+def choose_layouts(args, world: World) -> list[tuple[int, int]]:
+    """All (ranks, tensor parallel) to measure, checked before any rank starts."""
+    if world.launcher != "none":
+        if args.ranks != [world.size] or len(args.tensor_parallel) > 1:
+            raise UserError(
+                f"--ranks, --tensor-parallel: a launcher has started {world.size} ranks; "
+                "allowed: those, and one tensor-parallel size"
+            )
+        if args.nodes > 1 and not is_in_node():
+            raise UserError(
+                "--nodes: a launcher has started the ranks; allowed: without a launcher"
+            )
+    if args.link != [None] and args.nodes == 1:
+        raise UserError("--link: ranks of one node share no link; allowed: with --nodes 2 or more")
+    layouts = []
+    for ranks in args.ranks:
+        for tensor_parallel in args.tensor_parallel:
+            if ranks % (tensor_parallel * (1 if ranks == 1 else args.nodes)):
+                log_line(
+                    f"left out: {ranks} ranks on {args.nodes} nodes with --tensor-parallel "
+                    f"{tensor_parallel}: the ranks are not divisible"
+                )
+                continue
+            layouts.append((ranks, tensor_parallel))
+            for micro_batch in args.micro_batch:
+                plan(args, ranks // tensor_parallel, tensor_parallel, micro_batch)
+    if not layouts:
+        raise UserError("--ranks, --nodes, --tensor-parallel: no combination divides evenly")
+    if args.profile and len(layouts) * len(args.micro_batch) * len(args.link) > 1:
+        raise UserError("--profile: a sweep; allowed: with one layout, micro-batch and link")
+    return layouts
+
+
+def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> list[RunConfig]:
+    """A run for every model, ZeRO stage, configuration and checkpointing mode in one layout."""
+    configs = []
+    forms: list[dict] = [{}, *([{"compile": True}] if args.compile else [])]
+    forms += [{"fast": [form]} for form in args.fast or []]
+    forms += [{"fast": args.fast}] if len(args.fast or []) > 1 else []
+    for file, zero, name, mode, form in itertools.product(
+        args.deepspeed_config,
+        args.zero or [None],
+        args.models,
+        args.activation_checkpointing,
+        forms,
+    ):
+        size = replace(SIZES[name], vocab_size=args.vocab_size)
+        check_tensor_parallel(
+            tensor_parallel,
+            world_size=data_parallel * tensor_parallel,
+            num_heads=size.num_heads,
+            ffn_size=size.ffn_size,
+        )
+        if args.dropout is not None:
+            size = replace(size, dropout=args.dropout)
+        configs.append(
+            bench_config(
+                name,
+                size,
+                deepspeed_config=file,
+                zero=zero,
+                micro_batch_size=micro_batch,
+                sequence_length=args.sequence_length,
+                data_parallel=data_parallel,
+                tensor_parallel=tensor_parallel,
+                accumulation=args.accumulation,
+                activation_checkpointing=mode,
+                **form,
+                data=args.data,
+            )
+        )
+    return configs
+
+
+def start_each(args, layouts: list[tuple[int, int]]) -> int:
+    """Start the ranks of each layout, one layout after the other, and join their reports."""
+    if args.nodes > 1:
+        check_nodes(args.nodes)
+    report: dict = {}
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder) / "part.json"
+        for ranks, tensor_parallel in layouts:
+            own = ["--ranks", str(ranks), "--tensor-parallel", str(tensor_parallel)]
+            own += ["--output", str(part)]
+            # A single rank uses no link.
+            several_nodes = args.nodes > 1 and ranks > 1
+            with open_nodes(args.nodes) if several_nodes else nullcontext() as nodes:
+                if args.nodes > 1 and not several_nodes:
+                    own += ["--nodes", "1", "--link", "none"]
+                code = start_ranks(ranks, *own, nodes=nodes)
+            if code:
+                return code
+            measured = read_json(part)
+            report = {**measured, "cells": [*report.get("cells", []), *measured["cells"]]}
+            write_report(args.output, report)
+    return 0
+
+
+def describe_machine(args, device) -> dict:
+    import torch
+
+    from albert_ds.process.run_folder import read_versions
+    from albert_ds.report.metrics import peak_flops
+
+    on_gpu = device.type == "cuda"
+    threads = torch.get_num_threads()
+    peak = peak_flops(device) if args.peak_tflops is None else 1e12 * args.peak_tflops
+    return {
+        "device": torch.cuda.get_device_name(device)
+        if on_gpu
+        else f"CPU, {threads} threads a rank",
+        "on_gpu": on_gpu,
+        "cores": os.cpu_count(),
+        "peak_flops": peak,
+        "settings": {name: str(value) for name, value in vars(args).items()},
+        "versions": read_versions(),
+        "cells": [],
+    }

@@ -1,0 +1,211 @@
+"""Measure models in one layout, over links of several speeds, in turns.
+
+In each round all models take steps over the first link, then all over the next (A B A B ...). A
+slow drift of the machine's speed then cancels in the ratio of two neighbours.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from albert_ds.model.config import count_flops, count_params
+from albert_ds.process.world import read_world
+from albert_ds.settings.pretrain import RunConfig
+from albert_lab.bench_run import (
+    accumulation_of,
+    count_parameters,
+    open_bench_run,
+    precision_of,
+    stage_of,
+    take_step,
+)
+from albert_lab.comm_trace import sum_up
+from albert_lab.nodes import Rate, is_in_node, read_sent_bytes, shape
+from albert_lab.peak_memory import PeakMemory
+from albert_lab.step_breakdown import PARTS, SECONDS, split, watch
+
+if TYPE_CHECKING:
+    import torch
+
+    from albert_ds.parallel.mesh import Mesh
+    from albert_ds.pretraining.loop import Run
+    from albert_ds.report.traffic import Traffic
+
+
+@dataclass(kw_only=True, slots=True)
+class Measurement:
+    """A model over a link, and its measured rounds."""
+
+    run: Run
+    link: Rate | None  # None: no limit
+    peak_memory: int | None  # bytes of the fullest rank; None without a warm-up step
+    process_memory: int  # of these, bytes that the process held before the first model
+    rounds: list[dict] = field(default_factory=list)
+
+
+def open_cells(
+    configs: list[RunConfig],
+    mesh: Mesh,
+    device: torch.device,
+    traffic: Traffic,
+    *,
+    links: list[Rate | None],
+    warmup: int,
+    base: int | None = None,
+) -> list[Measurement]:
+    """Build every model and take its `warmup` steps over links without a limit. Collective.
+
+    base: bytes that the process held before its first model.
+    """
+    cells: list[Measurement] = []
+    for config in configs:
+        memory = PeakMemory(device, base)
+        base = memory.base
+        run = open_bench_run(config, mesh, device, traffic)
+        memory.restart()
+        for _ in range(warmup):
+            take_step(run)
+        peak = _largest(memory.read(), mesh) if warmup else None
+        cells += [
+            Measurement(run=run, link=link, peak_memory=peak, process_memory=base) for link in links
+        ]
+    return cells
+
+
+def take_turns(cells: list[Measurement], traffic: Traffic, *, rounds: int, steps: int) -> None:
+    """Measure every cell `rounds` times. Collective."""
+    links = list(dict.fromkeys(cell.link for cell in cells))
+    shapes_link = is_in_node() and read_world().local_rank == 0
+    before = None
+    for _ in range(rounds):
+        for link in links:
+            if shapes_link:
+                shape(link, before)
+            before = link
+            for cell in cells:
+                if cell.link == link:
+                    turn = measure_round(cell.run, steps, traffic, is_in_node=is_in_node())
+                    cell.rounds.append({**turn, "peak_memory": cell.peak_memory})
+    if shapes_link:
+        shape(None, before)
+
+
+def close(cells: list[Measurement]) -> None:
+    """Free the engines."""
+    for engine in {id(cell.run.engine): cell.run.engine for cell in cells}.values():
+        engine.deepspeed.destroy()
+    cells.clear()
+
+
+def measure_round(run: Run, steps: int, traffic: Traffic, *, is_in_node: bool) -> dict:
+    """Take `steps` optimizer steps; returns the mean per step over all ranks. Collective."""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier(group=run.mesh.control_group)
+    sent = read_sent_bytes() if is_in_node else 0
+    with watch(run, traffic) as stopwatch:
+        started = time.perf_counter()
+        batches = []
+        for _ in range(steps):
+            with stopwatch.span("other"):
+                batches.append(take_step(run))
+        if run.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+    found = split(stopwatch.spans())
+    volumes = sum_up(stopwatch.events, run.mesh, stopwatch.clock)
+    mine = {
+        "seconds_a_step": seconds / steps,
+        **{SECONDS[part]: found[part] / steps for part in PARTS},
+        "kinds": {kind: volume.report(steps) for kind, volume in volumes.items()},
+        "link_bytes_a_step": (read_sent_bytes() - sent) / steps if is_in_node else None,
+    }
+    everyone: list[dict] = [{}] * run.mesh.world_size
+    dist.all_gather_object(everyone, mine, group=run.mesh.control_group)
+    return _describe_round(run, everyone, batches)
+
+
+def _describe_round(run: Run, everyone: list[dict], batches: list) -> dict:
+    """The round as the report has it: times are means over ranks, traffic is that of rank 0."""
+    first, steps = everyone[0], len(batches)
+    times = ("seconds_a_step", *SECONDS.values())
+    mean = {name: statistics.fmean(rank[name] for rank in everyone) for name in times}
+    seconds = mean["seconds_a_step"]
+    tokens = sum(batch.counts.tokens for batch in batches) / steps
+    flops = sum(_count_step_flops(run, batch.counts) for batch in batches) / steps
+    return {
+        **mean,
+        "samples_a_second": run.config.batch_size / seconds,
+        "tokens_a_second": tokens / seconds,
+        "flops_a_step": flops,  # of the model, over all ranks
+        "flops_a_second": flops / seconds,
+        "wire_bytes_a_step": sum(kind["wire_bytes"] for kind in first["kinds"].values()),
+        "link_bytes_a_step": first["link_bytes_a_step"],
+        "bytes_a_step": {name: kind["bytes"] for name, kind in first["kinds"].items()},
+        "calls_a_step": {name: kind["calls"] for name, kind in first["kinds"].items()},
+        "kinds": first["kinds"],
+    }
+
+
+def _count_step_flops(run: Run, counts) -> int:
+    """Model FLOPs of one global batch."""
+    return count_flops(
+        run.config.model,
+        tokens=counts.tokens,
+        squared_lengths=counts.squared_lengths,
+        masked=counts.masked,
+    )
+
+
+def _largest(value: int, mesh: Mesh) -> int:
+    import torch
+    import torch.distributed as dist
+
+    box = torch.tensor(value)
+    dist.all_reduce(box, op=dist.ReduceOp.MAX, group=mesh.control_group)
+    return int(box)
+
+
+def write_profile(path: Path, cells: list[Measurement], traffic: Traffic) -> None:
+    """Trace one more step of each model on rank 0; ranges carry the model's and the part's name."""
+    from torch.profiler import profile, record_function
+
+    with profile() as trace:
+        for cell in cells:
+            with watch(cell.run, traffic) as stopwatch, record_function(cell.run.config.size):
+                with stopwatch.span("other"):
+                    take_step(cell.run)
+    if cells[0].run.mesh.rank == 0:
+        trace.export_chrome_trace(str(path))
+
+
+def describe(cell: Measurement, nodes: int) -> dict:
+    """The cell as the report has it."""
+    config, mesh = cell.run.config, cell.run.mesh
+    return {
+        "model": config.size,
+        "parameters": sum(count_params(config.model).values()),
+        "parameters_a_rank": count_parameters(cell.run),
+        "precision": precision_of(config.deepspeed),
+        "deepspeed_config": config.deepspeed_config,
+        "zero": stage_of(config.deepspeed),
+        "micro_batch_size": config.micro_batch_size,
+        "accumulation": accumulation_of(config, mesh),
+        "sequence_length": config.stream.sequence_length,
+        "activation_checkpointing": config.activation_checkpointing,
+        "compile": config.compile,
+        "fast": config.fast or [],
+        "ranks": mesh.world_size,
+        "tensor_parallel": mesh.tp_size,
+        "nodes": nodes,
+        "link": cell.link.text if cell.link else None,
+        "link_bits_per_second": cell.link.bits_per_second if cell.link else None,
+        "process_memory": cell.process_memory,
+        "flops_a_step": statistics.mean(turn["flops_a_step"] for turn in cell.rounds),
+        "rounds": cell.rounds,
+    }

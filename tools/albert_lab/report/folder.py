@@ -1,0 +1,113 @@
+"""One run as its folder tells it: configuration, records, history, and the data it read."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from albert_ds.cli import Number
+from albert_ds.errors import UserError
+from albert_ds.json_files import check, parse_json, read_json, read_lines
+from albert_lab.report.chart import LETTERS
+from albert_lab.runs import metrics_path
+
+NUMBER = Number(low=-1e99, high=1e99)  # what an axis can show
+EVENT = {"time": str, "event": ("start", "end")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFolder:
+    """What is known of a run. Files other than metrics.jsonl may be missing; `notes` says so."""
+
+    number: int  # decides letter, colour, dashes and marker
+    name: str
+    path: Path
+    records: list[dict]
+    config: dict
+    ending: dict | None  # exit.json
+    history: list[dict]  # starts and ends, oldest first
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_finetuning(self) -> bool:
+        return "task" in self.config or any(k.startswith("dev_") for r in self.records for k in r)
+
+    @property
+    def letter(self) -> str:
+        return LETTERS[self.number]
+
+    @property
+    def steps(self) -> int:
+        """The last step with a record."""
+        return max((record["step"] for record in self.records), default=0)
+
+    def values(self, key: str) -> list[tuple[int, float]]:
+        """(step, value) of every record that has `key`; NaN where the value is null or no number.
+
+        A second record of a step replaces the first: metrics.jsonl has one only after a crash.
+        """
+        found = {r["step"]: r[key] for r in self.records if key in r}
+        return [(s, float(v) if is_number(v) else math.nan) for s, v in sorted(found.items())]
+
+    def last(self, key: str) -> float | None:
+        known = [value for _, value in self.values(key) if not math.isnan(value)]
+        return known[-1] if known else None
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value in NUMBER
+
+
+def read_folder(path: Path, number: int, name: str) -> RunFolder:
+    """Read a RUN folder or a metrics.jsonl; UserError where there is no metrics.jsonl."""
+    metrics, notes = metrics_path(path), []
+    folder = metrics.parent
+    # Runs of several seeds end together.
+    ended = folder.parent if folder.name.startswith("seed-") else folder
+    records = read_lines(metrics)
+    damaged = len(metrics.read_bytes().splitlines()) - len(records)
+    if damaged:
+        notes.append(f"{damaged} damaged lines of metrics.jsonl are left out")
+    if not records:
+        notes.append("metrics.jsonl has no record yet")
+    wrong = sorted({k for r in records for k, v in r.items() if v is not None and not is_number(v)})
+    if wrong:
+        notes.append(f"values that are no numbers are left out: {', '.join(wrong)}")
+    return RunFolder(
+        number=number,
+        name=name,
+        path=folder if metrics.name == "metrics.jsonl" else metrics,
+        records=records,
+        config=_read(folder / "config.json", notes) or {},
+        ending=_read(ended / "exit.json", notes, is_optional=True),
+        history=_read_history(folder / "history.jsonl", notes),
+        notes=notes,
+    )
+
+
+def _read(path: Path, notes: list[str], *, is_optional: bool = False) -> dict | None:
+    """A JSON object; None, and a note, where there is none that can be read."""
+    if is_optional and not path.exists():
+        return None
+    try:
+        return read_json(path, path.name)
+    except UserError as error:
+        notes.append(str(error))
+        return None
+
+
+def _read_history(path: Path, notes: list[str]) -> list[dict]:
+    """The starts and ends in history.jsonl. Runs of earlier versions have none."""
+    if not path.is_file():
+        return []
+    found, damaged = [], 0
+    for line in path.read_bytes().splitlines():
+        try:
+            event = parse_json(line, path.name)
+            check(event, EVENT, path.name)
+            found.append(event)
+        except UserError:
+            damaged += 1
+    if damaged:
+        notes.append(f"{damaged} damaged lines of {path.name} are left out")
+    return found

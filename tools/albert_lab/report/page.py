@@ -1,0 +1,280 @@
+"""The page: what it says of each run, the tables, and the HTML, which page.html holds."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from albert_lab.report import chart
+from albert_lab.report.chart import as_percent
+from albert_lab.report.corpus import Corpus, read_corpus
+from albert_lab.report.folder import RunFolder, is_number
+from albert_lab.report.panels import (
+    PAIRS,
+    draw_panels,
+    evaluated_data,
+    interval,
+)
+
+ABSENT = "\u2013"
+HIDDEN = ("versions", "output")  # not part of the configuration that runs are compared by
+DASHES = ("", "6 3", "2 3", "8 3 2 3", "10 4", "4 2 1 2 1 2")
+STATES = {  # exit code -> sign and word
+    "0": ("\u2713", "finished"),
+    "2": ("\u2715", "wrong input"),
+    "3": ("\u2715", "damaged data"),
+    "4": ("\u2715", "diverged"),
+    "5": ("\u2715", "machine failed"),
+    "75": ("\u275a\u275a", "stopped, can go on"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Rows of text; `differs` marks those whose values are not the same for all runs."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def build_page(runs: Sequence[RunFolder], notes: Sequence[str]) -> str:
+    """The whole page. `notes` are about the runs as a whole."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    corpora = read_corpora(runs)
+    groups = {
+        title: [run for run in runs if run.is_finetuning == tuned]
+        for title, tuned in (("Pretraining", False), ("Fine-tuning", True))
+    }
+    groups = {title: found for title, found in groups.items() if found}
+    panels = {title: draw_panels(found, corpora) for title, found in groups.items()}
+    environment = Environment(
+        loader=PackageLoader("albert_lab.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        runs=runs,
+        chart=chart,
+        dashes=DASHES,
+        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        notes=[*notes, *(f"{run.name}: {note}" for run in runs for note in run.notes)],
+        state=tell_state,
+        results=[list_results(run, corpora) for run in runs],
+        panels=panels,
+        evaluations=[table for run in runs if (table := list_evaluations(run)).rows],
+        configurations={title: compare_configs(found) for title, found in groups.items()},
+        versions=compare([read_versions(run) for run in runs], runs),
+        machines=list_machines(runs),
+        corpora=[(corpus, list_facts(corpus)) for corpus in corpora.values()],
+        histories=[list_history(run) for run in runs],
+    )
+
+
+def read_corpora(runs: Sequence[RunFolder]) -> dict[str, Corpus]:
+    """The data sets that runs are evaluated on, each read once."""
+    found: dict[str, Corpus] = {}
+    for run in runs:
+        folder = "" if run.is_finetuning else evaluated_data(run)
+        if folder and folder not in found:
+            samples = run.config.get("eval_samples")
+            recorded = run.config.get("stream")
+            found[folder] = read_corpus(
+                folder,
+                recorded if isinstance(recorded, dict) else {},
+                int(samples) if is_number(samples) else 4096,
+            )
+    return found
+
+
+def tell_state(run: RunFolder) -> tuple[str, str]:
+    """A sign and a word: how the last start of a run ended."""
+    if run.ending is None:
+        return "\u2026", "running, or ended without exit.json"
+    code = run.ending.get("code")
+    return STATES.get(show(code), ("\u2715", f"ended with code {show(code)}"))
+
+
+def list_results(run: RunFolder, corpora: dict[str, Corpus]) -> list[tuple[str, str, str]]:
+    """(what, value, what to compare it with) of the last records of a run."""
+    found = [("steps", f"{run.steps:,}", f"of {count(run.config.get('steps'))}")]
+    if (samples := run.last("samples")) is not None:
+        found.append(("samples", f"{samples:,.0f}", ""))
+    if (speed := median(value for _, value in run.values("tokens_per_second"))) is not None:
+        seconds = time_trained(run)
+        found.append(("tokens a second", f"{speed:,.0f}", f"median; {seconds} of training"))
+    if run.is_finetuning:
+        scores = sorted({k for record in run.records for k in record if k.startswith("dev_")})
+        best = {key: run.last(key) for key in scores}
+        found += [(f"dev {k[4:]}", f"{v:.4f}", "last") for k, v in best.items() if v is not None]
+        return found
+    if (loss := run.last("heldout_mlm_loss")) is not None:
+        corpus = corpora.get(evaluated_data(run))
+        unigram = corpus.unigram if corpus else None
+        beside = f"frequencies alone {unigram.loss:.3f}" if unigram else ""
+        found.append(("held-out MLM loss", f"{loss:.3f}", beside))
+        beside = f"always {unigram.piece!r} {as_percent(unigram.share)}" if unigram else ""
+        found.append(list_share(run, "mlm", "masked", "held-out MLM accuracy", beside))
+    for task, title in PAIRS.items():
+        if run.last(f"heldout_{task}_accuracy") is not None:
+            name = f"held-out {title} accuracy"
+            found.append(list_share(run, task, "pairs", name, "a coin 50\u00a0%"))
+    return found
+
+
+def list_share(
+    run: RunFolder, task: str, trials: str, name: str, beside: str
+) -> tuple[str, str, str]:
+    """A held-out accuracy with its interval; `beside` says what to compare it with."""
+    share, number = run.last(f"heldout_{task}_accuracy"), run.last(f"heldout_{trials}")
+    if share is None:
+        return name, ABSENT, ""
+    low, high = interval(share, number or 0)
+    around = (
+        f"95\u00a0%: {as_percent(low)} .. {as_percent(high)} of {number:,.0f}" if number else ""
+    )
+    return name, as_percent(share), "; ".join(filter(None, (around, beside)))
+
+
+def time_trained(run: RunFolder) -> str:
+    """Time of all logged steps; evaluation and saving are left out."""
+    total, before = 0.0, 0
+    for step, seconds in run.values("step_seconds"):
+        total += (step - before) * (0.0 if math.isnan(seconds) else seconds)
+        before = step
+    hours, minutes = divmod(round(total / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{total / 60:.1f} min"
+
+
+def list_evaluations(run: RunFolder) -> Table:
+    """Every held-out or dev record, as it stands in metrics.jsonl."""
+    marks = ("heldout_", "dev_")
+    keys = list(dict.fromkeys(k for r in run.records for k in r if k.startswith(marks)))
+    rows = [
+        [str(record["step"]), *(show(record.get(key, ABSENT)) for key in keys)]
+        for record in run.records
+        if any(key in record for key in keys)
+    ]
+    header = [
+        f"{run.letter} step",
+        *(k.removeprefix("heldout_").removeprefix("dev_") for k in keys),
+    ]
+    return Table(header=header, rows=rows)
+
+
+def flatten(config: dict, hidden: Sequence[str] = (), above: str = "") -> dict[str, str]:
+    """Dotted key -> value as text, of nested objects."""
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        if key in hidden:
+            continue
+        if isinstance(value, dict) and value:
+            found |= flatten(value, (), f"{above}{key}.")
+        else:
+            found[above + key] = show(value)
+    return found
+
+
+def read_versions(run: RunFolder) -> dict[str, str]:
+    found = run.config.get("versions")
+    return flatten(found) if isinstance(found, dict) else {}
+
+
+def compare_configs(runs: Sequence[RunFolder]) -> tuple[Table, Table]:
+    return compare([flatten(run.config, HIDDEN) for run in runs], runs)
+
+
+def compare(configs: Sequence[dict[str, str]], runs: Sequence[RunFolder]) -> tuple[Table, Table]:
+    """The keys whose values differ between the runs, and those whose values do not."""
+    keys = dict.fromkeys(key for config in configs for key in config)
+    rows = {key: [config.get(key, ABSENT) for config in configs] for key in keys}
+    differing = [[key, *values] for key, values in rows.items() if len(set(values)) > 1]
+    common = [[key, values[0]] for key, values in rows.items() if len(set(values)) == 1]
+    return (
+        Table(header=["key", *(f"{run.letter} {run.name}" for run in runs)], rows=differing),
+        Table(header=["key", "value"], rows=common),
+    )
+
+
+def list_machines(runs: Sequence[RunFolder]) -> Table:
+    """The different machines on which the runs were started."""
+    rows = []
+    for run in runs:
+        keys = ("machine", "device", "ranks")
+        starts = [event for event in run.history if event["event"] == "start"]
+        found = dict.fromkeys(tuple(show(s.get(key, ABSENT)) for key in keys) for s in starts)
+        rows += [[f"{run.letter} {run.name}", *values] for values in found]
+    return Table(header=["run", "machine", "device", "ranks"], rows=rows)
+
+
+def list_history(run: RunFolder) -> Table:
+    """Starts and ends; for a run of an earlier version only the last end."""
+    rows = []
+    for number, event in enumerate(run.history):
+        time = event["time"].replace("T", " ").replace("+00:00", " UTC")
+        if event["event"] == "start":
+            where = f"on {event.get('machine', ABSENT)}, {event.get('ranks', ABSENT)} ranks"
+            rows.append([time, "start", "", "", where])
+            follows = run.history[number + 1 : number + 2]
+            if follows and follows[0]["event"] == "start":
+                rows.append(["", "no end", "", "", "killed or crashed: it could record nothing"])
+        else:
+            rows.append([time, *tell_end(event)])
+    if not run.history and run.ending is not None:
+        rows.append(["not recorded", *tell_end(run.ending)])
+    return Table(header=[f"{run.letter} {run.name}", "what", "code", "step", "reason"], rows=rows)
+
+
+def tell_end(event: dict) -> list[str]:
+    _, word = STATES.get(show(event.get("code")), ("", "ended"))
+    return [word, *(show(event.get(key, ABSENT)) for key in ("code", "step", "reason"))]
+
+
+def list_facts(corpus: Corpus) -> list[tuple[str, str]]:
+    """What index.json says of a data set."""
+    if not corpus.index:
+        return []
+    counts, splits = corpus.index.get("counts", {}), corpus.index["splits"]
+    train, held = splits["train"], splits["heldout"]
+    facts = {
+        "documents": f"{train['documents']:,} to train on, {held['documents']:,} held out",
+        "sequences": f"{train['samples']:,} and {held['samples']:,}",
+        "tokens": f"{train['tokens']:,} and {held['tokens']:,}",
+        "longest sequence": f"{corpus.index['sequence_length']:,} tokens",
+        "vocabulary": f"{count(corpus.index.get('vocab_size'))} pieces",
+        "language": show(corpus.index.get("language", ABSENT)),
+    }
+    if is_number(fill := corpus.index.get("fill")):
+        facts["fill"] = as_percent(fill)
+    if is_number(unknown := counts.get("unknown_tokens")) and is_number(counts.get("tokens")):
+        facts["unknown tokens"] = f"{unknown:,} ({unknown / max(1, counts['tokens']):.4%})"
+    if is_number(twice := counts.get("duplicate_documents")):
+        facts["documents that occur twice"] = f"{twice:,}"
+    if corpus.unigram:
+        facts["most frequent masked piece"] = (
+            f"{corpus.unigram.piece!r}, {as_percent(corpus.unigram.share)} of "
+            f"{corpus.unigram.masked:,} held-out masked tokens"
+        )
+    return list(facts.items())
+
+
+def show(value: Any) -> str:
+    """A value of a JSON file as text."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def count(value: Any) -> str:
+    return f"{value:,}" if is_number(value) else ABSENT
+
+
+def median(values: Iterable[float]) -> float | None:
+    from statistics import median as middle
+
+    known = [value for value in values if not math.isnan(value)]
+    return middle(known) if known else None

@@ -1,0 +1,141 @@
+"""Which charts the runs' metrics make, and the held-out numbers with their intervals."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from albert_ds.data.stream_config import list_pair_tasks
+from albert_lab.report.chart import Chart, Level, Line, Point, as_percent, thin
+from albert_lab.report.corpus import Corpus
+from albert_lab.report.folder import RunFolder
+
+MOST_POINTS = 240  # of a line; more are merged
+PAIRS = list_pair_tasks()
+COIN = {"accuracy": Level(0.5, "a coin: 50\u00a0%"), "loss": Level(math.log(2), "a coin: 0.693")}
+
+
+class Panel(NamedTuple):
+    """A metric, its title, its unit, and fields of its `Chart`."""
+
+    key: str
+    title: str
+    unit: str
+    how: dict[str, Any]
+
+
+SHARE, FROM_ZERO, MAY_BE_LOG = {"is_share": True}, {"from_zero": True}, {"may_be_log": True}
+PRETRAINING = [
+    Panel("loss", "Loss", "nats: MLM and the sentence task", MAY_BE_LOG),
+    Panel("mlm_loss", "MLM loss", "nats a masked token", {}),
+    Panel("mlm_accuracy", "MLM accuracy", "of the masked tokens", SHARE | FROM_ZERO),
+    *(
+        Panel(f"{task}_accuracy", f"{name} accuracy", "of the pairs", SHARE)
+        for task, name in PAIRS.items()
+    ),
+    *(Panel(f"{task}_loss", f"{name} loss", "nats a pair", {}) for task, name in PAIRS.items()),
+]
+BOTH = [
+    Panel("lr", "Learning rate", "of the last step", FROM_ZERO),
+    Panel("grad_norm", "Gradient norm", "before clipping", MAY_BE_LOG),
+    Panel("tokens_per_second", "Throughput", "tokens a second", FROM_ZERO),
+    Panel("mfu", "MFU", "of the GPUs' peak", SHARE | FROM_ZERO),
+    Panel("num_layers", "Depth", "layers that ran", FROM_ZERO),
+    Panel("data_wait_fraction", "Waiting for data", "of the time", SHARE | FROM_ZERO),
+    Panel("skipped_steps", "Skipped steps", "since the last record", FROM_ZERO),
+]
+
+
+def draw_panels(runs: Sequence[RunFolder], corpora: dict[str, Corpus]) -> list[Chart]:
+    """A chart for every quantity that one of `runs` has; all are pretraining or all fine-tuning.
+
+    `corpora` are by the folder's name; the first folder of a run is the one that is evaluated.
+    """
+    levels: dict[str, list[Level]] = {}
+    if runs[0].is_finetuning:
+        scores = sorted({k for run in runs for r in run.records for k in r if k.startswith("dev_")})
+        panels = [Panel("loss", "Loss", "mean of an example", MAY_BE_LOG)]
+        panels += [Panel(key, f"Dev {key[4:]}", "of the task", {}) for key in scores]
+    else:
+        panels = PRETRAINING
+        levels = list_levels(runs, corpora)
+        levels |= {f"{task}_{what}": [coin] for task in PAIRS for what, coin in COIN.items()}
+    charts = [_draw(runs, panel, levels.get(panel.key, ())) for panel in [*panels, *BOTH]]
+    return [chart for chart in charts if chart is not None]
+
+
+def list_levels(runs: Sequence[RunFolder], corpora: dict[str, Corpus]) -> dict[str, list[Level]]:
+    """What guessing by the frequencies of pieces reaches, a line for each data set."""
+    found: dict[str, list[Level]] = {"mlm_loss": [], "mlm_accuracy": []}
+    readers: dict[str, str] = {}
+    for run in runs:
+        folder = evaluated_data(run)
+        if folder in corpora and corpora[folder].unigram:
+            readers[folder] = readers.get(folder, "") + run.letter
+    for folder, letters in readers.items():
+        unigram = corpora[folder].unigram
+        assert unigram is not None
+        name = "" if len(readers) == 1 else f" ({letters})"
+        share = as_percent(unigram.share)
+        found["mlm_loss"].append(
+            Level(unigram.loss, f"frequencies alone{name}: {unigram.loss:.2f}")
+        )
+        found["mlm_accuracy"].append(Level(unigram.share, f"most frequent piece{name}: {share}"))
+    return found
+
+
+def evaluated_data(run: RunFolder) -> str:
+    """The DATA folder whose held-out part the run evaluates, "" where it is not recorded."""
+    data = run.config.get("data")
+    return data[0] if isinstance(data, list) and data and isinstance(data[0], str) else ""
+
+
+def _draw(runs: Sequence[RunFolder], panel: Panel, levels: Sequence[Level]) -> Chart | None:
+    """The chart of one metric: thin lines for training, thick ones with markers for held out.
+
+    None where no run has a value of it, or no step was skipped.
+    """
+    lines, merged = [], 0
+    for run in runs:
+        held = list_heldout(run, panel.key)
+        trained = [Point(step, value, value, value) for step, value in run.values(panel.key)]
+        named = {"training" if held else "": trained, "held out": held}
+        for name, points in named.items():
+            if all(math.isnan(point.y) for point in points):
+                continue
+            shown = thin(points, MOST_POINTS)
+            if len(shown) < len(points):
+                merged = max(merged, round(len(points) / len(shown)))
+            is_main = name != "training"
+            lines.append(Line(run=run.number, name=name, points=shown, is_main=is_main))
+    drawn = [point.y for line in lines for point in line.points]
+    if not drawn or (panel.key == "skipped_steps" and not any(drawn)):
+        return None
+    note = f"A point is the mean of about {merged} records, the band their range." if merged else ""
+    return Chart(
+        title=panel.title, unit=panel.unit, lines=lines, levels=levels, note=note, **panel.how
+    )
+
+
+def list_heldout(run: RunFolder, key: str) -> list[Point]:
+    """The held-out values of a metric; a share with its 95 % interval."""
+    trials = "heldout_masked" if key.startswith("mlm_") else "heldout_pairs"
+    counts = dict(run.values(trials)) if key.endswith("_accuracy") else {}
+    found = []
+    for step, value in run.values(f"heldout_{key}"):
+        count = counts.get(step, math.nan)
+        low, high = (value, value) if math.isnan(value) else interval(value, count)
+        found.append(Point(step, value, low, high))
+    return found
+
+
+def interval(share: float, count: float) -> tuple[float, float]:
+    """Wilson's 95 % confidence interval of a share of `count` trials; the share where it has none.
+
+    The tokens of one sentence are not independent: the true interval is a little wider.
+    """
+    if not (0 <= share <= 1 and count >= 1):
+        return share, share
+    from scipy.stats import binomtest
+
+    found = binomtest(round(share * count), int(count)).proportion_ci(0.95, method="wilson")
+    return float(found.low), float(found.high)

@@ -1,0 +1,103 @@
+"""The constants of GPUs: from datasheets, or measured on a user's own machine.
+
+They are inputs, each with its source. They are no results of this project, and no error is claimed
+for them.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from albert_ds.cli import Number
+from albert_ds.errors import UserError
+from albert_ds.json_files import check, read_json
+from albert_lab.scaling.step_time import Machine
+
+MFU = 0.45  # share of the datasheet's peak in large passes (SOURCES)
+MFU_OF_PRODUCTS = 0.6  # ... of the rate of one large matrix product (assumed: 0.45 / 0.75)
+STREAMED = 0.8  # share of the memory's bandwidth that elementwise kernels reach (assumed)
+ACHIEVED = 0.8  # share of the bandwidth between GPUs that a ring reaches (assumed)
+PCIE = 25e9  # bytes/s between GPUs of a node, where a report does not say (assumed)
+LINK_COST = 1 / 0.9  # a collective's time over the link's nominal time (assumed)
+ALPHA = 5e-6  # seconds of a message between nodes (assumed)
+# Bytes of memory traffic, counted. A pass reads a weight twice in bf16 and adds to its gradient.
+# LAMB is clipping, a product, one fused Adam, two norms and the update, in fp32. On every rank
+# the gradient of each parameter is cast and summed, and its weight is cast.
+WEIGHT_BYTES, UPDATE_BYTES, PARAMETER_BYTES = 10, 64, 20
+# A layer has about 80 kernels, forward and backward; launching one takes at least 5 microseconds
+# (assumed).
+LAUNCH_SECONDS = 80 * 5e-6
+
+SOURCES = (
+    "peak, memory and NVLink: NVIDIA's A100, H100 and H200 SXM datasheets; share of the peak: "
+    "BERT-large at 580 sequences/s on an A100 (NVIDIA DeepLearningExamples, BERT for PyTorch, 128 "
+    "tokens) is 45 % of its dense peak, 941 to 965 on an H100 (MLPerf Training v3.1, Dell "
+    "XE9680) 47 to 48 %; the rest is assumed and stated in tools/albert_lab/scaling/hardware.py"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """Rates of a GPU, per second, and its memory."""
+
+    name: str
+    flops: float  # dense bf16: the datasheet's peak, or a large matrix product as measured
+    memory_bandwidth: float  # bytes
+    link_bandwidth: float  # bytes to another GPU of the node, one way
+    memory: float  # bytes
+    mfu: float = MFU  # share of `flops` that large passes reach
+    source: str = SOURCES
+
+
+_SXM = (  # datasheets: peak, memory's bandwidth, NVLink in one direction, memory
+    ("A100", 312e12, 2.04e12, 300e9, 80e9),
+    ("H100", 989e12, 3.35e12, 450e9, 80e9),
+    ("H200", 989e12, 4.8e12, 450e9, 141e9),
+)
+GPUS: dict[str, Gpu] = {
+    name.lower(): Gpu(
+        name=name, flops=peak, memory_bandwidth=bandwidth, link_bandwidth=link, memory=memory
+    )
+    for name, peak, bandwidth, link, memory in _SXM
+}
+
+
+def read_gpu(text: str) -> Gpu:
+    """A GPU of `GPUS`, or the one that the JSON file `text` describes. Raises UserError."""
+    if text in GPUS:
+        return GPUS[text]
+    name = f"--hardware {text}"
+    if not Path(text).is_file():
+        raise UserError(f"{name}: no such file; allowed: {', '.join(GPUS)} or a report (JSON)")
+    report, rate = read_json(Path(text), name), Number(above=0)
+    rates = dict.fromkeys(("bf16_tflops", "memory_bytes", "memory_bandwidth_gb_s"), rate)
+    check(report, {"device": str, **rates}, name)
+    return Gpu(
+        name=report["device"],
+        flops=1e12 * report["bf16_tflops"],
+        memory_bandwidth=1e9 * report["memory_bandwidth_gb_s"],
+        link_bandwidth=PCIE,
+        memory=report["memory_bytes"],
+        mfu=MFU_OF_PRODUCTS,
+        source=f"matrix products and memory: {text}; between GPUs of a node {PCIE / 1e9:g} GB/s "
+        "(assumed); the rest is assumed and stated in tools/albert_lab/scaling/hardware.py",
+    )
+
+
+def describe_gpu(gpu: Gpu, *, mfu: float | None = None, overlap: float = 0.0) -> Machine:
+    """Constants of a rank with this GPU. mfu: instead of the GPU's own."""
+    streamed, in_a_node = STREAMED * gpu.memory_bandwidth, 1 / (ACHIEVED * gpu.link_bandwidth)
+    return Machine(
+        name=gpu.name,
+        source=gpu.source,
+        a_flop=1 / ((mfu or gpu.mfu) * gpu.flops),
+        a_weight=WEIGHT_BYTES / streamed,
+        a_layer=LAUNCH_SECONDS,
+        an_update=UPDATE_BYTES / streamed,
+        a_parameter=PARAMETER_BYTES / streamed,
+        alpha=ALPHA,
+        beta=in_a_node,
+        beta_gather=in_a_node,
+        link_cost=LINK_COST,
+        link_cost_gather=LINK_COST,
+        overlap=overlap,
+    )

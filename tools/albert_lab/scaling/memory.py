@@ -1,0 +1,138 @@
+"""Peak memory of a rank, counted from the tensors that the program keeps.
+
+Three moments compete: the MLM head's scores and every layer's activations; the last layer's
+backward and every layer's activations; the optimizer's temporaries, when the activations are
+freed. Added to each: the weights, master weights and moments, which always exist. Bytes per
+parameter were counted in DeepSpeed's optimizers and this project's LAMB; tools/lab/memory_bench.py
+measures them.
+"""
+
+from dataclasses import dataclass
+
+from albert_ds.model.config import CACHED_SCORES, ROUND_ROWS, SCORE_BYTES, count_score_rows
+from albert_lab.scaling.layout import Layout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BytesAParameter:
+    """Of a rank. A pair: for each parameter, and for each in its partition of the DP ranks."""
+
+    lives: tuple[float, float]  # kept from step to step
+    gradients: tuple[float, float]  # kept between passes, if not in `lives`
+    bucket: float  # for the reduction, from the start of the last backward pass
+    update: tuple[float, float]  # beyond `lives` during the update, with the gradients
+
+
+# Lives: weights in the passes' type, fp32 masters and two moments; in bf16 also ZeRO-1's fp32 sum
+# of the gradients, and a further partition at ZeRO-3. Update: gradients, their bucket, LAMB's
+# update.
+STATES = {
+    ("fp32", 0): BytesAParameter(lives=(12, 0), gradients=(4, 0), bucket=0, update=(8, 0)),
+    ("fp32", 1): BytesAParameter(lives=(4, 12), gradients=(4, 0), bucket=4, update=(4, 8)),
+    ("bf16", 1): BytesAParameter(lives=(6, 12), gradients=(2, 0), bucket=0, update=(2, 4)),
+    ("bf16", 2): BytesAParameter(lives=(2, 12), gradients=(0, 4), bucket=2, update=(8, 4)),
+    ("bf16", 3): BytesAParameter(lives=(4, 18), gradients=(0, 4), bucket=2, update=(4, 4)),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes of one rank, by the moment of a step."""
+
+    lives: float  # weights, masters, moments
+    activations: float  # kept for backward
+    head: float  # scores over the vocabulary, and their gradients
+    backward: float  # of the last layer, with its recomputation
+    gradients: float  # of earlier passes, and the bucket
+    update: float  # the optimizer's temporaries
+
+    @property
+    def at_peak(self) -> dict[str, float]:
+        """What is live at the peak, by name; the values add up to it."""
+        in_head = {"scores over the vocabulary": self.head}
+        in_backward = {"backward of the last layer": self.backward}
+        in_a_pass = {
+            "gradients of earlier passes, bucket": self.gradients,
+            "activations": self.activations,
+            **(in_head if self.head > self.backward else in_backward),
+        }
+        in_the_update = {"temporaries of the optimizer": self.update}
+        return {
+            "weights, masters, moments": self.lives,
+            **max(in_a_pass, in_the_update, key=lambda parts: sum(parts.values())),
+        }
+
+    @property
+    def peak(self) -> float:
+        return sum(self.at_peak.values())
+
+
+def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
+    """Bytes of a rank. On a CPU dropout is not counted.
+
+    Raises KeyError for a precision and ZeRO stage that no shipped configuration has.
+    """
+    states, model = STATES[states_key(layout)], layout.model
+    parameters, replicas = layout.parameters, layout.data_parallel
+
+    def held(pair: tuple[float, float]) -> float:
+        return parameters * (pair[0] + pair[1] / replicas)
+
+    width, tokens = layout.weight_bytes, layout.tokens_a_pass
+    rows = min(layout.masked_a_pass, count_score_rows(model.vocab_size))
+    kept, again = bytes_a_token(layout, on_cuda=on_cuda)
+    # Of a token whose last state no head needs, the last layer keeps only input, key and value.
+    unneeded = tokens - layout.needed_a_pass
+    spared = unneeded * (
+        kept + again - (1 + 2 / layout.tensor_parallel) * model.hidden_size * width
+    )
+    inner = model.ffn_size // layout.tensor_parallel
+    matrix = model.hidden_size * inner * width
+    word = model.vocab_size * model.embedding_size * width
+    # A block's gradients replace its last layer's activations, and can be larger.
+    growth = max(0.0, layout.block_parameters * width - tokens * (kept + again) + spared)
+    # At ZeRO-0 the norm of the gradients is computed in float64, tensor by tensor.
+    norm = 4 * parameters + 4 * max(word, matrix)
+    return Memory(
+        lives=held(states.lives),
+        activations=tokens * (model.num_layers * kept + 2 * model.hidden_size * width)
+        - max(0.0, spared - unneeded * again),
+        head=rows * model.vocab_size * SCORE_BYTES if on_cuda else count_head_on_cpu(layout, rows),
+        backward=word + matrix + 2 * tokens * inner * width + tokens * again + growth,
+        gradients=held(states.gradients) * (layout.accumulation > 1) + parameters * states.bucket,
+        update=max(held(states.update), 0 if layout.zero else norm),
+    )
+
+
+def count_head_on_cpu(layout: Layout, rows: int) -> float:
+    """Bytes of the scores, their gradient, and in fp32 a few rows of both."""
+    if layout.weight_bytes == 2:
+        rows += -rows % ROUND_ROWS
+    return 2 * (rows * layout.model.vocab_size * layout.weight_bytes + 4 * CACHED_SCORES)
+
+
+def states_key(layout: Layout) -> tuple[str, int]:
+    return ("fp32" if layout.precision == "fp32" else "bf16", layout.zero)
+
+
+def bytes_a_token(layout: Layout, *, on_cuda: bool) -> tuple[float, float]:
+    """Bytes that a layer keeps per token, and bytes that its backward recomputes."""
+    model, tp, width = layout.model, layout.tensor_parallel, layout.weight_bytes
+    h, f, length = model.hidden_size, model.ffn_size, layout.sequence_length
+    # Query, key, value, output. A CPU keeps the output twice, in 16 bits the probabilities instead.
+    inside = 4 * h if on_cuda else 5 * h if width == 4 else 4 * h + model.num_heads * length
+    attention = 2 * h + inside / tp  # its input and its sum before LayerNorm
+    ffn = 2 * h + 2 * f / tp  # the same, and the inner layer before and after GELU
+    masks = 0 if width == 4 or not model.dropout else h  # one byte per element
+    # Kept of what a layer has of its own: a factor keeps the result, a low-rank pair what lies
+    # between its factors.
+    scaled, rank = h * model.owns("attention.result"), model.rank
+    attention += scaled + 4 * rank
+    ffn += scaled + 2 * rank
+    attention, ffn = attention * width + masks, ffn * width + masks
+    match layout.activation_checkpointing:
+        case "block":
+            return h * width, attention + ffn
+        case "attention":
+            return h * width + ffn, attention
+    return attention + ffn, 0.0

@@ -1,0 +1,275 @@
+"""Predict many layouts: which one to use, and how models compare on many clusters.
+
+`find_plans` chooses the simplest layout that is as fast as the model can distinguish. It takes the
+lowest ZeRO stage that fits: at ZeRO-3 without accumulation fewer bytes are sent, but the model
+does not contain the host's time for ZeRO-3's gathers, module by module. Simpler means less tensor
+parallelism, then less recomputation. Two layouts count as equally fast if they differ by less than
+the model's own error. Of equally simple layouts it takes the smallest micro-batch that is not
+slower: that leaves the most memory.
+"""
+
+import bisect
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+from albert_ds.errors import UserError
+from albert_ds.model.config import SIZES, ModelConfig
+from albert_ds.model.depth import list_depths
+from albert_lab.scaling.layout import CHECKPOINTING, Layout
+from albert_lab.scaling.memory import Memory, predict_memory
+from albert_lab.scaling.step_time import Machine, StepTime, predict_step
+
+AS_FAST = 1.10  # a step that is longer by at most this factor counts as equally fast
+NO_LOSS = 1.02  # ... does not justify a larger micro-batch
+RULE = (
+    f"Rule: the lowest ZeRO stage that fits; of its layouts at most {AS_FAST - 1:.0%} slower than "
+    "its fastest the least tensor parallelism, then the least checkpointing; of these the smallest "
+    f"micro-batch at most {NO_LOSS - 1:.0%} slower than the fastest."
+)
+LARGEST_PASS = 1024  # sequences of a pass that are tried
+MOST_PASSES = 10_000  # per step, in `largest_batch`
+ZERO_STAGES = (1, 2, 3)  # what ds_configs/ ships in bf16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A layout with its memory and its step."""
+
+    layout: Layout
+    memory: Memory
+    step: StepTime
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.layout.batch_size / self.step.total
+
+    def hours(self, steps: int) -> float:
+        return steps * self.step.total / 3600
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """Simpler is less."""
+        again = CHECKPOINTING.index(self.layout.activation_checkpointing)
+        return (self.layout.tensor_parallel, again)
+
+
+def find_hours(
+    plan: Plan, machine: Machine, *, link: float, steps: int, depth_schedule: str | None = None
+) -> float:
+    """Hours of a run, part by part of its --depth-schedule."""
+    seconds = 0.0
+    for model, number in list_depths(plan.layout.model, depth_schedule, steps):
+        layout = replace(plan.layout, model=model)
+        seconds += number * predict_step(layout, machine, link=link).total
+    return seconds / 3600
+
+
+def list_patterns_of(plan: Plan, machine: Machine, *, link: float) -> dict[str, float]:
+    """Share of a step that each pattern's exposed communication takes, in the plan's layout.
+
+    cycle:M stands for all patterns of M whole blocks, of which each is used more than once.
+    """
+    layers, found = plan.layout.model.num_layers, {}
+    words = ["all", *(f"cycle:{count}" for count in range(2, layers // 2 + 1))]
+    for word in (*words, "attention", "ffn", "none"):
+        model = replace(plan.layout.model, sharing=word)
+        step = predict_step(replace(plan.layout, model=model), machine, link=link)
+        found[word] = step.communication / step.total
+    return found
+
+
+def find_layouts(
+    name: str,
+    model: ModelConfig,
+    *,
+    ranks: int,
+    ranks_a_node: int,
+    batch_size: int,
+    sequence_length: int,
+    micro_batch_size: int | None = None,
+) -> list[Layout]:
+    """All layouts with exactly this global batch; tensor parallelism stays inside a node.
+
+    micro_batch_size: instead of every one that is possible. Raises UserError where there is none.
+    """
+    nodes = count_nodes(ranks, ranks_a_node)
+    shares = {  # tensor-parallel ranks -> sequences of a replica
+        tp: batch_size * tp // ranks
+        for tp in (1, 2, 4, 8)
+        if not (min(ranks, ranks_a_node) % tp or model.num_heads % tp or model.ffn_size % tp)
+        and not batch_size * tp % ranks
+    }
+    if not shares:
+        below = batch_size // ranks * ranks
+        nearest = ", ".join(str(size) for size in (below, below + ranks) if size)
+        raise UserError(
+            f"--batch-size {batch_size}: no multiple of --gpus {ranks}; the nearest are {nearest}"
+        )
+    found = [
+        Layout(
+            name=name,
+            model=model,
+            ranks=ranks,
+            nodes=nodes,
+            zero=zero,
+            tensor_parallel=tp,
+            micro_batch_size=micro,
+            accumulation=share // micro,
+            sequence_length=sequence_length,
+            activation_checkpointing=again,
+        )
+        for tp, share in shares.items()
+        for micro in ([micro_batch_size] if micro_batch_size else range(1, LARGEST_PASS + 1))
+        if share % micro == 0
+        for zero, again in itertools.product(ZERO_STAGES, CHECKPOINTING)
+    ]
+    if not found:
+        raise UserError(
+            f"--micro-batch-size {micro_batch_size}: does not divide the {min(shares.values())} "
+            "sequences of a replica"
+        )
+    return found
+
+
+def count_nodes(ranks: int, ranks_a_node: int) -> int:
+    """Raises UserError where the last node would not be full."""
+    if ranks > ranks_a_node and ranks % ranks_a_node:
+        raise UserError(
+            f"--gpus {ranks}: not a multiple of the {ranks_a_node} GPUs of a node; allowed: "
+            "multiples, or another --gpus-a-node"
+        )
+    return -(-ranks // ranks_a_node)
+
+
+def find_plans(
+    layouts: list[Layout], machine: Machine, *, link: float, memory_limit: float
+) -> list[Plan]:
+    """Every layout within `memory_limit` bytes per rank: the one to use, then the others by speed.
+
+    Raises UserError where none fits; the message says how much the smallest needs.
+    """
+    every = [
+        Plan(
+            layout=layout,
+            memory=predict_memory(layout),
+            step=predict_step(layout, machine, link=link),
+        )
+        for layout in layouts
+    ]
+    fits = [plan for plan in every if plan.memory.peak <= memory_limit]
+    if not fits:
+        least = min(plan.memory.peak for plan in every)
+        raise UserError(
+            f"--gpu-memory: no layout fits in {memory_limit / 1e9:.1f} GB per GPU, the smallest "
+            f"needs {least / 1e9:.1f}; allowed: more memory or more GPUs"
+        )
+    by_time = sorted(fits, key=lambda plan: plan.step.total)
+    stage = min(plan.layout.zero for plan in fits)
+    leanest = [plan for plan in by_time if plan.layout.zero == stage]
+    kind = min(p.kind for p in leanest if p.step.total <= AS_FAST * leanest[0].step.total)
+    same = [plan for plan in leanest if plan.kind == kind]
+    enough = [plan for plan in same if plan.step.total <= NO_LOSS * same[0].step.total]
+    best = min(enough, key=lambda plan: plan.layout.micro_batch_size)
+    return [best, *(plan for plan in by_time if plan is not best)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What all models and clusters of a comparison share; ZeRO-1 in bf16."""
+
+    gpus_a_node: int  # that share one link
+    micro_batch_size: int  # maximum sequences of a pass
+    sequence_length: int  # tokens of a sequence, without padding
+
+    def layout(self, name: str, ranks: int, micro_batch_size: int, accumulation: int) -> Layout:
+        return Layout(
+            name=name,
+            model=SIZES[name],
+            ranks=ranks,
+            nodes=count_nodes(ranks, self.gpus_a_node),
+            micro_batch_size=micro_batch_size,
+            accumulation=accumulation,
+            sequence_length=self.sequence_length,
+        )
+
+
+def predict_grid(
+    models: list[str],
+    machine: Machine,
+    recipe: Recipe,
+    *,
+    gpus: list[int],
+    links: list[float],
+    batch_size: int,
+) -> list[dict]:
+    """One object for each model, number of GPUs and link (Gb/s of a node).
+
+    The speed-up is over the first model on the same cluster. Raises UserError for a batch that the
+    GPUs do not divide.
+    """
+    rows = []
+    for ranks in gpus:
+        local, left = divmod(batch_size, ranks)
+        if left:
+            raise UserError(f"--gpus {ranks}: must divide --batch-size {batch_size}")
+        micro = next(n for n in range(recipe.micro_batch_size, 0, -1) if local % n == 0)
+        for link in links:
+            first = None
+            for name in models:
+                layout = recipe.layout(name, ranks, micro, local // micro)
+                step = predict_step(layout, machine, link=link * 1e9)
+                first = first or step
+                rows.append(_row(layout, step, first, link, machine.overlap))
+    return rows
+
+
+def _row(layout: Layout, step: StepTime, first: StepTime, link: float, overlap: float) -> dict:
+    return {
+        "model": layout.name,
+        "gpus": layout.ranks,
+        "nodes": layout.nodes,
+        "link_gbits": link,
+        "sequences_a_gpu": layout.batch_size // layout.data_parallel,
+        "micro_batch_size": layout.micro_batch_size,
+        "overlap": overlap,
+        "step_seconds": step.total,
+        "compute_seconds": step.compute,
+        "communication_seconds": step.communication,
+        "hidden_seconds": step.hidden,
+        "optimizer_seconds": step.optimizer,
+        "samples_a_second": layout.batch_size / step.total,
+        "wire_bytes": step.wire_bytes,
+        "speed_up": first.total / step.total,
+    }
+
+
+def largest_batch(
+    models: tuple[str, str],
+    machine: Machine,
+    recipe: Recipe,
+    *,
+    link: float,
+    speed_up: float,
+    nodes: int,
+) -> int | None:
+    """The most sequences per GPU and step at which the second model is `speed_up` times as fast.
+
+    0 where it never is; None where it still is at MOST_PASSES passes per step.
+    """
+    ranks = nodes * recipe.gpus_a_node
+
+    def reaches(passes: tuple[int, int]) -> bool:
+        first, second = (
+            predict_step(recipe.layout(name, ranks, *passes), machine, link=link * 1e9).total
+            for name in models
+        )
+        return first >= speed_up * second
+
+    candidates = [(n, 1) for n in range(1, recipe.micro_batch_size)]
+    candidates += [(recipe.micro_batch_size, n) for n in range(1, MOST_PASSES + 1)]
+    # A larger batch means more compute for the same bytes, so the speed-up only falls.
+    count = bisect.bisect_left(candidates, True, key=lambda passes: not reaches(passes))
+    if count == len(candidates):
+        return None
+    return math.prod(candidates[count - 1]) if count else 0

@@ -1,0 +1,191 @@
+"""Results of the scaling model as Markdown."""
+
+from albert_ds.model.config import SIZES
+from albert_lab.scaling.fit import START, Check, summarise
+from albert_lab.scaling.planner import RULE, Plan, find_hours, list_patterns_of
+from albert_lab.scaling.step_time import Machine
+from albert_lab.tables import table
+
+LIGHT = 0.1  # share of a step
+
+
+def checks_as_table(
+    machine: Machine, fitted: list[Check], held_back: dict[str, list[Check]]
+) -> str:
+    """Constants, then every cell's measured and predicted step; held-back cells by group."""
+    parts = [
+        table(("constant", "seconds"), [(name, f"{getattr(machine, name):.3g}") for name in START])
+    ]
+    header = ("cell", "measured s", "predicted s", "compute, communication, optimizer s", "error")
+    for title, checks in {"fitted": fitted, **held_back}.items():
+        found = summarise(checks)
+        label = title if title == "fitted" else f"held back: {title}"
+        parts.append(
+            f"{label}: {found['cells']} cells, error {found['mean']:.1%} mean, "
+            f"{found['median']:.1%} median, {found['largest']:.1%} at most"
+        )
+        parts.append(table(header, map(_check, checks)))
+    return "\n\n".join(parts)
+
+
+def _check(check: Check) -> list[str]:
+    step = check.predicted
+    return [
+        check.cell.label,
+        f"{check.cell.total:.2f}",
+        f"{step.total:.2f}",
+        f"{step.compute:.2f}, {step.communication:.2f}, {step.optimizer + step.other:.2f}",
+        f"{check.error:+.1%}",
+    ]
+
+
+def predictions_as_table(rows: list[dict], machine: Machine) -> str:
+    """Speed-up over the first model: a line per cluster and overlap, a column per model."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    found: dict[tuple, dict[str, dict]] = {}
+    for row in rows:
+        key = (row["gpus"], row["sequences_a_gpu"], row["link_gbits"], row["overlap"])
+        found.setdefault(key, {})[row["model"]] = row
+    lines = []
+    for key, by_model in found.items():
+        first = by_model[models[0]]
+        exposed = first["communication_seconds"] / first["step_seconds"]
+        cells = [f"{first['samples_a_second']:,.0f}, {exposed:.0%}"]
+        cells += [f"{by_model[name]['speed_up']:.2f}" for name in models[1:]]
+        lines.append([f"{value:g}" for value in key] + cells)
+    header = ["GPUs", "sequences per GPU", "Gb/s per node", "overlap"]
+    header += [f"{models[0]} samples/s, exposed", *(f"{model}, speed-up" for model in models[1:])]
+    return f"PREDICTED, {machine.name}; {machine.source}\n\n{table(header, lines)}"
+
+
+def batches_as_table(batches: list[dict], models: list[str], nodes: int) -> str:
+    """The most sequences per GPU and step for each speed-up: a line for each link and overlap."""
+    if not batches:
+        return ""
+    wanted = list(dict.fromkeys(found["speed_up"] for found in batches))
+    found = {(b["link_gbits"], b["overlap"], b["speed_up"]): b["sequences_a_gpu"] for b in batches}
+    lines = []
+    for link, overlap in dict.fromkeys(key[:2] for key in found):
+        sizes = [found[link, overlap, value] for value in wanted]
+        cells = ["always" if n is None else f"{n:,}" if n else "never" for n in sizes]
+        lines.append([f"{link:g}", f"{overlap:g}", *cells])
+    header = ["Gb/s per node", "overlap", *(f"{value:g} times" for value in wanted)]
+    return (
+        f"\nThe most sequences per GPU and step at which {models[1]} is so many times as fast as "
+        f"{models[0]}, on {nodes} nodes:\n\n{table(header, lines)}"
+    )
+
+
+def plan_as_text(
+    plans: list[Plan],
+    *,
+    steps: int,
+    depth_schedule: str | None,
+    limit: float,
+    link: float,
+    machine: Machine,
+    errors: dict,
+) -> str:
+    """The best plan with the error of each figure, its command, and the fastest layouts that fit.
+
+    limit: bytes of a GPU; link: bits/s of a node; errors: as `fit` wrote them.
+    """
+    best = plans[0]
+    layout, step = best.layout, best.step
+    hours = find_hours(best, machine, link=link, steps=steps, depth_schedule=depth_schedule)
+    # Rounded first, so that the rows add up as printed.
+    live = {part: round(size / 1e9, 2) for part, size in best.memory.at_peak.items()}
+    in_memory, in_time = "not validated", "not validated"
+    if errors.get("memory"):
+        in_memory = (
+            f"{errors['memory']['largest']:.0%} at most, {errors['memory']['mean']:.0%} on average "
+            f"of {errors['memory']['cells']} measured layouts (CPU)"
+        )
+    if errors.get("held_back"):
+        mean = max(group["mean"] for group in errors["held_back"].values())
+        in_time = f"{mean:.0%} on held-back cells (CPU); no error is claimed for {machine.name}"
+    rows = [
+        ("micro-batch x accumulation", f"{layout.micro_batch_size} x {layout.accumulation}", ""),
+        ("ZeRO stage", layout.zero, ""),
+        ("tensor parallel", layout.tensor_parallel, ""),
+        ("activation checkpointing", layout.activation_checkpointing, ""),
+        (f"GB per GPU, peak (at most {limit / 1e9:.1f})", f"{sum(live.values()):.2f}", in_memory),
+        *((f"- {part}", f"{size:.2f}", "") for part, size in live.items()),
+        ("step, seconds", f"{step.total:.3f}", in_time),
+        ("- exposed communication", f"{step.communication / step.total:.0%}", ""),
+        ("samples/s", f"{best.samples_per_second:,.0f}", "as the step"),
+        (
+            f"hours for {steps:,} steps",
+            f"{hours:,.1f}",
+            "as the step; without evaluation, checkpoints, restarts",
+        ),
+        ("GPU-hours", f"{hours * layout.ranks:,.0f}", "as the step"),
+        ("MB sent by a GPU per step", f"{step.wire_bytes / 1e6:,.1f}", "2 % (a test checks it)"),
+        ("TB over a node's link in all", f"{step.link_bytes * steps / 1e12:,.2f}", "2 %"),
+    ]
+    header = ("micro-batch", "accumulation", "ZeRO", "TP", "checkpointing", "GB", "samples/s")
+    fastest = sorted(plans, key=lambda plan: plan.step.total)[:5]
+    parts = [
+        f"PREDICTED, not measured: {layout.name} on {layout.ranks} {machine.name}, nodes: "
+        f"{layout.nodes}, {link / 1e9:g} Gb/s a node",
+        table(("", "", "error of the model"), rows),
+        as_command(best, steps, depth_schedule),
+        patterns_as_text(list_patterns_of(best, machine, link=link)),
+        f"{RULE} The fastest layouts that fit, whatever their stage:",
+        table(header, map(_row, fastest)),
+        f"Rates: {machine.source}.",
+    ]
+    return "\n\n".join(parts)
+
+
+def patterns_as_text(patterns: dict[str, float]) -> str:
+    """Which patterns of --sharing keep communication light on this link."""
+    light = [f"{word} {share:.0%}" for word, share in patterns.items() if share < LIGHT]
+    heavy = [f"{word} {share:.0%}" for word, share in patterns.items() if share >= LIGHT]
+    return (
+        f"Exposed communication in this layout is under {LIGHT:.0%} of a step with --sharing: "
+        f"{', '.join(light) or 'none of the patterns'}\n"
+        f"and more with: {', '.join(heavy) or 'no pattern'} (cycle:M: any M whole blocks)"
+    )
+
+
+def _row(plan: Plan) -> list[object]:
+    layout = plan.layout
+    return [
+        *(layout.micro_batch_size, layout.accumulation, layout.zero, layout.tensor_parallel),
+        layout.activation_checkpointing,
+        f"{plan.memory.peak / 1e9:.2f}",
+        f"{plan.samples_per_second:,.0f}",
+    ]
+
+
+def as_command(plan: Plan, steps: int, depth_schedule: str | None = None) -> str:
+    """The trainer's command; the user fills in DATA, RUN and the hosts."""
+    layout = plan.layout
+    ranks = f"--num_gpus {layout.ranks}" if layout.nodes == 1 else "--hostfile HOSTFILE"
+    flags = [
+        f"    deepspeed {ranks} --module albert_ds.train",
+        f"--model {layout.name} --data DATA --output RUN",
+        f"--steps {steps} --batch-size {layout.batch_size}",
+        f"--micro-batch-size {layout.micro_batch_size}",
+        f"--sequence-length {layout.sequence_length}",
+    ]
+    model = layout.model
+    if layout.name in SIZES and model.sharing != SIZES[layout.name].sharing:
+        flags.append(f"--sharing {model.sharing}")
+    if model.per_layer != "none":
+        flags.append(f"--per-layer {model.per_layer}")
+    if depth_schedule:
+        flags.append(f"--depth-schedule {depth_schedule}")
+    if layout.tensor_parallel > 1:
+        flags.append(f"--tensor-parallel {layout.tensor_parallel}")
+    if layout.activation_checkpointing != "none":
+        flags.append(f"--activation-checkpointing {layout.activation_checkpointing}")
+    flags.append(f"--deepspeed_config ds_configs/zero{layout.zero}_bf16.json")
+    command = " \\\n        ".join(flags)
+    if layout.nodes == 1:
+        return command
+    return (
+        f"{command}\n\nHOSTFILE has a line `NAME slots={layout.ranks_a_node}` for each of the "
+        f"{layout.nodes} nodes; under Slurm use a recipe of slurm/ instead."
+    )

@@ -1,0 +1,116 @@
+"""Tables from a report of tools/throughput_bench.py: how fast, and where the time goes."""
+
+import statistics
+from collections.abc import Callable
+
+from albert_lab.step_breakdown import PARTS, SECONDS
+from albert_lab.tables import group_by, spread, table
+
+# "Speedup" of the paper's Table 2, against BERT-large.
+PAPER = {
+    "bert-base": 4.7,
+    "bert-large": 1.0,
+    "albert-base": 5.6,
+    "albert-large": 1.7,
+    "albert-xlarge": 0.6,
+    "albert-xxlarge": 0.3,
+}
+LAYOUT = ("ranks", "nodes", "tensor_parallel", "micro_batch_size")
+FORMULA = (
+    "FLOP per step: 6 x (tokens x (E H + L (4 H^2 + 2 H F)) + sum of squared lengths x 2 L H + "
+    "masked x (H E + E V)). Real tokens only; the forward pass that checkpointing repeats is not "
+    "counted; the last layer is counted for every token"
+)
+SPEEDS = ("model", "parameters", "ZeRO", "checkpointing", "link", "samples/s", "tokens/s")
+SPEEDS += ("TFLOP/s per rank", "MFU", "speed-up", "paper", "peak GB")
+SPLIT = ("model", "ZeRO", "checkpointing", "link", *PARTS.values())
+SPLIT += ("MB on the wire per rank", "share of the link")
+
+
+def as_tables(report: dict) -> str:
+    """A pair of tables for each layout. Its first model is the baseline of the speed-ups."""
+    parts = []
+    for cells in group_by(report["cells"], LAYOUT):
+        first = cells[0]
+        parts += [
+            f"{report['device']}; {first['ranks']} ranks on {first['nodes']} nodes, tensor "
+            f"parallel {first['tensor_parallel']}, {first['micro_batch_size']} sequences of "
+            f"{first['sequence_length']} tokens per micro-batch, {first['accumulation']} "
+            f"micro-batches per step; median (min .. max) of {len(first['rounds'])} rounds",
+            table(SPEEDS, [_speed(cell, cells, report["peak_flops"]) for cell in cells]),
+            table(SPLIT, map(_split, cells)),
+        ]
+    memory = (
+        "tensors on the device"
+        if report["on_gpu"]
+        else "peak resident set of the process, with Python and its libraries"
+    )
+    return "\n\n".join([*parts, f"{FORMULA}. Peak memory of a rank: {memory}."])
+
+
+def _speed(cell: dict, cells: list[dict], peak: float | None) -> list[str]:
+    rounds = cell["rounds"]
+    tflops = [r["flops_a_second"] / cell["ranks"] / 1e12 for r in rounds]
+    memory = rounds[-1]["peak_memory"]
+    baseline = next(other for other in cells if other["link"] == cell["link"])
+    # Round by round: only neighbours in time saw the same speed of the machine.
+    speed_ups = [
+        own["samples_a_second"] / other["samples_a_second"]
+        for own, other in zip(rounds, baseline["rounds"], strict=True)
+    ]
+    return [
+        _name(cell),
+        f"{cell['parameters']:,}",
+        f"{cell['zero']} {cell['precision']}",
+        cell["activation_checkpointing"],
+        cell["link"] or "-",
+        spread([r["samples_a_second"] for r in rounds]),
+        spread([r["tokens_a_second"] for r in rounds]),
+        spread(tflops),
+        f"{statistics.median(tflops) * 1e12 / peak:.1%}" if peak else "-",
+        spread(speed_ups),
+        paper_speed_up(cell["model"], baseline["model"]),
+        f"{memory / 1e9:.2f}" if memory else "-",
+    ]
+
+
+def _split(cell: dict) -> list[str]:
+    rounds = cell["rounds"]
+    shares = [
+        statistics.median(r[name] / r["seconds_a_step"] for r in rounds)
+        for name in SECONDS.values()
+    ]
+    return [
+        _name(cell),
+        f"{cell['zero']} {cell['precision']}",
+        cell["activation_checkpointing"],
+        cell["link"] or "-",
+        *(f"{share:.1%}" for share in shares),
+        f"{middle(rounds, lambda r: r['wire_bytes_a_step']) / 1e6:.2f}",
+        f"{middle(rounds, _link_share(cell)):.0%}" if cell["link"] else "-",
+    ]
+
+
+def _name(cell: dict) -> str:
+    forms = [*(["compiled"] if cell.get("compile") else []), *cell.get("fast", [])]
+    return ", ".join([cell["model"], *forms])
+
+
+def paper_speed_up(model: str, baseline: str) -> str:
+    if model not in PAPER or baseline not in PAPER:
+        return "-"
+    return f"{PAPER[model] / PAPER[baseline]:.2g}"
+
+
+def _link_share(cell: dict) -> Callable[[dict], float]:
+    """Rate on the link during exposed communication, as a share of the link's rate."""
+
+    def share(turn: dict) -> float:
+        rate = 8 * turn["link_bytes_a_step"] / turn["communication_seconds"]
+        return rate / cell["link_bits_per_second"]
+
+    return share
+
+
+def middle(rounds: list[dict], value: Callable[[dict], float]) -> float:
+    return statistics.median(map(value, rounds))
