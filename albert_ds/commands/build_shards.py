@@ -3,17 +3,19 @@
 Writes WebDataset tars DATA/train-000000.tar ... and DATA/heldout-000000.tar ... (held out by
 document, at least one), a copy of the vocabulary, and DATA/index.json, which counts everything.
 Pairs, lengths and masks are drawn in training. The same input gives the same bytes, by one process
-or by many: mpirun -n N albert-ds shards ... . Killed, the same command goes on.
+or by many: `--processes N`, or on several machines `mpirun -n N albert-ds shards ...`, where one of
+the N hands out the work. Killed, the same command goes on.
 """
 
 from pathlib import Path
 
 from albert_ds import cli
+from albert_ds.cli import Number
 from albert_ds.data.storage import find_files
-from albert_ds.data.vocab import Vocab, read_vocab
+from albert_ds.data.vocab import read_vocab
 from albert_ds.text.documents import add_input_flag
-from albert_ds.text.mpi import joined_ranks
 from albert_ds.text.pipeline import BuildConfig, Built, build_shards
+from albert_ds.text.pool import open_pool
 
 
 def build_parser() -> cli.Parser:
@@ -28,23 +30,28 @@ def build_parser() -> cli.Parser:
         help="spiece.model of `albert-ds vocab`",
     )
     add("--output", required=True, type=Path, metavar="DATA", help="folder to write to; is made")
+    add(
+        "--processes",
+        type=Number(low=1, high=1024, whole=True),
+        default=1,
+        metavar="N",
+        help="processes of this machine that build together; for several machines, mpirun",
+    )
     cli.add_flags(parser, BuildConfig)
     return parser
 
 
 def main(argv: list[str]) -> None:
-    with joined_ranks() as ranks:
-        output, config, locations, vocab = ranks.from_first(lambda: prepare(argv))
-        built = build_shards(locations, vocab, output, config, ranks)
-        if ranks.rank == 0:
-            print_summary(output, built)
-
-
-def prepare(argv: list[str]) -> tuple[Path, BuildConfig, list[str], Vocab]:
-    """Check the whole command line, in the first process only."""
-    args = vars(build_parser().parse_args(argv))
-    patterns, vocab, output = (args.pop(name) for name in ("input", "vocab", "output"))
-    return output, BuildConfig(**args), find_files(patterns), read_vocab(vocab)
+    with open_pool() as pool:
+        if pool is None:  # one of MPI's processes, which has worked for the first one
+            return
+        args = vars(build_parser().parse_args(argv))
+        patterns, vocab, output = (args.pop(name) for name in ("input", "vocab", "output"))
+        pool.start(args.pop("processes"))
+        config = BuildConfig(**args)
+        print_summary(
+            output, build_shards(find_files(patterns), read_vocab(vocab), output, config, pool)
+        )
 
 
 def print_summary(output: Path, built: Built) -> None:

@@ -64,7 +64,7 @@ SCHEMA = {
 _BLOCK = 512  # bytes of a tar block: one for a member's header, then as many as its content needs
 _HEADER = struct.Struct("<IIQ")
 _CHECKED = struct.Struct("<IQ")  # the header without its crc32
-_SHARD_NAME = re.compile(r"(train|heldout)-\d{6,}\.tar")
+SHARD_NAME = re.compile(r"(train|heldout)-\d{6,}\.tar")
 
 
 class Sequence(NamedTuple):
@@ -291,7 +291,7 @@ def _check_index(index: dict, path: str) -> None:
         entry = index["splits"][split]
         for shard in entry["shards"]:
             name = shard["name"]
-            if not _SHARD_NAME.fullmatch(name) or not name.startswith(f"{split}-"):
+            if not SHARD_NAME.fullmatch(name) or not name.startswith(f"{split}-"):
                 raise UserError(f"{path}: {name!r} is not the name of a shard of splits.{split}")
             for value in (name, shard["sha256"]):
                 if value in seen:

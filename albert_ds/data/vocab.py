@@ -16,6 +16,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +160,7 @@ class Vocab:
         self.byte_fallback: bool = proto.trainer_spec.byte_fallback
 
     def __reduce__(self):
-        return Vocab, (self.model, self.normalisation)  # for worker processes
+        return _reopen, (self.model, self.normalisation)
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text. Text that spells a special piece ("[MASK]") stays ordinary text."""
@@ -245,6 +246,12 @@ class Vocab:
         scores = map(self._processor.get_score, range(self.size))
         lines = [f"{piece}\t{score:g}\n" for piece, score in zip(self.pieces, scores, strict=True)]
         (folder / PIECES_NAME).write_text("".join(lines), encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def _reopen(model: bytes, normalisation: Normalisation) -> Vocab:
+    """In a worker process, which gets the vocabulary with every piece of work: build it once."""
+    return Vocab(model, normalisation)
 
 
 def read_vocab(location: Path | str, *, sha256: str | None = None) -> Vocab:

@@ -6,7 +6,7 @@ which also decides whether it is held out, so copies of it are never in both spl
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from hashlib import blake2b
 
 import numpy as np
@@ -14,12 +14,8 @@ import numpy as np
 from albert_ds.data.segments import pack_sentences
 from albert_ds.data.shards import pack_sequence, token_dtype
 from albert_ds.data.vocab import UNK, Vocab
-from albert_ds.text.documents import (
-    DAMAGE,
-    TextConfig,
-    explain_damage,
-)
-from albert_ds.text.external_sort import KEYS, RunWriter, Spilled
+from albert_ds.text.documents import DAMAGE, TextConfig, explain_damage
+from albert_ds.text.external_sort import KEYS, RunWriter, SortRecord
 from albert_ds.text.segmented import encode_segmented, find_starts
 from albert_ds.text.sources import Reading
 
@@ -49,7 +45,6 @@ def encode_documents(
     packing: str,
     seed: int,
     text: TextConfig,
-    advance: Callable[[int, int], None],
 ) -> dict:
     """Write the sequences of a unit to `runs`. Returns a note about the unit:
 
@@ -62,8 +57,7 @@ def encode_documents(
     dtype = np.dtype(token_dtype(vocab.size, segmented=text.segmented)).newbyteorder("<")
     salt = seed.to_bytes(16, "little")
     lowest, highest = KEYS, -1
-    for seen, (document, name, bytes_read, head) in enumerate(readings, 1):
-        advance(seen, bytes_read)
+    for document, name, _, head in readings:
         if document.damage:
             counts[f"damaged_{document.damage}"] += 1
             if document.damage not in damage:
@@ -93,7 +87,7 @@ def encode_documents(
             counts["spare_tokens"] += max(0, len(ids) - capacity)
             record = pack_sequence(int.from_bytes(digest, "little"), ends, ids, dtype)
             key = _hash(salt, digest, number.to_bytes(8, "little"))
-            runs.add(Spilled(key, record, len(ids), draw, number == 0))
+            runs.add(SortRecord(key, record, len(ids), draw, number == 0))
     runs.flush()
     return {"counts": dict(counts), "draws": [lowest, highest], "damage": damage}
 

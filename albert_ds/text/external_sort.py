@@ -30,11 +30,11 @@ _ENTRY = np.dtype(
 )
 
 
-class Spilled(NamedTuple):
+class SortRecord(NamedTuple):
     """A sequence on its way to a shard; sorts by its key."""
 
     key: int
-    record: bytes
+    content: bytes  # as in a shard
     tokens: int
     draw: int  # of its document, for the held-out split
     opens_document: bool  # the first sequence of its document
@@ -46,12 +46,12 @@ class RunWriter:
     def __init__(self, stem: Path):
         self.files: dict[Path, str] = {}  # written, with their sha256
         self._stem = stem
-        self._waiting: list[Spilled] = []
+        self._waiting: list[SortRecord] = []
         self._bytes = 0
 
-    def add(self, spilled: Spilled) -> None:
-        self._waiting.append(spilled)
-        self._bytes += len(spilled.record)
+    def add(self, record: SortRecord) -> None:
+        self._waiting.append(record)
+        self._bytes += len(record.content)
         if self._bytes >= RUN_BYTES:
             self.flush()
 
@@ -59,7 +59,7 @@ class RunWriter:
         if not self._waiting:
             return
         self._waiting.sort()
-        ends = accumulate(len(s.record) for s in self._waiting)
+        ends = accumulate(len(s.content) for s in self._waiting)
         entries = np.array(
             [
                 (s.key, s.draw, end, s.tokens, s.opens_document)
@@ -71,7 +71,7 @@ class RunWriter:
             [
                 np.uint64(len(entries)).tobytes(),
                 entries.tobytes(),
-                *(s.record for s in self._waiting),
+                *(s.content for s in self._waiting),
             ]
         )
         path = self._stem.with_name(f"{self._stem.name}-{len(self.files):03d}.run")
@@ -81,7 +81,7 @@ class RunWriter:
 
 def read_range(
     runs: Iterable[Path], low: int, high: int, *, lowest_draw: int, end_of_draws: int
-) -> list[Spilled]:
+) -> list[SortRecord]:
     """The sequences with low <= key < high whose draw is in the range, by ascending key."""
     found = []
     for path in runs:
@@ -92,7 +92,7 @@ def read_range(
 
 def _read_range(
     path: Path, low: int, high: int, lowest_draw: int, end_of_draws: int
-) -> Iterator[Spilled]:
+) -> Iterator[SortRecord]:
     with path.open("rb") as file:
         number = int.from_bytes(file.read(8), "little")
         entries = np.memmap(file, _ENTRY, mode="r", offset=8, shape=number)
@@ -114,7 +114,7 @@ def _read_range(
     places = zip(begins[wanted].tolist(), ends[wanted].tolist(), strict=True)
     for entry, (begin, end) in zip(chosen[wanted].tolist(), places, strict=True):
         key, draw, _, tokens, opens = entry
-        yield Spilled(key, content[begin - origin : end - origin], tokens, draw, opens)
+        yield SortRecord(key, content[begin - origin : end - origin], tokens, draw, opens)
 
 
 def _key(entry) -> int:
@@ -163,24 +163,24 @@ def write_range(
     counts = dict.fromkeys(("documents", *DUPLICATES), 0)
     draws = (0, threshold) if part.split == "heldout" else (threshold, KEYS)
     low, high = part.keys
-    members: dict[int, list[Spilled]] = {}
+    members: dict[int, list[SortRecord]] = {}
     last = None
-    for spilled in read_range(runs, low, high, lowest_draw=draws[0], end_of_draws=draws[1]):
-        is_copy = last is not None and (spilled.key, spilled.record) == (last.key, last.record)
-        last = spilled
+    for record in read_range(runs, low, high, lowest_draw=draws[0], end_of_draws=draws[1]):
+        is_copy = last is not None and (record.key, record.content) == (last.key, last.content)
+        last = record
         if is_copy:
-            counts["duplicate_documents"] += spilled.opens_document
+            counts["duplicate_documents"] += record.opens_document
             counts["duplicate_sequences"] += 1
-            counts["duplicate_tokens"] += spilled.tokens
+            counts["duplicate_tokens"] += record.tokens
         if not (is_copy and dedup):
-            counts["documents"] += spilled.opens_document
-            members.setdefault(spilled.key * part.shards // KEYS, []).append(spilled)
+            counts["documents"] += record.opens_document
+            members.setdefault(record.key * part.shards // KEYS, []).append(record)
     shards = [
         write_shard(
             output,
             f"{part.split}-{number:06d}.tar",
-            [spilled.record for spilled in sequences],
-            sum(spilled.tokens for spilled in sequences),
+            [record.content for record in sequences],
+            sum(record.tokens for record in sequences),
         )
         for number, sequences in sorted(members.items())
     ]

@@ -15,14 +15,26 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
 
 from albert_ds.cli import Number, flag, log_line
 from albert_ds.data.segments import PACKINGS
-from albert_ds.data.shards import FORMAT, INDEX_NAME, SPLITS, index_split, token_dtype, write_index
+from albert_ds.data.shards import (
+    FORMAT,
+    INDEX_NAME,
+    SHARD_NAME,
+    SPLITS,
+    index_split,
+    token_dtype,
+    write_index,
+)
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import ENDINGS, DamagedData, MachineFailed, UserError
 from albert_ds.text.documents import DAMAGE, SEED, TextConfig
@@ -30,16 +42,17 @@ from albert_ds.text.encode import COUNTS, encode_documents
 from albert_ds.text.external_sort import (
     DUPLICATES,
     KEYS,
+    Range,
     RunWriter,
     cut_ranges,
     write_range,
 )
-from albert_ds.text.manifest import Manifest, fingerprint
-from albert_ds.text.mpi import Ranks
-from albert_ds.text.sources import Slice, cut_units, read_documents
+from albert_ds.text.manifest import Piece, fingerprint, read_note, write_note
+from albert_ds.text.pool import Pool
+from albert_ds.text.sources import Reading, Slice, cut_units, read_documents
 from albert_ds.text.survey import measure_unknown, report_survey, survey_text
 
-WORK_NAME = "building"
+WORK_NAME, LOCK_NAME = "building", ".lock"
 # Settings that may change without encoding the text again.
 NOT_IN_ENCODING = (
     "holdout",
@@ -104,31 +117,31 @@ class Built:
 
 
 def build_shards(
-    locations: list[str], vocab: Vocab, output: Path, config: BuildConfig, ranks: Ranks
+    locations: list[str], vocab: Vocab, output: Path, config: BuildConfig, pool: Pool
 ) -> Built:
-    """Write the shards of the text at `locations`, the vocabulary and index.json. Collective.
+    """Write the shards of the text at `locations`, the vocabulary and index.json.
 
     Raises UserError for text that cannot be split as asked, DamagedData for files that cannot be
-    read through or too many damaged documents, MachineFailed where the disk is full; then no
+    read through or too many damaged documents, MachineFailed if the disk is full; then no
     index.json is written.
     """
-    with _work_folder(output, ranks) as work:
-        units = ranks.from_first(lambda: cut_units(locations))
-        figures, report = ranks.from_first(lambda: _survey(units, vocab, config))
-        encoding = _encode_units(units, vocab, work, config, ranks)
-        total = Counter(dict.fromkeys(COUNTS, 0))
+    with _work_folder(output) as work:
+        units = cut_units(locations)
+        survey = survey_text(units, config, vocab.normalisation)
+        report = report_survey(survey, measure_unknown(vocab, survey), config)
+        encoding = _encode_units(units, vocab, work, config, pool)
+        counts = Counter(dict.fromkeys(COUNTS, 0))
         damage: dict[str, str] = {}
         for note in encoding.notes:
-            total.update(note["counts"])
+            counts.update(note["counts"])
             damage = note["damage"] | damage
-        draws = [note["draws"] for note in encoding.notes]
-        threshold = ranks.from_first(lambda: _settle(total, damage, draws, config))
-        writing = _write_ranges(encoding.notes, total, threshold, output, work, config, ranks)
-        index = _make_index(writing.notes, total, vocab, config)
-        index["text"] = figures
-        ranks.from_first(lambda: _publish(output, index, vocab))
-        if ranks.rank == 0:
-            warn_of_packing(index)
+        check_damage(counts, damage, config.max_damaged)
+        threshold = _choose_heldout([note["draws"] for note in encoding.notes], counts, config)
+        writing = _write_ranges(encoding.notes, counts, threshold, output, work, config, pool)
+        index = _make_index(writing.notes, counts, vocab, config)
+        index["text"] = survey.as_index()
+        _publish(output, index, vocab)
+        warn_of_packing(index)
     return Built(
         index=index,
         report=report,
@@ -147,57 +160,58 @@ class Pass:
     redone: int
 
 
-def _encode_units(
-    units: list[list[Slice]], vocab: Vocab, work: Path, config: BuildConfig, ranks: Ranks
+def _run_pass(
+    pool: Pool,
+    pieces: list[Piece],
+    work: Callable[[Piece, Any], dict],
+    inputs: list,
+    sizes: list[int],
+    bar: tqdm,
 ) -> Pass:
-    """The first pass. Collective."""
-    settings = {**asdict(config), **dict.fromkeys(NOT_IN_ENCODING)}
-    how = [FORMAT, vocab.sha256, asdict(vocab.normalisation), settings]
-    manifest = Manifest(work, "unit", [fingerprint(how, unit) for unit in units])
-    notes, redone = manifest.find_finished(ranks)
+    """The notes of all pieces: what a killed build has left, and what `work` makes of the rest."""
+    found = list(pool.map(read_note, pieces))
+    notes = {number: note for number, note in enumerate(found) if isinstance(note, dict)}
     kept = len(notes)
     # The largest first, so that all processes end at about the same time.
-    sizes = [sum(piece.size for piece in unit) for unit in units]
-    todo = sorted(set(range(len(units))) - notes.keys(), key=lambda number: -sizes[number])
-    mine = todo[ranks.rank :: ranks.size]
-    documents = read = 0
-    of = f" (process 1 of {ranks.size})" if ranks.size > 1 else ""
-    with show_progress(sum(sizes[n] for n in mine), f"encoding{of}") as advance:
-
-        def encode(number: int) -> tuple[dict, Mapping[Path, str]]:
-            nonlocal documents, read
-            runs = RunWriter(work / f"unit-{number:06d}")
-            seen = 0
-
-            def show(of_unit: int, bytes_read: int) -> None:
-                nonlocal seen
-                seen = of_unit
-                if ranks.rank == 0:
-                    advance(documents + of_unit, read + bytes_read)
-
-            readings = read_documents(units[number], config.text_field)
-            note = encode_documents(
-                readings,
-                vocab,
-                runs,
-                sequence_length=config.sequence_length,
-                packing=config.packing,
-                seed=config.seed,
-                text=config,
-                advance=show,
-            )
-            documents, read = documents + seen, read + sizes[number]
-            return note, runs.files
-
-        notes |= manifest.do(ranks, todo, encode)
-    return Pass(notes=[notes[n] for n in range(len(units))], kept=kept, redone=redone)
+    todo = sorted(set(range(len(pieces))) - notes.keys(), key=lambda number: -sizes[number])
+    bar.total = sum(sizes[number] for number in todo)
+    with bar:
+        done = pool.map(work, [pieces[number] for number in todo], [inputs[n] for n in todo])
+        for number, note in zip(todo, done, strict=True):
+            notes[number] = note
+            bar.update(sizes[number])
+    ordered = [notes[number] for number in range(len(pieces))]
+    return Pass(notes=ordered, kept=kept, redone=found.count("damaged"))
 
 
-def _survey(units: list[list[Slice]], vocab: Vocab, config: BuildConfig) -> tuple[dict, list[str]]:
-    """(figures for index.json, lines that report on them) of a sample of the text."""
-    survey = survey_text(units, config, vocab.normalisation)
-    unknown = measure_unknown(vocab, survey)
-    return survey.as_index(), report_survey(survey, unknown, config)
+def _encode_units(
+    units: list[list[Slice]], vocab: Vocab, work: Path, config: BuildConfig, pool: Pool
+) -> Pass:
+    """The first pass."""
+    settings = {**asdict(config), **dict.fromkeys(NOT_IN_ENCODING)}
+    how = [FORMAT, vocab.sha256, asdict(vocab.normalisation), settings]
+    pieces = [
+        Piece(work / f"unit-{number:06d}.json", fingerprint(how, unit))
+        for number, unit in enumerate(units)
+    ]
+    encode = partial(_encode_unit, vocab=vocab, config=config)
+    sizes = [sum(part.size for part in unit) for unit in units]
+    return _run_pass(pool, pieces, encode, units, sizes, open_bar("encoding", "B"))
+
+
+def _encode_unit(piece: Piece, unit: list[Slice], *, vocab: Vocab, config: BuildConfig) -> dict:
+    runs = RunWriter(piece.path.with_suffix(""))
+    readings = tell_progress(read_documents(unit, config.text_field), unit)
+    note = encode_documents(
+        readings,
+        vocab,
+        runs,
+        sequence_length=config.sequence_length,
+        packing=config.packing,
+        seed=config.seed,
+        text=config,
+    )
+    return write_note(piece, note, runs.files)
 
 
 def warn_of_packing(index: dict) -> None:
@@ -237,15 +251,11 @@ def check_damage(counts: Mapping[str, int], places: dict[str, str], max_damaged:
         )
 
 
-def _settle(
-    counts: Counter[str], damage: dict[str, str], draws: list[list[int]], config: BuildConfig
-) -> int:
-    """Check the text as a whole, and choose the held-out documents.
+def _choose_heldout(draws: list[list[int]], counts: Mapping[str, int], config: BuildConfig) -> int:
+    """Hold out the documents whose draw is below the returned number.
 
-    Those are the documents whose draw is below the returned number: the share of --holdout, and
-    at least one.
+    That is the share of --holdout, and at least one document.
     """
-    check_damage(counts, damage, config.max_damaged)
     if not counts["tokens"]:
         raise UserError("--input: the files hold no text")
     lowest, highest = min(draw[0] for draw in draws), max(draw[1] for draw in draws)
@@ -266,24 +276,29 @@ def _write_ranges(
     output: Path,
     work: Path,
     config: BuildConfig,
-    ranks: Ranks,
+    pool: Pool,
 ) -> Pass:
-    """The second pass. Collective."""
+    """The second pass."""
     runs = {work / name: sha for note in encoded for name, sha in note["files"].items()}
     ranges = cut_ranges(counts, config.holdout, config.samples_per_shard)
     how = [sorted(runs.values()), threshold, config.dedup]
-    manifest = Manifest(work, "range", [fingerprint(how, asdict(part)) for part in ranges])
-    notes, redone = manifest.find_finished(ranks)
-    kept = len(notes)
+    pieces = [
+        Piece(work / f"range-{number:06d}.json", fingerprint(how, asdict(part)))
+        for number, part in enumerate(ranges)
+    ]
+    write = partial(
+        _write_range, runs=list(runs), output=output, threshold=threshold, dedup=config.dedup
+    )
+    sizes = [part.last - part.first for part in ranges]
+    return _run_pass(pool, pieces, write, ranges, sizes, open_bar("writing", " shards"))
 
-    def write(number: int) -> tuple[dict, Mapping[Path, str]]:
-        part = ranges[number]
-        shards, found = write_range(part, list(runs), output, threshold, dedup=config.dedup)
-        note = {"split": part.split, "shards": [asdict(shard) for shard in shards], "counts": found}
-        return note, {output / shard.name: shard.sha256 for shard in shards}
 
-    notes |= manifest.do(ranks, sorted(set(range(len(ranges))) - notes.keys()), write)
-    return Pass(notes=[notes[n] for n in range(len(ranges))], kept=kept, redone=redone)
+def _write_range(
+    piece: Piece, part: Range, *, runs: list[Path], output: Path, threshold: int, dedup: bool
+) -> dict:
+    shards, counts = write_range(part, runs, output, threshold, dedup=dedup)
+    note = {"split": part.split, "shards": [asdict(shard) for shard in shards], "counts": counts}
+    return write_note(piece, note, {output / shard.name: shard.sha256 for shard in shards})
 
 
 def _make_index(
@@ -317,21 +332,23 @@ def _make_index(
 def _publish(output: Path, index: dict, vocab: Vocab) -> None:
     """Write the vocabulary and the index, and delete the shards of an earlier, different build."""
     listed = {shard["name"] for entry in index["splits"].values() for shard in entry["shards"]}
-    for split in SPLITS:
-        for path in output.glob(f"{split}-*.tar*"):
-            if path.name not in listed:
-                path.unlink()
+    for path in _find_shards(output):
+        if path.name not in listed:
+            path.unlink()
     vocab.write(output)
     write_index(output, index)
 
 
+def _find_shards(output: Path) -> list[Path]:
+    return [path for path in output.glob("*.tar") if SHARD_NAME.fullmatch(path.name)]
+
+
 @contextmanager
-def _work_folder(output: Path, ranks: Ranks) -> Generator[Path]:
-    """The folder of unfinished work in `output`. It is kept where a build can be resumed."""
+def _work_folder(output: Path) -> Generator[Path]:
+    """The folder of unfinished work in `output`. It is kept if a build can be resumed."""
     work = output / WORK_NAME
     is_new = not output.exists()
-    locks: list[int] = []
-    ranks.from_first(lambda: locks.append(_claim(output, work)))
+    lock = _claim(output, work)
     try:
         yield work
     except OSError as error:
@@ -341,27 +358,34 @@ def _work_folder(output: Path, ranks: Ranks) -> Generator[Path]:
             f"{output}: {error.strerror}; finished work is kept, and the same command continues"
         ) from None
     except ENDINGS:
-        if ranks.rank == 0 and not any(work.glob("*.run")):  # nothing to resume
+        if not any(work.glob("*.run")):  # nothing to resume
             shutil.rmtree(work)
             if is_new and not any(output.iterdir()):
                 output.rmdir()
         raise
     else:
-        if ranks.rank == 0:
-            shutil.rmtree(work)
+        shutil.rmtree(work)
     finally:
-        for lock in locks:
-            os.close(lock)
+        os.close(lock)
 
 
 def _claim(output: Path, work: Path) -> int:
-    """Make the folders and lock them; the kernel frees the lock when its owner dies."""
+    """Make the folders and lock them; the kernel frees the lock when its owner dies.
+
+    Raises UserError if there is something in `output` that a build would delete or write over.
+    """
+    is_ours = (work / LOCK_NAME).exists()
     if (output / INDEX_NAME).exists():
-        shutil.rmtree(work, ignore_errors=True)  # of a build that was killed at its very end
+        if is_ours:
+            shutil.rmtree(work)  # of a build that was killed at its very end
         raise UserError(f"--output {output}: holds a built data set already; name another folder")
+    if not is_ours:
+        for path in [*_find_shards(output), work]:
+            if path.exists():
+                raise UserError(f"--output {output}: holds {path.name}; name another folder")
     try:
         work.mkdir(parents=True, exist_ok=True)
-        lock = os.open(work / ".lock", os.O_CREAT | os.O_RDWR)
+        lock = os.open(work / LOCK_NAME, os.O_CREAT | os.O_RDWR)
     except OSError as error:
         raise UserError(f"--output {output}: cannot be made: {error.strerror}") from None
     try:
@@ -372,22 +396,19 @@ def _claim(output: Path, work: Path) -> int:
     return lock
 
 
-@contextmanager
-def show_progress(total_bytes: int, what: str) -> Generator[Callable[[int, int], None]]:
-    """A progress bar on a terminal, a line now and then elsewhere.
-
-    Gives a function that takes the documents and the bytes read so far.
-    """
-    from tqdm import tqdm
-
+def open_bar(what: str, unit: str, total: int = 0) -> tqdm:
+    """A progress bar on a terminal, a line now and then elsewhere."""
     seconds = 0.1 if sys.stderr.isatty() else LINE_SECONDS
     how = {"mininterval": seconds, "maxinterval": max(10.0, seconds), "delay": seconds}
-    with tqdm(total=total_bytes, desc=what, unit="B", unit_scale=True, **how) as bar:
-        begun = time.monotonic()
+    return tqdm(total=total, desc=what, unit=unit, unit_scale=True, **how)
 
-        def advance(documents: int, read: int) -> None:
-            rate = documents / max(time.monotonic() - begun, 1e-9)
-            bar.set_postfix_str(f"{documents:,} documents, {rate:,.0f}/s", refresh=False)
-            bar.update(read - bar.n)
 
-        yield advance
+def tell_progress(readings: Iterable[Reading], unit: list[Slice]) -> Iterator[Reading]:
+    """The documents of a unit, with a line now and then if there are very many."""
+    size, told = sum(part.size for part in unit), time.monotonic()
+    for number, reading in enumerate(readings, 1):
+        if time.monotonic() > told + LINE_SECONDS:
+            told = time.monotonic()
+            share = reading.bytes_read / size
+            log_line(f"{reading.name}: {number:,} documents, {share:.0%} of this unit of work")
+        yield reading

@@ -1,4 +1,4 @@
-"""From text to a vocabulary folder: what tools/build_vocab.py does."""
+"""From text to a vocabulary folder: what `albert-ds vocab` does."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from albert_ds.cli import Number, flag
 from albert_ds.data.vocab import NUM_FIXED, Normalisation, Vocab, train_vocab
 from albert_ds.errors import UserError
 from albert_ds.text.documents import SEED, TextConfig, explain_damage
-from albert_ds.text.pipeline import check_damage, show_progress
+from albert_ds.text.pipeline import check_damage, open_bar
 from albert_ds.text.segmented import split_into_words
 from albert_ds.text.sources import Slice, cut_units, read_documents
 from albert_ds.text.survey import measure_unknown, report_survey, survey_text
@@ -34,7 +34,6 @@ class VocabConfig(TextConfig):
         "different words of most languages one",
         default=False,
     )
-    keep_accents: bool = flag("accepted, without effect: accents are kept", default=False)
     character_coverage: float = flag(
         "share (0 to 1) of all characters in the text that get a piece; the rest is unknown",
         default=0.99995,
@@ -52,11 +51,6 @@ class VocabConfig(TextConfig):
         metavar="SENTENCES",
     )
     seed: int = flag("seed of that drawing", default=0, type=SEED, metavar="N")
-
-    def __post_init__(self):
-        TextConfig.__post_init__(self)
-        if self.strip_accents and self.keep_accents:
-            raise UserError("--strip-accents with --keep-accents: only one of them")
 
     @property
     def normalisation(self) -> Normalisation:
@@ -103,12 +97,11 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
 def _read_sentences(
     units: list[list[Slice]], config: VocabConfig, counts: Counter[str]
 ) -> Iterator[str]:
-    slices = [piece for unit in units for piece in unit]
+    slices = [part for unit in units for part in unit]
     places: dict[str, str] = {}
-    with show_progress(sum(piece.size for piece in slices), "reading") as advance:
-        readings = read_documents(slices, config.text_field)
-        for number, (document, name, bytes_read, head) in enumerate(readings, 1):
-            advance(number, bytes_read)
+    with open_bar("reading", "B", sum(part.size for part in slices)) as bar:
+        for document, name, bytes_read, head in read_documents(slices, config.text_field):
+            bar.update(bytes_read - bar.n)
             if document.damage:
                 counts[f"damaged_{document.damage}"] += 1
                 cause = explain_damage(document.damage, bytes(head))

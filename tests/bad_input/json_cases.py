@@ -214,8 +214,7 @@ def _results(folder: Path) -> dict[str, Reader]:
     from albert_lab.scaling.fit import read_cells
 
     from albert_ds.settings.finetune import find_task_model
-    from albert_ds.text.manifest import Manifest
-    from albert_ds.text.mpi import Ranks
+    from albert_ds.text.manifest import Piece, read_note
     from tools.lab.paper_table import STATISTICS, read_cell, read_lead
 
     raw, table = ROOT / "docs" / "raw", folder / "table"
@@ -233,11 +232,11 @@ def _results(folder: Path) -> dict[str, Reader]:
     names = ("report", "drawn", "layers", "constants", "memory")
     report, drawn, layers, constants, memory = (folder / f"{name}.json" for name in names)
 
-    def read_note():
-        finished, _ = Manifest(notes, "unit", ["x"]).find_finished(Ranks())
-        if not finished:
+    def read_finished():
+        note = read_note(Piece(notes / "unit-000000.json", "x"))
+        if not isinstance(note, dict):
             raise DamagedData("the piece of work is done again")
-        return finished
+        return note
 
     return {
         "results.json": Reader(
@@ -276,7 +275,7 @@ def _results(folder: Path) -> dict[str, Reader]:
         "note of a build": Reader(
             {"identity": "x", "files": {}, "counts": {"documents": 1}},
             notes / "unit-000000.json",
-            read_note,
+            read_finished,
         ),
     }
 

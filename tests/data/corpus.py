@@ -7,8 +7,8 @@ from unittest.mock import patch
 from albert_ds.data.vocab import Vocab
 from albert_ds.text import sources
 from albert_ds.text.documents import Document
-from albert_ds.text.mpi import Ranks
 from albert_ds.text.pipeline import BuildConfig, build_shards
+from albert_ds.text.pool import Pool
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
@@ -56,4 +56,4 @@ def build(folder: Path, vocab: Vocab, inputs: list[Path], **config) -> dict:
         **config,
     }
     locations = sorted(str(path) for path in inputs)
-    return build_shards(locations, vocab, folder, BuildConfig(**settings), Ranks()).index
+    return build_shards(locations, vocab, folder, BuildConfig(**settings), Pool()).index
