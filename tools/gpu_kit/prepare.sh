@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fill .whl/ of this checkout with everything that the GPU machine lacks. Run it in the repository's root:
-#     bash prepare.sh [DATA]          DATA: a folder of shards of rows of 512 tokens (`albert-ds shards`)
+# Fill .whl/ of this checkout with everything that the GPU machine lacks:
+#     bash tools/gpu_kit/prepare.sh [DATA]   DATA: shards of rows of 512 tokens (`albert-ds shards`)
 # Without DATA shards are built from TEXT="a.txt b.xz ..." (TEXT_MB megabytes of it), or from Python's own manual.
 # Then, on the GPU machine, in the same root:  bash .whl/run.sh 540
 set -euo pipefail
@@ -49,19 +49,20 @@ for path in sorted(Path(".whl").glob("*.whl")):
         if "extra ==" in line or re.search(r"python_version\s*<\s*['\"]3\.(8|9|10|11|12)['\"]", line) or "sys_platform == 'win" in line or 'sys_platform == "win' in line:
             continue
         needs.setdefault(name(re.match(r"[A-Za-z0-9._-]+", line)[0]), []).append(own)
-# what the project itself imports on the device
+# what the project itself imports there
 for line in re.findall(r'^    "([^"]+)",$', Path("pyproject.toml").read_text().split("dependencies = [")[1].split("]")[0], re.M):
     needs.setdefault(name(re.match(r"[A-Za-z0-9._-]+", line)[0]), []).append("the project")
 lost = {n: by for n, by in needs.items() if n not in carried and there and n not in there}
 print("carried:", ", ".join(sorted(carried)))
-print("double (also on the machine, another version wins):", ", ".join(sorted(set(carried) & there)) or "none")
+print("double (also on the GPU machine, another version wins):", ", ".join(sorted(set(carried) & there)) or "none")
 if lost:
-    sys.exit(f"missing on the device: {lost}")
+    sys.exit(f"missing on the GPU machine: {lost}")
 P
 # The data: shards, as one archive.
 DATA=${1:-}
 if [ -n "$DATA" ] || [ ! -f .whl/data.tar.xz ]; then
     if [ -z "$DATA" ]; then
+        made=.whl/build; rm -rf $made; mkdir $made;
         for file in ${TEXT:-}; do case $file in *.tar.xz) tar xJOf "$file" ;; *.xz) xz -dc "$file" ;; *) cat "$file" ;; esac; done \
             | head -c "$(( ${TEXT_MB:-40} * 1000000 ))" > $made/text.txt || true
         [ -s $made/text.txt ] || "$PY" tools/demo/demo_corpus.py --max-bytes 4000000 --output $made/text.txt

@@ -54,7 +54,7 @@ if wants install && compgen -G "$KIT/*.whl" > /dev/null; then
         >> "$LOG" 2>&1 || { note install false "pip failed"; tail -5 "$LOG"; }
     "$PY" -m compileall -q -j 0 "$SITE/deepspeed" "$SITE/megatron" albert_ds > /dev/null 2>&1 &
 fi
-# tools/*.py find albert_ds only through the path, since nothing is installed from this checkout.
+# Nothing is installed from this checkout: the path alone leads to it.
 export PYTHONPATH=$ROOT:$ROOT/tools:$SITE${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export TORCHINDUCTOR_CACHE_DIR=$WORK/inductor TRITON_CACHE_DIR=$WORK/triton TORCH_EXTENSIONS_DIR=$WORK/extensions
@@ -104,7 +104,7 @@ wants speed && stage speed "${SPEED_SECONDS:-180}" "$PY" "$KIT/gpu_day.py" speed
 if wants train; then
     # 512 x 512 tokens a step: 160 steps are 42M tokens. It stops by itself when its time is over (code 75).
     SECONDS_OF_TRAINING=${TRAIN_SECONDS:-65}
-    FLAGS="--model albert-base --sequence-length 512 --batch-size 512 --micro-batch-size 64 --fast qkv gradients --num-workers 4
+    FLAGS="--model albert-base --sequence-length 512 --batch-size 512 --micro-batch-size 64 --num-workers 4
         --steps 160 --warmup-steps 30 --log-every 5 --eval-every 40 --eval-samples 512"
     [ -n "$QUICK" ] && FLAGS="--model albert-tiny --num-layers 2 --sequence-length 64 --batch-size 16 --micro-batch-size 8 --num-workers 2
         --steps 12 --warmup-steps 2 --log-every 1 --eval-every 6 --eval-samples 32"
