@@ -22,7 +22,7 @@ OUTPUT=${OUTPUT:-$RUNS/bert-large}
 
 # ZeRO-1 reduces once a step, in one bucket, after the last micro-batch: 1343 MB of fp32 gradients
 # and 671 MB of bf16 weights gathered, 19 times ALBERT-large's for the same compute.
-# The alternatives to stage, bucket, type and accumulation: docs/benchmarks.md.
+# The alternatives to stage, bucket, type and accumulation: docs/notebook/benchmarks.md.
 pretrain --model bert-large --data "$DATA" --steps 400000 --warmup-steps 3125 --dropout 0.1 \
     --sequence-length 512 --batch-size 4096 --micro-batch-size 8 --learning-rate 0.00176 \
     --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 "$@"

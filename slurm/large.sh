@@ -23,7 +23,7 @@ OUTPUT=${OUTPUT:-$RUNS/albert-large}
 # ZeRO-1 reduces once a step, in one bucket, after the last micro-batch: 71 MB of fp32 gradients,
 # and 36 MB of bf16 weights gathered. A ring over 16 ranks sends 167 MB a rank for them; a 10 Gbit/s
 # network carries that 7.5 times a second.
-# The alternatives to stage, bucket, type and accumulation: docs/benchmarks.md.
+# The alternatives to stage, bucket, type and accumulation: docs/notebook/benchmarks.md.
 pretrain --model albert-large --data "$DATA" --steps 125000 --warmup-steps 3125 --dropout 0.1 \
     --sequence-length 512 --batch-size 4096 --micro-batch-size 32 --learning-rate 0.00176 \
     --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 "$@"

@@ -22,7 +22,7 @@ OUTPUT=${OUTPUT:-$RUNS/albert-xlarge}
 
 # ZeRO-1 reduces once a step, in one bucket, after the last micro-batch: 236 MB of fp32 gradients,
 # and 118 MB of bf16 weights gathered, for 64 sequences a GPU. BERT-large moves 5.7 times that.
-# The alternatives to stage, bucket, type and accumulation: docs/benchmarks.md.
+# The alternatives to stage, bucket, type and accumulation: docs/notebook/benchmarks.md.
 pretrain --model albert-xlarge --data "$DATA" --steps 125000 --warmup-steps 3125 --dropout 0.1 \
     --sequence-length 512 --batch-size 4096 --micro-batch-size 32 --learning-rate 0.00176 \
     --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 "$@"

@@ -23,7 +23,7 @@ OUTPUT=${OUTPUT:-$RUNS/albert-xxlarge}
 # ZeRO-1 reduces once a step, in one bucket, after the last micro-batch: 893 MB of fp32 gradients,
 # and 446 MB of bf16 weights gathered. Weights and both moments are 2.7 GB, so no tensor
 # parallelism. --tensor-parallel T splits over neighbours in a node, so only gradients leave it.
-# The alternatives to stage, bucket, type, accumulation and placement: docs/benchmarks.md.
+# The alternatives to stage, bucket, type, accumulation and placement: docs/notebook/benchmarks.md.
 pretrain --model albert-xxlarge --data "$DATA" --steps 125000 --warmup-steps 3125 --dropout 0 \
     --sequence-length 512 --batch-size 4096 --micro-batch-size 32 --learning-rate 0.00176 \
     --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 "$@"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Measure anew what docs/benchmarks.md, performance.md, lamb.md and scaling.md state: every report of
+# Measure anew what docs/notebook/benchmarks.md, performance.md, lamb.md and scaling.md state: every report of
 # a benchmark in docs/raw, by one command. Reports go to OUT, because a report in docs/raw would be a
 # change of the tree, which they record; a tree with changes is refused. Reports that exist are kept,
 # so the same command continues. Root and a quiet machine; two hours on two cores.
