@@ -1,41 +1,57 @@
-"""The documentation names only what exists: files, links, imports, metric keys."""
+"""The pages name only what exists, and their tables are those of the code and of the raw files."""
 
+import ast
 import json
 import re
-
-import pytest
+from collections.abc import Iterable
+from pathlib import Path
 
 from albert_ds.model.additions import ADDITIONS
+from albert_ds.model.config import SIZES, count_flops, count_params
 from albert_ds.model.sharing import list_patterns
 from tests.conftest import ROOT
 from tests.test_layers import IMPORTS
 
+DOCS = ROOT / "docs"
 FOLDERS = ("albert_ds", "docs", "ds_configs", "slurm", "tests", "tools")
 PAGES = [page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")]
 PAGES = [ROOT / "README.md", *sorted(page for page in PAGES if page.parent.name != "raw")]
+# Pages about today's code. Log and notebook tell of experiments, with the code of their day.
+CURRENT = [
+    page
+    for page in PAGES
+    if page != DOCS / "log.md" and not {"notebook", "fixtures"} & set(page.parts)
+]
 # A file of the project as the pages name it: from the root, with its extension, no wildcard.
 FILE = re.compile(
     r"(?<![\w/.*-])((?:albert_ds|tools|slurm|ds_configs|tests|docs)/[\w./-]*\.(?:py|sh|json|md|env\.example))"
 )
 LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 BASE = {"cli", "files", "errors", "json_files"}  # every box may import these
-HISTORY = ROOT / "docs/log.md"  # tells of ended experiments, whose files are gone
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_named_file_exists(page):
-    named = {ROOT / name for name in FILE.findall(page.read_text())} if page != HISTORY else set()
-    assert {path for path in named if not path.is_file()} == set()
+def read(name: str) -> str:
+    return (DOCS / name).read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_relative_link_resolves(page):
-    for target in LINK.findall(page.read_text()):
-        path, _, anchor = target.partition("#")
-        found = page.parent / path if path else page
-        assert found.exists(), target
-        if anchor:
-            assert anchor in anchors_of(found.read_text()), target
+def read_raw(name: str) -> dict:
+    return json.loads(read(f"raw/{name}.json"))
+
+
+def test_every_named_file_exists():
+    named = {(page, name) for page in CURRENT for name in FILE.findall(page.read_text())}
+    assert [(str(page), name) for page, name in named if not (ROOT / name).is_file()] == []
+
+
+def test_every_relative_link_resolves():
+    broken = []
+    for page in PAGES:
+        for target in LINK.findall(page.read_text()):
+            path, _, anchor = target.partition("#")
+            found = page.parent / path if path else page
+            if not found.exists() or (anchor and anchor not in anchors_of(found.read_text())):
+                broken.append(f"{page}: {target}")
+    assert broken == []
 
 
 def anchors_of(text: str) -> set[str]:
@@ -44,15 +60,16 @@ def anchors_of(text: str) -> set[str]:
     return {re.sub(r"[^\w\s-]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
-def box_of(module: str) -> str:
-    apart = {"interop.export": "export", "process.trainer": "trainer"}
-    top = module.split(".")[0]
-    return apart.get(module, "base" if top in BASE else top)
+def test_a_reader_gets_through():
+    """Measurements in full belong to docs/notebook, proofs to docs/raw."""
+    lengths = {page.name: len(page.read_text().splitlines()) for page in DOCS.glob("*.md")}
+    assert sum(lengths.values()) <= 3000
+    assert {name: length for name, length in lengths.items() if length > 200} == {}
+    assert lengths["exactness.md"] <= 100
 
 
 def test_the_diagram_of_the_packages_is_that_of_the_imports():
-    text = (ROOT / "docs/architecture.md").read_text()
-    drawn = set(re.findall(r"^ +(\w+)(?:\[.*?\])? --> (\w+)", text, re.M))
+    drawn = set(re.findall(r"^ +(\w+)(?:\[.*?\])? --> (\w+)", read("architecture.md"), re.M))
     pairs = {(box_of(a), box_of(b)) for a, imported in IMPORTS.items() for b in imported}
     actual = {(a, b) for a, b in pairs if a != b}
     assert drawn <= actual, f"drawn, but no file imports it: {drawn - actual}"
@@ -63,19 +80,86 @@ def test_the_diagram_of_the_packages_is_that_of_the_imports():
     assert not hidden, f"imported, but not drawn in docs/architecture.md: {hidden}"
 
 
+def box_of(module: str) -> str:
+    apart = {"interop.export": "export", "process.trainer": "trainer"}
+    top = module.split(".")[0]
+    return apart.get(module, "base" if top in BASE else top)
+
+
 def test_every_key_of_the_metrics_is_explained():
-    text = (ROOT / "docs/metrics.md").read_text()
-    lines = (ROOT / "docs/raw/first_run_dp2.jsonl").read_text().splitlines()
-    keys = {key for line in lines for key in json.loads(line)}
+    keys = {
+        key for line in read("raw/first_run_dp2.jsonl").splitlines() for key in json.loads(line)
+    }
+    text = read("metrics.md")
     assert {key for key in keys if f"`{key}`" not in text} == set()
 
 
-def test_the_page_about_exactness_can_be_read():
-    assert len((ROOT / "docs/exactness.md").read_text().splitlines()) <= 100
-
-
 def test_the_page_about_sharing_has_the_tables_of_the_code():
-    text = (ROOT / "docs/sharing.md").read_text()
     rows = [f"| `{form}` | `{blocks}` | {meaning} |" for form, blocks, meaning in list_patterns()]
     rows += [f"| `{addition.form}` | {addition.meaning} |" for addition in ADDITIONS.values()]
-    assert [row for row in rows if row not in text.splitlines()] == []
+    assert missing(rows, read("sharing.md").splitlines()) == []
+
+
+def missing(wanted: Iterable[str], page: str | list[str]) -> list[str]:
+    return [text for text in wanted if text not in page]
+
+
+def test_the_sizes_are_those_of_the_code():
+    flops = {
+        name: count_flops(config, tokens=512, squared_lengths=512**2, masked=77)
+        for name, config in SIZES.items()
+    }
+    rows = [
+        f"| `{name}` | {sum(count_params(config).values()) / 1e6:.1f} M | {config.num_layers} "
+        f"| {config.hidden_size:,} | {flops[name] / flops['albert-base']:.2f} |"
+        for name, config in SIZES.items()
+    ]
+    assert missing(rows, read("pretraining.md")) == []
+
+
+def test_the_messages_in_troubleshooting_are_ours():
+    """Each stretch of three words or more of a quoted message stands in the sources."""
+    texts = "\n".join(strings_of(ROOT / "albert_ds"))
+    quoted = re.findall(r"^(?:\| )?`([^`]+)`(?:,| \||\s*\(code)", read("troubleshooting.md"), re.M)
+    between = re.compile(r"\b(?:[A-Z]+|\d+|[XYNM])\b|\.\.\.|[():,;/]")
+    parts = [part.strip() for message in quoted for part in between.split(message)]
+    parts = [part for part in parts if len(part.split()) >= 3]
+    assert len(parts) > 12 and missing(parts, texts) == []
+
+
+def strings_of(folder: Path) -> Iterable[str]:
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_every_page_of_results_states_its_commit():
+    names = ["measuring.md", "learning.md", "performance.md", "scaling.md"]
+    pages = {DOCS / name for name in names} | set((DOCS / "notebook").glob("*.md"))
+    for page in pages:
+        text = page.read_text()
+        if "Recorded on" in text or re.search(r"^\|.*\d\.\d", text, re.M):
+            assert re.search(r"([Rr]ecorded|fitted) on \d+ November \d{4}", text), page
+            assert re.search(r"commit [0-9a-f]{7}", text), page
+
+
+def test_the_figures_of_the_readme_stand_in_the_pages_it_names():
+    readme, learning = (ROOT / "README.md").read_text(), read("learning.md")
+    worst = read("exactness.md").partition("<!-- worst -->")[2]
+    modes, of_fp32 = re.search(r"^\| fp32 \| (\d+) (?:\| \S+ ){2}\| (\S+) \|", worst, re.M).groups()
+    of_bf16 = re.search(r"^\| bf16 \| \d+ (?:\| \S+ ){2}\| (\S+) \|", worst, re.M)[1]
+    large, bert, xxlarge = (
+        sum(count_params(SIZES[name]).values())
+        for name in ("albert-large", "bert-large", "albert-xxlarge")
+    )
+    figures = [f"| {of_fp32} |", f"over {modes} layouts", f"error is {float(of_bf16):.2f},"]
+    figures += [f"| {bert / large:.1f} times |", f"ALBERT-xxlarge: {bert / xxlarge:.1f})"]
+    probed, judged = read_raw("learn_probe"), read_raw("learn_minimal_pairs")
+    words, order = (probed[f"heldout_{task}_accuracy"] for task in ("mlm", "sop"))
+    shares = [words, order, judged["accuracy"]]
+    assert missing(figures + [f"{100 * share:.1f} %" for share in shares], readme) == []
+    assert missing([f"{100 * share:.1f} %" for share in shares], learning) == []
+    card = (ROOT / "tools/demo/model/README.md").read_text()  # the model is that run's
+    assert missing([probed["weights"], *(f'"value": {share}' for share in shares)], card) == []
+    assert "100 kills of 2 ranks" in read("reliability.md")

@@ -29,7 +29,7 @@ from albert_lab.tables import spread, table
 COMMAND = (sys.executable, "-m", "albert_ds")
 PIECES, LENGTH, BATCH = 8000, 128, 32
 # At higher rates the sentence head learns noise. Twice the usual masks are twice the signal of a
-# token, and three layers are twice the steps of six in the time. docs/notebook/recipe_trials.md says more.
+# token, and three layers are twice the steps of six in the time (docs/notebook/recipe_trials.md).
 RECIPE = (
     *("--model", "albert-tiny", "--embedding-size", "128", "--hidden-size", "256"),
     *("--num-layers", "3", "--num-heads", "4", "--dropout", "0"),
