@@ -10,7 +10,7 @@ from albert_ds.model.additions import ADDITIONS
 from albert_ds.model.config import SIZES, count_flops, count_params
 from albert_ds.model.sharing import list_patterns
 from tests.conftest import ROOT
-from tests.test_layers import IMPORTS
+from tests.rooms import draw
 
 DOCS = ROOT / "docs"
 FOLDERS = ("albert_ds", "docs", "ds_configs", "slurm", "tests", "tools")
@@ -27,7 +27,6 @@ FILE = re.compile(
     r"(?<![\w/.*-])((?:albert_ds|tools|slurm|ds_configs|tests|docs)/[\w./-]*\.(?:py|sh|json|md|env\.example))"
 )
 LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
-BASE = {"cli", "files", "errors", "json_files"}  # every box may import these
 
 
 def read(name: str) -> str:
@@ -68,22 +67,11 @@ def test_a_reader_gets_through():
     assert lengths["exactness.md"] <= 100
 
 
-def test_the_diagram_of_the_packages_is_that_of_the_imports():
-    drawn = set(re.findall(r"^ +(\w+)(?:\[.*?\])? --> (\w+)", read("architecture.md"), re.M))
-    pairs = {(box_of(a), box_of(b)) for a, imported in IMPORTS.items() for b in imported}
-    actual = {(a, b) for a, b in pairs if a != b}
-    assert drawn <= actual, f"drawn, but no file imports it: {drawn - actual}"
-    reachable = set(drawn)
-    while more := {(a, d) for a, b in reachable for c, d in drawn if b == c} - reachable:
-        reachable |= more
-    hidden = {(a, b) for a, b in actual - reachable if b != "base"}
-    assert not hidden, f"imported, but not drawn in docs/architecture.md: {hidden}"
-
-
-def box_of(module: str) -> str:
-    apart = {"interop.export": "export", "process.trainer": "trainer"}
-    top = module.split(".")[0]
-    return apart.get(module, "base" if top in BASE else top)
+def test_the_architecture_page_shows_the_rooms_as_they_are():
+    text = read("architecture.md")
+    assert draw() in text, "print it anew: python -m tests.rooms"
+    rooms = {path.parent.name for path in (ROOT / "albert_ds").glob("*/*.py")}
+    assert missing([f"\n  {room}/ " for room in rooms], text) == []
 
 
 def test_every_key_of_the_metrics_is_explained():

@@ -1,0 +1,39 @@
+"""Which room of albert_ds imports which: `python -m tests.rooms` prints the diagram of the pages."""
+
+from tests.test_layers import IMPORTS, LEVELS, package_of
+
+BASE = {name for name, level in LEVELS.items() if level <= LEVELS["json_files"]}
+
+
+def draw() -> str:
+    """A flowchart without the arrows that follow from others."""
+    lines = ["flowchart TD"]
+    for room, imported in sorted(find_imports().items()):
+        implied = {far for near in imported for far in reach(near)}
+        lines += [f"    {room} --> {lower}" for lower in sorted(imported - implied)]
+        lines += [] if imported else [f"    {room}"]
+    return "\n".join(lines) + "\n"
+
+
+def find_imports() -> dict[str, set[str]]:
+    """The rooms that each room imports; without the entry, which imports all."""
+    found: dict[str, set[str]] = {}
+    for module, imported in IMPORTS.items():
+        found.setdefault(room_of(module), set()).update(map(room_of, imported))
+    return {room: found[room] - {room} for room in found if room not in ("__main__", "base")}
+
+
+def room_of(module: str) -> str:
+    """The package of a module, or the file itself if it has a level of its own."""
+    package = package_of(module)
+    return "base" if package in BASE else package.rpartition(".")[2]
+
+
+def reach(room: str) -> set[str]:
+    """All rooms that a room imports, itself or through others."""
+    direct = find_imports().get(room, set())
+    return direct.union(*map(reach, direct))
+
+
+if __name__ == "__main__":
+    print(draw(), end="")
