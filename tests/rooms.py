@@ -1,4 +1,4 @@
-"""Which room of albert_ds imports which: `python -m tests.rooms` prints the diagram of the pages."""
+"""Which room of albert_ds imports which: `python -m tests.rooms` prints the diagram of the page."""
 
 from tests.test_layers import IMPORTS, LEVELS, package_of
 
