@@ -25,3 +25,4 @@ def test_the_site_is_whole_and_loads_nothing_from_the_network(tmp_path):
     flags = {action.option_strings[-1] for action in list_actions(build_parser())}
     shown = set(re.findall("<code>(--.*?)</code>", pages[tmp_path / "flags.html"]))
     assert flags <= shown
+    assert "&lt;doc&gt;" in pages[tmp_path / "flags.html"]  # a word of a help text, not a tag

@@ -38,7 +38,7 @@ def describe(name: str, parser: Parser) -> Iterator[str]:
     parts = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     for part, subparser in (parts[0] if parts else {"": parser}).items():
         yield f"## {name} {part}\n"
-        yield as_reference(subparser)
+        yield as_reference(subparser).replace("<", "&lt;")  # `<doc>` is no tag of the page
 
 
 def find_parser(name: str) -> Parser:
