@@ -23,26 +23,19 @@ from tools.lab.docs_hook import find_parser
 OLD_RUN = ROOT / "tests/fixtures/run_7085d03"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 SCRIPTS = sorted(path for folder in ("slurm", "tools") for path in (ROOT / folder).rglob("*.sh"))
-# Launchers and Slurm: flag -> whether a value follows.
-LAUNCHERS = {
-    "python": {"-m": False, "-u": False},
-    "deepspeed": {"--num_gpus": True, "--hostfile": True, "--module": False},
-    "torchrun": dict.fromkeys(
-        ("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"), True
-    ),
-    "mpirun": {"-n": True},
-    "sbatch": {"--test-only": False, "--no-kill": False, "--array": True, "--nodes": True}
-    | {"--ntasks-per-node": True, "--gpus-per-node": True, "--gpus-per-task": True},
-    "bash": {},
-}
+LAUNCHERS = {"python", "deepspeed", "torchrun", "mpirun", "sbatch", "bash"}
 SHELL = {"cp", ".", "cd", "touch", "tail", "export", "for", "done", "mkdir"}
 SHELL |= {"docker", "apptainer", "pip", "hf"}  # not ours to check
 # Flags that the pages name and that are of other programs.
-FOREIGN = {f for flags in LAUNCHERS.values() for f in flags} | {
-    *("--spares", "--signal", "--time", "--mpi", "--overlap", "--kill-on-bad-exit", "--wait"),
+FOREIGN = {
+    *("--num_gpus", "--hostfile", "--module", "--launcher"),  # DeepSpeed
+    *("--node-rank", "--nproc-per-node"),  # torchrun
+    *("--test-only", "--no-kill", "--array", "--nodes", "--gpus-per-node", "--gpus-per-task"),
+    *("--ntasks-per-node", "--signal", "--time", "--mpi", "--overlap", "--kill-on-bad-exit"),
+    *("--wait", "--spares"),  # Slurm and our recipes
     *("--container-image", "--container-workdir", "--container-mounts", "--build-arg", "--ipc"),
-    *("--shm-size", "--launcher", "--short", "--allow-run-as-root", "--oversubscribe"),
-    *("--logdir", "--help", "--extra-index-url"),
+    *("--shm-size", "--allow-run-as-root", "--oversubscribe", "--logdir", "--help"),
+    *("--extra-index-url", "--revision", "--short"),
 }
 
 
@@ -78,56 +71,51 @@ def commands_of(text: str) -> Iterator[list[str]]:
 
 
 def check(words: list[str]) -> None:
-    """Fail where no program of ours, or of LAUNCHERS and SHELL, takes these words."""
+    """Fail if no program of ours, or of LAUNCHERS and SHELL, takes these words."""
     program, *rest = words
-    if program in SHELL:
+    if program in SHELL or words == ["albert-ds", "--help"]:
         return
-    if program == "albert-ds":
-        if rest == ["--help"]:
-            return
-        program, *rest = rest
     if program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
-        assert [word for word in rest if "=" not in word][0] in targets, words
-    elif program in LAUNCHERS or program.endswith("/python"):
-        check_launched(words)
+        assert [word for word in rest if "=" not in word][0] in targets
+    elif program.rpartition("/")[2] in LAUNCHERS:
+        check_launched(rest)
     elif program.endswith(".sh"):
-        assert (ROOT / program).is_file(), words
-        if program.startswith("slurm/"):  # flags of what it starts follow
-            body = (ROOT / program).read_text()
-            started = re.search(r"^(?:launch|build=).* -m albert_ds ([\w-]+)", body, re.M)
-            trainer = "finetune" if re.search("^finetune ", body, re.M) else "train"
-            flags = {word for word in rest if word.startswith("--")} - {"--spares"}
-            assert flags <= flags_of(started[1] if started else trainer), words
+        check_script(program, rest)
+    elif program == "albert-ds":
+        parse(rest[0], rest[1:])
     else:
         parse(program, rest)
 
 
 def check_launched(words: list[str]) -> None:
-    launcher, *rest = words
-    if rest[0] == "-c":
-        compile(rest[1], "-c", "exec")
-        return
-    flags = LAUNCHERS[launcher.rpartition("/")[2]]
-    is_module = rest[0] == "-m"
-    while rest[0].startswith("-"):
-        name, _, value = rest.pop(0).partition("=")
-        assert name in flags, words
-        if flags[name] and not value:
-            rest.pop(0)
-    if not is_module:
-        check([re.sub(r"^albert_ds\.(\w+)$", r"albert_ds/\1.py", rest[0]), *rest[1:]])
+    """Check what a launcher starts; its own flags stand before that."""
+    starts = re.compile(r"-c|-m|--module|albert-ds|\S+\.(py|sh)").fullmatch
+    begin = next(number for number, word in enumerate(words) if starts(word))
+    started, *rest = words[begin:]
+    if started == "-c":
+        compile(rest[0], "-c", "exec")
+    elif started not in ("-m", "--module"):
+        check([started, *rest])
     elif rest[0] == "albert_ds":
         check(["albert-ds", *rest[1:]])
+    elif rest[0].startswith("albert_ds."):
+        check([rest[0].replace(".", "/") + ".py", *rest[1:]])
     elif rest[0] == "pytest":
-        assert all((ROOT / word).exists() for word in rest[1:] if "/" in word), words
-    else:
+        assert all((ROOT / word).exists() for word in rest[1:] if "/" in word)
+    elif rest[0] != "build":
         path = ROOT / rest[0].replace(".", "/")
-        assert (
-            rest[0] == "build"
-            or path.with_suffix(".py").is_file()
-            or (path / "__main__.py").is_file()
-        ), words
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+
+
+def check_script(script: str, words: list[str]) -> None:
+    """Flags after a recipe of slurm/ go to the command that it starts."""
+    text = (ROOT / script).read_text()
+    if script.startswith("slurm/"):
+        started = re.search(r"^(?:launch|build=).* -m albert_ds ([\w-]+)", text, re.M)
+        trainer = "finetune" if re.search("^finetune ", text, re.M) else "train"
+        flags = {word for word in words if word.startswith("--")} - {"--spares"}
+        assert flags <= flags_of(started[1] if started else trainer)
 
 
 def parse(program: str, words: list[str]) -> None:
@@ -136,7 +124,7 @@ def parse(program: str, words: list[str]) -> None:
         if not isinstance(action.type, Number):
             action.type = None  # a file need not exist
     if "..." in words:
-        assert {word for word in words if word.startswith("--")} <= flags_of(program), words
+        assert {word for word in words if word.startswith("--")} <= flags_of(program)
     else:
         parser.parse_args(words)
 
@@ -151,8 +139,15 @@ def refused(commands: Iterable[tuple[Path, list[str]]]) -> list[str]:
     for source, words in commands:
         try:
             check(words)
-        except (AssertionError, SystemExit, SyntaxError, UserError) as error:
-            found.append(f"{source.relative_to(ROOT)}: {shlex.join(words)}: {error}")
+        except (
+            AssertionError,
+            OSError,
+            StopIteration,
+            SystemExit,
+            SyntaxError,
+            UserError,
+        ) as error:
+            found.append(f"{source.relative_to(ROOT)}: {shlex.join(words)}: {error!r}")
     return found
 
 
