@@ -180,15 +180,18 @@ class Vocab:
         """Whether `AlbertTokenizer` cannot do it from `spiece.model`, as it can for form albert."""
         return self.normalisation.form != "albert" or self.byte_fallback
 
-    def build_tokenizer(self) -> "Tokenizer":
+    def build_tokenizer(self, *, plain: bool = False) -> "Tokenizer":
         """The same vocabulary for the tokenizers library, and so for Hugging Face: same ids.
 
-        It puts [CLS] and [SEP] around one text or a pair of texts, as `AlbertTokenizer` does.
+        It puts [CLS] and [SEP] around one text or a pair of texts, as `AlbertTokenizer` does. A
+        `plain` one does not, and takes "[MASK]" in a text for ordinary text, as `encode` does.
         """
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
         proto = _parse(self.model)
         scores = [(piece.piece, piece.score) for piece in proto.pieces]
+        if plain:  # normalised text has no NUL
+            scores[: len(SPECIAL_PIECES)] = [(f"\0{piece}", 0.0) for piece in SPECIAL_PIECES]
         tokenizer: Any = Tokenizer(
             models.Unigram(scores, unk_id=UNK, byte_fallback=self.byte_fallback)
         )
@@ -203,6 +206,8 @@ class Vocab:
         tokenizer.decoder = (
             decoders.Sequence([decoders.ByteFallback(), last]) if self.byte_fallback else last
         )
+        if plain:
+            return tokenizer
         cls, sep = SPECIAL_PIECES[CLS], SPECIAL_PIECES[SEP]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{cls}:0 $A:0 {sep}:0",

@@ -5,14 +5,15 @@ the end of the context. Where a window does not contain the answer, its span is 
 procedure, and under 2.0 it counts as unanswerable.
 """
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from albert_ds.data.vocab import Vocab
+from albert_ds.data.vocab import WORD_MARK, Vocab
 from albert_ds.tasks.features import FeatureBuilder, Features
 from albert_ds.tasks.squad.dataset import SquadQuestion
-from albert_ds.tasks.squad.offsets import OffsetEncoder, cover
 
 CLS_POSITION = 0
 
@@ -24,7 +25,7 @@ def build_squad(paragraphs, vocab: Vocab, lengths, *, with_spans: bool) -> Featu
     `token_begin`, `token_end` int32, parallel to `ids`, are the characters of each context token.
     """
     extra = ("span_starts", "span_ends", "impossible") if with_spans else ()
-    builder, encoder = FeatureBuilder(*extra), OffsetEncoder(vocab)
+    builder, tokenizer = FeatureBuilder(*extra), vocab.build_tokenizer(plain=True)
     begins: list[np.ndarray] = []
     ends: list[np.ndarray] = []
 
@@ -35,7 +36,7 @@ def build_squad(paragraphs, vocab: Vocab, lengths, *, with_spans: bool) -> Featu
 
     example = 0
     for context, questions in paragraphs:
-        ids, first, after = encoder.encode(context)
+        ids, first, after = encode_with_characters(tokenizer, context)
         number = add_text(ids, first, after)
         texts = vocab.encode([question.text for question in questions])
         for question, tokens in zip(questions, texts, strict=True):
@@ -60,6 +61,42 @@ def build_squad(paragraphs, vocab: Vocab, lengths, *, with_spans: bool) -> Featu
         token_begin=np.concatenate([np.empty(0, np.int32), *begins]),
         token_end=np.concatenate([np.empty(0, np.int32), *ends]),
     )
+
+
+def encode_with_characters(tokenizer: Any, text: str) -> tuple[list[int], np.ndarray, np.ndarray]:
+    """The ids of a text; of each token its first character and the one after its last.
+
+    A lone word mark has no character: its two numbers are equal. A character that normalisation
+    drops (an accent, a zero-width space) belongs to the token before it, or after white space to
+    the one behind it.
+
+    Args:
+        tokenizer: of `Vocab.build_tokenizer(plain=True)`.
+    """
+    found = tokenizer.encode(text)
+    spans = np.array(found.offsets, np.int32).reshape(-1, 2)
+    first, after = spans[:, 0].copy(), spans[:, 1].copy()
+    # Of two characters that became one quote, the library names the second.
+    first -= np.isin(first, [pair.start() + 1 for pair in re.finditer("``|''", text)])
+    is_mark = np.array(found.ids) == tokenizer.token_to_id(WORD_MARK)
+    after[is_mark] = first[is_mark]
+    real = np.flatnonzero(~is_mark)
+    ends, begins = after[real], np.append(first[real[1:]], len(text))
+    for number in np.flatnonzero(ends < begins).tolist():
+        between = re.split(r"\s+", text[ends[number] : begins[number]])
+        after[real[number]] += len(between[0])
+        if len(between) > 1 and number + 1 < len(real):
+            first[real[number + 1]] -= len(between[-1])
+    return found.ids, first, after
+
+
+def cover(first: np.ndarray, after: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
+    """The smallest run of tokens (first, last) that covers characters [begin, end).
+
+    None if no token stands for any of them.
+    """
+    touching = np.flatnonzero((first < end) & (after > begin) & (first < after))
+    return (int(touching[0]), int(touching[-1])) if len(touching) else None
 
 
 def _find_span(builder, context: str, question: SquadQuestion, first, after):

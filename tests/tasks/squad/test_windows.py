@@ -5,7 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from albert_ds.tasks.squad.offsets import OffsetEncoder, cover
+from albert_ds.data.vocab import Normalisation, train_vocab
+from albert_ds.tasks.squad.windows import cover, encode_with_characters
+from tests.data.corpus import make_documents
 
 TRICKY = (
     *("Beyonc\u00e9", "cafe\u0301", "na\u00efve", "\u0130stanbul", "STRASSE", "stra\u00dfe"),
@@ -22,11 +24,21 @@ LIMITS = settings(
 )
 
 
+@pytest.fixture(scope="module")
+def vocabs(vocab):
+    """One that drops accents and case, one that keeps both and writes bytes."""
+    text = [sentence for document in make_documents(120) for sentence in document]
+    cased = Normalisation(lower_case=False)
+    return vocab, train_vocab(text, cased, vocab_size=600, byte_fallback=True)
+
+
 @LIMITS
-@given(text=texts, data=st.data())
-def test_every_span_is_recovered_exactly_or_as_the_smallest_that_covers_it(vocab, text, data):
-    encoder = OffsetEncoder(vocab)
-    ids, first, after = encoder.encode(text)
+@given(text=texts, is_cased=st.booleans(), data=st.data())
+def test_every_span_is_recovered_exactly_or_as_the_smallest_that_covers_it(
+    vocabs, text, is_cased, data
+):
+    vocab = vocabs[is_cased]
+    ids, first, after = encode_with_characters(vocab.build_tokenizer(plain=True), text)
     assert ids == vocab.encode([text])[0]
     # Tokens come in the order of the text, and none begins or ends with white space.
     real = first < after
@@ -77,7 +89,7 @@ def _twin(kept, first, after) -> bool:
     ],
 )
 def test_an_answer_is_cut_out_as_it_was_written(vocab, text, answer):
-    _, first, after = OffsetEncoder(vocab).encode(text)
+    _, first, after = encode_with_characters(vocab.build_tokenizer(plain=True), text)
     begin = text.index(answer)
     low, high = cover(first, after, begin, begin + len(answer))
     assert text[first[low] : after[high]] == answer
