@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from albert_ds.model.additions import ADDITIONS
-from albert_ds.model.config import SIZES, count_flops, count_params
-from albert_ds.model.sharing import list_patterns
+from albert_ds.model.config import SIZES, count_flops
+from albert_ds.model.shapes import count_params
+from albert_ds.model.sharing import ADDITIONS, list_patterns
 from tests.conftest import ROOT
 from tests.rooms import draw
 

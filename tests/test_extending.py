@@ -10,11 +10,10 @@ from albert_ds.data.segments import DRAWS
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream_config import OBJECTIVES, Objective, list_pair_tasks
 from albert_ds.errors import UserError
-from albert_ds.model.additions import ADDITIONS, Addition
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.model.config import count_params
-from albert_ds.model.own import BUILD, fold
-from albert_ds.model.sharing import PATTERNS, Pattern
+from albert_ds.model.per_layer import BUILD, fold
+from albert_ds.model.shapes import count_params
+from albert_ds.model.sharing import ADDITIONS, PATTERNS, Addition, Pattern
 from tests.distributed import run_ranks
 from tests.test_layout_change import Leg, config_of
 from tests.training import SMALL, join
@@ -52,7 +51,6 @@ ROWS = (
             form="gate",
             meaning="a factor for each unit of a block's result",
             places=("attention.result", "ffn.result"),
-            count=lambda config, _: 2 * config.hidden_size,
         )
     },
     {"gate": lambda config, place, value: Gate(config.hidden_size)},

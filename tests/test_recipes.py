@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from albert_ds.engine.deepspeed_config import read_ds_config
-from albert_ds.model.config import SIZES, count_params
+from albert_ds.model.config import SIZES
+from albert_ds.model.shapes import count_params
 from albert_ds.settings.pretrain import read_config
 from tests.conftest import ROOT
 

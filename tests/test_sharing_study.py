@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from albert_lab.sharing_study import read_curve
 
-from albert_ds.model.config import count_params
+from albert_ds.model.shapes import count_params
 from albert_ds.settings.pretrain import read_config
 from tests.conftest import ROOT
 

@@ -92,7 +92,7 @@ def start(
     """
     from albert_ds.checkpoint import gather as checkpoint
     from albert_ds.engine.engine import build_engine
-    from albert_ds.interop.hugging_face import build_shapes
+    from albert_ds.model.shapes import build_shapes
     from albert_ds.tasks.registry import TASKS
 
     folder = checkpoint.find_start(config.run, mesh, build_shapes(config.model, config.head))
@@ -191,7 +191,7 @@ def restore_best(
 
     Raises DamagedData or UserError on all ranks where the best weights are gone or not whole.
     """
-    from albert_ds.interop.hugging_face import build_shapes
+    from albert_ds.model.shapes import build_shapes
     from albert_ds.parallel.consensus import from_rank_0, raise_first_error
 
     found, best, error = {}, NO_BEST, None

@@ -13,8 +13,9 @@ from albert_ds.data.vocab import Normalisation
 from albert_ds.errors import UserError
 from albert_ds.interop.hugging_face import list_groups
 from albert_ds.json_files import read_json, read_lines
-from albert_ds.model.additions import read_additions
-from albert_ds.model.config import HeadConfig, ModelConfig, count_params
+from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.model.shapes import count_params
+from albert_ds.model.sharing import ADDITIONS, read_additions
 
 CARD = """---
 {metadata}
@@ -208,7 +209,7 @@ def describe_sharing(config: ModelConfig) -> str:
 
 def describe_own(config: ModelConfig) -> str:
     """What each layer has beside the blocks it shares, in words."""
-    found = [addition.meaning for addition, _ in read_additions(config.per_layer)]
+    found = [ADDITIONS[word].meaning for word in read_additions(config.per_layer)]
     return "; ".join(found) + " (folded into the layers' weights here)" if found else "nothing"
 
 

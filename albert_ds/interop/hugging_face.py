@@ -5,7 +5,7 @@ Where the two formats differ:
 - Hugging Face always has the map E -> H. Where E = H ours has none: an identity is written, and
   only an identity is read, because our model has no place for another map.
 - Hugging Face's layers share all or nothing: what ours have of their own is folded into the
-  weights of blocks, one a layer (`model/own.py`).
+  weights of blocks, one a layer (`model/per_layer.py`).
 - Hugging Face shares whole layers, in groups of neighbours of one size. Any other sharing is
   written with one group a layer, so shared blocks are repeated in the file. Blocks that are equal,
   bit for bit, in all layers are read as shared.
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from albert_ds.errors import UserError
 from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.model.shapes import build_shapes
 from albert_ds.model.sharing import name_plan
 
 if TYPE_CHECKING:  # importing torch takes seconds, which --help does not have
@@ -127,7 +128,7 @@ def to_hf(config: ModelConfig, state: Weights) -> tuple[dict, Weights]:
 
     Loads as AlbertForPreTraining, or as AlbertForMaskedLM where there is no sentence head.
     """
-    from albert_ds.model.own import fold
+    from albert_ds.model.per_layer import fold
 
     architecture = "AlbertForPreTraining" if config.pair_head else "AlbertForMaskedLM"
     config, state = fold(config, state)
@@ -148,7 +149,7 @@ def task_to_hf(
             "a classifier of its own (SQuAD 2.0); Hugging Face has no such ALBERT. Exported are "
             "pretrained models, GLUE, RACE and SQuAD 1.1"
         )
-    from albert_ds.model.own import fold
+    from albert_ds.model.per_layer import fold
 
     architecture, name = ARCHITECTURES[head.kind]
     config, state = fold(config, state)
@@ -300,21 +301,6 @@ def _find_owners(state: Weights, kind: str, layers: int) -> list[int]:
         )
         owners.append(next(equal, layer))
     return owners
-
-
-def build_shapes(config: ModelConfig, head: HeadConfig | None = None) -> dict[str, tuple]:
-    """The shape of every tensor of a model, by name, without allocating any.
-
-    Of the pretrained model, or, with `head`, of one fine-tuned for a task.
-    """
-    import torch
-
-    from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.model.task_heads import AlbertForTask
-
-    with torch.device("meta"):
-        model = AlbertForPretraining(config) if head is None else AlbertForTask(config, head)
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def check_shapes(state: Weights, shapes: dict[str, tuple], where: str) -> None:

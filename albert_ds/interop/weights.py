@@ -13,13 +13,13 @@ from albert_ds.errors import DamagedData, UserError
 from albert_ds.interop.hugging_face import (
     ENCODER,
     Weights,
-    build_shapes,
     check_shapes,
     from_hf,
 )
 from albert_ds.interop.hugging_face import to_hf as to_hf
 from albert_ds.json_files import build, check, read_json
 from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.model.shapes import build_shapes
 
 if TYPE_CHECKING:
     from albert_ds.data.vocab import Vocab
@@ -191,9 +191,9 @@ def read_initial_weights(folder: Path, config: ModelConfig, seed: int = 0) -> We
 def _start_own(config: ModelConfig, seed: int) -> Weights:
     """The initial values of what layers have of their own, by name."""
     from albert_ds.model.albert import init_weights
-    from albert_ds.model.own import build_own
+    from albert_ds.model.per_layer import build_per_layer
 
-    own = build_own(config)
+    own = build_per_layer(config)
     init_weights(own, config.initializer_range, seed)
     return {f"albert.encoder.own.{name}": x for name, x in own.state_dict().items()}
 

@@ -7,14 +7,14 @@ size, F feed-forward size, L layers, n heads, D = H / n head width.
 
 from dataclasses import dataclass, replace
 
-from albert_ds.cli import Number, as_flag, check_ranges, flag
+from albert_ds.cli import Number, check_ranges, flag
 from albert_ds.errors import UserError
-from albert_ds.model.additions import ADDITIONS, PROJECTIONS, read_additions, widths_of
-from albert_ds.model.sharing import Plan, share
+from albert_ds.model.sharing import ADDITIONS, Plan, read_additions, share
 
 SHAPE = "the model"
 BY_SIZE = "that of --model"
 WIDTH = Number(low=1, high=1 << 20, whole=True)
+SMALL = Number(above=0, high=1)
 DROPOUT = Number(low=0, below=1)
 
 
@@ -101,16 +101,15 @@ class ModelConfig:
 
     def __post_init__(self):
         check_ranges(self)
-        if self.type_vocab_size not in WIDTH:
-            raise UserError(f"--type-vocab-size {self.type_vocab_size}: must be {WIDTH}")
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f"--num-heads {self.num_heads} does not divide --hidden-size {self.hidden_size}"
             )
-        above = Number(above=0, high=1)
-        for name in ("initializer_range", "layer_norm_eps"):
-            if getattr(self, name) not in above:
-                raise UserError(f"{as_flag(name)} {getattr(self, name)}: must be {above}")
+        # No flag sets these: they come from a config.json.
+        ranges = {"type_vocab_size": WIDTH, "initializer_range": SMALL, "layer_norm_eps": SMALL}
+        for name, allowed in ranges.items():
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name} {getattr(self, name)}: must be {allowed}")
         share(self.sharing, self.num_layers)
         read_additions(self.per_layer)
 
@@ -126,13 +125,13 @@ class ModelConfig:
         return len({*attention}), len({*ffn})
 
     @property
-    def rank(self) -> int:
+    def lora_rank(self) -> int:
         """R of --per-layer lora:R; 0 without."""
-        return dict(read_additions(self.per_layer)).get(ADDITIONS["lora"], 0)
+        return read_additions(self.per_layer).get("lora", 0)
 
-    def owns(self, place: str) -> bool:
+    def has_per_layer(self, place: str) -> bool:
         """Whether --per-layer puts something at this place of every layer."""
-        return any(place in addition.places for addition, _ in read_additions(self.per_layer))
+        return any(place in ADDITIONS[word].places for word in read_additions(self.per_layer))
 
     def at_depth(self, num_layers: int) -> "ModelConfig":
         """The same parameters, run as another number of layers.
@@ -194,31 +193,6 @@ SIZES: dict[str, ModelConfig] = {
 }
 
 
-def count_params(config: ModelConfig) -> dict[str, int]:
-    """Parameters by part; the values sum to those of AlbertForPretraining.
-
-    `embeddings`, `attention`, `ffn` and `pooler` together are what the paper's tables count; `own`
-    is what layers have beside their blocks.
-    """
-    v, e, h, f = config.vocab_size, config.embedding_size, config.hidden_size, config.ffn_size
-    num_attention, num_ffn = config.num_blocks
-    own = sum(addition.count(config, value) for addition, value in read_additions(config.per_layer))
-    norm, ffn_norm = (
-        0 if config.owns(f"{kind}.layer_norm") else 2 * h for kind in ("attention", "ffn")
-    )
-    projection = (e + 1) * h if e != h else 0
-    tables = (v + config.type_vocab_size + config.max_position_embeddings) * e
-    return {
-        "embeddings": tables + 2 * e + projection,
-        "own": config.num_layers * own,
-        "attention": num_attention * (4 * (h + 1) * h + norm),
-        "ffn": num_ffn * ((h + 1) * f + (f + 1) * h + ffn_norm),
-        "pooler": (h + 1) * h if config.pair_head else 0,
-        "mlm_head": (h + 1) * e + 2 * e + v,  # its V x E table is the embeddings'
-        "pair_head": (h + 1) * 2 if config.pair_head else 0,
-    }
-
-
 def count_flops(config: ModelConfig, *, tokens: int, squared_lengths: int, masked: int) -> int:
     """Floating-point operations of one forward and backward pass, for model FLOP/s utilisation.
 
@@ -232,7 +206,7 @@ def count_flops(config: ModelConfig, *, tokens: int, squared_lengths: int, maske
     """
     v, e, h, f = config.vocab_size, config.embedding_size, config.hidden_size, config.ffn_size
     projection = e * h if e != h else 0
-    low_rank = config.rank * sum(sum(widths_of(config, name)) for name in PROJECTIONS)
+    low_rank = config.lora_rank * (4 * 2 * h + 2 * (h + f))  # in and out of six projections
     per_token = projection + config.num_layers * (4 * h * h + 2 * h * f + low_rank)
     scores_and_mix = config.num_layers * 2 * h
     return 6 * (tokens * per_token + squared_lengths * scores_and_mix + masked * (h * e + e * v))

@@ -8,7 +8,6 @@ Shapes: B sequences, N tokens, R output positions, H hidden, F feed-forward, n h
 L layers.
 """
 
-from collections.abc import Collection
 from functools import partial
 
 import torch
@@ -16,14 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from albert_ds.errors import UserError
 from albert_ds.model.attention import VarlenAttention
 from albert_ds.model.config import ModelConfig
-from albert_ds.model.own import Own, ResidualNorm, build_own
-from albert_ds.model.shared_linear import SharedLinear, join_linears, sum_linears
-
-Linears = dict[str, SharedLinear]  # of one forward pass, in place of a block's modules of that name
-NONE: Linears = {}
+from albert_ds.model.per_layer import PerLayer, ResidualNorm, build_per_layer
 
 
 class SelfAttention(nn.Module):
@@ -45,38 +39,24 @@ class SelfAttention(nn.Module):
         cu_seqlens: Tensor,
         max_seqlen: int,
         output_positions: Tensor | None = None,
-        linears: Linears = NONE,
         own: nn.ModuleDict | None = None,
     ) -> Tensor:
-        """Mix the tokens of each sequence: [N, H] -> [R, H], without the residual.
-
-        linears: of `AttentionBlock.read_shared`, in place of the modules of these names. own: what
-        the layer adds to them.
-        """
+        """Mix the tokens of each sequence: [N, H] -> [R, H], without the residual."""
         q_ends, needed = cu_seqlens, select(x, output_positions)  # [R, H]
         if output_positions is not None:
             q_ends = torch.searchsorted(output_positions, cu_seqlens, out_int32=True)
-        if "qkv" not in linears:
-            q = linears.get("query", self.query)(needed)
-            k, v = linears.get("key", self.key)(x), linears.get("value", self.value)(x)
-        elif output_positions is None:
-            q, k, v = linears["qkv"](x).chunk(3, dim=1)
-        else:
-            joined = linears["qkv"]
-            width = len(joined.bias) // 3
-            q = joined(needed, slice(width))
-            k, v = joined(x, slice(width, None)).chunk(2, dim=1)
+        q, k, v = self.query(needed), self.key(x), self.value(x)
         q, k, v = (
             add_own(own, name, y, projected).unflatten(1, (-1, self.head_dim))
             for name, y, projected in (("query", needed, q), ("key", x, k), ("value", x, v))
         )  # [R, n, D], [N, n, D]
         mixed = self.core(q, k, v, q_ends, cu_seqlens, max_seqlen).flatten(1)
-        return add_own(own, "output", mixed, linears.get("output", self.output)(mixed))
+        return add_own(own, "output", mixed, self.output(mixed))
 
 
-def add_own(own: nn.ModuleDict | None, name: str, x: Tensor, y: Tensor) -> Tensor:
-    """y, the projection `name` of x, with what the layer adds to it."""
-    return y + own[name](x) if own is not None and name in own else y
+def add_own(own: nn.ModuleDict | None, name: str, x: Tensor, projected: Tensor) -> Tensor:
+    """The projection `name` of x, with what the layer adds to it."""
+    return projected + own[name](x) if own is not None and name in own else projected
 
 
 def select(x: Tensor, output_positions: Tensor | None) -> Tensor:
@@ -92,45 +72,23 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(config.hidden_size, config.ffn_size)
         self.down = nn.Linear(config.ffn_size, config.hidden_size)
 
-    def forward(
-        self, x: Tensor, linears: Linears = NONE, own: nn.ModuleDict | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, own: nn.ModuleDict | None = None) -> Tensor:
         """Transform each token separately: [N, H] -> [N, H], without the residual."""
-        inner = F.gelu(add_own(own, "up", x, linears.get("up", self.up)(x)), approximate="tanh")
-        return add_own(own, "down", inner, linears.get("down", self.down)(inner))
-
-
-def end_block(
-    block: "AttentionBlock | FeedForwardBlock", x: Tensor, added: Tensor, own: nn.ModuleDict | None
-) -> Tensor:
-    """LN(x + dropout(added)), with the layer's own factor and norm where it has them."""
-    if own is None:
-        return block.layer_norm(x, added)
-    added = own["result"](added) if "result" in own else added
-    return (own["layer_norm"] if "layer_norm" in own else block.layer_norm)(x, added)
+        inner = F.gelu(add_own(own, "up", x, self.up(x)), approximate="tanh")  # [N, F]
+        return add_own(own, "down", inner, self.down(inner))
 
 
 class AttentionBlock(nn.Module):
     """LN(x + dropout(attention(x))): the part that --sharing attention shares.
 
-    `own` is what the layer that uses the block has of its own in it (`model/additions.py`).
+    `own` is what the layer that uses the block has of its own in it (`model/per_layer.py`).
     """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.self_attention = SelfAttention(config)
-        if not config.owns("attention.layer_norm"):
+        if not config.has_per_layer("attention.layer_norm"):
             self.layer_norm = ResidualNorm(config)
-
-    def read_shared(self, fast: Collection[str]) -> Linears:
-        """What all layers share in one forward pass, by name; see `Encoder.make_fast`."""
-        attention, sums = self.self_attention, "gradients" in fast
-        projections = {n: getattr(attention, n) for n in ("query", "key", "value")}
-        if "qkv" in fast:
-            linears = {"qkv": join_linears(projections.values(), fuses_sums=sums)}
-        else:
-            linears = sum_linears(projections) if sums else {}
-        return linears | (sum_linears({"output": attention.output}) if sums else {})
 
     def forward(
         self,
@@ -138,11 +96,10 @@ class AttentionBlock(nn.Module):
         cu_seqlens: Tensor,
         max_seqlen: int,
         output_positions: Tensor | None = None,
-        linears: Linears = NONE,
         own: nn.ModuleDict | None = None,
     ) -> Tensor:
         """[N, H] -> [R, H]; [N, H] without output positions."""
-        mixed = self.self_attention(x, cu_seqlens, max_seqlen, output_positions, linears, own)
+        mixed = self.self_attention(x, cu_seqlens, max_seqlen, output_positions, own)
         return end_block(self, select(x, output_positions), mixed, own)
 
 
@@ -152,19 +109,22 @@ class FeedForwardBlock(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.feed_forward = FeedForward(config)
-        if not config.owns("ffn.layer_norm"):
+        if not config.has_per_layer("ffn.layer_norm"):
             self.layer_norm = ResidualNorm(config)
 
-    def read_shared(self, fast: Collection[str]) -> Linears:
-        """What all layers share in one forward pass, by name; see `Encoder.make_fast`."""
-        linears = {"up": self.feed_forward.up, "down": self.feed_forward.down}
-        return sum_linears(linears) if "gradients" in fast else {}
-
-    def forward(
-        self, x: Tensor, linears: Linears = NONE, own: nn.ModuleDict | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, own: nn.ModuleDict | None = None) -> Tensor:
         """[N, H] -> [N, H]."""
-        return end_block(self, x, self.feed_forward(x, linears, own), own)
+        return end_block(self, x, self.feed_forward(x, own), own)
+
+
+def end_block(
+    block: AttentionBlock | FeedForwardBlock, x: Tensor, added: Tensor, own: nn.ModuleDict | None
+) -> Tensor:
+    """LN(x + dropout(added)), with the layer's own factor and norm if it has them."""
+    if own is None:
+        return block.layer_norm(x, added)
+    added = own["result"](added) if "result" in own else added
+    return (own["layer_norm"] if "layer_norm" in own else block.layer_norm)(x, added)
 
 
 class Encoder(nn.Module):
@@ -176,41 +136,22 @@ class Encoder(nn.Module):
 
     def __init__(self, config: ModelConfig, activation_checkpointing: str = "none"):
         super().__init__()
-        if activation_checkpointing not in ("none", "attention", "block"):
-            raise UserError(
-                f"--activation-checkpointing {activation_checkpointing}: "
-                "must be none, attention or block"
-            )
+        assert activation_checkpointing in ("none", "attention", "block")
         self.activation_checkpointing = activation_checkpointing
-        self.fast: frozenset[str] = frozenset()
         self.config, self.plan = config, config.plan
         num_attention, num_ffn = config.num_blocks
         self.attention = nn.ModuleList(AttentionBlock(config) for _ in range(num_attention))
         self.ffn = nn.ModuleList(FeedForwardBlock(config) for _ in range(num_ffn))
-        self.own = build_own(config)
+        self.own = build_per_layer(config)
 
     def set_depth(self, num_layers: int) -> None:
-        """Run this many layers from now on; UserError where they would leave parameters out."""
+        """Run this many layers from now on; UserError if they would leave parameters out."""
         self.plan = self.config.at_depth(num_layers).plan
 
     def compile_blocks(self) -> None:
         """Compile each distinct block once, for any number of tokens; all its layers use it."""
         for block in (*self.attention, *self.ffn):
             block.compile(dynamic=True)
-
-    def make_fast(self, parts: Collection[str]) -> None:
-        """Use other forms of the same computation, which start fewer kernels or read less memory.
-
-        qkv: query, key and value as one product, concatenated once for all layers that share them.
-        gradients: gradients of shared weights are summed over layers in fp32, inside the products;
-        not for layers cut by tensor parallelism.
-        norm: dropout, residual and LayerNorm as one compiled kernel; other random numbers.
-        """
-        self.fast = frozenset(parts)
-        if "norm" in parts:
-            for module in self.modules():
-                if isinstance(module, ResidualNorm):
-                    module.compile(dynamic=True)
 
     def forward(
         self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, output_positions: Tensor | None = None
@@ -220,25 +161,21 @@ class Encoder(nn.Module):
         output_positions: int64 [R], ascending: the tokens whose last state is needed. The last
         layer is computed for these alone, and its state is [R, H]. None: all.
         """
-        attention, ffn = (list(map(self._begin, blocks)) for blocks in (self.attention, self.ffn))
         states = [x]
         for layer, (a, f) in enumerate(self.plan):
             last_positions = output_positions if layer + 1 == len(self.plan) else None
-            attend, feed = attention[a], ffn[f]
+            attention, ffn = self.attention[a], self.ffn[f]
             if len(self.own):
                 own = self.own[layer]
-                assert isinstance(own, Own)
+                assert isinstance(own, PerLayer)
                 if "input" in own.layer:
                     x = states[-1] = own.layer["input"](x)
-                attend, feed = partial(attend, own=own.attention), partial(feed, own=own.ffn)
-            x = self._layer(attend, feed, x, cu_seqlens, max_seqlen, last_positions)
+                attention, ffn = partial(attention, own=own.attention), partial(ffn, own=own.ffn)
+            x = self._run_layer(attention, ffn, x, cu_seqlens, max_seqlen, last_positions)
             states.append(x)
         return states
 
-    def _begin(self, block):
-        return partial(block, linears=block.read_shared(self.fast))
-
-    def _layer(self, attention, ffn, x: Tensor, *tokens) -> Tensor:
+    def _run_layer(self, attention, ffn, x: Tensor, *tokens) -> Tensor:
         # Never the reentrant form: it fires the gradient hook of a shared weight once per layer,
         # and ZeRO counts on one.
         match self.activation_checkpointing if self.training else "none":

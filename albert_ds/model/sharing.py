@@ -1,8 +1,10 @@
-"""Which blocks each layer uses: `--sharing` (section 3.1, Table 4; Takase and Kiyono 2023).
+"""What layers share, and what each has of its own: the words of `--sharing` and `--per-layer`.
 
-A plan has one (attention block, feed-forward block) a layer; equal numbers mean the same
-parameters. All else (encoder, counts, traffic, exports) reads the plan, so that a new pattern is
-one row of PATTERNS.
+`--sharing` (section 3.1, Table 4; Takase and Kiyono 2023) gives a plan: one (attention block,
+feed-forward block) a layer; equal numbers mean the same parameters. All else (encoder, counts,
+traffic, exports) reads the plan, so that a new pattern is one row of PATTERNS. A new word of
+`--per-layer` is a row of ADDITIONS here and its module in BUILD of `model/per_layer.py`, which
+describes the places; a command line reads this file and must not wait for torch.
 """
 
 from collections.abc import Callable
@@ -164,3 +166,61 @@ PATTERNS: dict[str, Pattern] = {
         plan=_pattern,
     ),
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Addition:
+    """A word of --per-layer."""
+
+    form: str  # as it is typed
+    meaning: str
+    places: tuple[str, ...]  # of each layer, where its module stands
+
+
+ADDITIONS: dict[str, Addition] = {
+    "norm": Addition(
+        form="norm",
+        meaning="its own LayerNorms",
+        places=("attention.layer_norm", "ffn.layer_norm"),
+    ),
+    "scale": Addition(
+        form="scale",
+        meaning="a factor on the result of each of its blocks",
+        places=("attention.result", "ffn.result"),
+    ),
+    "position": Addition(
+        form="position",
+        meaning="a vector, the embedding of its number, added to its input",
+        places=("layer.input",),
+    ),
+    "lora": Addition(
+        form="lora:R",
+        meaning="a product of rank R added to each of its six projections",
+        places=(
+            *("attention.query", "attention.key", "attention.value", "attention.output"),
+            *("ffn.up", "ffn.down"),
+        ),
+    ),
+}
+MAX_RANK = 1 << 16
+
+
+def read_additions(per_layer: str) -> dict[str, int]:
+    """The words of a comma list, each with the number after its colon, else 0.
+
+    Raises UserError for a wrong word.
+    """
+    found: dict[str, int] = {}
+    for typed in per_layer.split(",") if per_layer != "none" else []:
+        word, colon, value = typed.partition(":")
+        known = ADDITIONS.get(word)
+        is_number = value.isascii() and value.isdecimal() and 1 <= int(value) <= MAX_RANK
+        if known is None or bool(colon) != (":" in known.form) or (colon and not is_number):
+            forms = ", ".join(addition.form for addition in ADDITIONS.values())
+            raise UserError(
+                f"--per-layer {per_layer}: {typed!r} must be one of {forms}, R at most {MAX_RANK}"
+            )
+        if word in found:
+            raise UserError(f"--per-layer {per_layer}: names {word} twice")
+        found[word] = int(value or 0)
+    return found

@@ -89,7 +89,6 @@ def build(
     elif config.initial_attention == "neighbours":
         attend_to_neighbours(model)
     apply_tensor_parallel(model, mesh)
-    model.albert.encoder.make_fast(config.fast or ())
     if config.compile:
         model.albert.encoder.compile_blocks()
     pair_rate = config.pair_head_rate
@@ -256,8 +255,8 @@ def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, 
     """
     from albert_ds.checkpoint import gather as checkpoint
     from albert_ds.checkpoint.folder import WEIGHTS, read_tensors
-    from albert_ds.interop.hugging_face import build_shapes
     from albert_ds.interop.weights import read_initial_weights
+    from albert_ds.model.shapes import build_shapes
 
     folder = checkpoint.find_start(config.run, mesh, build_shapes(config.model))
     if folder is not None:

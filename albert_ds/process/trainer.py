@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from albert_ds.cli import peek_output
-from albert_ds.model.config import count_params
+from albert_ds.model.shapes import count_params
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.process.ending import (
     Ending,

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from albert_ds.errors import hide_passwords
-from albert_ds.model.config import ModelConfig, count_params
+from albert_ds.model.config import ModelConfig
+from albert_ds.model.shapes import count_params
 from albert_ds.parallel.mesh import Mesh
 
 # Warnings of libraries about which a user can do nothing: the beginning of the message, its

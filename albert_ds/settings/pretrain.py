@@ -23,10 +23,9 @@ from albert_ds.cli import (
 )
 from albert_ds.data.stream_config import TASK, StreamConfig
 from albert_ds.errors import UserError
-from albert_ds.model.additions import ADDITIONS
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig
 from albert_ds.model.depth import count_layers, model_at
-from albert_ds.model.sharing import list_patterns
+from albert_ds.model.sharing import ADDITIONS, list_patterns
 from albert_ds.settings import shared as run_config
 from albert_ds.settings.shared import (
     BATCH_SIZE,
@@ -114,18 +113,6 @@ class RunConfig(SharedConfig):
         "case",
         default=False,
         group=LAYOUT,
-        may_change=True,
-    )
-    fast: list[str] | None = flag(
-        "faster forms of the same step: query, key and value as one product (qkv); gradients of "
-        "shared weights summed over layers in fp32, inside the products (gradients; not with "
-        "--tensor-parallel); dropout, residual and LayerNorm as one compiled kernel (norm; other "
-        "random numbers)",
-        default=None,
-        shown_default="none",
-        choices=("qkv", "gradients", "norm"),
-        nargs="+",
-        group=COMPILATION,
         may_change=True,
     )
     num_workers: int | None = flag(  # resolved once the device is known
@@ -260,8 +247,6 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         raise UserError("--pair-head-rate: not with --objective none, which has no sentence head")
     if args.wandb:
         require("wandb", "wandb", "--wandb")
-    if "gradients" in (args.fast or ()) and args.tensor_parallel > 1:
-        raise UserError("--fast gradients: not with --tensor-parallel; allowed: qkv, norm")
     check_output(args.output)
     typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(RunConfig)}
     resolved: dict[str, Any] = {

@@ -116,7 +116,7 @@ def test_a_run_without_checkpoints_has_no_revisions(tmp_path):
     [
         {},
         {"model": "bert-base", "num_heads": 4, "sharing": "groups:2", "per_layer": "norm,scale"},
-        {"objective": "none", "fast": ["qkv", "norm"], "compile": True, "dropout": "0.0"},
+        {"objective": "none", "compile": True, "dropout": "0.0"},
         {"seed": 7, "depth_schedule": "1@0,2@50%", "learning_rate": "0.003", "max_hours": "1.5"},
         {"data": ["data", "other data"], "data_weights": ["3", "1"], "max_predictions": 9},
     ],

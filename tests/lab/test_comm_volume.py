@@ -6,7 +6,8 @@ import pytest
 from albert_lab.scaling.collectives import ACTIVATIONS, SMALL, count_collectives
 from albert_lab.scaling.layout import Layout
 
-from albert_ds.model.config import SIZES, count_params
+from albert_ds.model.config import SIZES
+from albert_ds.model.shapes import count_params
 from tests.distributed import run_ranks
 
 CONFIGS = {

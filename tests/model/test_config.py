@@ -3,7 +3,8 @@
 import pytest
 
 from albert_ds.errors import UserError
-from albert_ds.model.config import SIZES, count_params
+from albert_ds.model.config import SIZES
+from albert_ds.model.shapes import count_params
 from albert_ds.model.sharing import name_plan, share
 
 # The paper's Table 1, with the heads of the release:
@@ -94,8 +95,8 @@ def test_other_depths_use_the_same_blocks(make_config, sharing, per_layer, depth
         ({"embedding_size": -4}, "--embedding-size -4: must be at least 1"),
         ({"dropout": 1.0}, "--dropout 1.0: must be at least 0 and below 1"),
         ({"dropout": float("nan")}, "--dropout nan: must be at least 0 and below 1"),
-        ({"initializer_range": 0.0}, "--initializer-range 0.0: must be above 0"),
-        ({"type_vocab_size": 10**30}, f"--type-vocab-size {10**30}: must be at least 1 and at"),
+        ({"initializer_range": 0.0}, "initializer_range 0.0: must be above 0"),
+        ({"type_vocab_size": 10**30}, f"type_vocab_size {10**30}: must be at least 1 and at"),
         ({"sharing": "groups:3"}, "--sharing groups:3: 3 does not divide --num-layers 4"),
         ({"sharing": "groups:0"}, "--sharing groups:0: '0' must be a whole number from 1 to"),
         ({"sharing": "groups:-2"}, "--sharing groups:-2: '-2' must be a whole number from 1"),

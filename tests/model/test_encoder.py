@@ -1,9 +1,7 @@
 """Parts of the encoder: heads that are divided, blocks that layers share."""
 
-import pytest
 import torch
 
-from albert_ds.errors import UserError
 from albert_ds.model.encoder import Encoder, SelfAttention
 
 CU_SEQLENS, LONGEST = torch.tensor([0, 5, 6, 23, 25, 65], dtype=torch.int32), 40
@@ -33,8 +31,3 @@ def test_layers_that_share_are_one_object(make_config):
     assert (len(encoder.attention), len(encoder.ffn)) == (1, 4)
     encoder = Encoder(make_config(sharing="ffn"))
     assert (len(encoder.attention), len(encoder.ffn)) == (4, 1)
-
-
-def test_unknown_checkpointing_is_refused(make_config):
-    with pytest.raises(UserError, match="--activation-checkpointing full: must be none, att"):
-        Encoder(make_config(), "full")

@@ -82,14 +82,14 @@ def multiply(x, linear, peer: int, number: int, *, rows: bool = False):
     return product if rows else product + linear.bias.chunk(number)[peer]
 
 
-def attend_in_parts(module, number: int, x, cu_seqlens, max_seqlen, output_positions, linears, own):
+def attend_in_parts(module, number: int, x, cu_seqlens, max_seqlen, output_positions, own):
     """SelfAttention.forward as `number` tensor-parallel peers compute it, in one process."""
     from albert_ds.model.encoder import select
 
     q_ends = cu_seqlens
     if output_positions is not None:
         q_ends = torch.searchsorted(output_positions, cu_seqlens, out_int32=True)
-    assert not linears and own is None
+    assert own is None
     parts = []
     for peer, y in enumerate(Copies.apply(x, number)):
         inputs = (select(y, output_positions), y, y)
@@ -103,7 +103,7 @@ def attend_in_parts(module, number: int, x, cu_seqlens, max_seqlen, output_posit
     return sum(parts[1:], parts[0]) + module.output.bias
 
 
-def feed_in_parts(module, number: int, x, linears, own):
+def feed_in_parts(module, number: int, x, own):
     """FeedForward.forward as `number` tensor-parallel peers compute it, in one process."""
     parts = [
         multiply(

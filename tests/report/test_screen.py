@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.model.config import SIZES, count_params
+from albert_ds.model.config import SIZES
+from albert_ds.model.shapes import count_params
 from albert_ds.report.metrics import Metrics
 from albert_ds.report.screen import (
     Screen,

@@ -5,7 +5,7 @@ The expected bytes are computed here: 4 for each unique parameter in fp32.
 
 from dataclasses import replace
 
-from albert_ds.model.config import count_params
+from albert_ds.model.shapes import count_params
 from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.training import SMALL, join, open_small_run, small_config

@@ -62,13 +62,3 @@ def test_a_run_is_resumed_only_in_the_format_of_its_draws(data, tmp_path, object
     else:
         with pytest.raises(UserError, match=refusal):
             read_config(argv, world_size=2)
-
-
-def test_sums_inside_products_are_not_for_layers_that_are_cut(data, tmp_path):
-    def read(*fast):
-        argv = train_command(data, tmp_path / "run", tensor_parallel=2)[2:]
-        return read_config([*argv, "--fast", *fast], world_size=2).fast
-
-    assert read("qkv", "norm") == ["qkv", "norm"]
-    with pytest.raises(UserError, match="^--fast gradients: .*; allowed: qkv, norm$"):
-        read("qkv", "gradients")

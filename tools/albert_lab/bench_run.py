@@ -48,7 +48,6 @@ def bench_config(
     accumulation: int = 1,
     activation_checkpointing: str = "none",
     compile: bool = False,
-    fast: list[str] | None = None,
     data: list[str] | None = None,
 ) -> RunConfig:
     """The configuration of a run without a last step.
@@ -79,7 +78,6 @@ def bench_config(
         tensor_parallel=tensor_parallel,
         activation_checkpointing=activation_checkpointing,
         compile=compile,
-        fast=fast,
         deepspeed_config=deepspeed_config,
         deepspeed=resolve_ds_config(
             _read_at_stage(deepspeed_config, zero),

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from albert_ds.model.config import count_flops, count_params
+from albert_ds.model.config import count_flops
+from albert_ds.model.shapes import count_params
 from albert_ds.process.world import read_world
 from albert_ds.settings.pretrain import RunConfig
 from albert_lab.bench_run import (
@@ -199,7 +200,6 @@ def describe(cell: Measurement, nodes: int) -> dict:
         "sequence_length": config.stream.sequence_length,
         "activation_checkpointing": config.activation_checkpointing,
         "compile": config.compile,
-        "fast": config.fast or [],
         "ranks": mesh.world_size,
         "tensor_parallel": mesh.tp_size,
         "nodes": nodes,

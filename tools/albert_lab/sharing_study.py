@@ -11,7 +11,8 @@ import numpy as np
 from albert_ds.cli import Number
 from albert_ds.errors import UserError
 from albert_ds.json_files import build, check, read_json, read_lines
-from albert_ds.model.config import ModelConfig, count_flops, count_params
+from albert_ds.model.config import ModelConfig, count_flops
+from albert_ds.model.shapes import count_params
 
 GRADIENT_BYTES = 4  # gradients are reduced in fp32 in the shipped configurations
 

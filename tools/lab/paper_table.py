@@ -78,7 +78,8 @@ def read_cell(folder: Path, task: str) -> dict[str, dict[str, float]] | None:
 
 def read_lead(folder: Path) -> dict[str, str]:
     """Columns before the tasks: parameters (without heads), and accuracies of tools/probe.py."""
-    from albert_ds.model.config import ModelConfig, count_params
+    from albert_ds.model.config import ModelConfig
+    from albert_ds.model.shapes import count_params
 
     lead = {}
     path = folder / "run" / "config.json"
@@ -86,7 +87,9 @@ def read_lead(folder: Path) -> dict[str, str]:
         found = read_json(path)
         check(found, {"model": dict}, str(path))
         parts = count_params(build(ModelConfig, found["model"], f"{path}: model"))
-        number = sum(parts[name] for name in ("embeddings", "own", "attention", "ffn", "pooler"))
+        number = sum(
+            parts[name] for name in ("embeddings", "per_layer", "attention", "ffn", "pooler")
+        )
         lead["Parameters"] = f"{number / 1e6:.0f}M" if number > 1e7 else f"{number / 1e6:.2f}M"
     if (folder / "probe.json").is_file():
         path = folder / "probe.json"

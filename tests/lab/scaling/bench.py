@@ -7,7 +7,8 @@ from albert_lab.scaling.collectives import count_collectives
 from albert_lab.scaling.layout import Layout
 from albert_lab.scaling.step_time import Machine, predict_step
 
-from albert_ds.model.config import SIZES, count_params
+from albert_ds.model.config import SIZES
+from albert_ds.model.shapes import count_params
 
 CORES = 2
 MACHINE = Machine(

@@ -195,7 +195,7 @@ def count_minimum(config: RunConfig, mesh: Mesh, parameters: int) -> dict[str, f
         # A low-rank pair needs what lies between its factors whole, once forward or backward; for
         # query, key and value their first factors' gradients are fewer.
         narrow = config.micro_batch_size * 3 * ((model.num_layers - 1) * length + needed)
-        pairs = model.rank * (narrow + 3 * model.num_layers * model.hidden_size)
+        pairs = model.lora_rank * (narrow + 3 * model.num_layers * model.hidden_size)
         layers = passes * (rows * model.hidden_size + pairs) * (2 if is_half else 4)
         minimum[ACTIVATIONS] = ring_bytes(layers, mesh.tp_size, is_all_reduce=True)
     return minimum

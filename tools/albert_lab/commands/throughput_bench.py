@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.cli import Number, Parser, flags_of, log_line, natural, positive
+from albert_ds.cli import Number, Parser, log_line, natural, positive
 from albert_ds.errors import UserError
 from albert_ds.files import PACKAGE, write_file
 from albert_ds.json_files import read_json
@@ -35,8 +35,6 @@ from albert_lab.nodes import check_nodes, is_in_node, open_nodes, parse_rate, st
 from albert_lab.peak_memory import held_bytes
 from albert_lab.scaling.layout import CHECKPOINTING
 from albert_lab.throughput_tables import as_tables
-
-FAST = flags_of(RunConfig)["fast"].choices
 
 
 def build_parser() -> Parser:
@@ -72,8 +70,6 @@ def build_parser() -> Parser:
         help="none, attention or block: what backward recomputes",
     )
     add("--compile", action="store_true", help="also measure each model with compiled blocks")
-    text = "also measure each model with each of these faster forms, and with all together"
-    add("--fast", nargs="+", choices=FAST, help=text)
     add("--nodes", type=positive, default=1, help="network namespaces for the ranks; needs root")
     add(
         "--link",
@@ -203,15 +199,12 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
 def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> list[RunConfig]:
     """A run for every model, ZeRO stage, configuration and checkpointing mode in one layout."""
     configs = []
-    forms: list[dict] = [{}, *([{"compile": True}] if args.compile else [])]
-    forms += [{"fast": [form]} for form in args.fast or []]
-    forms += [{"fast": args.fast}] if len(args.fast or []) > 1 else []
-    for file, zero, name, mode, form in itertools.product(
+    for file, zero, name, mode, compiled in itertools.product(
         args.deepspeed_config,
         args.zero or [None],
         args.models,
         args.activation_checkpointing,
-        forms,
+        [False, True] if args.compile else [False],
     ):
         size = replace(SIZES[name], vocab_size=args.vocab_size)
         check_tensor_parallel(
@@ -234,7 +227,7 @@ def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> li
                 tensor_parallel=tensor_parallel,
                 accumulation=args.accumulation,
                 activation_checkpointing=mode,
-                **form,
+                compile=compiled,
                 data=args.data,
             )
         )

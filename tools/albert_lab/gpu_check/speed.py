@@ -1,4 +1,4 @@
-"""Training steps of one size: its best micro-batch, faster forms, real text, and the peer."""
+"""Training steps of one size: its best micro-batch, compiled, real text, and the peer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ NO_GAIN = 1.02  # a larger micro-batch must be faster by this factor
 MFU_GOALS = {"albert-large": 0.45, "albert-xlarge": 0.50, "albert-xxlarge": 0.62}
 TOKEN_GOALS = {"albert-base": 600_000}
 PEER_GOALS = {"albert-large": 1.5, "albert-xxlarge": 1.3}
-FAST, NEED_TRITON = ("qkv", "gradients"), ("norm",)  # of --fast
 WITHOUT_TRITON = "not run: triton, with which torch compiles for a GPU, is not installed"
 
 
@@ -69,11 +68,10 @@ def measure_speed(check: Check, model: str) -> list[Finding]:
     if best is None or failed:
         return [ended(f"{model}, full rows", (failed or cells)[0])]
     compiles = find_spec("triton") is not None
-    forms = [*FAST, *(NEED_TRITON if compiles else ())]
     compiled = ["--compile"] if compiles else []
     findings = []
     for name, flags in (
-        ("full rows", ["--fast", *forms, *compiled]),
+        ("full rows", compiled),
         ("real text", ["--data", *check.data, *compiled]),
     ):
         what = f"{model}, {name}, {best} sequences"
@@ -83,7 +81,7 @@ def measure_speed(check: Check, model: str) -> list[Finding]:
             continue
         report = cell["result"]
         for own in report["cells"]:
-            form = name_form(own) or "plain"
+            form = "compiled" if own["compile"] else "plain"
             says = describe(report, own, report["cells"][0])
             findings.append(Finding(what=f"{what}, {form}", passed=None, says=says))
         if name == "full rows":
@@ -93,12 +91,6 @@ def measure_speed(check: Check, model: str) -> list[Finding]:
     return findings
 
 
-def name_form(cell: dict) -> str:
-    """The flags of train.py that a cell was measured with."""
-    fast = f"--fast {' '.join(cell['fast'])}" if cell["fast"] else ""
-    return "--compile" if cell["compile"] else fast
-
-
 def speed_up(cell: dict, plain: dict) -> float:
     """Over the plain form, round by round."""
     pairs = zip(cell["rounds"], plain["rounds"], strict=True)
@@ -106,11 +98,10 @@ def speed_up(cell: dict, plain: dict) -> float:
 
 
 def advise(model: str, cells: list[dict]) -> Finding:
-    """Which flags of train.py make this size's steps shorter here."""
-    ratios = {name_form(cell): speed_up(cell, cells[0]) for cell in cells[1:]}
-    best = max(ratios, key=ratios.__getitem__, default="")
-    wins = best and ratios[best] >= NO_GAIN
-    says = f"{best} ({ratios[best]:.2f} times as fast)" if wins else "none: plain is as fast"
+    """Whether train.py's --compile makes this size's steps shorter here."""
+    ratio = max((speed_up(cell, cells[0]) for cell in cells[1:]), default=0.0)
+    wins = ratio >= NO_GAIN
+    says = f"--compile ({ratio:.2f} times as fast)" if wins else "none: plain is as fast"
     return Finding(what=f"{model}, flags to train with", passed=None, says=says)
 
 

@@ -94,7 +94,7 @@ def _data_parallel(layout: Layout) -> list[Collective]:
 
 
 def _tensor_parallel(layout: Layout) -> list[Collective]:
-    layers, rank = layout.model.num_layers, layout.model.rank
+    layers, rank = layout.model.num_layers, layout.model.lora_rank
     # 2 forward and 2 backward a layer; for low-rank pairs 2 forward, 4 backward.
     calls = (4 + 6 * bool(rank)) * layers * layout.accumulation
     # Three of the last layer's four hold only the tokens whose last state is needed.

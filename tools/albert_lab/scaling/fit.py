@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from albert_ds.errors import UserError
-from albert_ds.model.config import SIZES, count_params
+from albert_ds.model.config import SIZES
+from albert_ds.model.shapes import count_params
 from albert_lab.scaling.collectives import GRADIENTS, WEIGHTS
 from albert_lab.scaling.layout import Layout
 from albert_lab.scaling.step_time import Machine, StepTime, predict_step

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from albert_ds.errors import UserError
-from albert_ds.model.config import ModelConfig, count_flops, count_params
+from albert_ds.model.config import ModelConfig, count_flops
+from albert_ds.model.shapes import count_params
 
 PRECISIONS = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a weight in a pass
 CHECKPOINTING = ("none", "attention", "block")
@@ -92,15 +93,15 @@ class Layout:
         return 2 * h * f // tp + f // tp + h + self._norm("ffn")
 
     def _norm(self, kind: str) -> int:
-        return 0 if self.model.owns(f"{kind}.layer_norm") else 2 * self.model.hidden_size
+        return 0 if self.model.has_per_layer(f"{kind}.layer_norm") else 2 * self.model.hidden_size
 
     @property
     def own_parameters(self) -> int:
         """This rank's parameters of what one layer has of its own."""
-        whole = count_params(self.model)["own"] // self.model.num_layers
+        whole = count_params(self.model)["per_layer"] // self.model.num_layers
         # A low-rank pair is cut where its projection is: one of its two factors.
         h, f, tp = self.model.hidden_size, self.model.ffn_size, self.tensor_parallel
-        return whole - self.model.rank * (4 * h + 2 * f) * (tp - 1) // tp
+        return whole - self.model.lora_rank * (4 * h + 2 * f) * (tp - 1) // tp
 
     @property
     def block_parameters(self) -> int:
@@ -117,7 +118,7 @@ class Layout:
 
     def _outside(self, counts: dict[str, int]) -> int:
         """The parameters outside the layers, which every rank has whole."""
-        return sum(counts.values()) - counts["attention"] - counts["ffn"] - counts["own"]
+        return sum(counts.values()) - counts["attention"] - counts["ffn"] - counts["per_layer"]
 
     @property
     def held_parameters(self) -> float:
@@ -140,7 +141,7 @@ class Layout:
         """
         plan = self.model.plan
         counts = count_params(self.model)
-        early = float(counts["own"])
+        early = float(counts["per_layer"])
         for part, used in zip(("attention", "ffn"), zip(*plan, strict=True), strict=True):
             once = sum(used.count(block) == 1 for block in set(used))
             early += counts[part] * once / len(set(used))
@@ -162,7 +163,7 @@ class Layout:
     def recomputed_flops(self) -> float:
         """FLOPs that activation checkpointing adds: a second forward pass of the dropped parts."""
         h, f, layers = self.model.hidden_size, self.model.ffn_size, self.model.num_layers
-        rank = self.model.rank
+        rank = self.model.lora_rank
         in_attention = 4 * h * h + 2 * h * self.sequence_length + rank * 8 * h
         attention = 2 * self.tokens_a_pass * layers * in_attention
         ffn = 2 * self.tokens_a_pass * layers * (2 * h * f + rank * 2 * (h + f))

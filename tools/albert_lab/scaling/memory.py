@@ -126,7 +126,7 @@ def bytes_a_token(layout: Layout, *, on_cuda: bool) -> tuple[float, float]:
     masks = 0 if width == 4 or not model.dropout else h  # one byte per element
     # Kept of what a layer has of its own: a factor keeps the result, a low-rank pair what lies
     # between its factors.
-    scaled, rank = h * model.owns("attention.result"), model.rank
+    scaled, rank = h * model.has_per_layer("attention.result"), model.lora_rank
     attention += scaled + 4 * rank
     ffn += scaled + 2 * rank
     attention, ffn = attention * width + masks, ffn * width + masks

@@ -1,5 +1,18 @@
-"""The modules of what a layer has of its own (`model/additions.py`), and how an export folds them.
+"""What each layer has of its own beside the blocks that it shares: `--per-layer`.
 
+The words of the flag are the rows of ADDITIONS in `model/sharing.py`, which a command line reads
+without waiting for torch; their modules are here. A module stands at places of every layer, where
+`model/encoder.py` runs it:
+
+| place                                                | what the module does there            |
+| ---------------------------------------------------- | ------------------------------------- |
+| layer.input                                          | transforms the layer's input          |
+| attention.query, key, value, output; ffn.up, down    | is added to that projection           |
+| attention.result, ffn.result                         | transforms what the residual receives |
+| attention.layer_norm, ffn.layer_norm                 | replaces the shared block's           |
+
+Every addition starts as the identity: a model with it computes at first what it computes without.
+Parameters are named `albert.encoder.own.LAYER.PLACE.NAME`.
 Shapes: N tokens, H hidden, R rank.
 """
 
@@ -11,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albert_ds.errors import UserError
-from albert_ds.model.additions import read_additions, widths_of
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.dropout import Dropout
+from albert_ds.model.sharing import ADDITIONS, read_additions
 
 FULL_NAMES = {  # of the projections within their block
     **{name: f"self_attention.{name}" for name in ("query", "key", "value", "output")},
@@ -67,33 +80,40 @@ class LowRank(nn.Module):
         return F.linear(F.linear(x, self.first), self.second)
 
 
-# Word of --per-layer -> its module, for a place and a value.
+def build_low_rank(config: ModelConfig, place: str, rank: int) -> LowRank:
+    """Of the widths of the projection at this place."""
+    h, f = config.hidden_size, config.ffn_size
+    widths = {"ffn.up": (h, f), "ffn.down": (f, h)}.get(place, (h, h))
+    return LowRank(*widths, rank)
+
+
+# Word of --per-layer -> its module, for a place and the number after the word's colon.
 BUILD: dict[str, Callable[[ModelConfig, str, int], nn.Module]] = {
     "norm": lambda config, place, value: ResidualNorm(config),
     "scale": lambda config, place, value: Scale(),
     "position": lambda config, place, value: Shift(config.hidden_size),
-    "lora": lambda config, place, value: LowRank(*widths_of(config, place), value),
+    "lora": build_low_rank,
 }
 
 
-class Own(nn.Module):
+class PerLayer(nn.Module):
     """What one layer has of its own: its modules by place."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.layer, self.attention, self.ffn = (nn.ModuleDict() for _ in range(3))
-        for addition, value in read_additions(config.per_layer):
-            for place in addition.places:
+        for word, value in read_additions(config.per_layer).items():
+            for place in ADDITIONS[word].places:
                 kind, name = place.split(".")
                 part: nn.ModuleDict = getattr(self, kind)
                 assert name not in part, f"two additions at {place}"
-                part[name] = BUILD[addition.form.partition(":")[0]](config, place, value)
+                part[name] = BUILD[word](config, place, value)
 
 
-def build_own(config: ModelConfig) -> nn.ModuleList:
-    """What each layer has of its own; empty without --per-layer."""
+def build_per_layer(config: ModelConfig) -> nn.ModuleList:
+    """One `PerLayer` a layer; empty if --per-layer is none."""
     layers = 0 if config.per_layer == "none" else config.num_layers
-    return nn.ModuleList(Own(config) for _ in range(layers))
+    return nn.ModuleList(PerLayer(config) for _ in range(layers))
 
 
 def fold(config: ModelConfig, state: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
