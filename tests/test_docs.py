@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import mean, stdev
 
 from albert_ds.model.config import SIZES, count_flops
 from albert_ds.model.shapes import count_params
@@ -151,3 +152,18 @@ def test_the_figures_of_the_readme_stand_in_the_pages_it_names():
     card = (ROOT / "tools/demo/model/README.md").read_text()  # the model is that run's
     assert missing([probed["weights"], *(f'"value": {share}' for share in shares)], card) == []
     assert "100 kills of 2 ranks" in read("reliability.md")
+
+
+def test_the_table_of_fine_tuned_tasks_is_that_of_the_raw_files():
+    rows = re.findall(
+        r"^\| ((?:glue/|squad|race)\w*).*?\| (.*?) \| (.*?) \|", read("finetuning.md"), re.M
+    )
+    shown = {task: cells for task, *cells in rows}
+    for task, starts in (read_raw("transfer") | read_raw("transfer_twice")).items():
+        scores = [
+            [float(score) for score in starts[start]["dev"]] for start in ("pretrained", "random")
+        ]
+        scale = 1 if task == "squad1" else 100
+        cells = [f"{scale * mean(found):.1f} +- {scale * stdev(found):.1f}" for found in scores]
+        assert shown.pop(task) == cells
+    assert not shown
