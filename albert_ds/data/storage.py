@@ -1,29 +1,32 @@
 """Files at a path, or at any URL that fsspec reads (http://, s3://, ...).
 
-A request that fails or gets no answer is repeated, after pauses that double, and an answer that is
-cut short is read on from there; a request for a missing object is not repeated. No location is ever
-run as a command.
+A request that fails or gets no answer is repeated, after pauses that double; a request for a
+missing object is not. No location is ever run as a command.
 """
 
-import asyncio
+import errno
 import glob
-import io
 import os
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
+import fsspec
+import tenacity
+
 from albert_ds.cli import require
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.errors import DamagedData, MachineFailed, UserError
 
 T = TypeVar("T")
 TRIES = 6
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 PATIENCE = 60.0  # seconds without an answer after which a request has failed
 
 
-class Stored(NamedTuple):
-    """Size and time of a stored file: where either differs, its content has changed."""
+class FileInfo(NamedTuple):
+    """Size and time of a stored file: if either differs, its content has changed."""
 
     size: int  # bytes
     modified: str
@@ -56,55 +59,64 @@ def _match_paths(pattern: str) -> list[str]:
 
 
 def _match_urls(pattern: str) -> list[str]:
-    system, path = _find_system(pattern)
-    try:
-        names = system.glob(path) if glob.has_magic(path) else [path]
-        return [url for url in map(system.unstrip_protocol, names) if _is_file(url)]
-    except (*_failures(), ValueError) as error:
-        raise UserError(f"--input {pattern}: cannot be listed: {_explain(error)}") from None
+    def find(system: Any, path: str) -> list[str]:
+        found = (
+            system.glob(path, detail=True) if glob.has_magic(path) else {path: system.info(path)}
+        )
+        return [system.unstrip_protocol(p) for p, info in found.items() if info["type"] == "file"]
 
-
-def _is_file(url: str) -> bool:
     try:
-        return _repeated(url, _read_info)["type"] == "file"
+        return with_retries(pattern, find)
     except FileNotFoundError:
-        return False
+        return []
 
 
 def open_file(location: str) -> IO[bytes]:
-    """Open for reading; raises OSError or UserError."""
+    """Open for reading; of a URL a whole copy, in a temporary file that goes when it is closed.
+
+    Raises OSError, UserError, DamagedData if all tries have failed, MachineFailed if the copy has
+    no space.
+    """
     if not is_url(location):
         return open(location, "rb")
-    return io.BufferedReader(_RemoteFile(location), 1 << 20)
+    copy = tempfile.NamedTemporaryFile()  # noqa: SIM115
+    try:
+        with_retries(location, lambda system, path: system.get_file(path, copy.name))
+    except BaseException:
+        copy.close()
+        raise
+    return copy
 
 
-def look_up(location: str) -> Stored:
+def stat(location: str) -> FileInfo:
     """Size and time of change; raises OSError, UserError or DamagedData."""
     if not is_url(location):
         status = Path(location).stat()
-        return Stored(status.st_size, str(status.st_mtime_ns))
-    info = _repeated(location, _read_info)
+        return FileInfo(status.st_size, str(status.st_mtime_ns))
+    info = with_retries(location, lambda system, path: system.info(path))
     marks = (info[name] for name in ("ETag", "LastModified", "mtime", "created") if info.get(name))
-    return Stored(info.get("size") or 0, str(next(marks, "")))
+    return FileInfo(info.get("size") or 0, str(next(marks, "")))
 
 
 def read_bytes(location: str, limit: int) -> bytes:
     """The content of a file, at most `limit` bytes: a wrong file may be of any size.
 
-    Raises OSError, UserError for what is no file, DamagedData where all tries have failed.
+    Raises OSError, UserError for what is no file, DamagedData if all tries have failed.
     """
-    if is_url(location):
-        return _repeated(location, lambda url: _read_url(url, limit))
+    if is_url(location):  # not every server heeds the range
+        return with_retries(location, lambda system, path: system.cat_file(path, 0, limit)[:limit])
     if Path(location).exists() and not Path(location).is_file():
         raise UserError(f"{location}: not a file")
     with open(location, "rb") as file:
         return file.read(min(limit, os.fstat(file.fileno()).st_size))
 
 
-def _repeated(location: str, request: Callable[[str], T]) -> T:
-    """What a request gives in the end. Raises DamagedData where all tries have failed."""
-    import tenacity
+def with_retries(location: str, request: Callable[[Any, str], T]) -> T:
+    """What `request` gives in the end, of the file system of a URL and the path in it.
 
+    Raises FileNotFoundError, UserError for what is no URL, DamagedData if all tries have failed,
+    MachineFailed if this machine has no space.
+    """
     attempts = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(TRIES),
         wait=tenacity.wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE),
@@ -112,83 +124,23 @@ def _repeated(location: str, request: Callable[[str], T]) -> T:
         reraise=True,
     )
     try:
-        return attempts(request, location)
-    except UserError:
+        return attempts(lambda: request(*_find_system(location)))
+    except (UserError, MachineFailed):
         raise
     except ValueError as error:
         raise UserError(f"{location}: not a URL: {_explain(error)}") from None
-    except _failures() as error:
+    except Exception as error:  # every file system has errors of its own
         if isinstance(error, FileNotFoundError) and not _may_pass(error):
             raise
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            raise MachineFailed(
+                f"{location}: no copy in {tempfile.gettempdir()}: {error.strerror}; the variable "
+                "TMPDIR names another folder"
+            ) from None
         raise DamagedData(
             f"{location}: cannot be read after {attempts.statistics['attempt_number']} tries: "
             f"{_explain(error)}"
         ) from None
-
-
-def _read_url(location: str, limit: int) -> bytes:
-    system, path = _find_system(location)
-    return system.cat_file(path, start=0, end=limit)[:limit]  # not every server heeds the range
-
-
-def _read_info(location: str) -> dict:
-    system, path = _find_system(location)
-    return system.info(path)
-
-
-class _RemoteFile(io.RawIOBase):
-    """A file behind a URL, read from its beginning; where that fails, it is read on from there.
-
-    Raises OSError or UserError where it cannot be opened, DamagedData where all tries have failed.
-    """
-
-    def __init__(self, location: str):
-        self._location = location
-        self._at = 0
-        self._options: dict[str, int] = {}
-        self._file: Any = _repeated(location, self._open)
-        self._size: int | None = getattr(self._file, "size", None)
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer) -> int:
-        content = _repeated(self._location, lambda _: self._read(len(buffer)))
-        buffer[: len(content)] = content
-        self._at += len(content)
-        return len(content)
-
-    def _read(self, size: int) -> bytes:
-        try:
-            if self._file is None:
-                self._file = self._open(self._location)
-            content = self._file.read(size)
-        except ValueError:  # a server of whole files only
-            if self._options:
-                raise
-            self._file, self._options = None, {"block_size": 0}
-            return self._read(size)
-        except _failures():
-            self._file = None
-            raise
-        if not content and self._size is not None and self._at < self._size:
-            self._file = None
-            raise OSError(f"it ends after {self._at} of its {self._size} bytes")
-        return content
-
-    def _open(self, location: str) -> Any:
-        """Opened where the next byte to read is."""
-        system, path = _find_system(location)
-        file = system.open(path, "rb", **self._options)
-        if not self._options:
-            file.seek(self._at)
-        left = self._at if self._options else 0
-        while left and (content := file.read(min(left, 1 << 20))):
-            left -= len(content)
-        return file
 
 
 def _find_system(location: str) -> tuple[Any, str]:
@@ -196,15 +148,13 @@ def _find_system(location: str) -> tuple[Any, str]:
 
     Never kept: a file system from before a fork does not work after it, and fsspec keeps track.
     """
-    import fsspec
-
     if "::" in location:  # to fsspec this is a chain of file systems, with options of each
         raise UserError(f"{location}: must be one URL, without ::")
     if location.startswith("s3:"):
         require("s3fs", "s3", location)
     options: dict[str, Any] = {}
     if location.startswith("http"):
-        import aiohttp
+        import aiohttp  # which takes longer than all else here
 
         patience = aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE, sock_read=PATIENCE)
         options["client_kwargs"] = {"timeout": patience}
@@ -216,18 +166,13 @@ def _find_system(location: str) -> tuple[Any, str]:
 
 def _may_pass(error: BaseException) -> bool:
     """Whether the same request may succeed later."""
-    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, _failures()):
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         # To fsspec every failure to look up a size over HTTP is a missing file.
-        return getattr(error.__cause__, "status", 500) >= 500
-    is_final = isinstance(error, FileNotFoundError | PermissionError)
-    return isinstance(error, _failures()) and not is_final
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    """The errors of fsspec's file systems; those over HTTP also raise aiohttp's own."""
-    import aiohttp
-
-    return (OSError, asyncio.TimeoutError, aiohttp.ClientError)
+        error = error.__cause__
+        return not isinstance(error, ValueError) and getattr(error, "status", 500) >= 500
+    is_final = isinstance(error, FileNotFoundError | PermissionError | ValueError)
+    has_no_space = isinstance(error, OSError) and error.errno in NO_SPACE
+    return isinstance(error, Exception) and not is_final and not has_no_space
 
 
 def _explain(error: BaseException) -> str:

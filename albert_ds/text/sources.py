@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
-from albert_ds.data.storage import is_url, look_up, open_file
+from albert_ds.data.storage import is_url, open_file, stat
 from albert_ds.errors import DamagedData, UserError, hide_passwords
 from albert_ds.text.documents import (
     MAX_LINE_BYTES,
@@ -147,7 +147,7 @@ class _Window(io.RawIOBase):
 
 def _cut_file(location: str) -> Iterator[Slice]:
     try:
-        size, modified = look_up(location)
+        size, modified = stat(location)
     except OSError as error:
         raise UserError(f"{location}: cannot be opened: {_explain(error)}") from None
     begin, kind = 0, ""

@@ -1,5 +1,6 @@
 """Text and shards behind a URL are read like those on disk; a server that fails is asked again."""
 
+import errno
 import pickle
 import threading
 from functools import partial
@@ -13,7 +14,7 @@ from albert_ds.cli import log_line
 from albert_ds.data import storage
 from albert_ds.data.shards import open_shards
 from albert_ds.data.storage import find_files, read_bytes
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.errors import DamagedData, MachineFailed, UserError
 from albert_ds.text.sources import cut_units, read_documents
 from tests.data.drawing import samples_of, stream, take
 
@@ -129,7 +130,7 @@ def test_a_shard_that_is_missing_behind_a_url_is_named(server, built, tmp_path):
 
 @pytest.fixture
 def text(server, tmp_path):
-    """The URL of a text of 6 MB, which is read in more than one request, and its documents."""
+    """The URL of a text of 6 MB, and its documents."""
     documents = [f"Document {number} has {number} in it." for number in range(150_000)]
     (tmp_path / "text.txt").write_text("\n\n".join(documents))
     server.RequestHandlerClass = partial(Handler, directory=str(tmp_path))
@@ -137,7 +138,7 @@ def text(server, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["error", "half", "cut"])
-def test_text_that_is_cut_short_is_read_on(server, text, kind):
+def test_text_that_is_cut_short_is_read_again(server, text, kind):
     server.failures, server.kind = 2, kind
     url, documents = text
     (unit,) = cut_units(find_files([url]))
@@ -202,3 +203,14 @@ def test_no_location_is_a_command(folder, tmp_path, monkeypatch):
     with pytest.raises(UserError):
         find_files([folder])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_copy_that_does_not_fit_on_the_disk_is_the_machine_s_failure(monkeypatch):
+    def refuse(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/large.txt", b"One.")
+    monkeypatch.setattr(type(memory), "get_file", refuse)
+    with pytest.raises(MachineFailed, match="large.txt: no copy in .*: No space left .* TMPDIR"):
+        list(read_documents(cut_units(["memory://large.txt"])[0]))
