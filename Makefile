@@ -16,21 +16,9 @@ $(READY): pyproject.toml constraints.txt
 test: $(READY)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# For the loop between two edits; tests/tiers.py says which tests.
-quick: $(READY)
-	$(BIN)/python -m pytest -m 'quick and not slow' -n 2 --dist loadfile $(PYTEST_ARGS)
-
-# Tests of benchmarks, experiments and the scaling model.
-lab: $(READY)
-	$(BIN)/python -m pytest -m 'lab and not slow' $(PYTEST_ARGS)
-
-# Tests that wait for minutes: a real time limit on the cluster of tests/slurm.
-slow: $(READY)
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
-
-# The bits that commands leave, beside those recorded: GOLDEN_ARGS="--only zero1 shards-en".
-golden: $(READY)
-	$(BIN)/python -m tests.golden $(GOLDEN_ARGS)
+# What waits for minutes, needs root, a compiler or a browser: Slurm, the simulated GPU, long sweeps.
+nightly: $(READY)
+	$(BIN)/python -m pytest -m nightly $(PYTEST_ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

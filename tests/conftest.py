@@ -1,4 +1,4 @@
-"""Shared by all tests: shards of the Python manual's text, the tiers, and a way to start ranks."""
+"""Shared by all tests: shards of the Python manual's text, and a way to start ranks."""
 
 import os
 import subprocess
@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed import free_port
-from tests.tiers import LONGEST, is_lab, is_quick, name_of
+from tests.distributed import METHOD, Program, free_port
 
 ROOT = Path(__file__).parents[1]
+TRAINERS = [[sys.executable, f"albert_ds/{name}.py"] for name in ("train", "finetune")]
+# Folders whose tests wait for minutes, need root or a compiler: `make nightly`.
+NIGHTLY = [ROOT / "tests" / name for name in ("fake_cuda", "slurm")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Some virtual machines report AMX and stop a bf16 matrix product of oneDNN with SIGILL.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
@@ -22,11 +24,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STRICT, os.environ.get(
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
-        if is_quick(item.path, item.originalname):
-            item.add_marker("quick")
-        if is_lab(item.path):
-            item.add_marker("lab")
-    items.sort(key=lambda item: name_of(item.path) not in LONGEST)
+        if not {*item.path.parents}.isdisjoint(NIGHTLY):
+            item.add_marker("nightly")
 
 
 def run_tool(*argv: str | Path) -> None:
@@ -98,37 +97,35 @@ def train_command(data: Path, output: Path, **flags) -> list[str]:
     return argv
 
 
-def start_ranks(command: list[str], world_size: int) -> list[subprocess.Popen]:
+def start_ranks(command: list[str], world_size: int) -> list[subprocess.Popen | Program]:
     """Start one process per rank, with the variables that torchrun or deepspeed would set.
 
-    More ranks than GPUs run on the CPU: NCCL takes one rank a GPU.
+    A trainer is forked from a process that has imported its libraries, which takes 8 s. More ranks
+    than GPUs run on the CPU: NCCL takes one rank a GPU.
     """
     import torch
 
     share_gpu = 0 < torch.cuda.device_count() < world_size
     port = str(free_port())
-    return [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={
-                **os.environ,
-                **({"DS_ACCELERATOR": "cpu"} if share_gpu else {}),
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    environments = [
+        {
+            **os.environ,
+            **({"DS_ACCELERATOR": "cpu"} if share_gpu else {}),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         for rank in range(world_size)
     ]
+    if METHOD == "forkserver" and command[:2] in TRAINERS and "FAKE_CUDA_FOLDER" not in os.environ:
+        return [Program(command[1:], cwd=ROOT, env=env) for env in environments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [subprocess.Popen(command, cwd=ROOT, env=env, **pipes) for env in environments]
 
 
-def finish(processes: list[subprocess.Popen], timeout: float = 300) -> list[int]:
+def finish(processes: list[subprocess.Popen | Program], timeout: float = 300) -> list[int]:
     """Wait for all ranks; returns their exit codes. pytest shows their output if the test fails."""
     for process in processes:
         out, err = process.communicate(timeout=timeout)

@@ -1,11 +1,19 @@
-"""Run a function on several ranks of this machine, one process per rank."""
+"""Run a function or a program on several ranks of this machine, one process per rank."""
 
+import atexit
 import multiprocessing as mp
 import os
 import pickle
+import runpy
+import shutil
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,6 +79,61 @@ def end_ranks(function: Callable, world_size: int, *args, timeout: float = 60) -
         process.join()
     assert None not in codes, f"a rank hangs: {codes}"
     return codes
+
+
+class Program:
+    """A Python program in a process forked from the server; it is used like `subprocess.Popen`."""
+
+    def __init__(self, argv: list[str], *, cwd: Path, env: dict[str, str]):
+        folder = tempfile.mkdtemp()
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._files = [Path(folder, name) for name in ("stdout", "stderr")]
+        given = (argv, str(cwd), env, [str(path) for path in self._files])
+        self._process = _open_context().Process(target=_run_program, args=given)
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        self._process.join(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("a rank", timeout)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        return tuple(path.read_text(errors="replace") for path in self._files)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _run_program(argv: list[str], cwd: str, env: dict[str, str], outputs: list[str]) -> None:
+    for number, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = argv
+    mp.set_start_method("fork", force=True)  # as in a program that a user starts
+    try:
+        runpy.run_path(argv[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # which a forked process leaves out
 
 
 def _open_context():

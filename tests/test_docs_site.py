@@ -4,9 +4,13 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from albert_ds.cli import list_actions
 from albert_ds.settings.pretrain import build_parser
 from tests.conftest import ROOT
+
+pytestmark = pytest.mark.nightly
 
 
 def test_the_site_is_whole_and_loads_nothing_from_the_network(tmp_path):

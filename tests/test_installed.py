@@ -14,7 +14,17 @@ from tests.conftest import ROOT
 from tests.distributed import free_port
 from tests.test_recipes import JOB
 
-BUILT = ("albert_ds", "ds_configs", "slurm", "docs/raw", "pyproject.toml", "README.md", "LICENSE")
+pytestmark = pytest.mark.nightly
+BUILT = (
+    "albert_ds",
+    "tools",
+    "ds_configs",
+    "slurm",
+    "docs/raw",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 SMALL = ("--num-layers", "1", "--hidden-size", "32", "--embedding-size", "16", "--num-heads", "4")
 
 

@@ -143,7 +143,7 @@ def test_without_cuda_and_with_a_wrong_name_it_is_one_line(tmp_path, monkeypatch
     assert not (tmp_path / "report").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_whole_command_runs_on_the_fake_device(fake_cuda, tmp_path, devices):  # noqa: F811

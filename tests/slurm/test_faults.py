@@ -174,7 +174,7 @@ def test_a_stale_ending_fools_nobody_and_restarts_are_bounded(cluster, submit, t
     assert "MAX_RESTARTS=1" in job.says()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_true_time_limit_and_a_stop_file(cluster, submit, data):
     flags = (*LONG, "--steps", "1000000")
     job = submit("smoke", *flags, sbatch=(*TWO_RANKS, "--time=2"), DATA=str(data))

@@ -89,7 +89,7 @@ def test_the_line_a_minute_says_what_is_left(tmp_path):
     assert read_last_step(log) == newest
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp_path):
     pairs = tmp_path / "pairs"
     pairs.mkdir()
