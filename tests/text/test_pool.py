@@ -73,7 +73,7 @@ def test_two_of_mpi_give_the_same_bytes(arguments, undisturbed, tmp_path):
     check_same_bytes(arguments, undisturbed, tmp_path / "data", launcher=of_mpi(2))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_four_of_mpi_or_of_one_machine_give_the_same_bytes(arguments, undisturbed, tmp_path):
     check_same_bytes(arguments, undisturbed, tmp_path / "mpi", launcher=of_mpi(4))
     check_same_bytes(arguments, undisturbed, tmp_path / "own", "--processes", 4)
@@ -108,7 +108,7 @@ def test_killed_and_taken_up_again(arguments, undisturbed, tmp_path):
     assert content_of(output) == undisturbed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_under_mpi_and_taken_up_by_another_number(arguments, undisturbed, tmp_path):
     process = start(tmp_path / "data", arguments, launcher=of_mpi(3), KILL_AT="4")
     process.communicate(timeout=300)
@@ -119,7 +119,7 @@ def test_killed_under_mpi_and_taken_up_by_another_number(arguments, undisturbed,
     assert content_of(tmp_path / "data") == undisturbed
 
 
-@pytest.mark.parametrize("way", ["own", pytest.param("mpi", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["own", pytest.param("mpi", marks=pytest.mark.nightly)])
 def test_nothing_outlives_the_process_that_was_started(arguments, tmp_path, way):
     """Killed outright, it takes the others with it, so that the folder is free."""
     flags, launcher = ((), of_mpi(3)) if way == "mpi" else (("--processes", 2), ())
@@ -156,7 +156,7 @@ def test_silent_worlds_of_one_are_refused(arguments, tmp_path):
     assert count_started({"SLURM_STEP_NUM_TASKS": "4"}) == count_started({}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_wrong_input_is_said_once_and_ends_all_of_mpi(arguments, tmp_path):
     _, err = build(tmp_path / "data", arguments, "--holdout", 3, code=2, launcher=of_mpi(2))
     assert err.count("albert-ds: --holdout 3: ") == 1
