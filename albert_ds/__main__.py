@@ -34,7 +34,10 @@ COMMANDS = {
     "measuring": {
         "report": ("albert_lab.commands.report", "make one page of what runs did"),
         "plan": ("albert_lab.commands.scaling_model", "layout, memory and hours on a cluster"),
-        "scaling": ("albert_lab.commands.scaling_model", "fit and use the model behind plan"),
+        "scaling": (
+            "albert_lab.commands.scaling_model",
+            "predict steps of several models on clusters",
+        ),
         "bench": ("albert_lab.commands.throughput_bench", "measure training steps of models"),
         "traffic": ("albert_lab.commands.comm_volume", "count the bytes that a step sends"),
         "gpu-check": ("albert_lab.commands.gpu_check", "check a machine with GPUs"),

@@ -42,8 +42,8 @@ VALUES = st.recursive(
 READERS = (
     *("DeepSpeed's JSON", "index.json", "config.json of a run", "config.json of weights"),
     *("config.json of Hugging Face", "tokenizer_config.json", "tokenizer.json", "results.json"),
-    *("probe.json", "reports of benchmarks", "predictions", "layers of models", "constants"),
-    *("report on memory", "note of a build", "SQuAD", "RACE"),
+    *("probe.json", "reports of benchmarks", "predictions", "layers of models"),
+    *("note of a build", "SQuAD", "RACE"),
 )
 
 

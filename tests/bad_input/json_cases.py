@@ -209,9 +209,8 @@ def _configurations(folder: Path, data: Path) -> dict[str, Reader]:
 def _results(folder: Path) -> dict[str, Reader]:
     from types import SimpleNamespace
 
-    from albert_lab.commands.scaling_model import _read_memory_errors, read_errors
     from albert_lab.plots.lines import read_models, read_predictions
-    from albert_lab.scaling.fit import read_cells
+    from albert_lab.tables import read_report
 
     from albert_ds.settings.finetune import find_task_model
     from albert_ds.text.manifest import Piece, read_note
@@ -229,8 +228,7 @@ def _results(folder: Path) -> dict[str, Reader]:
     notes = folder / "notes"
     notes.mkdir()
     args = SimpleNamespace(from_task=str(table / "rte"), output=str(folder / "out"))
-    names = ("report", "drawn", "layers", "constants", "memory")
-    report, drawn, layers, constants, memory = (folder / f"{name}.json" for name in names)
+    report, drawn, layers = (folder / f"{name}.json" for name in ("report", "drawn", "layers"))
 
     def read_finished():
         note = read_note(Piece(notes / "unit-000000.json", "x"))
@@ -248,7 +246,7 @@ def _results(folder: Path) -> dict[str, Reader]:
         "probe.json": Reader(
             accuracies, table / "probe.json", lambda: read_lead(table), lambda path: True
         ),
-        "reports of benchmarks": Reader(measured, report, lambda: read_cells(report)),
+        "reports of benchmarks": Reader(measured, report, lambda: read_report(report)),
         "predictions": Reader(
             predicted,
             drawn,
@@ -260,17 +258,6 @@ def _results(folder: Path) -> dict[str, Reader]:
             layers,
             lambda: read_models(layers),
             lambda path: path == ("models",) or path[2:3] in [("l2",), ("degrees",)],
-        ),
-        "constants": Reader(
-            json.loads((raw / "scaling_constants.json").read_text()),
-            constants,
-            lambda: read_errors(constants),
-        ),
-        "report on memory": Reader(
-            json.loads((raw / "scaling_memory.json").read_text()),
-            memory,
-            lambda: _read_memory_errors(memory),
-            lambda path: path[-1] == "error" or len(path) < 3,
         ),
         "note of a build": Reader(
             {"identity": "x", "files": {}, "counts": {"documents": 1}},

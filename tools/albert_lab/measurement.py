@@ -1,7 +1,7 @@
-"""Measure models in one layout, over links of several speeds, in turns.
+"""Measure models in one layout, in turns.
 
-In each round all models take steps over the first link, then all over the next (A B A B ...). A
-slow drift of the machine's speed then cancels in the ratio of two neighbours.
+In each round all models take steps (A B A B ...). A slow drift of the machine's speed then cancels
+in the ratio of two neighbours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from albert_ds.model.config import count_flops
 from albert_ds.model.shapes import count_params
-from albert_ds.process.world import read_world
 from albert_ds.settings.pretrain import RunConfig
 from albert_lab.bench_run import (
     accumulation_of,
@@ -25,7 +24,6 @@ from albert_lab.bench_run import (
     take_step,
 )
 from albert_lab.comm_trace import sum_up
-from albert_lab.nodes import Rate, is_in_node, read_sent_bytes, shape
 from albert_lab.peak_memory import PeakMemory
 from albert_lab.step_breakdown import PARTS, SECONDS, split, watch
 
@@ -39,10 +37,9 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Measurement:
-    """A model over a link, and its measured rounds."""
+    """A model and its measured rounds."""
 
     run: Run
-    link: Rate | None  # None: no limit
     peak_memory: int | None  # bytes of the fullest rank; None without a warm-up step
     process_memory: int  # of these, bytes that the process held before the first model
     rounds: list[dict] = field(default_factory=list)
@@ -54,11 +51,10 @@ def open_cells(
     device: torch.device,
     traffic: Traffic,
     *,
-    links: list[Rate | None],
     warmup: int,
     base: int | None = None,
 ) -> list[Measurement]:
-    """Build every model and take its `warmup` steps over links without a limit. Collective.
+    """Build every model and take its `warmup` steps. Collective.
 
     base: bytes that the process held before its first model.
     """
@@ -71,44 +67,31 @@ def open_cells(
         for _ in range(warmup):
             take_step(run)
         peak = _largest(memory.read(), mesh) if warmup else None
-        cells += [
-            Measurement(run=run, link=link, peak_memory=peak, process_memory=base) for link in links
-        ]
+        cells.append(Measurement(run=run, peak_memory=peak, process_memory=base))
     return cells
 
 
 def take_turns(cells: list[Measurement], traffic: Traffic, *, rounds: int, steps: int) -> None:
     """Measure every cell `rounds` times. Collective."""
-    links = list(dict.fromkeys(cell.link for cell in cells))
-    shapes_link = is_in_node() and read_world().local_rank == 0
-    before = None
     for _ in range(rounds):
-        for link in links:
-            if shapes_link:
-                shape(link, before)
-            before = link
-            for cell in cells:
-                if cell.link == link:
-                    turn = measure_round(cell.run, steps, traffic, is_in_node=is_in_node())
-                    cell.rounds.append({**turn, "peak_memory": cell.peak_memory})
-    if shapes_link:
-        shape(None, before)
+        for cell in cells:
+            turn = measure_round(cell.run, steps, traffic)
+            cell.rounds.append({**turn, "peak_memory": cell.peak_memory})
 
 
 def close(cells: list[Measurement]) -> None:
     """Free the engines."""
-    for engine in {id(cell.run.engine): cell.run.engine for cell in cells}.values():
-        engine.deepspeed.destroy()
+    for cell in cells:
+        cell.run.engine.deepspeed.destroy()
     cells.clear()
 
 
-def measure_round(run: Run, steps: int, traffic: Traffic, *, is_in_node: bool) -> dict:
+def measure_round(run: Run, steps: int, traffic: Traffic) -> dict:
     """Take `steps` optimizer steps; returns the mean per step over all ranks. Collective."""
     import torch
     import torch.distributed as dist
 
     dist.barrier(group=run.mesh.control_group)
-    sent = read_sent_bytes() if is_in_node else 0
     with watch(run, traffic) as stopwatch:
         started = time.perf_counter()
         batches = []
@@ -124,7 +107,6 @@ def measure_round(run: Run, steps: int, traffic: Traffic, *, is_in_node: bool) -
         "seconds_a_step": seconds / steps,
         **{SECONDS[part]: found[part] / steps for part in PARTS},
         "kinds": {kind: volume.report(steps) for kind, volume in volumes.items()},
-        "link_bytes_a_step": (read_sent_bytes() - sent) / steps if is_in_node else None,
     }
     everyone: list[dict] = [{}] * run.mesh.world_size
     dist.all_gather_object(everyone, mine, group=run.mesh.control_group)
@@ -146,7 +128,6 @@ def _describe_round(run: Run, everyone: list[dict], batches: list) -> dict:
         "flops_a_step": flops,  # of the model, over all ranks
         "flops_a_second": flops / seconds,
         "wire_bytes_a_step": sum(kind["wire_bytes"] for kind in first["kinds"].values()),
-        "link_bytes_a_step": first["link_bytes_a_step"],
         "bytes_a_step": {name: kind["bytes"] for name, kind in first["kinds"].items()},
         "calls_a_step": {name: kind["calls"] for name, kind in first["kinds"].items()},
         "kinds": first["kinds"],
@@ -185,7 +166,7 @@ def write_profile(path: Path, cells: list[Measurement], traffic: Traffic) -> Non
         trace.export_chrome_trace(str(path))
 
 
-def describe(cell: Measurement, nodes: int) -> dict:
+def describe(cell: Measurement) -> dict:
     """The cell as the report has it."""
     config, mesh = cell.run.config, cell.run.mesh
     return {
@@ -202,9 +183,6 @@ def describe(cell: Measurement, nodes: int) -> dict:
         "compile": config.compile,
         "ranks": mesh.world_size,
         "tensor_parallel": mesh.tp_size,
-        "nodes": nodes,
-        "link": cell.link.text if cell.link else None,
-        "link_bits_per_second": cell.link.bits_per_second if cell.link else None,
         "process_memory": cell.process_memory,
         "flops_a_step": statistics.mean(turn["flops_a_step"] for turn in cell.rounds),
         "rounds": cell.rounds,

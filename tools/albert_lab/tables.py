@@ -22,7 +22,6 @@ _ROUND = {
 _CELL = {
     "model": str,
     "ranks": _COUNT,
-    "nodes": _COUNT,
     "zero": (0, 1, 2, 3),
     "tensor_parallel": _COUNT,
     "micro_batch_size": _COUNT,
@@ -30,8 +29,6 @@ _CELL = {
     "sequence_length": _COUNT,
     "precision": ("fp32", "bf16", "fp16"),
     "activation_checkpointing": ("none", "attention", "block"),
-    "link": (str, None),
-    "link_bits_per_second": (Number(above=0), None),
     "rounds": [_ROUND],
 }
 

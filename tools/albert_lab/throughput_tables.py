@@ -1,7 +1,6 @@
 """Tables from a report of tools/throughput_bench.py: how fast, and where the time goes."""
 
 import statistics
-from collections.abc import Callable
 
 from albert_lab.step_breakdown import PARTS, SECONDS
 from albert_lab.tables import group_by, spread, table
@@ -15,16 +14,15 @@ PAPER = {
     "albert-xlarge": 0.6,
     "albert-xxlarge": 0.3,
 }
-LAYOUT = ("ranks", "nodes", "tensor_parallel", "micro_batch_size")
+LAYOUT = ("ranks", "tensor_parallel", "micro_batch_size")
 FORMULA = (
     "FLOP per step: 6 x (tokens x (E H + L (4 H^2 + 2 H F)) + sum of squared lengths x 2 L H + "
     "masked x (H E + E V)). Real tokens only; the forward pass that checkpointing repeats is not "
     "counted; the last layer is counted for every token"
 )
-SPEEDS = ("model", "parameters", "ZeRO", "checkpointing", "link", "samples/s", "tokens/s")
+SPEEDS = ("model", "parameters", "ZeRO", "checkpointing", "samples/s", "tokens/s")
 SPEEDS += ("TFLOP/s per rank", "MFU", "speed-up", "paper", "peak GB")
-SPLIT = ("model", "ZeRO", "checkpointing", "link", *PARTS.values())
-SPLIT += ("MB on the wire per rank", "share of the link")
+SPLIT = ("model", "ZeRO", "checkpointing", *PARTS.values(), "MB on the wire per rank")
 
 
 def as_tables(report: dict) -> str:
@@ -33,8 +31,8 @@ def as_tables(report: dict) -> str:
     for cells in group_by(report["cells"], LAYOUT):
         first = cells[0]
         parts += [
-            f"{report['device']}; {first['ranks']} ranks on {first['nodes']} nodes, tensor "
-            f"parallel {first['tensor_parallel']}, {first['micro_batch_size']} sequences of "
+            f"{report['device']}; {first['ranks']} ranks, tensor parallel "
+            f"{first['tensor_parallel']}, {first['micro_batch_size']} sequences of "
             f"{first['sequence_length']} tokens per micro-batch, {first['accumulation']} "
             f"micro-batches per step; median (min .. max) of {len(first['rounds'])} rounds",
             table(SPEEDS, [_speed(cell, cells, report["peak_flops"]) for cell in cells]),
@@ -52,24 +50,22 @@ def _speed(cell: dict, cells: list[dict], peak: float | None) -> list[str]:
     rounds = cell["rounds"]
     tflops = [r["flops_a_second"] / cell["ranks"] / 1e12 for r in rounds]
     memory = rounds[-1]["peak_memory"]
-    baseline = next(other for other in cells if other["link"] == cell["link"])
     # Round by round: only neighbours in time saw the same speed of the machine.
     speed_ups = [
         own["samples_a_second"] / other["samples_a_second"]
-        for own, other in zip(rounds, baseline["rounds"], strict=True)
+        for own, other in zip(rounds, cells[0]["rounds"], strict=True)
     ]
     return [
         _name(cell),
         f"{cell['parameters']:,}",
         f"{cell['zero']} {cell['precision']}",
         cell["activation_checkpointing"],
-        cell["link"] or "-",
         spread([r["samples_a_second"] for r in rounds]),
         spread([r["tokens_a_second"] for r in rounds]),
         spread(tflops),
         f"{statistics.median(tflops) * 1e12 / peak:.1%}" if peak else "-",
         spread(speed_ups),
-        paper_speed_up(cell["model"], baseline["model"]),
+        paper_speed_up(cell["model"], cells[0]["model"]),
         f"{memory / 1e9:.2f}" if memory else "-",
     ]
 
@@ -84,10 +80,8 @@ def _split(cell: dict) -> list[str]:
         _name(cell),
         f"{cell['zero']} {cell['precision']}",
         cell["activation_checkpointing"],
-        cell["link"] or "-",
         *(f"{share:.1%}" for share in shares),
-        f"{middle(rounds, lambda r: r['wire_bytes_a_step']) / 1e6:.2f}",
-        f"{middle(rounds, _link_share(cell)):.0%}" if cell["link"] else "-",
+        f"{statistics.median(r['wire_bytes_a_step'] for r in rounds) / 1e6:.2f}",
     ]
 
 
@@ -99,17 +93,3 @@ def paper_speed_up(model: str, baseline: str) -> str:
     if model not in PAPER or baseline not in PAPER:
         return "-"
     return f"{PAPER[model] / PAPER[baseline]:.2g}"
-
-
-def _link_share(cell: dict) -> Callable[[dict], float]:
-    """Rate on the link during exposed communication, as a share of the link's rate."""
-
-    def share(turn: dict) -> float:
-        rate = 8 * turn["link_bytes_a_step"] / turn["communication_seconds"]
-        return rate / cell["link_bits_per_second"]
-
-    return share
-
-
-def middle(rounds: list[dict], value: Callable[[dict], float]) -> float:
-    return statistics.median(map(value, rounds))

@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from albert_lab.nodes import find_port, rank_environment
+from albert_lab.ranks import find_port, rank_environment
 
 from albert_ds import cli
 from albert_ds.cli import Parser, positive

@@ -25,7 +25,7 @@ from albert_lab.bench_run import (
     stage_of,
     take_step,
 )
-from albert_lab.nodes import start_ranks
+from albert_lab.ranks import start_ranks
 from albert_lab.scaling.layout import CHECKPOINTING, Layout
 from albert_lab.scaling.memory import predict_memory
 from albert_lab.tables import table

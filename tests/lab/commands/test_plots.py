@@ -4,14 +4,13 @@ import json
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from albert_lab.plots import bench
 from albert_lab.plots.lines import list_curves
 
 from tests.conftest import ROOT
-from tests.lab.scaling.bench import write_report
 
+REPORT = ROOT / "docs/raw/bench_base_2.json"
 LIMIT = 100_000  # bytes of a picture
 
 
@@ -26,11 +25,10 @@ def assert_picture(done, path):
     assert drawn.startswith(b"\x89PNG") and 3000 < len(drawn) < LIMIT
 
 
-@pytest.mark.parametrize("command", ["speed-up", "traffic", "split"])
+@pytest.mark.parametrize("command", ["traffic", "split"])
 def test_measured_cells(tmp_path, command):
-    report, picture = write_report(tmp_path / "bench.json"), tmp_path / "picture.png"
-    only = ("--only", "zero=0,ranks=2,nodes=2")
-    assert_picture(plot(command, "--input", report, *only, "--output", picture), picture)
+    picture, only = tmp_path / "picture.png", ("--only", "micro_batch_size=1,ranks=2")
+    assert_picture(plot(command, "--input", REPORT, *only, "--output", picture), picture)
 
 
 def test_layers(tmp_path):
@@ -85,51 +83,29 @@ def test_two_folders_called_run_are_named_by_what_differs(tmp_path):
 
 
 def test_the_parts_of_the_baselines_step_are_one_step(tmp_path, monkeypatch):
-    drawn = {}
-
-    def draw(axis, number, places, sizes, left, **how):
-        drawn[number] = [begin + size for begin, size in zip(left, sizes, strict=True)]
-        return original(axis, number, places, sizes, left=left, **how)
-
-    original = bench._draw_bars
-    monkeypatch.setattr(bench, "_draw_bars", draw)
-    cells = bench.read_cells(write_report(tmp_path / "bench.json", noise=0.4))
-    cells = bench.select(cells, {"ranks": "2", "zero": "0", "nodes": "2"})
-    bench.draw_split(cells, tmp_path / "split.png")
-    ends = drawn[max(drawn)]
-    assert len(ends) == len(cells)
-    assert [end for end in ends if end == pytest.approx(1)] == pytest.approx([1.0] * 3)
-
-
-def test_no_line_is_drawn_through_a_link_that_was_not_measured(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(bench, "save", lambda figure, output: figures.append(figure))
-    cells = bench.read_cells(write_report(tmp_path / "bench.json"))
-    wanted = {"ranks": "2", "zero": "0", "nodes": "2"}
-    cells = [c for c in bench.select(cells, wanted)
-             if (c["model"], c["link"]) != ("albert-base", "1gbit")]  # fmt: skip
-    bench.draw_speed_up(cells, tmp_path / "speed_up.png")
+    cells = bench.read_cells(REPORT)
+    bench.draw_split(cells, tmp_path / "split.png")
     (axis,) = figures[0].axes
-    heights = [np.array(c.lines[0].get_ydata(), float) for c in axis.containers]
-    assert sorted(int(np.isnan(h).sum()) for h in heights) == [0, 0, 0, 1]
-    (broken,) = [h for h in heights if np.isnan(h).any()]
-    assert np.isnan(broken[1]) and not np.isnan(broken[[0, 2]]).any()
+    ends = [bar.get_x() + bar.get_width() for bar in axis.containers[-1]]
+    assert len(ends) == len(cells)
+    of_baseline = sum(cell["model"] == "bert-base" for cell in cells)
+    assert sum(end == pytest.approx(1, abs=0.01) for end in ends) == of_baseline
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         (("split", "--only", "ranks=9"), "ranks=9"),
-        (("speed-up", "--only", "model=bert-base"), "no model"),
-        (("speed-up", "--input", "absent.json"), "absent.json"),
+        (("traffic", "--input", "absent.json"), "absent.json"),
         (("curves", "--runs", "absent"), "absent"),
     ],
 )
 def test_wrong_input_is_one_line_and_code_2(tmp_path, flags, says):
-    report = write_report(tmp_path / "bench.json")
     given = list(flags)
     if flags[0] != "curves" and "--input" not in flags:
-        given += ["--input", report]
+        given += ["--input", REPORT]
     done = plot(*given, "--output", tmp_path / "picture.png")
     assert done.returncode == 2 and says in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -1,4 +1,4 @@
-"""The commands fit, predict and plan, and the picture of the predictions."""
+"""The commands predict and plan, and the picture of the predictions."""
 
 import json
 import re
@@ -9,7 +9,6 @@ from albert_lab.commands.scaling_model import main
 
 from albert_ds.errors import UserError
 from albert_ds.settings.pretrain import read_config
-from tests.lab.scaling.bench import write_report
 
 PLAN = ("plan", "--link", "100", "--steps", "1000")
 
@@ -25,25 +24,7 @@ def read_plan(text: str) -> dict[str, str]:
     return {name.strip(): value.strip() for _, name, value, *_ in (row.split("|") for row in table)}
 
 
-def test_from_measurements_to_a_plan_and_a_picture(tmp_path, capsys):
-    bench, constants = write_report(tmp_path / "bench.json"), tmp_path / "constants.json"
-    memory = tmp_path / "memory.json"
-    memory.write_text(json.dumps({"cells": [{"error": 0.02}, {"error": -0.04}]}))
-    said = ask(
-        capsys,
-        *("fit", "--input", bench, "--hold-out", "model=albert-large,link=1gbit,ranks=4"),
-        *("--memory", memory, "--output", constants),
-    )
-    assert said.count("held back: ") == 3
-    report = json.loads(constants.read_text())
-    assert report["memory"] == {"cells": 2, "mean": 0.03, "largest": 0.04}
-    assert {cell["held_back"] for cell in report["cells"]} == {True, False}
-
-    cluster = ("--model", "albert-large", "--gpus", "64", "--constants", constants)
-    said = ask(capsys, *PLAN, *cluster)
-    assert "4% at most" in said and "ds_configs/zero1_bf16.json" in said
-    assert said.startswith("PREDICTED, not measured")
-
+def test_predictions_and_their_picture(tmp_path, capsys):
     predictions, picture = tmp_path / "predictions.json", tmp_path / "scaling.png"
     clusters = ("--gpus", "8", "64", "512", "--overlap", "0", "1")
     ask(capsys, "predict", *clusters, "--output", predictions)
@@ -127,9 +108,7 @@ def test_known_gpus_are_ordered_by_their_rates(capsys):
     [
         (("predict", "--gpus", "12"), "--gpus 12"),
         (("predict", "--mfu", "1.5"), "--mfu 1.5"),
-        (("fit", "--input", "absent.json"), "absent.json"),
         ((*PLAN, "--gpu-memory", "0"), "--gpu-memory 0"),
-        ((*PLAN, "--constants", "absent"), "--constants absent"),
         ((*PLAN, "--sequence-length", "4096"), "--sequence-length 4096.* 512"),
         ((*PLAN, "--micro-batch-size", "3"), "--micro-batch-size 3.* 512"),
         ((*PLAN, "--hardware", "v100"), "--hardware v100.*a100, h100, h200"),

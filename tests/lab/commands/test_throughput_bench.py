@@ -55,6 +55,7 @@ def test_two_models_on_two_ranks(tmp_path):
     assert {"bert-base", "albert-base", "forward", "backward", "optimizer"} <= events
 
 
+@pytest.mark.slow
 def test_a_sweep_measures_every_combination_that_divides(tmp_path):
     report = tmp_path / "report.json"
     done = bench(
@@ -63,7 +64,7 @@ def test_a_sweep_measures_every_combination_that_divides(tmp_path):
         *("--output", str(report)),
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "left out: 1 ranks on 1 nodes with --tensor-parallel 2" in done.stderr
+    assert "left out: 1 ranks with --tensor-parallel 2" in done.stderr
     cells = json.loads(report.read_text())["cells"]
     axes = ("ranks", "tensor_parallel", "micro_batch_size", "zero")
     assert [tuple(cell[axis] for axis in axes) for cell in cells] == [
@@ -100,9 +101,6 @@ def test_the_compiled_form_is_a_run_beside_the_plain_one():
         (("--models", "albert-huge"), "albert-huge"),
         (("--models", "albert-tiny", "--ranks", "1,x"), "--ranks x: must be a whole number"),
         (("--models", "albert-tiny", "--tensor-parallel", "3", "--ranks", "3"), "--num-heads"),
-        (("--models", "albert-tiny", "--link", "1gbit"), "--nodes"),
-        (("--models", "albert-tiny", "--link", "slow", "--nodes", "2"), "slow"),
-        (("--models", "albert-tiny", "--ranks", "3", "--nodes", "2"), "--nodes"),
         (
             ("--models", "albert-tiny", "--zero", "0,1")
             + ("--deepspeed_config", "ds_configs/zero1_bf16.json"),

@@ -1,5 +1,6 @@
 """A plan fits in the memory it was given and agrees with itself; a step with the arithmetic."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -18,6 +19,7 @@ from albert_lab.scaling.step_time import Machine, predict_step
 
 from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES
+from tests.conftest import ROOT
 
 H100 = describe_gpu(GPUS["h100"])
 
@@ -199,3 +201,27 @@ def test_a_depth_schedule_takes_the_hours_of_its_parts():
     found = find_hours(best, H100, link=100e9, steps=1000, depth_schedule="6@0,12@50%")
     assert found == pytest.approx(seconds / 3600)
     assert find_hours(best, H100, link=100e9, steps=1000) == pytest.approx(best.hours(1000))
+
+
+def test_the_recorded_errors_are_those_of_the_model():
+    """Constants fitted in November 2026 predict each recorded step as docs/raw says."""
+    raw = ROOT / "docs/raw"
+    recorded = json.loads((raw / "scaling_constants.json").read_text())
+    machine = Machine(**recorded["machine"])
+    found = {}
+    for name in recorded["inputs"]:
+        report = json.loads((raw / name).read_text())
+        for cell in report["cells"]:
+            fields = ("ranks", "nodes", "zero", "tensor_parallel", "micro_batch_size")
+            fields += ("accumulation", "sequence_length", "precision", "activation_checkpointing")
+            size, shape = cell["model"], {field: cell[field] for field in fields}
+            given = Layout(name=size, model=SIZES[size], **shape)
+            devices = report["cores"] / given.ranks
+            step = predict_step(given, machine, link=cell["link_bits_per_second"], devices=devices)
+            label = f"{size}, {given.ranks} ranks on {given.nodes} nodes, link "
+            label += f"{cell['link'] or 'none'}, {given.micro_batch_size} x "
+            label += f"{given.sequence_length} tokens x {given.accumulation}"
+            found[label] = step.total
+    assert found == {
+        cell["cell"]: pytest.approx(cell["predicted_seconds"]) for cell in recorded["cells"]
+    }

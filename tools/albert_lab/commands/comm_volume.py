@@ -37,7 +37,7 @@ from albert_lab.bench_run import (
     take_step,
 )
 from albert_lab.comm_trace import sum_up
-from albert_lab.nodes import start_ranks
+from albert_lab.ranks import start_ranks
 from albert_lab.scaling.collectives import ACTIVATIONS, GRADIENTS, WEIGHTS, ring_bytes
 from albert_lab.tables import table
 

@@ -22,7 +22,6 @@ def build_parser() -> Parser:
     add("--runs", type=Path, nargs="+", required=True, metavar="RUN", help=text)
     add("--labels", nargs="+", help="names in the legend (default: the folders that differ)")
     for name, meaning in (
-        ("speed-up", "samples/s over the baseline's, against the link"),
         ("traffic", "bytes that a rank sends in a step, by kind"),
         ("split", "the parts of a step, relative to the baseline's step"),
     ):
@@ -61,13 +60,8 @@ def plot_cells(args) -> None:
     cells = [cell for path in args.input for cell in bench.read_cells(path)]
     only = dict(part.partition("=")[::2] for part in args.only.split(",")) if args.only else {}
     cells = bench.select(cells, only)
-    match args.command:
-        case "speed-up":
-            bench.draw_speed_up(cells, args.output)
-        case "traffic":
-            bench.draw_traffic(cells, args.output)
-        case "split":
-            bench.draw_split(cells, args.output)
+    draw = bench.draw_traffic if args.command == "traffic" else bench.draw_split
+    draw(cells, args.output)
 
 
 def main(argv: list[str]) -> None:

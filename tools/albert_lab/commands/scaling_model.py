@@ -13,21 +13,9 @@ from pathlib import Path
 
 from albert_ds import cli
 from albert_ds.cli import Number, Parser, positive
-from albert_ds.errors import UserError
 from albert_ds.files import write_file
-from albert_ds.json_files import check as check_json
-from albert_ds.json_files import read_json
 from albert_ds.model.config import SIZES
 from albert_ds.settings.shared import BATCH_SIZE, STEPS
-from albert_lab.scaling.fit import (
-    KEYS,
-    check,
-    divide,
-    fit_machine,
-    read_cells,
-    read_hold_out,
-    summarise,
-)
 from albert_lab.scaling.hardware import GPUS, MFU, MFU_OF_PRODUCTS, describe_gpu, read_gpu
 from albert_lab.scaling.planner import (
     Plan,
@@ -39,7 +27,6 @@ from albert_lab.scaling.planner import (
 )
 from albert_lab.scaling.report import (
     batches_as_table,
-    checks_as_table,
     plan_as_text,
     predictions_as_table,
 )
@@ -47,43 +34,18 @@ from albert_lab.scaling.step_time import Machine
 
 SPEED_UPS = (1.1, 1.7)  # of the second model over the first; 1.7 is the paper's
 NODES = 64  # for `largest_batch`; twice as many nodes change its results by 1 %
-CONSTANTS = Path(__file__).parents[1] / "scaling/constants.json"  # docs/raw/scaling_constants.json
+# Of the model, where it was validated; a link to docs/raw/scaling_constants.json.
+ERRORS = Path(__file__).parents[1] / "scaling/constants.json"
 
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
-    for name, meaning, add_flags in (
-        (
-            "fit",
-            "fit a machine's constants to reports; print the error on held-back cells",
-            _add_fit,
-        ),
-        (
-            "predict",
-            "predict steps of several models on clusters of any size and link",
-            _add_predict,
-        ),
-        (
-            "plan",
-            "choose the layout for a model and a cluster: memory, samples/s, hours",
-            _add_plan,
-        ),
-    ):
-        add_flags(commands.add_parser(name, help=meaning, description=meaning).add_argument)
+    meaning = "predict steps of several models on clusters of any size and link"
+    _add_predict(commands.add_parser("predict", help=meaning, description=meaning).add_argument)
+    meaning = "choose the layout for a model and a cluster: memory, samples/s, hours"
+    _add_plan(commands.add_parser("plan", help=meaning, description=meaning).add_argument)
     return parser
-
-
-def _add_fit(add) -> None:
-    add("--input", type=Path, nargs="+", required=True, help="reports of `albert-ds bench`")
-    add(
-        "--hold-out",
-        metavar="KEY=VALUE,...",
-        help="leave cells with these values out of the fit and print the error on them, pair by "
-        f"pair; keys: {', '.join(KEYS)}",
-    )
-    add("--memory", type=Path, help="report of memory_bench.py; `plan` then prints its errors")
-    add("--output", type=cli.new_file, help="JSON with constants, errors and every cell")
 
 
 def _add_cluster(add) -> None:
@@ -139,51 +101,7 @@ def _add_plan(add) -> None:
     add("--micro-batch-size", type=positive, help="sequences of a pass (default: the best)")
     text = "share of the memory reserved for CUDA, NCCL and fragmentation"
     add("--reserve", type=Number(low=0, below=1), metavar="SHARE", default=0.1, help=text)
-    text = "what fit --output wrote, for the errors (default: docs/raw/scaling_constants.json)"
-    add("--constants", type=Path, default=CONSTANTS, help=text)
     _add_cluster(add)
-
-
-def run_fit(args) -> None:
-    cells = [cell for path in args.input for cell in read_cells(path)]
-    held = read_hold_out(args.hold_out) if args.hold_out else []
-    rest, groups = divide(cells, held)
-    names = ", ".join(path.name for path in args.input)
-    machine = fit_machine(rest, name="measured", source=names)
-    fitted = check(rest, machine)
-    checked = {name: check(group, machine) for name, group in groups.items()}
-    print(checks_as_table(machine, fitted, checked))
-    if args.output:
-        report = {
-            "machine": asdict(machine),
-            "inputs": [path.name for path in args.input],
-            "fitted": summarise(fitted),
-            "held_back": {name: summarise(found) for name, found in checked.items()},
-            "memory": _read_memory_errors(args.memory),
-            "cells": [
-                {
-                    "cell": found.cell.label,
-                    "held_back": found.cell not in rest,
-                    "measured_seconds": found.cell.total,
-                    "predicted_seconds": found.predicted.total,
-                    "error": found.error,
-                }
-                for found in check(cells, machine)
-            ],
-        }
-        write_file(args.output, json.dumps(report, indent=1) + "\n")
-
-
-def _read_memory_errors(path: Path | None) -> dict | None:
-    if path is None:
-        return None
-    name = f"--memory {path}"
-    report = read_json(path, name)
-    check_json(report, {"cells": [{"error": Number()}]}, name)
-    errors = [abs(cell["error"]) for cell in report["cells"]]
-    if not errors:
-        raise UserError(f"{name}: holds no cells")
-    return {"cells": len(errors), "mean": sum(errors) / len(errors), "largest": max(errors)}
 
 
 def run_predict(args) -> None:
@@ -219,20 +137,16 @@ def run_predict(args) -> None:
 
 
 def run_plan(args) -> None:
-    if not args.constants.is_file():
-        raise UserError(f"--constants {args.constants}: no such file; `fit --output` writes it")
     plans, machine, limit = choose_plans(args)
-    errors = read_errors(args.constants)
-    link = args.link * 1e9
     print(
         plan_as_text(
             plans,
             steps=args.steps,
             depth_schedule=args.depth_schedule,
             limit=limit,
-            link=link,
+            link=args.link * 1e9,
             machine=machine,
-            errors=errors,
+            errors=json.loads(ERRORS.read_text()),
         )
     )
 
@@ -257,18 +171,6 @@ def choose_plans(args) -> tuple[list[Plan], Machine, float]:
     return plans, machine, limit
 
 
-def read_errors(path: Path) -> dict:
-    """The errors of the fit and of the memory model, as `fit` wrote them beside the constants."""
-    errors, name = read_json(path, f"--constants {path}"), f"--constants {path}"
-    shares = dict.fromkeys(("mean", "largest"), Number(low=0))
-    if errors.get("memory"):
-        check_json(errors, {"memory": {**shares, "cells": Number(low=1, whole=True)}}, name)
-    if errors.get("held_back"):
-        check_json(errors, {"held_back": dict}, name)
-        check_json(errors, {"held_back": dict.fromkeys(errors["held_back"], shares)}, name)
-    return errors
-
-
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
-    {"fit": run_fit, "predict": run_predict, "plan": run_plan}[args.command](args)
+    {"predict": run_predict, "plan": run_plan}[args.command](args)

@@ -2,8 +2,7 @@
 
 Every step is the trainer's own. The models of a layout take turns, round by round (A B A B ...),
 so a drift of the machine's speed cancels in the ratios. Each figure is the median, minimum and
-maximum over the rounds. Lists (--ranks 1,2,4) are swept: every combination is measured. With
---link the ranks run in network namespaces whose links have that rate.
+maximum over the rounds. Lists (--ranks 1,2,4) are swept: every combination is measured.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,8 +29,8 @@ from albert_ds.report.traffic import record_traffic
 from albert_ds.settings.pretrain import RunConfig
 from albert_lab.bench_run import bench_config, count_gpus
 from albert_lab.measurement import close, describe, open_cells, take_turns, write_profile
-from albert_lab.nodes import check_nodes, is_in_node, open_nodes, parse_rate, start_ranks
 from albert_lab.peak_memory import held_bytes
+from albert_lab.ranks import start_ranks
 from albert_lab.scaling.layout import CHECKPOINTING
 from albert_lab.throughput_tables import as_tables
 
@@ -70,14 +68,6 @@ def build_parser() -> Parser:
         help="none, attention or block: what backward recomputes",
     )
     add("--compile", action="store_true", help="also measure each model with compiled blocks")
-    add("--nodes", type=positive, default=1, help="network namespaces for the ranks; needs root")
-    add(
-        "--link",
-        type=several(link_rate),
-        default="none",
-        metavar="RATE",
-        help="rates at which a node sends, such as 1gbit,100mbit,none (no limit); needs --nodes",
-    )
     add("--warmup", type=natural, default=1, help="steps of each model that are not counted")
     text = "steps of each model per round (default: 5 on a GPU, 1 on a CPU)"
     add("--steps", type=positive, help=text)
@@ -105,20 +95,12 @@ def checkpointing_mode(text: str) -> str:
     return text
 
 
-def link_rate(text: str):
-    try:
-        return parse_rate(text)
-    except ValueError:
-        allowed = "allowed: none, or a number with kbit, mbit or gbit"
-        raise argparse.ArgumentTypeError(f"{text!r} is not a rate; {allowed}") from None
-
-
 def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     world = read_world()
     fill_defaults(args, world)
     layouts = choose_layouts(args, world)
-    if world.launcher == "none" and (layouts != [(1, 1)] or args.nodes > 1):
+    if world.launcher == "none" and layouts != [(1, 1)]:
         return start_each(args, layouts)
     ((_, tensor_parallel),) = layouts
     traffic = record_traffic()
@@ -127,13 +109,11 @@ def main(argv: list[str]) -> int:
     report, base = describe_machine(args, device), held_bytes(device)
     for micro_batch in args.micro_batch:
         configs = plan(args, mesh.dp_size, tensor_parallel, micro_batch)
-        cells = open_cells(
-            configs, mesh, device, traffic, links=args.link, warmup=args.warmup, base=base
-        )
+        cells = open_cells(configs, mesh, device, traffic, warmup=args.warmup, base=base)
         take_turns(cells, traffic, rounds=args.rounds, steps=args.steps)
         if args.profile:
             write_profile(args.profile, cells, traffic)
-        described = [describe(cell, args.nodes) for cell in cells]
+        described = [describe(cell) for cell in cells]
         report["cells"] += described
         close(cells)
         if mesh.rank == 0:
@@ -171,28 +151,19 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
                 f"--ranks, --tensor-parallel: a launcher has started {world.size} ranks; "
                 "allowed: those, and one tensor-parallel size"
             )
-        if args.nodes > 1 and not is_in_node():
-            raise UserError(
-                "--nodes: a launcher has started the ranks; allowed: without a launcher"
-            )
-    if args.link != [None] and args.nodes == 1:
-        raise UserError("--link: ranks of one node share no link; allowed: with --nodes 2 or more")
     layouts = []
     for ranks in args.ranks:
         for tensor_parallel in args.tensor_parallel:
-            if ranks % (tensor_parallel * (1 if ranks == 1 else args.nodes)):
-                log_line(
-                    f"left out: {ranks} ranks on {args.nodes} nodes with --tensor-parallel "
-                    f"{tensor_parallel}: the ranks are not divisible"
-                )
+            if ranks % tensor_parallel:
+                log_line(f"left out: {ranks} ranks with --tensor-parallel {tensor_parallel}")
                 continue
             layouts.append((ranks, tensor_parallel))
             for micro_batch in args.micro_batch:
                 plan(args, ranks // tensor_parallel, tensor_parallel, micro_batch)
     if not layouts:
-        raise UserError("--ranks, --nodes, --tensor-parallel: no combination divides evenly")
-    if args.profile and len(layouts) * len(args.micro_batch) * len(args.link) > 1:
-        raise UserError("--profile: a sweep; allowed: with one layout, micro-batch and link")
+        raise UserError("--ranks, --tensor-parallel: no combination divides evenly")
+    if args.profile and len(layouts) * len(args.micro_batch) > 1:
+        raise UserError("--profile: a sweep; allowed: with one layout and micro-batch")
     return layouts
 
 
@@ -236,20 +207,13 @@ def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> li
 
 def start_each(args, layouts: list[tuple[int, int]]) -> int:
     """Start the ranks of each layout, one layout after the other, and join their reports."""
-    if args.nodes > 1:
-        check_nodes(args.nodes)
     report: dict = {}
     with tempfile.TemporaryDirectory() as folder:
         part = Path(folder) / "part.json"
         for ranks, tensor_parallel in layouts:
             own = ["--ranks", str(ranks), "--tensor-parallel", str(tensor_parallel)]
             own += ["--output", str(part)]
-            # A single rank uses no link.
-            several_nodes = args.nodes > 1 and ranks > 1
-            with open_nodes(args.nodes) if several_nodes else nullcontext() as nodes:
-                if args.nodes > 1 and not several_nodes:
-                    own += ["--nodes", "1", "--link", "none"]
-                code = start_ranks(ranks, *own, nodes=nodes)
+            code = start_ranks(ranks, *own)
             if code:
                 return code
             measured = read_json(part)

@@ -1,29 +1,20 @@
-"""Pictures of throughput_bench.py's reports: speed-up against the link, bytes, parts of a step.
+"""Pictures of throughput_bench.py's reports: bytes and parts of a step.
 
-Times are relative to the baseline: the first model of the same report, in the same layout and on
-the same link. Seconds of one machine alone would mean little.
+Times are relative to the baseline: the first model of the same report, in the same layout. Seconds
+of one machine alone would mean little.
 """
 
-import math
 import statistics
 from pathlib import Path
 
 from albert_ds.errors import UserError
-from albert_lab.plots.style import (
-    FILLS,
-    HATCHES,
-    label,
-    line_style,
-    new_figure,
-    save,
-)
+from albert_lab.plots.style import FILLS, HATCHES, label, new_figure, save
 from albert_lab.step_breakdown import PARTS
 from albert_lab.tables import read_report
 
 # The layout: fields in which two cells must agree to be compared, and how a picture names them.
 LAYOUT = {
     "ranks": "{} ranks",
-    "nodes": "nodes: {}",
     "zero": "ZeRO-{}",
     "tensor_parallel": "TP {}",
     "precision": "{}",
@@ -31,6 +22,7 @@ LAYOUT = {
     "accumulation": "accumulation {}",
     "sequence_length": "{} tokens",
     "activation_checkpointing": "checkpointing {}",
+    "link": "link {}",  # between emulated nodes, in reports recorded before 26 November 2026
 }
 LEGEND = {"fontsize": 7, "loc": "upper left", "bbox_to_anchor": (1.01, 1)}
 
@@ -38,8 +30,8 @@ LEGEND = {"fontsize": 7, "loc": "upper left", "bbox_to_anchor": (1.01, 1)}
 def read_cells(path: Path) -> list[dict]:
     """A report's cells; `base` is the baseline's cell, None where it was not measured."""
     cells = read_report(path)["cells"]
-    bases = {(layout_of(c), c["link"]): c for c in cells if c["model"] == cells[0]["model"]}
-    return [cell | {"base": bases.get((layout_of(cell), cell["link"]))} for cell in cells]
+    bases = {layout_of(c): c for c in cells if c["model"] == cells[0]["model"]}
+    return [cell | {"base": bases.get(layout_of(cell))} for cell in cells]
 
 
 def select(cells: list[dict], only: dict[str, str]) -> list[dict]:
@@ -49,40 +41,6 @@ def select(cells: list[dict], only: dict[str, str]) -> list[dict]:
         wanted = ",".join(f"{key}={value}" for key, value in only.items())
         raise UserError(f"--only {wanted}: no cell has these values")
     return found
-
-
-def draw_speed_up(cells: list[dict], output: Path) -> None:
-    """Median, minimum and maximum over the rounds; a line per model and layout, x is the link."""
-    rates = {cell["link"]: cell["link_bits_per_second"] or float("inf") for cell in cells}
-    links = sorted(rates, key=lambda link: rates[link])  # slowest first, no limit last
-    common, names = describe_layouts(cells)
-    lines: dict[str, list[tuple]] = {}
-    for cell in cells:
-        base = cell["base"]
-        if base is None or base["model"] == cell["model"]:
-            continue
-        pairs = zip(cell["rounds"], base["rounds"], strict=False)
-        ratios = [own["samples_a_second"] / other["samples_a_second"] for own, other in pairs]
-        pair = f"{cell['model']} over {base['model']}"
-        line = lines.setdefault(join(pair, names[layout_of(cell)]), [])
-        line.append((links.index(cell["link"]), statistics.median(ratios), ratios))
-    if not lines:
-        raise UserError("--input: no model was measured beside another in the same layout")
-    figure, (axis,) = new_figure(width=9.5)
-    for number, (name, points) in enumerate(sorted(lines.items())):
-        measured = {place: (middle, ratios) for place, middle, ratios in points}
-        # NaN interrupts the line where a link was not measured.
-        shown = [measured.get(place, (math.nan, [math.nan])) for place in range(len(links))]
-        middles = [middle for middle, _ in shown]
-        low = [middle - min(ratios) for middle, ratios in shown]
-        high = [max(ratios) - middle for middle, ratios in shown]
-        style = line_style(number)
-        axis.errorbar(range(len(links)), middles, yerr=[low, high], capsize=3, **style, label=name)
-    axis.axhline(1, color="black", linewidth=0.8)
-    axis.set_xticks(range(len(links)), [link or "no limit" for link in links])
-    axis.legend(**LEGEND)
-    label(axis, "link between the nodes", "samples/s, over the baseline's", common)
-    save(figure, output)
 
 
 def draw_traffic(cells: list[dict], output: Path) -> None:
@@ -108,11 +66,11 @@ def draw_traffic(cells: list[dict], output: Path) -> None:
 
 
 def draw_split(cells: list[dict], output: Path) -> None:
-    """The parts of a step, a bar per cell; 1 is the baseline's whole step on the same link."""
+    """The parts of a step, a bar per cell; 1 is the baseline's whole step."""
     shown = [cell for cell in cells if cell["base"] is not None]
     if not shown:
         raise UserError("--input: no cell's layout was measured with the report's first model")
-    shown.sort(key=lambda c: (str(layout_of(c)), -(c["link_bits_per_second"] or 1e99)))
+    shown.sort(key=lambda cell: str(layout_of(cell)))
     figure, (axis,) = new_figure(width=8, height=1.2 + 0.36 * len(shown))
     common, names = describe_layouts(shown)
     left = [0.0] * len(shown)
@@ -120,15 +78,13 @@ def draw_split(cells: list[dict], output: Path) -> None:
         share = [_mean_share(cell, f"{part}_seconds") for cell in shown]
         _draw_bars(axis, number, range(len(shown)), share, left=left, height=0.7, label=title)
         left = [a + b for a, b in zip(left, share, strict=True)]
-    _finish_bars(
-        axis, [join(c["model"], names[layout_of(c)], c["link"] or "no limit") for c in shown]
-    )
-    label(axis, "step, over the baseline's on the same link (mean of the rounds)", "", common)
+    _finish_bars(axis, [join(c["model"], names[layout_of(c)]) for c in shown])
+    label(axis, "step, over the baseline's (mean of the rounds)", "", common)
     save(figure, output)
 
 
 def layout_of(cell: dict) -> tuple:
-    return tuple(cell[key] for key in LAYOUT)
+    return tuple(cell.get(key) for key in LAYOUT)
 
 
 def describe_layouts(cells: list[dict]) -> tuple[str, dict[tuple, str]]:
@@ -138,7 +94,9 @@ def describe_layouts(cells: list[dict]) -> tuple[str, dict[tuple, str]]:
 
     def describe(layout: tuple, *, varying: bool) -> str:
         fields = zip(LAYOUT.values(), layout, varies, strict=True)
-        return ", ".join(form.format(value) for form, value, v in fields if v == varying)
+        return ", ".join(
+            form.format(value) for form, value, v in fields if v == varying and value is not None
+        )
 
     return describe(layouts[0], varying=False), {
         layout: describe(layout, varying=True) for layout in layouts

@@ -1,42 +1,11 @@
 """Results of the scaling model as Markdown."""
 
 from albert_ds.model.config import SIZES
-from albert_lab.scaling.fit import START, Check, summarise
 from albert_lab.scaling.planner import RULE, Plan, find_hours, list_patterns_of
 from albert_lab.scaling.step_time import Machine
 from albert_lab.tables import table
 
 LIGHT = 0.1  # share of a step
-
-
-def checks_as_table(
-    machine: Machine, fitted: list[Check], held_back: dict[str, list[Check]]
-) -> str:
-    """Constants, then every cell's measured and predicted step; held-back cells by group."""
-    parts = [
-        table(("constant", "seconds"), [(name, f"{getattr(machine, name):.3g}") for name in START])
-    ]
-    header = ("cell", "measured s", "predicted s", "compute, communication, optimizer s", "error")
-    for title, checks in {"fitted": fitted, **held_back}.items():
-        found = summarise(checks)
-        label = title if title == "fitted" else f"held back: {title}"
-        parts.append(
-            f"{label}: {found['cells']} cells, error {found['mean']:.1%} mean, "
-            f"{found['median']:.1%} median, {found['largest']:.1%} at most"
-        )
-        parts.append(table(header, map(_check, checks)))
-    return "\n\n".join(parts)
-
-
-def _check(check: Check) -> list[str]:
-    step = check.predicted
-    return [
-        check.cell.label,
-        f"{check.cell.total:.2f}",
-        f"{step.total:.2f}",
-        f"{step.compute:.2f}, {step.communication:.2f}, {step.optimizer + step.other:.2f}",
-        f"{check.error:+.1%}",
-    ]
 
 
 def predictions_as_table(rows: list[dict], machine: Machine) -> str:
@@ -88,22 +57,19 @@ def plan_as_text(
 ) -> str:
     """The best plan with the error of each figure, its command, and the fastest layouts that fit.
 
-    limit: bytes of a GPU; link: bits/s of a node; errors: as `fit` wrote them.
+    limit: bytes of a GPU; link: bits/s of a node; errors: docs/raw/scaling_constants.json.
     """
     best = plans[0]
     layout, step = best.layout, best.step
     hours = find_hours(best, machine, link=link, steps=steps, depth_schedule=depth_schedule)
     # Rounded first, so that the rows add up as printed.
     live = {part: round(size / 1e9, 2) for part, size in best.memory.at_peak.items()}
-    in_memory, in_time = "not validated", "not validated"
-    if errors.get("memory"):
-        in_memory = (
-            f"{errors['memory']['largest']:.0%} at most, {errors['memory']['mean']:.0%} on average "
-            f"of {errors['memory']['cells']} measured layouts (CPU)"
-        )
-    if errors.get("held_back"):
-        mean = max(group["mean"] for group in errors["held_back"].values())
-        in_time = f"{mean:.0%} on held-back cells (CPU); no error is claimed for {machine.name}"
+    in_memory = (
+        f"{errors['memory']['largest']:.0%} at most, {errors['memory']['mean']:.0%} on average "
+        f"of {errors['memory']['cells']} measured layouts (CPU)"
+    )
+    mean = max(group["mean"] for group in errors["held_back"].values())
+    in_time = f"{mean:.0%} on held-back cells (CPU); no error is claimed for {machine.name}"
     rows = [
         ("micro-batch x accumulation", f"{layout.micro_batch_size} x {layout.accumulation}", ""),
         ("ZeRO stage", layout.zero, ""),

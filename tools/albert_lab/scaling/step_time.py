@@ -8,7 +8,7 @@ and update. A reduction is hidden behind backward only where the gradient is com
 backward ends. A shared block's gradient is complete only in the first layer, so no reduction of an
 ALBERT is hidden.
 
-`fit.py` finds a machine's constants from measurements; hardware.py has those of GPUs.
+docs/raw/scaling_constants.json has the constants of a measured machine, hardware.py those of GPUs.
 """
 
 from dataclasses import dataclass

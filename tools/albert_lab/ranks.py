@@ -1,0 +1,34 @@
+"""Ranks of a program on this machine, started without a launcher."""
+
+import os
+import socket
+import subprocess
+import sys
+
+
+def start_ranks(ranks: int, *more: str) -> int:
+    """Start this program once per rank on this machine; returns the first exit code above 0.
+
+    more: flags that each rank gets after those of this process.
+    """
+    meeting = find_port()
+    threads = str(max(1, (os.cpu_count() or 1) // ranks))
+    command = [sys.executable, *sys.orig_argv[1:], *more]
+    started = []
+    for rank in range(ranks):
+        environ = {"OMP_NUM_THREADS": threads, **os.environ, **meeting}
+        environ |= rank_environment(rank, ranks, rank)
+        started.append(subprocess.Popen(command, env=environ))
+    codes = [process.wait() for process in started]
+    return next((code for code in codes if code), 0)
+
+
+def rank_environment(rank: int, ranks: int, local_rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(ranks)}
+
+
+def find_port() -> dict[str, str]:
+    """Environment variables with which ranks of this machine find each other, on a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
