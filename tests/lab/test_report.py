@@ -299,6 +299,7 @@ def test_a_page_asks_for_nothing(tmp_path, runs):
     assert "url(" not in html and "@import" not in html and "//" not in html.split("</style>")[0]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [375, 1280])
 def test_in_a_browser(tmp_path, runs, width, is_dark):

@@ -13,7 +13,7 @@ from tests.batches import random_samples
 from tests.distributed import METHOD, run_ranks
 from tests.training import SMALL, join, open_small_run, small_config
 
-DELAY = 1.0
+DELAY = 0.05
 on_one_clock = pytest.mark.skipif(
     METHOD == "spawn", reason="each GPU has a clock of its own: moments of two cannot be compared"
 )

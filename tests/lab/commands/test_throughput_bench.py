@@ -55,7 +55,7 @@ def test_two_models_on_two_ranks(tmp_path):
     assert {"bert-base", "albert-base", "forward", "backward", "optimizer"} <= events
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_measures_every_combination_that_divides(tmp_path):
     report = tmp_path / "report.json"
     done = bench(

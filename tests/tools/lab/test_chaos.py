@@ -3,9 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import ROOT
 
 
+@pytest.mark.nightly
 def test_a_killed_run_equals_one_left_alone(data, tmp_path):
     # Seed 6 kills while starting, stepping and saving; one rank and both.
     command = ["tools/lab/chaos.py", "--data", data, "--output", tmp_path / "runs"]

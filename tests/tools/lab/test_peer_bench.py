@@ -12,6 +12,7 @@ from tests.conftest import ROOT
 from tools.lab.peer_bench import COMPILED, OURS, pad_batch
 
 
+@pytest.mark.nightly  # compiles
 def test_every_peer_begins_at_our_loss(tmp_path):
     report = tmp_path / "report.json"
     command = [
