@@ -12,9 +12,7 @@ import psutil
 import pytest
 from albert_lab.commands.gpu_check import main
 from albert_lab.gpu_check.check import Check, Finding, ended, open_folder
-from albert_lab.gpu_check.pieces import find_pieces
-from albert_lab.gpu_check.report import write_report
-from albert_lab.gpu_check.speed import judge, measure_speed
+from albert_lab.gpu_check.pieces import PIECES, measure_speed
 
 from albert_ds.errors import UserError
 from tests.conftest import ROOT
@@ -60,7 +58,7 @@ def test_what_passed_is_kept_and_what_failed_is_repeated(check, tmp_path):
         (row,) = json.loads((check.folder / "pieces/one.json").read_text())["findings"]
         says = "code 1: Error: it is broken" if is_broken else "done"
         assert row == {"what": "it runs", "passed": not is_broken, "says": says}
-        assert write_report(check, ["one"]) != is_broken
+        assert check.write_report(["one"]) != is_broken
 
 
 def test_a_command_that_takes_too_long_ends_with_all_that_it_started(check, tmp_path):
@@ -70,9 +68,7 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 Path(__file__).with_name("pid").write_text(str(child.pid))
 child.wait()
 """
-    started = time.monotonic()
     cell = check.run("one/slow", script(tmp_path, text), seconds=2)
-    assert time.monotonic() - started < 30
     assert cell["code"] is None and cell["last_words"] == "still running after 2 s"
     pid = int((tmp_path / "pid").read_text())
     for _ in range(50):
@@ -88,58 +84,28 @@ def test_another_machine_needs_another_folder(check):
         open_folder(check.folder, {**ABOUT, "device": "A100"})
 
 
-def write_cell(check, name: str, *, rate: float, code: int = 0, last_words: str = "") -> None:
-    turn = dict.fromkeys(
-        [f"{part}_seconds" for part in ("forward", "backward", "communication", "optimizer")]
-        + ["data_wait_seconds", "other_seconds"],
-        0.1,
-    )
-    turn |= {"tokens_a_second": rate, "flops_a_second": 4.6e14, "seconds_a_step": 0.6}
-    cell = {"model": "albert-tiny", "micro_batch_size": int(name.rpartition("-")[2])}
-    cell |= {"rounds": [{**turn, "peak_memory": 10**9}], "compile": False}
-    compiled = {**turn, "tokens_a_second": 1.1 * rate, "peak_memory": 10**9}
-    compiled = {**cell, "compile": True, "rounds": [compiled]}
-    path = check.folder / f"cells/speed-albert-tiny/{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    report = {"peak_flops": 1e15, "cells": [cell, compiled]} if code == 0 else None
-    done = {"code": code, "seconds": 1.0, "last_words": last_words, "result": report}
-    path.write_text(json.dumps(done))
-
-
 def test_the_report_names_failures_and_says_that_the_device_is_fake(check):
-    check.data = ["unused"]
-    for name, rate in (("rows-1", 100.0), ("rows-2", 101.0)):
-        write_cell(check, name, rate=rate)
-    for name in ("full-rows-1", "real-text-1"):
-        write_cell(check, name, rate=100.0)
-    check.piece("speed-albert-tiny", lambda check: measure_speed(check, "albert-tiny"))
+    turn = {"tokens_a_second": 100.0, "flops_a_second": 4.6e14, "peak_memory": 10**9}
+    report = {"peak_flops": 1e15, "cells": [{"micro_batch_size": 1, "rounds": [turn]}]}
+    done = {"code": 0, "seconds": 1.0, "last_words": "", "result": report}
+    (check.folder / "cells/speed").mkdir(parents=True)
+    (check.folder / "cells/speed/albert-tiny.json").write_text(json.dumps(done))
+    check.piece("speed", measure_speed)
     bad = Finding(what="exact", passed=False, says="off by 2")
     check.piece("exactness", lambda check: [bad])
-    assert not write_report(check, ["exactness", "speed-albert-tiny", "gpus"])
+    assert not check.write_report(["exactness", "speed", "gpus"])
     text = (check.folder / "report.md").read_text()
-    assert "# FAIL: 1 of " in text and "fake H200" in text and "device: fake" in text
+    assert "# FAIL: 1 of 2 rows" in text and "fake H200" in text and "device: fake" in text
     assert "| exact | **FAIL** | off by 2 |" in text and "Not run yet: gpus." in text
-    # Two sequences gain less than 2 %.
-    plain = "albert-tiny, full rows, 1 sequences, plain | - | 100 tokens/s, MFU 46.0%, 1.0 GB |"
-    assert plain in text and "flags to train with | - | --compile (1.10 times as fast)" in text
-    for picture in ("speed.png", "steps.png"):
-        assert (check.folder / picture).read_bytes().startswith(b"\x89PNG") and picture in text
-
-
-def test_a_goal_that_is_missed_fails_nothing():
-    cell = {"rounds": [{"flops_a_second": 4.6e14, "tokens_a_second": 1.0}]}
-    (reached,) = judge("albert-large", {"peak_flops": 1e15}, cell)
-    (missed,) = judge("albert-xlarge", {"peak_flops": 1e15}, cell)
-    assert (reached.passed, missed.passed) == (None, None)
-    assert reached.says == "reached: 46.0%" and missed.says == "MISSED: 46.0%"
+    assert "| albert-tiny, 1 sequences | - | 100 tokens/s, 1.0 GB, MFU 46.0% |" in text
 
 
 def test_without_cuda_and_with_a_wrong_name_it_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(UserError, match="no CUDA device"):
         main(["--output", str(tmp_path / "report")])
-    with pytest.raises(UserError, match="--piece speed: allowed: machine, tests, exactness"):
-        main(["--output", str(tmp_path / "report"), "--piece", "speed"])
+    with pytest.raises(UserError, match="--piece lamb: allowed: machine, tests, exactness"):
+        main(["--output", str(tmp_path / "report"), "--piece", "lamb"])
     assert not (tmp_path / "report").exists()
 
 
@@ -155,4 +121,4 @@ def test_the_whole_command_runs_on_the_fake_device(fake_cuda, tmp_path, devices)
     assert done.returncode == 0, report
     assert report.startswith("# PASS: fake H200") and "device: fake" in report
     ran = {path.stem for path in (tmp_path / "pieces").glob("*.json")}
-    assert ran == ({"gpus"} if devices > 1 else set(find_pieces(quick=True)))
+    assert ran == ({"gpus"} if devices > 1 else set(PIECES))

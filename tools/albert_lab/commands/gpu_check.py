@@ -2,7 +2,7 @@
 
 Nothing is downloaded. Every measurement is a process of its own with a time limit; what has
 finished is kept in the folder, so the same command continues after an interruption and repeats what
-failed. A piece takes less than 10 minutes. The report is REPORT/report.md; the exit code is 1 where
+failed. The report is REPORT/report.md; the exit code is 1 where
 a row failed. docs/gpu.md explains the report.
 """
 
@@ -21,8 +21,8 @@ def build_parser() -> Parser:
     add("--output", type=Path, required=True, metavar="REPORT", help=text)
     text = "do only these pieces; a wrong name lists them (default: all)"
     add("--piece", nargs="+", metavar="NAME", help=text)
-    text = "folders of `albert-ds shards`, as real text (default: this Python's own documentation)"
-    add("--data", type=Path, nargs="+", metavar="DATA", help=text)
+    text = "folder of `albert-ds shards`, to train on (default: this Python's own documentation)"
+    add("--data", type=Path, metavar="DATA", help=text)
     text = (
         "one tiny model and short rows, in minutes: shows that all commands work, measures nothing"
     )
@@ -33,15 +33,13 @@ def build_parser() -> Parser:
 def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     from albert_lab.gpu_check.check import ROOT, Check, open_folder
-    from albert_lab.gpu_check.pieces import build_text, find_pieces
-    from albert_lab.gpu_check.report import write_report
+    from albert_lab.gpu_check.pieces import PIECES, build_text
 
     if not (ROOT / "tests").is_dir():
         raise UserError(f"{ROOT}: no clone of the project, whose tests gpu_check runs")
-    pieces = find_pieces(args.quick)
-    chosen = args.piece or list(pieces)
-    if unknown := [name for name in chosen if name not in pieces]:
-        raise UserError(f"--piece {unknown[0]}: allowed: {', '.join(pieces)}")
+    chosen = args.piece or list(PIECES)
+    if unknown := [name for name in chosen if name not in PIECES]:
+        raise UserError(f"--piece {unknown[0]}: allowed: {', '.join(PIECES)}")
     import torch
 
     from albert_ds.process.run_folder import read_commit
@@ -59,10 +57,10 @@ def main(argv: list[str]) -> int:
     folder = args.output.absolute()
     open_folder(folder, about)
     check = Check(folder=folder, gpus=gpus, quick=args.quick)
-    check.data = [str(name.absolute()) for name in args.data or []] or [build_text(check)]
+    check.data = str(args.data.absolute()) if args.data else build_text(check)
+    is_good = True
     for name in chosen:
-        check.piece(name, pieces[name])
-        write_report(check, list(pieces))
-    is_good = write_report(check, list(pieces))
+        check.piece(name, PIECES[name])
+        is_good = check.write_report(list(PIECES))
     log_line(f"gpu_check: {'PASS' if is_good else 'FAIL'}: {folder / 'report.md'}")
     return 0 if is_good else 1

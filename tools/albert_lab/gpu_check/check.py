@@ -15,16 +15,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from albert_ds.cli import log_line
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
 from albert_ds.json_files import read_json
+from albert_lab.tables import table
 
 ROOT = Path(__file__).parents[3]
-PIECE_SECONDS = 590
+WORDS = {True: "PASS", False: "**FAIL**", None: "-"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +44,7 @@ class Check:
     folder: Path
     gpus: int
     quick: bool  # everything small: it shows that the commands work, and no figure means anything
-    data: list[str] = field(default_factory=list)  # shards of real text
-    piece_ends: float = float("inf")  # time.monotonic()
+    data: str = ""  # shards of real text
 
     def run(
         self,
@@ -56,8 +56,8 @@ class Check:
     ) -> dict:
         """Run `python COMMAND --output FILE` once; returns how it ended, and FILE as `result`.
 
-        cell: PIECE/NAME. seconds: after these, or at the end of the piece's time, the command and
-        all that it started are killed, and the code is None. output: False where the command takes
+        cell: PIECE/NAME. seconds: after these the command and all that it started are killed, and
+        the code is None. output: False where the command takes
         no --output.
         """
         path = self.folder / "cells" / f"{cell}.json"
@@ -70,7 +70,6 @@ class Check:
         argv += ["--output", str(written)] if output else []
         log_line(f"gpu_check: {cell}: {' '.join(argv[1:])}")
         started = time.monotonic()
-        seconds = max(0.0, min(seconds, self.piece_ends - started))
         log = path.with_suffix(".log")
         code = run_in_group(argv, log, seconds)
         ended = {
@@ -92,16 +91,32 @@ class Check:
             if all(row["passed"] is not False for row in known):
                 return
         started = time.monotonic()
-        self.piece_ends = started + PIECE_SECONDS
         findings = look(self)
         done = {"piece": name, "seconds": round(time.monotonic() - started, 1)}
         done["findings"] = [asdict(finding) for finding in findings]
         write_file(path, json.dumps(done, indent=1) + "\n")
 
-    def read(self, cell: str) -> dict | None:
-        """The result of a command that has run; None where there is none."""
-        path = self.folder / "cells" / f"{cell}.json"
-        return read_json(path, str(path))["result"] if path.exists() else None
+    def write_report(self, names: list[str]) -> bool:
+        """Write report.md about all pieces `names`; returns whether nothing has failed."""
+        about = read_json(self.folder / "about.json", "about.json")
+        paths = {name: self.folder / "pieces" / f"{name}.json" for name in names}
+        pieces = [read_json(path, str(path)) for path in paths.values() if path.exists()]
+        rows = [row for piece in pieces for row in piece["findings"]]
+        failed = sum(row["passed"] is False for row in rows)
+        verdict = f"FAIL: {failed} of {len(rows)} rows" if failed else "PASS"
+        title = f"# {verdict}: {about['device']}, {about['gpus']} GPU(s), commit {about['commit']}"
+        lines = [title, ""]
+        reasons = ["device: fake"] * ("fake" in about["device"]) + ["--quick"] * about["quick"]
+        if reasons:
+            lines += [f"**{', '.join(reasons)}: no figure below means anything**.", ""]
+        if missing := [name for name, path in paths.items() if not path.exists()]:
+            lines += [f"Not run yet: {', '.join(missing)}.", ""]
+        for piece in pieces:
+            found = [(row["what"], WORDS[row["passed"]], row["says"]) for row in piece["findings"]]
+            lines += [f"## {piece['piece']} ({piece['seconds']:.0f} s)", ""]
+            lines += [table(("what", "", "found"), found), ""]
+        write_file(self.folder / "report.md", "\n".join(lines))
+        return not failed
 
 
 def run_in_group(argv: list[str], log: Path, seconds: float) -> int | None:

@@ -1,15 +1,19 @@
-"""The pieces of a check, in their order; each takes less than ten minutes on a GPU."""
+"""The pieces of a check, in their order."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from statistics import median
 
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
-from albert_lab.gpu_check.check import ROOT, Check, Finding, ended
-from albert_lab.gpu_check.speed import SIZES_OF_TABLE_1, compare_with_peer, measure_speed
+from albert_lab.gpu_check.check import Check, Finding, ended
 
+SIZES_OF_TABLE_1 = (
+    *("albert-base", "albert-large", "albert-xlarge", "albert-xxlarge", "bert-base", "bert-large"),
+)
+SPEEDS = ("tokens_a_second", "flops_a_second", "peak_memory")
 PRECISIONS = ("fp32", "bf16", "fp16")
 GRIDS = ("1x2", "2x1", "2x2")  # tensor x data parallel ranks, all on one GPU
 
@@ -68,23 +72,8 @@ def check_exactness(check: Check) -> list[Finding]:
     return findings
 
 
-def try_fused_lamb(check: Check) -> list[Finding]:
-    """DeepSpeed's LAMB, which is compiled on the spot; a machine without nvcc is told so."""
-    config = json.loads((ROOT / "ds_configs/zero0_fp32.json").read_text())
-    config["optimizer"]["type"] = "FusedLamb"
-    file = check.folder / "fused_lamb.json"
-    write_file(file, json.dumps(config, indent=1) + "\n")
-    flags = ("--models", "albert-tiny", "--micro-batch", 4, "--rounds", 2, "--ranks", 1)
-    flags += ("--deepspeed_config", file, "--sequence-length", 64, "--steps", 2)
-    cell = check.run("fused-lamb/steps", "tools/throughput_bench.py", *flags, seconds=580)
-    is_refused = cell["code"] == 2 and "CUDA toolkit" in cell["last_words"]
-    if is_refused:
-        return [Finding(what="FusedLamb", passed=None, says=cell["last_words"])]
-    return [ended("FusedLamb", cell, "compiles and steps")]
-
-
 def interrupt_and_resume(check: Check) -> list[Finding]:
-    flags = ["--data", check.data[0], "--folder", check.folder / "runs" / "resume"]
+    flags = ["--data", check.data, "--folder", check.folder / "runs" / "resume"]
     flags += ["--quick"] if check.quick else []
     module = "tools.lab.fault_check"
     cell = check.run("resume/run", module, "resume", *flags, module=True, seconds=580)
@@ -95,39 +84,27 @@ def said(cell: dict) -> str:
     return cell["result"]["says"] if cell["result"] else ""
 
 
-def cost_of_lamb(check: Check) -> list[Finding]:
-    models = ["albert-tiny"] if check.quick else ["albert-base", "albert-large", "albert-xxlarge"]
-    cell = check.run("lamb/steps", "tools/lab/lamb_bench.py", "--models", *models)
-    if cell["code"] != 0:
-        return [ended("LAMB", cell)]
+def measure_speed(check: Check) -> list[Finding]:
+    """Steps of each size in bf16 with ZeRO-1 on one GPU, with small and with large passes."""
     findings = []
-    for model, seconds in cell["result"].items():
-        lamb, adamw = (sorted(each)[len(each) // 2] for each in seconds.values())
-        says = f"{1e3 * lamb:.3g} ms a step, fused AdamW {1e3 * adamw:.3g} ms"
-        findings.append(Finding(what=f"{model}, LAMB", passed=None, says=says))
-    return findings
-
-
-def compare_memory(check: Check) -> list[Finding]:
-    """The peak beside the plan's; the plan keeps a tenth of the memory in reserve."""
-    models = ["albert-tiny"] if check.quick else ["albert-xlarge", "albert-xxlarge"]
-    flags: list[object] = ["--deepspeed_config", "ds_configs/zero1_bf16.json"]
-    flags += ["--sequence-length", 64 if check.quick else 512]
-    findings = []
-    for model in models:
-        for micro, again in ((8, "none"), (32, "none"), (32, "block")):
-            own: list[object] = ["--models", model, "--micro-batch-size", micro]
-            own += ["--activation-checkpointing", again]
-            name = f"memory/{model}-{micro}-{again}"
-            cell = check.run(name, "tools/lab/memory_bench.py", *flags, *own)
-            what = f"{model}, {micro} sequences, checkpointing {again}"
-            if cell["code"] != 0:
-                findings.append(ended(what, cell))
-                continue
-            (row,) = cell["result"]["cells"]
-            says = f"{row['measured']['peak'] / 1e9:.2f} GB, planned "
-            says += f"{row['predicted']['peak'] / 1e9:.2f} ({row['error']:+.1%})"
-            findings.append(Finding(what=what, passed=row["error"] > -0.1, says=says))
+    for model in ("albert-tiny",) if check.quick else SIZES_OF_TABLE_1:
+        flags = ["--models", model, "--ranks", 1, "--accumulation", 2, "--warmup", 2]
+        flags += ["--deepspeed_config", "ds_configs/zero1_bf16.json"]
+        flags += ["--micro-batch", "1,2" if check.quick else "8,32,128"]
+        flags += ["--sequence-length", 64] if check.quick else []
+        cell = check.run(f"speed/{model}", "tools/throughput_bench.py", *flags, seconds=600)
+        report = cell["result"] or {"cells": []}  # of the passes that fitted
+        for own in report["cells"]:
+            turn = {key: median(turn[key] for turn in own["rounds"]) for key in SPEEDS}
+            says = f"{turn['tokens_a_second']:,.4g} tokens/s, {turn['peak_memory'] / 1e9:.1f} GB"
+            if report["peak_flops"]:
+                says += f", MFU {turn['flops_a_second'] / report['peak_flops']:.1%}"
+            what = f"{model}, {own['micro_batch_size']} sequences"
+            findings.append(Finding(what=what, passed=None, says=says))
+        if cell["code"] != 0:
+            too_large = report["cells"] and "out of memory" in cell["last_words"].lower()
+            what, says = f"{model}, larger passes", cell["last_words"]
+            findings.append(Finding(what=what, passed=None if too_large else False, says=says))
     return findings
 
 
@@ -152,7 +129,7 @@ def use_all_gpus(check: Check) -> list[Finding]:
     volume = check.run("gpus/traffic", "tools/comm_volume.py", *config, *ranks)
     findings.append(ended("bytes of each kind", volume, "in cells/gpus/traffic.log"))
     for word in ("KILL", "STOP"):
-        flags = ("lost", "--signal", word, "--data", check.data[0])
+        flags = ("lost", "--signal", word, "--data", check.data)
         folder = ("--folder", check.folder / "runs" / f"lost-{word}")
         module = "tools.lab.fault_check"
         cell = check.run(f"gpus/{word}", module, *flags, *folder, module=True, seconds=280)
@@ -160,24 +137,14 @@ def use_all_gpus(check: Check) -> list[Finding]:
     return findings
 
 
-def find_pieces(quick: bool) -> dict[str, Callable[[Check], list[Finding]]]:
-    """Name -> what it does."""
-    models = ("albert-tiny",) if quick else SIZES_OF_TABLE_1
-    return {
-        "machine": look_at_machine,
-        "tests": run_gpu_tests,
-        "exactness": check_exactness,
-        "fused-lamb": try_fused_lamb,
-        "resume": interrupt_and_resume,
-        **{f"speed-{m}": lambda check, m=m: measure_speed(check, m) for m in models},
-        **{
-            f"peer-{m}": lambda check, m=m: compare_with_peer(check, m)
-            for m in (("albert-tiny",) if quick else SIZES_OF_TABLE_1[1:4:2])
-        },
-        "lamb": cost_of_lamb,
-        "memory": compare_memory,
-        "gpus": use_all_gpus,
-    }
+PIECES: dict[str, Callable[[Check], list[Finding]]] = {
+    "machine": look_at_machine,
+    "tests": run_gpu_tests,
+    "exactness": check_exactness,
+    "resume": interrupt_and_resume,
+    "speed": measure_speed,
+    "gpus": use_all_gpus,
+}
 
 
 def build_text(check: Check) -> str:
