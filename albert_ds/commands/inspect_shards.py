@@ -1,4 +1,4 @@
-"""Look at a built set before training on it: samples as text, statistics, a picture.
+"""Look at a built set before training on it: samples as text, and statistics.
 
 Samples are drawn just as training draws them. In the text, {fox=>[MASK]} is a token to predict and
 what the model sees in its place; {fox} is a token to predict that the model sees unchanged.
@@ -9,24 +9,22 @@ albert-ds inspect --run RUN --step N    what step N of a run reads: which docume
 """
 
 import statistics
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from albert_ds import cli
 from albert_ds.cli import Number
 from albert_ds.data.samples import Sample
+from albert_ds.data.segments import NO_LABEL
+from albert_ds.data.shards import ShardSet, open_shards, read_index
+from albert_ds.data.stream import MicroBatchReader
 from albert_ds.data.stream_config import OBJECTIVES, StreamConfig
-from albert_ds.data.vocab import MASK
+from albert_ds.data.vocab import MASK, SPECIAL_PIECES, WORD_MARK
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json
-
-if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from albert_ds.data.shards import ShardSet
 
 
 def build_parser() -> cli.Parser:
@@ -48,7 +46,6 @@ def build_parser() -> cli.Parser:
     add("--split", choices=("train", "heldout"), default="train", help="which split to look at")
     add("--show", type=cli.natural, default=2, metavar="SAMPLES", help="samples to print as text")
     add("--count", type=cli.positive, default=2000, metavar="SAMPLES", help="samples to count")
-    add("--picture", type=cli.new_file, metavar="PNG", help="file to draw the distributions into")
     cli.add_flags(parser, StreamConfig)
     return parser
 
@@ -57,16 +54,11 @@ def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     if (args.run is None) != (args.step is None) or (args.run is None) == (args.data is None):
         raise UserError("--data or --run with --step: one of the two is needed, and not both")
-    if args.picture:
-        cli.require("matplotlib", "plots", "--picture")
     show_step(args.run, args.step) if args.run else show_set(args)
 
 
 def show_step(run: Path, step: int) -> None:
     """Print every sample of one step of a run, with its place in the shards."""
-    from albert_ds.data.shards import open_shards
-    from albert_ds.data.stream import MicroBatchReader
-
     name = f"{run / 'config.json'}"
     config = read_json(run / "config.json", name)
     schema = {"data": [str], "data_weights": [Number(above=0)], "stream": dict}
@@ -82,21 +74,38 @@ def show_step(run: Path, step: int) -> None:
             f"sample {position}: {source.folder}, {source.shards[place.shard].name}, record "
             f"{place.sample}, epoch {place.epoch}, document {shard[place.sample].document:016x}"
         )
-        show_sample(as_drawn(reader.draw(position)), stream, source)
+        show_sample(reader.draw(position), stream, source)
 
 
-def show_sample(sample: "Drawn", config: StreamConfig, source: "ShardSet") -> None:
+def show_sample(sample: Sample, config: StreamConfig, source: ShardSet) -> None:
     print(f"  {len(sample.ids)} tokens, ", end="")
-    labels = OBJECTIVES[config.objective].labels
-    print(labels[sample.pair_label] if sample.pair_label in range(len(labels)) else "no pair")
-    print_text(sample, source.vocab.pieces, segmented=source.segmented)
+    is_pair = sample.pair_label != NO_LABEL
+    print(OBJECTIVES[config.objective].labels[sample.pair_label] if is_pair else "no pair")
+    pieces, hidden = source.vocab.pieces, masked_labels(sample)
+    for name, begin, end in (("A", 0, sample.first), ("B", sample.first, len(sample.ids))):
+        text = ""
+        for i in range(begin, end):
+            shown = pieces[sample.ids[i]]
+            piece = pieces[hidden.get(i, sample.ids[i])]
+            bare = piece.removeprefix(WORD_MARK) or piece
+            # A segmented set has a space before each of its words.
+            if piece.startswith(WORD_MARK) or (source.segmented and sample.starts[i]):
+                text += " "
+            if i in hidden:
+                bare = f"{{{bare}}}" if shown == piece else f"{{{bare}=>{shown}}}"
+            text += bare
+        if text:
+            print(f"  {name}: {text.strip()}")
+    print()
 
 
-def show_set(args: "Namespace") -> None:
+def masked_labels(sample: Sample) -> dict[int, int]:
+    """Masked position -> what stood there."""
+    return dict(zip(sample.positions.tolist(), sample.labels.tolist(), strict=True))
+
+
+def show_set(args: Namespace) -> None:
     """Print the first samples of a set as text, and counts over more of them."""
-    from albert_ds.data.shards import open_shards, read_index
-    from albert_ds.data.stream import MicroBatchReader
-
     source = open_shards(args.data, args.split)
     typed = {name: getattr(args, name) for name in cli.flags_of(StreamConfig)}
     typed["sequence_length"] = args.sequence_length or source.sequence_length
@@ -106,7 +115,7 @@ def show_set(args: "Namespace") -> None:
     count = min(args.count, int(source.sizes.sum()))
     seen = Seen()
     for position in range(count):
-        sample = as_drawn(reader.draw(position))
+        sample = reader.draw(position)
         if position < args.show:
             print(f"sample {position}:")
             show_sample(sample, config, source)
@@ -114,31 +123,6 @@ def show_set(args: "Namespace") -> None:
     print_statistics(seen, count, config, source.vocab.pieces)
     index = read_index(args.data)
     print_text_figures(index)
-    if args.picture:
-        draw_distributions(seen, config, unknown_share(index), args.picture)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
-    """One sample as plain numbers."""
-
-    ids: list[int]  # as the model sees them
-    first: int  # tokens of [CLS] A [SEP]
-    labels: dict[int, int]  # masked position -> what stood there
-    pair_label: int
-    truncated_tokens: int  # stored tokens that a short draw left out
-    starts: list[bool]  # whether each token starts a word
-
-
-def as_drawn(sample: Sample) -> Drawn:
-    return Drawn(
-        ids=sample.ids.tolist(),
-        first=sample.first,
-        labels=dict(zip(sample.positions.tolist(), sample.labels.tolist(), strict=True)),
-        pair_label=sample.pair_label,
-        truncated_tokens=sample.available - sample.used,
-        starts=sample.starts.tolist(),
-    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -154,19 +138,19 @@ class Seen:
     ids: Counter[int] = field(default_factory=Counter)  # before masking
     truncated_tokens: int = 0
 
-    def add(self, sample: Drawn) -> None:
-        whole = [sample.labels.get(i, token) for i, token in enumerate(sample.ids)]
-        self.lengths.append(len(whole))
+    def add(self, sample: Sample) -> None:
+        hidden, ids = masked_labels(sample), sample.ids.tolist()
+        self.lengths.append(len(ids))
         self.first_lengths.append(sample.first)
-        self.masked_shares.append(len(sample.labels) / len(whole))
+        self.masked_shares.append(len(hidden) / len(ids))
         self.pair_labels[sample.pair_label] += 1
-        self.ids.update(whole)
-        self.truncated_tokens += sample.truncated_tokens
-        for position, label in sample.labels.items():
-            shown = sample.ids[position]
+        self.ids.update(hidden.get(i, token) for i, token in enumerate(ids))
+        self.truncated_tokens += sample.available - sample.used
+        for position, label in hidden.items():
+            shown = ids[position]
             kind = "[MASK]" if shown == MASK else "kept" if shown == label else "another piece"
             self.replaced[kind] += 1
-        self.runs.update(count_runs(sample.labels, sample.starts))
+        self.runs.update(count_runs(hidden, sample.starts.tolist()))
 
 
 def count_runs(masked: dict[int, int], starts: list[bool]) -> Iterator[int]:
@@ -180,27 +164,7 @@ def count_runs(masked: dict[int, int], starts: list[bool]) -> Iterator[int]:
             words = 0
 
 
-def print_text(sample: Drawn, pieces: list[str], *, segmented: bool) -> None:
-    """A segmented set has a space before each of its words."""
-    for name, begin, end in (("A", 0, sample.first), ("B", sample.first, len(sample.ids))):
-        text = ""
-        for i in range(begin, end):
-            piece = pieces[sample.labels.get(i, sample.ids[i])]
-            # The word mark becomes a space, except where it is a whole piece.
-            space, bare = (" ", piece[1:] or piece) if piece[0] == "\u2581" else ("", piece)
-            space = " " if segmented and sample.starts[i] else space
-            if i in sample.labels:
-                shown = pieces[sample.ids[i]]
-                bare = f"{{{bare}}}" if shown == piece else f"{{{bare}=>{shown}}}"
-            text += space + bare
-        if text:
-            print(f"  {name}: {text.strip()}")
-    print()
-
-
 def print_statistics(seen: Seen, count: int, config: StreamConfig, pieces: list[str]) -> None:
-    from albert_ds.data.vocab import SPECIAL_PIECES
-
     tokens, masked = sum(seen.lengths), seen.replaced.total()
     room = config.sequence_length * count
     print(f"{count:,} samples, {tokens:,} tokens")
@@ -216,12 +180,12 @@ def print_statistics(seen: Seen, count: int, config: StreamConfig, pieces: list[
     harmonic = sum(1 / n for n in range(1, config.max_ngram + 1))
     drawn = ", ".join(f"{n}: {1 / n / harmonic:.1%}" for n in range(1, config.max_ngram + 1))
     print(f"words of a masked stretch: {shares(seen.runs)} (n-grams are drawn as {drawn})")
-    labelled = count - seen.pair_labels[-100]
+    labelled = count - seen.pair_labels[NO_LABEL]
     if labelled:
         share = seen.pair_labels[1] / labelled
         error = 1.96 * (share * (1 - share) / labelled) ** 0.5
         print(f"pairs with label 1: {share:.1%} +- {error:.1%}; samples without a pair: ", end="")
-        print(f"{seen.pair_labels[-100]:,}")
+        print(f"{seen.pair_labels[NO_LABEL]:,}")
     print(
         "special pieces: " + ", ".join(f"{p} {seen.ids[i]:,}" for i, p in enumerate(SPECIAL_PIECES))
     )
@@ -230,30 +194,23 @@ def print_statistics(seen: Seen, count: int, config: StreamConfig, pieces: list[
     print(f"pieces that occur: {len(seen.ids):,} of {len(pieces):,}")
 
 
-def unknown_share(index: dict) -> float:
-    return index["counts"]["unknown_tokens"] / max(1, index["counts"]["tokens"])
-
-
 def print_text_figures(index: dict) -> None:
-    """What index.json says about the text; sets of earlier versions say less."""
-    counts = index["counts"]
-    print(f"unknown: {unknown_share(index):.4%} of the tokens of the set")
+    """What index.json says about the text."""
+    counts, text = index["counts"], index["text"]
+    characters, words = max(1, text["characters"]), max(1, text["words"])
+    unknown = counts["unknown_tokens"] / max(1, counts["tokens"])
+    print(f"unknown: {unknown:.4%} of the tokens of the set")
     print(
         f"sequences with one sentence: {counts['one_sentence_sequences']:,} of "
         f"{counts['sequences']:,}"
     )
-    text = index.get("text")
-    if text is None:
-        print("normalisation: not recorded; built by an earlier version")
-        return
-    characters, words = max(1, text["characters"]), max(1, text["words"])
-    examples = "".join(f"; {example}" for example in text["merged_examples"])
     print(f"language {index['language']}, most letters {text['script']}")
     print(
         f"normalisation {index['form']}: "
         f"{text['changed_characters'] / characters:.2%} of the characters changed, "
         f"{text['lower_cased_characters'] / characters:.2%} lower-cased"
     )
+    examples = "".join(f"; {example}" for example in text["merged_examples"])
     print(
         f"words that became equal: {text['merged_words'] / words:.2%}, by lower case alone "
         f"{text['case_merged_words'] / words:.2%}{examples}"
@@ -264,25 +221,3 @@ def shares(counts: Counter) -> str:
     total = counts.total()
     ranked = sorted(counts.items(), key=lambda item: (str(type(item[0])), item[0]))
     return ", ".join(f"{name} {number / total:.1%}" for name, number in ranked)
-
-
-def draw_distributions(seen: Seen, config: StreamConfig, unknown: float, path: Path) -> None:
-    """Lengths, masked share, words of a masked stretch, and the frequency of each piece."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 4, figsize=(18, 4))
-    axes[0].hist(seen.lengths, bins=range(0, config.sequence_length + 17, 16), color="0.4")
-    axes[0].set(xlabel="tokens of a sample", ylabel="samples", yscale="log")
-    axes[1].hist([100 * share for share in seen.masked_shares], bins=40, color="0.4")
-    axes[1].set(xlabel="masked tokens of a sample (%)", ylabel="samples")
-    axes[2].bar(list(seen.runs), list(seen.runs.values()), color="0.4")
-    axes[2].set(xlabel="words of a masked stretch", ylabel="stretches", yscale="log")
-    frequencies = sorted(seen.ids.values(), reverse=True)
-    axes[3].loglog(range(1, len(frequencies) + 1), frequencies, color="0.2")
-    title = f"unknown tokens: {unknown:.3%}"
-    axes[3].set(xlabel="rank of the piece", ylabel="occurrences", title=title)
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)

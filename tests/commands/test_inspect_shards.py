@@ -17,15 +17,14 @@ def inspect(data, *flags):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def test_samples_and_counts_are_those_of_training(data, tmp_path):
-    count, picture = 48, tmp_path / "picture.png"
+def test_samples_and_counts_are_those_of_training(data):
+    count = 48
     length = open_shards(data, "train").sequence_length
     done = inspect(
-        *(data, "--count", str(count), "--show", "2", "--picture", str(picture)),
+        *(data, "--count", str(count), "--show", "2"),
         *("--sequence-length", str(length), "--seed", "7"),
     )
     assert done.returncode == 0, done.stderr
-    assert picture.read_bytes().startswith(b"\x89PNG")
     source = open_shards(data, "train")
     batch = next(
         training_batches(

@@ -99,18 +99,18 @@ def count_pieces(train: "ShardSet") -> np.ndarray:
 
 def look_at(train: "ShardSet", stream: StreamConfig) -> "Seen":
     """Counts over the first samples that a training reads."""
-    from albert_ds.commands.inspect_shards import Seen, as_drawn
+    from albert_ds.commands.inspect_shards import Seen
     from albert_ds.data.stream import MicroBatchReader
 
     reader = MicroBatchReader([train], None, stream)
     seen = Seen()
     for position in range(min(SAMPLES, int(train.sizes.sum()))):
-        seen.add(as_drawn(reader.draw(position)))
+        seen.add(reader.draw(position))
     return seen
 
 
 def draw_pictures(seen: "Seen", stream: StreamConfig) -> list[Chart]:
-    """The distributions of inspect_shards.py --picture."""
+    """The distributions of the counts of `albert-ds inspect`."""
     runs = dict(sorted(seen.runs.items()))
     width = max(1, math.ceil(stream.sequence_length / 32))
     lengths = Counter(length // width * width for length in seen.lengths)
