@@ -147,8 +147,6 @@ class SourceOrder:
 def count_quotas(weights: list[float]) -> list[int]:
     """Samples of each source in a block: its share by weight, rounded so that they fill a block."""
     total = math.fsum(weights)
-    if not all(0 < weight < math.inf for weight in weights):
-        raise UserError(f"--data-weights {weights}: every weight must be a positive number")
     shares = [weight / total * BLOCK_SAMPLES for weight in weights]
     quotas = [int(share) for share in shares]
     remainders = [share - quota for share, quota in zip(shares, quotas, strict=True)]

@@ -44,16 +44,9 @@ def training_batches(
 
     Each step of `batch_size` samples gives every rank batch_size / dp_size of them, in
     micro-batches of `micro_batch_size`. `weights` are the shares of the sources; with None the
-    shares follow the sources' sizes. Raises UserError for sizes that do not divide, DamagedData
-    for a damaged shard.
+    shares follow the sources' sizes. Raises DamagedData for a damaged shard.
     """
-    if start < 0 or start % batch_size:
-        raise UserError(f"start {start}: must be a multiple of the batch size {batch_size}")
-    if batch_size % (dp_size * micro_batch_size):
-        raise UserError(
-            f"--batch-size {batch_size}: must be a multiple of --micro-batch-size "
-            f"{micro_batch_size} times {dp_size} data-parallel ranks"
-        )
+    assert start >= 0 and not start % batch_size and not batch_size % (dp_size * micro_batch_size)
     reader = MicroBatchReader(sources, weights, config)
     plan = functools.partial(plan_training, start, batch_size, micro_batch_size, dp_rank, dp_size)
     from webdataset.compat import WebLoader
@@ -143,11 +136,15 @@ class MicroBatchReader:
     """Makes micro-batches from any positions of the stream."""
 
     def __init__(self, sources: list[ShardSet], weights: list[float] | None, config: StreamConfig):
-        _check_sources(sources, config)
+        assert all(source.vocab.sha256 == sources[0].vocab.sha256 for source in sources)
+        for source in sources:
+            if config.sequence_length > source.sequence_length:
+                raise UserError(
+                    f"--sequence-length {config.sequence_length}: the sequences of "
+                    f"{source.folder} have at most {source.sequence_length} tokens"
+                )
         if weights is None:
             weights = [float(source.sizes.sum()) for source in sources]
-        if len(weights) != len(sources):
-            raise UserError(f"--data-weights: {len(weights)} weights for {len(sources)} of --data")
         self._mixture = SourceOrder(list(weights), config.seed)
         self._sources = [
             _SourceReader(source, number, config.seed) for number, source in enumerate(sources)
@@ -209,16 +206,3 @@ class _SourceReader:
             shard = self._loaded[number]
             self._runs[number] = SentenceRuns(shard[i] for i in range(len(shard)))
         return self._runs[number]
-
-
-def _check_sources(sources: list[ShardSet], config: StreamConfig) -> None:
-    for source in sources:
-        if source.vocab.sha256 != sources[0].vocab.sha256:
-            raise UserError(
-                f"--data {source.folder}: its vocabulary is not that of {sources[0].folder}"
-            )
-        if config.sequence_length > source.sequence_length:
-            raise UserError(
-                f"--sequence-length {config.sequence_length}: the sequences of {source.folder} "
-                f"have at most {source.sequence_length} tokens"
-            )
