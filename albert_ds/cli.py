@@ -326,7 +326,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         try:
             code = main(sys.argv[1:]) or 0
         except OSError as error:
-            raise (name_os_error(error) if error.filename else error) from None
+            raise name_os_error(error) from None
     except ENDINGS as ending:
         log_line(str(ending))
         code = ending.code

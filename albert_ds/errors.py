@@ -6,14 +6,10 @@ The message of each is the one line that the user sees. Any other exception is a
 import errno
 import re
 
-# Errors that the user can correct, and errors of the machine.
+# Errors of the file system that the user can correct; all others are the machine's.
 WRONG_PATH = (
     *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
     *(errno.ENAMETOOLONG, errno.EEXIST),
-)
-STORAGE_GONE = (
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE),
-    errno.ETIMEDOUT,
 )
 
 
@@ -61,10 +57,7 @@ ENDINGS = (UserError, DamagedData, Diverged, MachineFailed, Stopped)
 
 
 def name_os_error(error: OSError, consequence: str = "") -> UserError | MachineFailed:
-    """The error to report for a file that cannot be read or written; raises others again."""
+    """The error to report for a file that cannot be read or written."""
     where = f"{error.filename}: " if error.filename else ""
-    if error.errno in WRONG_PATH:
-        return UserError(f"{where}{error.strerror}")
-    if error.errno in STORAGE_GONE:
-        return MachineFailed(f"{where}{error.strerror}{consequence}")
-    raise error
+    what = f"{where}{error.strerror or error}"
+    return UserError(what) if error.errno in WRONG_PATH else MachineFailed(f"{what}{consequence}")

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import time
 import zlib
@@ -34,8 +35,13 @@ def write_file(path: Path, content: bytes | str, *, sync: bool = False) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def write_json(path: Path, content: dict) -> None:
+    """Replace the JSON file at `path`. Raises OSError."""
+    write_file(path, json.dumps(content, indent=1) + "\n")
+
+
 def refuse_input(output: Path, inputs: Iterable[Path | str]) -> None:
-    """Raise UserError where `output` is one of `inputs`, which writing would destroy."""
+    """Raise UserError if `output` is one of `inputs`, which writing would destroy."""
     for source in inputs:
         if output.exists() and Path(source).exists() and output.samefile(source):
             raise UserError(f"--output {output}: is the input {source}; name another one")

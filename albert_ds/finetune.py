@@ -1,35 +1,36 @@
 """Fine-tune ALBERT under DeepSpeed: `deepspeed albert_ds/finetune.py --task glue/mrpc ...`.
 
-The loop is finetuning/loop.py. Heavy libraries are imported after the command line has been read,
-so that `--help` and a mistyped flag answer at once.
+The loop is finetuning/loop.py. It is imported after the command line has been read, because it
+imports torch: so `--help` and a mistyped flag answer at once.
 """
 
 import sys
-from shlex import quote
 
-from albert_ds.process.trainer import TrainerProcess, run_trainer
+from albert_ds.model.shapes import count_params
+from albert_ds.process.trainer import TrainerProcess
+from albert_ds.process.world import check_memory
 from albert_ds.settings.finetune import read_config
 
 
 def main(argv: list[str]) -> int:
-    def work(process: TrainerProcess) -> None:
-        config, args = read_config(argv, world_size=process.world.size)
-        from albert_ds.finetuning.loop import prepare, tune_seeds
+    with TrainerProcess(argv) as process:  # however this block ends, all ranks end alike
+        world = process.read_world()
+        config, args = read_config(argv, world_size=world.size)
+        from albert_ds.finetuning.loop import prepare, print_results, tune_seeds
 
-        mesh = process.meet(config)
-        process.claim(config.run)
+        mesh = process.connect(
+            timeout_minutes=config.timeout_minutes,
+            max_hours=config.max_hours,
+            tensor_parallel=config.tensor_parallel,
+            deterministic=config.deterministic,
+        )
+        check_memory(sum(count_params(config.model).values()), world, process.device.type)
+        lock = process.lock()
         config, splits = prepare(config, args, mesh)
-        tune_seeds(config, splits, process)
-        run = quote(config.output)
-        found = {
-            "results": str(config.run / "results.json"),
-            "curves": f"tensorboard --logdir {run}",
-        }
-        if config.seeds == 1:
-            found["export"] = f"albert-ds export --checkpoint {run} --output {run}-hf"
-        process.conclude(config, found)
-
-    return run_trainer(argv, work)
+        tune_seeds(config, splits, process, lock)
+        if mesh.rank == 0:
+            print_results(config)
+    return process.code
 
 
 if __name__ == "__main__":

@@ -1,34 +1,46 @@
 """Pretrain ALBERT under DeepSpeed: `deepspeed albert_ds/train.py --model ... --data ...`.
 
-The loop is pretraining/loop.py. Heavy libraries are imported after the command line has been read,
-so that `--help` and a mistyped flag answer at once.
+The loop is pretraining/loop.py. It is imported after the command line has been read, because it
+imports torch: so `--help` and a mistyped flag answer at once.
 """
 
 import sys
 
-from albert_ds.process.trainer import TrainerProcess, run_trainer
+from albert_ds.model.shapes import count_params
+from albert_ds.process.trainer import TrainerProcess
+from albert_ds.process.world import check_memory
 from albert_ds.report.traffic import record_traffic
 from albert_ds.settings.pretrain import read_config, resolve_workers, write_run_files
 
 
 def main(argv: list[str]) -> int:
-    def work(process: TrainerProcess) -> None:
-        config = read_config(argv, world_size=process.world.size)
+    with TrainerProcess(argv) as process:  # however this block ends, all ranks end alike
+        world = process.read_world()
+        config = read_config(argv, world_size=world.size)
         traffic = record_traffic()  # before DeepSpeed takes references to the collectives
-        from albert_ds.pretraining.loop import describe_data, list_results, prepare, stage, train
+        from albert_ds.parallel.consensus import raise_together
+        from albert_ds.pretraining import loop
 
-        mesh = process.meet(config)
+        mesh = process.connect(
+            timeout_minutes=config.timeout_minutes,
+            max_hours=config.max_hours,
+            tensor_parallel=config.tensor_parallel,
+            deterministic=config.deterministic,
+        )
+        check_memory(sum(count_params(config.model).values()), world, process.device.type)
         config = resolve_workers(config, process.device.type)
-        staged = stage(config, mesh)
-        process.claim(config.run, lambda: write_run_files(config))
-        run = process.run = prepare(staged, mesh, process.device, traffic, process.follow)
-        run.lock = process.lock
-        title = f"pretraining: {config.output}, {run.step:,} of {config.steps:,} steps done"
-        process.introduce(config, run.engine, config.size, title, describe_data(config))
-        train(run, process.request)
-        process.conclude(config, list_results(config))
-
-    return run_trainer(argv, work)
+        staged = loop.stage(config, mesh)
+        lock = process.lock()
+        with raise_together(mesh):
+            if mesh.rank == 0:
+                write_run_files(config)
+        run = loop.prepare(staged, mesh, process.device, traffic, lock)
+        process.track(run)
+        loop.print_header(run, config)
+        loop.train(run, process.stop_request)
+        if mesh.rank == 0:
+            loop.print_results(config)
+    return process.code
 
 
 if __name__ == "__main__":

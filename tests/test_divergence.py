@@ -113,7 +113,7 @@ def evaluate_leak(rank: int, data):
 
     from albert_ds.data.samples import StreamConfig
     from albert_ds.data.shards import open_shards
-    from albert_ds.evals.heldout import evaluate_heldout
+    from albert_ds.evals import heldout
     from albert_ds.model.albert import AlbertForPretraining
 
     class Knowing(AlbertForPretraining):
@@ -124,18 +124,12 @@ def evaluate_leak(rank: int, data):
     device, mesh, _ = join(1)
     size = open_shards(data, "heldout").vocab.size
     model = Knowing(replace(SMALL, vocab_size=size, max_position_embeddings=64))
+    stream = StreamConfig(sequence_length=64)
+    batches = heldout.read_batches(data, stream, limit=6, micro_batch_size=3, mesh=mesh)
     said = []
     for model.knows in (1, 0):
         with contextlib.redirect_stderr(io.StringIO()) as printed:
-            evaluate_heldout(
-                model,
-                data,
-                StreamConfig(sequence_length=64),
-                limit=6,
-                micro_batch_size=3,
-                mesh=mesh,
-                device=device,
-            )
+            heldout.evaluate(model, batches, mesh, device, "sop")
         said.append(printed.getvalue())
     return said
 

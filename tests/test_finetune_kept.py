@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from albert_ds.checkpoint.folder import BEST
 from albert_ds.data.vocab import Normalisation, train_vocab
-from albert_ds.errors import DamagedData, Diverged, MachineFailed, Stopped, UserError
+from albert_ds.errors import DamagedData, Diverged, Stopped, UserError
 from albert_ds.process.run_folder import RunLock
 from tests.distributed import run_ranks
 from tests.finetuning import flags, write_checkpoint, write_cola
@@ -25,7 +25,6 @@ SCENARIOS = {
     "diverged just before the end": (6, {4, 5}, None, None),
     "ended by patience while it diverged": (99, range(2, 99), None, 3),
     "an overflow of the gradient alone at the end": (6, {5}, None, None),
-    "its folder is replaced": (9, {}, None, None),
 }
 
 
@@ -51,7 +50,6 @@ def tune_spoilt(rank: int, common: list, folder: Path):
         given = {"patience": patience} if patience else {}
         argv = flags(*common, out, steps=steps, eval_every=1, save_every=1, **given)
         run = open_run(argv, device, mesh)
-        run.lock = RunLock(out)
         is_overflow = "overflow" in name
 
         def spoil(module, inputs, outputs, run=run, spoilt=spoilt, is_overflow=is_overflow):
@@ -66,17 +64,14 @@ def tune_spoilt(rank: int, common: list, folder: Path):
 
         class Request:
             @property
-            def reason(self, run=run, stop_after=stop_after, name=name):
-                if "replaced" in name and run.step == 3 and not run.lock.find_loss():
-                    run.config.run.rename(run.config.run.with_name("renamed"))
-                    run.config.run.mkdir()
+            def reason(self, run=run, stop_after=stop_after):
                 return "asked" if stop_after is not None and run.step >= stop_after else None
 
         metrics = Metrics(run.config.run, mesh, run.step, num_steps=steps, wandb=False)
         try:
             finetune.train(run, metrics, Request())
             ending = "all steps done"
-        except (Stopped, Diverged, MachineFailed) as caught:
+        except (Stopped, Diverged) as caught:
             ending = f"{type(caught).__name__}: {caught}"
         left = sorted(path.name for path in out.glob("checkpoints/step-*"))
         endings[name] = SimpleNamespace(ending=ending, left=[int(n[5:]) for n in left])
@@ -122,19 +117,9 @@ def test_an_overflow_in_the_last_step_is_not_a_divergence(spoilt):
     assert found.ending == "all steps done" and found.left == [5]
 
 
-def test_a_run_whose_folder_is_replaced_ends_and_leaves_the_new_one_alone(spoilt):
-    endings, folder = spoilt
-    found = endings["its folder is replaced"]
-    assert found.ending.startswith("MachineFailed") and "replaced" in found.ending
-    assert list((folder / "its folder is replaced" / "run").iterdir()) == []
-    renamed = folder / "its folder is replaced" / "renamed" / "checkpoints"
-    assert sorted(path.name for path in renamed.iterdir()) == ["best", "latest", "step-00000003"]
-
-
 def tune_and_resume(rank: int, common: list, folder: Path):
     """Train four of six steps; then what `start` finds after each change to the folder."""
     from albert_ds.finetuning import loop as finetune
-    from albert_ds.finetuning import results
     from albert_ds.report.metrics import Metrics
 
     device, mesh, _ = join(1)
@@ -146,7 +131,7 @@ def tune_and_resume(rank: int, common: list, folder: Path):
     run = open_run(argv, device, mesh)
     metrics = Metrics(run.config.run, mesh, 0, num_steps=6, wandb=False)
     scores = {1: 0.1, 2: 0.3, 3: 0.2, 4: 0.3, 5: 0.4}
-    results.score_splits = lambda *given: {run.metric: scores[run.step]}
+    finetune.score_splits = lambda *given: {run.metric: scores[run.step]}
     try:
         finetune.train(run, metrics, Request())
     except KeyError:  # in the evaluation of step 6, before its checkpoint
@@ -224,7 +209,7 @@ def start_seeds(rank: int, common: list, folder: Path):
     from albert_ds.settings.finetune import read_config, write_run_files
 
     device, mesh, _ = join(1)
-    process = SimpleNamespace(mesh=mesh, device=device, world=SimpleNamespace(rank=0), lock=None)
+    process = SimpleNamespace(mesh=mesh, device=device)
     config, args = read_config(flags(*common, folder, seeds=2, seed=5), world_size=1)
     config, splits = finetune.prepare(config, args, mesh)
     one = folder / "seed-5"
@@ -234,7 +219,7 @@ def start_seeds(rank: int, common: list, folder: Path):
         write_run_files(replace(config, output=str(one), seeds=1, **changes))
         lock = None if changes else RunLock(one)
         try:
-            finetune.tune_seeds(config, splits, process)
+            finetune.tune_seeds(config, splits, process, None)
         except UserError as error:
             said.append(str(error))
         del lock

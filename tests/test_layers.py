@@ -31,7 +31,6 @@ LEVELS = {
     "interop": 7,
     "evals": 8,
     "settings": 8,
-    "process.trainer": 9,
     "interop.export": 9,
     "pretraining": 10,
     "finetuning": 10,
@@ -60,21 +59,9 @@ def package_of(module: str) -> str:
 
 
 def imported_modules(path: Path) -> set[str]:
-    """Files of albert_ds that a file imports, at its top or inside a function.
-
-    Imports for type checkers only are left out: they load nothing.
-    """
-    tree = ast.parse(path.read_text())
-    skipped = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for node in ast.walk(block)
-    }
+    """Files of albert_ds that a file imports, at its top, in a function or for its types."""
     names = set()
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}

@@ -21,7 +21,6 @@ def train_watched(rank: int, folder: str) -> dict:
     from albert_ds.checkpoint.gather import find_newest
     from albert_ds.errors import DamagedData, Stopped
     from albert_ds.pretraining import loop as train
-    from albert_ds.process.ending import SAVER_THREAD
 
     joined, found = join(1), {}
     for name in ("whole", "damaged", "stopped"):
@@ -66,7 +65,7 @@ def train_watched(rank: int, folder: str) -> dict:
             except (DamagedData, Stopped) as caught:
                 ending = str(caught)
         for thread in threading.enumerate():  # python itself waits for this one
-            if thread.name == SAVER_THREAD:
+            if thread is not threading.main_thread() and not thread.daemon:
                 thread.join()
         found[name] = (events, ending, run.step, find_newest(output)[0].name)
     return found

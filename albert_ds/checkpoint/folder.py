@@ -111,8 +111,8 @@ def write_folder(final: Path, tensors: dict, facts: dict, lock: RunLock | None =
                     f"{name} in {file} of step {facts['step']} is not finite; "
                     f"{describe_saved(root.parent)}"
                 )
-    if lock is not None and (lost := lock.find_loss()) is not None:
-        raise lost
+    if lock is not None:
+        lock.check()
     try:
         root.mkdir(exist_ok=True)  # never RUN itself: if that is gone, another one may follow
         for left_over in root.iterdir():  # of a run killed while saving

@@ -34,7 +34,6 @@ from albert_ds.optim.zero import ParamFragment, set_step_count
 from albert_ds.parallel.consensus import from_rank_0, raise_first_error
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.tensor import shard
-from albert_ds.process.ending import SAVER_THREAD
 from albert_ds.process.run_folder import RunLock
 
 
@@ -163,7 +162,7 @@ class Saver:
         if self._engine.mesh.rank == 0:
             pause = time.perf_counter() - started
             job = (tensors, state, pause)
-            self._writer = threading.Thread(target=self._write, args=job, name=SAVER_THREAD)
+            self._writer = threading.Thread(target=self._write, args=job)
             self._writer.start()
 
     def wait(self) -> None:

@@ -278,9 +278,9 @@ def main(argv: list[str]) -> None:
         raise UserError("--precision: allowed only with --minimal-pairs")
     if (args.data is None) == (args.minimal_pairs is None):
         raise UserError("--data and --minimal-pairs: one of them is needed, and not both")
+    from albert_ds.process.quiet import quiet_libraries
     from albert_ds.process.rendezvous import join_world
     from albert_ds.process.world import read_world
-    from albert_ds.report.screen import quiet_libraries
 
     quiet_libraries()
     device = join_world(read_world())

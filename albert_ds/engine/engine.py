@@ -117,7 +117,7 @@ def build_engine(
     name_of = {id(p): name for name, p in model.named_parameters()}
     tensor_names = [[name_of[id(p)] for p in group["params"]] for group in groups]
     assert sum(map(len, tensor_names)) == len(name_of), "a parameter is in no group"
-    optimizer = _build_optimizer(block["type"], groups, params)
+    optimizer = build_optimizer(block["type"], groups, params)
     is_half = any(ds_config.get(kind, {}).get("enabled") for kind in ("bf16", "fp16"))
     if is_half:
         check_head_width(model)
@@ -153,7 +153,7 @@ def build_engine(
     return built
 
 
-def _build_optimizer(kind: str, groups: list[dict], params: dict) -> torch.optim.Optimizer:
+def build_optimizer(kind: str, groups: list[dict], params: dict) -> torch.optim.Optimizer:
     if kind == "Lamb":
         optimizer = Lamb(groups, **params)
         optimizer.disarm()

@@ -1,6 +1,5 @@
 """Held-out losses and accuracies, with the same masks at every evaluation (paper, 4.2.1)."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -10,76 +9,63 @@ from albert_ds.cli import log_line
 from albert_ds.data.samples import MicroBatch, StreamConfig
 from albert_ds.data.shards import open_shards, read_index
 from albert_ds.data.stream import heldout_batches
-from albert_ds.errors import DamagedData
-from albert_ds.parallel.consensus import Counts, agree
+from albert_ds.parallel.consensus import Counts, agree, raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.report.metrics import OUTPUTS, summarise
 
 LEAK_ACCURACY = 0.97  # a SOP accuracy above it means a leak of the order; the paper's is 0.865
 
 
-def evaluate_heldout(
-    module: torch.nn.Module,
-    data: Path | str,
-    stream: StreamConfig,
-    *,
-    limit: int,
-    micro_batch_size: int,
-    mesh: Mesh,
-    device: torch.device,
-) -> dict[str, float | int | None]:
-    """`heldout_*` metrics over the first `limit` held-out samples of `data`.
+def read_batches(
+    data: Path | str, stream: StreamConfig, *, limit: int, micro_batch_size: int, mesh: Mesh
+) -> list[MicroBatch]:
+    """This rank's micro-batches of the first `limit` held-out samples of `data`, masked.
 
-    Empty where nothing was held out. Collective over all ranks.
+    Empty if nothing was held out. Every rank has the same number of them, since under ZeRO-3 a
+    forward pass is collective. Collective; raises DamagedData on every rank if one's is damaged.
     """
-    if read_index(data)["splits"]["heldout"]["samples"] == 0:
-        return {}
-    batches = heldout_batches(
-        open_shards(data, "heldout"),
-        stream,
-        limit=limit,
-        micro_batch_size=micro_batch_size,
-        dp_rank=mesh.dp_rank,
-        dp_size=mesh.dp_size,
-    )
-    values = evaluate(module, batches, mesh, device, stream.objective)
-    accuracy = values.get("heldout_sop_accuracy") or 0
-    if mesh.rank == 0 and accuracy > LEAK_ACCURACY:
-        log_line(
-            f"held-out SOP accuracy {accuracy:.3f}: look for a leak of the order (paper: 0.865)"
-        )
-    return values
+    batches = []
+    with raise_together(mesh):
+        if read_index(data)["splits"]["heldout"]["samples"] > 0:
+            batches = list(
+                heldout_batches(
+                    open_shards(data, "heldout"),
+                    stream,
+                    limit=limit,
+                    micro_batch_size=micro_batch_size,
+                    dp_rank=mesh.dp_rank,
+                    dp_size=mesh.dp_size,
+                )
+            )
+    return batches
 
 
 @torch.no_grad()
 def evaluate(
     module: torch.nn.Module,
-    batches: Iterable[MicroBatch],
+    batches: list[MicroBatch],
     mesh: Mesh,
     device: torch.device,
     objective: str,
 ) -> dict[str, float | int | None]:
-    """Run `module` over this rank's micro-batches; the metrics are over all ranks. Collective.
-
-    Every rank must have the same number of micro-batches, since under ZeRO-3 a forward pass is
-    collective. Raises DamagedData on every rank if the data of any rank is damaged.
-    """
-    error = None
-    try:
-        micro_batches = list(batches)
-    except DamagedData as caught:
-        micro_batches, error = [], caught
-    mine = sum((Counts.of(batch) for batch in micro_batches), Counts())
-    counts, _ = agree(mesh, mine, error=error)
+    """`heldout_*` metrics of the micro-batches of all ranks; empty without any. Collective."""
+    if not batches:
+        return {}
+    counts, _ = agree(mesh, sum(map(Counts.of, batches), Counts()))
     outputs = torch.zeros(len(OUTPUTS), dtype=torch.float64, device=device)
     was_training = module.training
     module.eval()
-    for batch in micro_batches:
+    for batch in batches:
         result = module(**batch.on(device))
         outputs += torch.stack([result[name].double() for name in OUTPUTS])
     module.train(was_training)
     dist.all_reduce(outputs, group=mesh.dp_group)
     values = summarise(outputs, counts, objective)
+    if mesh.rank == 0 and (values.get("sop_accuracy") or 0) > LEAK_ACCURACY:
+        log_line(
+            f"held-out SOP accuracy {values['sop_accuracy']:.3f}: look for a leak of the order "
+            "(paper: 0.865)"
+        )
     return {
         **{f"heldout_{key}": value for key, value in values.items()},
         "heldout_masked": counts.masked,

@@ -4,47 +4,61 @@
 best evaluation on the dev set are kept (early stopping) and make the predictions at the end.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import time
 from argparse import Namespace
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from shlex import quote
+
+import torch
+import torch.distributed as dist
 
 from albert_ds.checkpoint.folder import BEST, WEIGHTS, read_tensors
 from albert_ds.cli import log_line
-from albert_ds.errors import Stopped, UserError
+from albert_ds.data.samples import to_device
+from albert_ds.errors import Stopped
+from albert_ds.files import write_json
+from albert_ds.finetuning.results import (
+    find_constant,
+    fingerprint_splits,
+    open_splits,
+    score_splits,
+    summarise_seeds,
+    write_results,
+)
 from albert_ds.finetuning.run import NO_BEST, Run, build_model, keep_best, save, start
 from albert_ds.interop.weights import read_model_vocab
 from albert_ds.json_files import read_json
-from albert_ds.process.run_folder import lock_run_folder
+from albert_ds.parallel.consensus import (
+    Counts,
+    agree,
+    from_rank_0,
+    gather_hosts,
+    raise_together,
+)
+from albert_ds.parallel.mesh import Mesh
+from albert_ds.parallel.random import seed_step
+from albert_ds.process.run_folder import RunLock, start_run
+from albert_ds.process.stop_request import StopRequest
 from albert_ds.process.trainer import TrainerProcess
 from albert_ds.report.health import check_health, diverged
+from albert_ds.report.metrics import Metrics
+from albert_ds.report.screen import describe_run, print_facts
 from albert_ds.settings.finetune import (
     FinetuneConfig,
     describe_rate,
     resolve_steps,
     write_run_files,
 )
-
-if TYPE_CHECKING:
-    from albert_ds.parallel.mesh import Mesh
-    from albert_ds.process.run_folder import RunLock
-    from albert_ds.process.stop_request import StopRequest
-    from albert_ds.report.metrics import Metrics
-    from albert_ds.tasks.features import Split
+from albert_ds.tasks.features import Split, collate
+from albert_ds.tasks.inference import predict
+from albert_ds.tasks.registry import TASKS
 
 
 def train_step(run: Run) -> tuple[float, float, int]:
     """One optimizer step; returns this rank's sum of losses, the gradient norm, and its tokens."""
-    from albert_ds.data.samples import to_device
-    from albert_ds.parallel.random import seed_step
-    from albert_ds.tasks.features import collate
-
     config, engine = run.config, run.engine
     seed_step(config.seed, run.step, run.mesh.dp_rank)
     engine.set_learning_rate(config.rate_at(run.step))
@@ -70,15 +84,12 @@ def train_step(run: Run) -> tuple[float, float, int]:
 
 def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
     """Train to the end. Raises Stopped, Diverged or MachineFailed before it."""
-    from albert_ds.parallel.consensus import Counts, agree
-
     config = run.config
     saved_step = run.step if run.step else None
     losses, tokens, steps, started = 0.0, 0, 0, time.perf_counter()
     loss = 0.0
     while not run.is_over:
-        lost = run.lock.find_loss() if run.lock is not None else None
-        _, stop = agree(run.mesh, Counts(), stop=request.reason is not None, error=lost)
+        _, stop = agree(run.mesh, Counts(), stop=request.reason is not None)
         # After a skipped step the weights may have diverged: a stop waits for a step that is not.
         if stop and not run.skipped_in_a_row:
             if saved_step != run.step:
@@ -110,9 +121,6 @@ def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
 
 def describe_window(run: Run, losses, tokens: int, steps: int, seconds: float) -> dict:
     """Means since the last log line over all ranks. Collective."""
-    import torch
-    import torch.distributed as dist
-
     sums = torch.tensor([float(losses), float(tokens)], dtype=torch.float64, device=run.device)
     dist.all_reduce(sums, group=run.mesh.dp_group)
     samples = steps * run.config.batch_size
@@ -127,11 +135,6 @@ def describe_window(run: Run, losses, tokens: int, steps: int, seconds: float) -
 
 def evaluate(run: Run) -> dict:
     """Metrics of the dev set; keeps the weights if they are the best so far. Collective."""
-    from albert_ds.finetuning.results import score_splits
-    from albert_ds.parallel.consensus import from_rank_0
-    from albert_ds.tasks.inference import predict
-    from albert_ds.tasks.registry import TASKS
-
     task, module = run.config.task, run.engine.deepspeed.module
     outputs = {
         name: predict(module, run.splits[name].features, run.mesh, run.device)
@@ -154,28 +157,26 @@ def tune(
     lock: RunLock | None,
 ) -> dict:
     """Results of the run of one seed; one that is finished is read, not repeated. Collective."""
-    from albert_ds.parallel.consensus import from_rank_0
-    from albert_ds.report.metrics import Metrics
-
     mesh, done = process.mesh, config.run / "results.json"
-    assert mesh is not None
-    done = from_rank_0(mesh, read_json(done) if done.is_file() else None)
-    if done is not None:
-        return done
-    run = process.run = start(config, splits, mesh, process.device, process.follow, lock)
-    introduce(run, process)
-    metrics = Metrics(
-        config.run, mesh, run.step, num_steps=config.steps, log_format=config.log_format
-    )
-    train(run, metrics, process.request)
+    results = from_rank_0(mesh, read_json(done) if done.is_file() else None)
+    if results is not None:
+        return results
+    run = start(config, splits, mesh, process.device, lock)
+    process.track(run)
+    print_header(run)
+    metrics = Metrics(config.run, mesh, run.step, num_steps=config.steps)
+    train(run, metrics, process.stop_request)
     metrics.close()
     free_engine(run)
     return write_predictions(run)
 
 
-def introduce(run: Run, process: TrainerProcess) -> None:
+def print_header(run: Run) -> None:
     """Show what is fine-tuned on what. Collective."""
     config, held = run.config, run.splits["train"].features
+    num_nodes = len({*gather_hosts(run.mesh)})
+    if run.mesh.rank > 0:
+        return
     counts = ", ".join(f"{number:,} {what}" for what, number in held.counts.items())
     epochs = config.steps * config.batch_size / held.units
     title = (
@@ -183,7 +184,20 @@ def introduce(run: Run, process: TrainerProcess) -> None:
         f"{config.steps:,} steps done"
     )
     data = f"{config.data}: {counts}; {config.steps:,} steps are {epochs:.3g} epochs"
-    process.introduce(config, run.engine, config.checkpoint, title, data)
+    facts = describe_run(config.checkpoint, config.model, run.engine, num_nodes=num_nodes)
+    print_facts(title, facts | {"data": data})
+
+
+def print_results(config: FinetuneConfig) -> None:
+    """Show what was written, and what to run next."""
+    run = quote(config.output)
+    facts = {
+        "results": str(config.run / "results.json"),
+        "curves": f"tensorboard --logdir {run}",
+    }
+    if config.seeds == 1:
+        facts["export"] = f"albert-ds export --checkpoint {run} --output {run}-hf"
+    print_facts(f"done: {config.output}", facts)
 
 
 def free_engine(run: Run) -> None:
@@ -195,12 +209,6 @@ def free_engine(run: Run) -> None:
 
 def write_predictions(run: Run) -> dict:
     """Predict every split except train with the best weights; score, write. Collective."""
-    import torch
-
-    from albert_ds.finetuning.results import find_constant, write_results
-    from albert_ds.parallel.consensus import from_rank_0
-    from albert_ds.tasks.inference import predict
-
     config = run.config
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}
     kinds = [kind for name, kind in half.items() if config.deepspeed.get(name, {}).get("enabled")]
@@ -213,8 +221,8 @@ def write_predictions(run: Run) -> dict:
     }
     results = None
     if run.mesh.rank == 0:
-        if run.lock is not None and (lost := run.lock.find_loss()) is not None:
-            raise lost
+        if run.lock is not None:
+            run.lock.check()
         about = {"seed": config.seed, "best_step": run.best[0], "step": run.step}
         results = write_results(config.run, config.task, run.splits, outputs, about)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in results["dev"].items())
@@ -228,43 +236,43 @@ def prepare(
     config: FinetuneConfig, args: Namespace, mesh: Mesh
 ) -> tuple[FinetuneConfig, dict[str, Split]]:
     """Tokenise, resolve the settings that depend on it, write OUTPUT's files. Collective."""
-    from albert_ds.finetuning.results import fingerprint_splits, open_splits
-    from albert_ds.parallel.consensus import raise_first_error
-
     vocab = read_model_vocab(Path(config.checkpoint))
     config = replace(config, features=fingerprint_splits(config, vocab))
     splits = open_splits(config, vocab, mesh)
     config = resolve_steps(config, args, examples=splits["train"].features.counts["examples"])
-    error = None
-    if mesh.rank == 0:
-        try:
+    with raise_together(mesh):
+        if mesh.rank == 0:
             write_run_files(config)
             if args.learning_rate is None:
                 log_line(f"{config.task}: {describe_rate(config)}")
-        except UserError as caught:
-            error = caught
-    raise_first_error(mesh, error)
     return config, splits
 
 
-def tune_seeds(config: FinetuneConfig, splits: dict[str, Split], process: TrainerProcess) -> None:
-    """One run in OUTPUT itself, or several in OUTPUT/seed-S and their summary in OUTPUT."""
-    from albert_ds.finetuning.results import summarise_seeds, write_json
+def tune_seeds(
+    config: FinetuneConfig,
+    splits: dict[str, Split],
+    process: TrainerProcess,
+    lock: RunLock | None,
+) -> None:
+    """One run in OUTPUT itself, or several in OUTPUT/seed-S and their summary in OUTPUT.
 
+    lock: of OUTPUT. Collective.
+    """
     if config.seeds == 1:
-        tune(config, splits, process, process.lock)
+        tune(config, splits, process, lock)
         return
-    assert process.mesh is not None
-    results, is_first = [], process.world.rank == 0
+    mesh, results = process.mesh, []
     for seed in range(config.seed, config.seed + config.seeds):
-        output = str(config.run / f"seed-{seed}")
-        one = replace(config, seed=seed, seeds=1, output=output)
-        lock = lock_run_folder(one.run, process.mesh, partial(write_run_files, one))
+        one = replace(config, seed=seed, seeds=1, output=str(config.run / f"seed-{seed}"))
+        with raise_together(mesh):
+            lock = start_run(one.run, mesh.world_size) if mesh.rank == 0 else None
+            if mesh.rank == 0:
+                write_run_files(one)
         results.append(tune(one, splits, process, lock))
         if lock is not None:
             lock.release()
-    summary = summarise_seeds(results)
-    if is_first:
+    if mesh.rank == 0:
+        summary = summarise_seeds(results)
         write_json(config.run / "results.json", summary)
         for name, found in summary["dev"].items():
             log_line(

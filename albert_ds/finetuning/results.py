@@ -5,17 +5,18 @@ DIR/outputs.SPLIT.safetensors   logits, for tools/ensemble.py
 DIR/...                         predictions in the formats of the leaderboards
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from albert_ds.cli import log_line
 from albert_ds.data.vocab import Vocab
-from albert_ds.errors import DamagedData, UserError
-from albert_ds.files import write_file
+from albert_ds.errors import UserError
+from albert_ds.files import write_json
 from albert_ds.json_files import check
-from albert_ds.parallel.consensus import raise_first_error
+from albert_ds.parallel.consensus import raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.settings.finetune import FinetuneConfig
 from albert_ds.tasks.features import Split, cached, fingerprint, read_features
@@ -60,22 +61,17 @@ def open_splits(config: FinetuneConfig, vocab: Vocab, mesh: Mesh) -> dict[str, S
 
     Raises UserError and DamagedData on every rank where a file is missing or wrong.
     """
-    task, error = TASKS[config.task], None
-    if mesh.rank == 0:
-        try:
-            for split, key in config.features.items():
-                found = cached(
-                    Path(config.cache),
-                    key,
-                    lambda split=split: task.build(Path(config.data), split, vocab, config.lengths),
-                )
-                _report(config, split, found.counts)
+    task = TASKS[config.task]
+    with raise_together(mesh):
+        for split, key in config.features.items() if mesh.rank == 0 else ():
+            found = cached(
+                Path(config.cache),
+                key,
+                lambda split=split: task.build(Path(config.data), split, vocab, config.lengths),
+            )
+            _report(config, split, found.counts)
+        if mesh.rank == 0:
             _report_absent(config)
-        except (UserError, DamagedData) as caught:
-            error = caught
-        except OSError as caught:
-            error = UserError(f"--cache {config.cache}: {caught.strerror}; it must be writable")
-    raise_first_error(mesh, error)
     return {split: read_split(config, split) for split in config.features}
 
 
@@ -113,8 +109,6 @@ def write_results(
     folder: Path, task_name: str, splits: dict[str, Split], outputs: dict, about: dict
 ) -> dict:
     """Score; write predictions, outputs and at the end results.json; returns its content."""
-    from safetensors.numpy import save_file
-
     task, metrics = TASKS[task_name], score_splits(task_name, splits, outputs)
     for name, found in outputs.items():
         task.write(splits[name], found, folder, metrics)
@@ -146,8 +140,6 @@ def find_constant(task_name: str, splits: dict[str, Split], outputs: dict) -> li
 
 def read_outputs(folder: Path, split: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The outputs of one split that `write_results` wrote, and their metadata."""
-    from safetensors import SafetensorError, safe_open
-
     path = folder / f"outputs.{split}.safetensors"
     try:
         with safe_open(path, framework="numpy") as file:
@@ -181,8 +173,3 @@ def summarise_seeds(results: list[dict]) -> dict:
         "best_seed": best["seed"],
         "dev": spread,
     }
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Write a JSON file."""
-    write_file(path, json.dumps(content, indent=1) + "\n")

@@ -4,41 +4,35 @@ OUTPUT/checkpoints/step-00000800/        for resuming: weights, moments, step
 OUTPUT/checkpoints/best/                 the weights of the best evaluation, its step and value
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING
 
-from albert_ds.checkpoint.folder import (
-    BEST,
-    WEIGHTS,
-    read_best,
-    read_tensors,
-    write_folder,
-)
+import numpy as np
+import torch
+
+from albert_ds.checkpoint import gather as checkpoint
+from albert_ds.checkpoint.folder import BEST, WEIGHTS, read_best, read_tensors, write_folder
 from albert_ds.cli import log_line
-from albert_ds.errors import DamagedData, Diverged, MachineFailed, UserError
+from albert_ds.engine.engine import Engine, build_engine
+from albert_ds.errors import DamagedData, UserError
 from albert_ds.interop.weights import read_encoder, read_model_vocab
 from albert_ds.json_files import read_lines
+from albert_ds.model.shapes import build_shapes
+from albert_ds.model.task_heads import AlbertForTask
+from albert_ds.parallel.consensus import from_rank_0, raise_together
+from albert_ds.parallel.mesh import Mesh
+from albert_ds.parallel.tensor import apply_tensor_parallel
+from albert_ds.process.run_folder import RunLock
 from albert_ds.settings.finetune import FinetuneConfig
+from albert_ds.tasks.features import Split
+from albert_ds.tasks.registry import TASKS
 
 NO_BEST = (0, -math.inf)
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-
-    from albert_ds.engine.engine import Engine
-    from albert_ds.model.task_heads import AlbertForTask
-    from albert_ds.parallel.mesh import Mesh
-    from albert_ds.process.run_folder import RunLock
-    from albert_ds.tasks.features import Split
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,7 +73,6 @@ def start(
     splits: dict[str, Split],
     mesh: Mesh,
     device: torch.device,
-    follow: Callable[[Iterator], Iterator] = iter,
     lock: RunLock | None = None,
 ) -> Run:
     """Build the engine from the first of these that exists. Collective.
@@ -87,14 +80,7 @@ def start(
     1. The newest complete checkpoint of OUTPUT.
     2. The encoder of --from-task or --checkpoint, unless --from-scratch.
     3. Random weights.
-
-    `follow` wraps the batches: the heartbeat counts how many were taken.
     """
-    from albert_ds.checkpoint import gather as checkpoint
-    from albert_ds.engine.engine import build_engine
-    from albert_ds.model.shapes import build_shapes
-    from albert_ds.tasks.registry import TASKS
-
     folder = checkpoint.find_start(config.run, mesh, build_shapes(config.model, config.head))
     if folder is not None:
         weights = read_tensors(folder / WEIGHTS)
@@ -117,7 +103,7 @@ def start(
         device=device,
         engine=engine,
         metric=metric,
-        batches=follow(draw_units(config, splits["train"].features.units, mesh, step)),
+        batches=draw_units(config, splits["train"].features.units, mesh, step),
         lock=lock,
         evaluations=evaluations,
         best=best,
@@ -150,9 +136,6 @@ def build_model(config: FinetuneConfig, mesh: Mesh, weights: dict | None) -> Alb
 
     `weights` may hold the encoder alone; other parameters keep their initialisation.
     """
-    from albert_ds.model.task_heads import AlbertForTask
-    from albert_ds.parallel.tensor import apply_tensor_parallel
-
     model = AlbertForTask(
         config.model,
         config.head,
@@ -179,8 +162,6 @@ def draw_units(config: FinetuneConfig, units: int, mesh: Mesh, step: int) -> Ite
 @lru_cache(maxsize=2)  # a step may span two epochs
 def order_of(seed: int, epoch: int, units: int) -> np.ndarray:
     """The permutation of one epoch."""
-    import numpy as np
-
     return np.random.default_rng([seed, epoch]).permutation(units)
 
 
@@ -191,23 +172,17 @@ def restore_best(
 
     Raises DamagedData or UserError on all ranks where the best weights are gone or not whole.
     """
-    from albert_ds.model.shapes import build_shapes
-    from albert_ds.parallel.consensus import from_rank_0, raise_first_error
-
-    found, best, error = {}, NO_BEST, None
-    if mesh.rank == 0:
-        try:
+    found, best = {}, NO_BEST
+    with raise_together(mesh):
+        if mesh.rank == 0:
             record = read_best(config.run, build_shapes(config.model, config.head))
             found = read_evaluations(config.run / "metrics.jsonl", f"dev_{metric}", step)
             if record:  # it may be of an evaluation that came after the last checkpoint
                 best = record["step"], -math.inf if record["value"] is None else record["value"]
             elif found and record is None:
-                error = DamagedData(f"{config.run / BEST} is gone; move {config.run} away")
+                raise DamagedData(f"{config.run / BEST} is gone; move {config.run} away")
             elif found:
                 best = max(found.items(), key=lambda evaluation: evaluation[1])
-        except (DamagedData, UserError) as caught:
-            error = caught
-    raise_first_error(mesh, error)
     return from_rank_0(mesh, (list(found), best))
 
 
@@ -227,29 +202,21 @@ def read_evaluations(path: Path, name: str, last: int) -> dict[int, float]:
 
 def keep_best(run: Run) -> None:
     """Write OUTPUT/checkpoints/best. Collective; raises Diverged or MachineFailed on all ranks."""
-    from albert_ds.checkpoint.gather import gather
-    from albert_ds.parallel.consensus import raise_first_error
-
-    tensors, error = {WEIGHTS: gather(run.engine, WEIGHTS)}, None
+    tensors = {WEIGHTS: checkpoint.gather(run.engine, WEIGHTS)}
     step, value = run.best
-    if run.mesh.rank == 0:
-        # JSON has no infinity.
-        facts = {"step": step, "value": value if math.isfinite(value) else None}
-        try:
+    # JSON has no infinity.
+    facts = {"step": step, "value": value if math.isfinite(value) else None}
+    with raise_together(run.mesh):
+        if run.mesh.rank == 0:
             write_folder(run.config.run / BEST, tensors, facts, run.lock)
-        except (Diverged, MachineFailed) as caught:
-            error = caught
-    raise_first_error(run.mesh, error)
 
 
 def save(run: Run) -> None:
     """Write a complete checkpoint of the current state. Collective."""
-    from albert_ds.checkpoint.gather import TrainState, read_loss_scale, save_checkpoint
-
-    state = TrainState(
+    state = checkpoint.TrainState(
         step=run.step,
         samples=run.step * run.config.batch_size,
         updates=run.updates,
-        loss_scale=read_loss_scale(run.engine),
+        loss_scale=checkpoint.read_loss_scale(run.engine),
     )
-    save_checkpoint(run.config.run, run.engine, state, keep_last=1, lock=run.lock)
+    checkpoint.save_checkpoint(run.config.run, run.engine, state, keep_last=1, lock=run.lock)

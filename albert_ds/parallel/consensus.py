@@ -6,11 +6,14 @@ waits for a rank that has left.
 """
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 
 import torch
 import torch.distributed as dist
 
+from albert_ds.errors import ENDINGS
 from albert_ds.parallel.mesh import Mesh
 
 
@@ -71,6 +74,21 @@ def raise_first_error(mesh: Mesh, error: Exception | None) -> None:
     found = next((e for e in errors if e is not None), None)
     if found is not None:
         raise found
+
+
+@contextmanager
+def raise_together(mesh: Mesh) -> Generator[None]:
+    """Run a block in which ranks may do different things; if it fails on one, it fails on all.
+
+    Every rank raises the error of the lowest rank that has one: an ending of errors.py or an
+    OSError. Collective, at the end of the block.
+    """
+    error = None
+    try:
+        yield
+    except (*ENDINGS, OSError) as caught:
+        error = caught
+    raise_first_error(mesh, error)
 
 
 def from_rank_0(mesh: Mesh, value):

@@ -87,32 +87,25 @@ def check_tensor_parallel(
             )
 
 
-def collective_timeout(timeout_minutes: float) -> timedelta:
-    """How long a collective waits for a peer, given --timeout-minutes.
-
-    A minute longer, because the heartbeat can name the missing rank: it must report first.
-    """
-    return timedelta(minutes=timeout_minutes + 1)
-
-
 def build_mesh(tensor_parallel: int, *, timeout_minutes: float = 10) -> Mesh:
     """Build the grid; torch.distributed must be initialised. Collective over all ranks.
 
-    `timeout_minutes` is --timeout-minutes; `collective_timeout` applies to every group.
+    timeout_minutes: how long a collective of its groups waits for a peer.
     """
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    timeout = collective_timeout(timeout_minutes)
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=tensor_parallel,
             create_gloo_process_groups=False,
             # megatron-core passes it to timedelta, which takes a fraction of a minute too.
-            distributed_timeout_minutes=timeout.total_seconds() / 60,  # ty: ignore
+            distributed_timeout_minutes=timeout_minutes,  # ty: ignore
         )
-    everyone = dist.group.WORLD
-    assert everyone is not None
+    control_group = dist.group.WORLD
+    if dist.get_backend() != "gloo":
+        control_group = dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
+    assert isinstance(control_group, dist.ProcessGroup)
     return Mesh(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
@@ -122,13 +115,5 @@ def build_mesh(tensor_parallel: int, *, timeout_minutes: float = 10) -> Mesh:
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
         dp_group=parallel_state.get_data_parallel_group(),
-        control_group=everyone if dist.get_backend() == "gloo" else _gloo_group(timeout),
+        control_group=control_group,
     )
-
-
-def _gloo_group(timeout: timedelta) -> ProcessGroup:
-    import torch.distributed as dist
-
-    group = dist.new_group(backend="gloo", timeout=timeout)
-    assert isinstance(group, dist.ProcessGroup)
-    return group

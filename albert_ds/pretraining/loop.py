@@ -4,8 +4,6 @@
 its engine. albert_ds/train.py starts it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -13,26 +11,34 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
 
-from albert_ds.checkpoint.folder import folder_name
+import torch
+
+from albert_ds.checkpoint.folder import WEIGHTS, folder_name, read_tensors
+from albert_ds.checkpoint.gather import Saver, TrainState, find_start, read_loss_scale, restore
 from albert_ds.cli import log_line
-from albert_ds.errors import ENDINGS, DamagedData, Stopped, name_os_error
+from albert_ds.data.samples import MicroBatch
+from albert_ds.data.shards import open_shards, read_index
+from albert_ds.data.staging import copy_folders, find_copy
+from albert_ds.data.stream import training_batches
+from albert_ds.engine.engine import Engine, build_engine
+from albert_ds.errors import DamagedData, Stopped
+from albert_ds.evals import heldout
+from albert_ds.interop.weights import read_initial_weights
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.neighbours import attend_to_neighbours
+from albert_ds.model.shapes import build_shapes
+from albert_ds.parallel.consensus import Counts, agree, gather_hosts, raise_together
+from albert_ds.parallel.mesh import Mesh
+from albert_ds.parallel.random import seed_step
+from albert_ds.parallel.tensor import apply_tensor_parallel
+from albert_ds.process.run_folder import RunLock
+from albert_ds.process.stop_request import StopRequest
 from albert_ds.report.health import check_health, diverged
+from albert_ds.report.metrics import Metrics, Window
+from albert_ds.report.screen import describe_run, print_facts
 from albert_ds.report.traffic import Traffic
 from albert_ds.settings.pretrain import RunConfig
-
-if TYPE_CHECKING:
-    import torch
-
-    from albert_ds.checkpoint.gather import Saver, TrainState
-    from albert_ds.data.samples import MicroBatch
-    from albert_ds.engine.engine import Engine
-    from albert_ds.parallel.consensus import Counts
-    from albert_ds.parallel.mesh import Mesh
-    from albert_ds.process.run_folder import RunLock
-    from albert_ds.process.stop_request import StopRequest
-    from albert_ds.report.metrics import Window
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,6 +51,7 @@ class Run:
     engine: Engine
     batches: Iterator[MicroBatch]
     window: Window
+    heldout: list[MicroBatch] | None = None  # this rank's held-out data, once it has been read
     lock: RunLock | None = None  # on rank 0
     span: Callable[[str], AbstractContextManager] = nullcontext  # around each named part of a step
     step: int = 0
@@ -73,13 +80,6 @@ def build(
 
     `weights` (whole fp32 tensors by name) replace the initialisation from the seed.
     """
-    import torch
-
-    from albert_ds.engine.engine import build_engine
-    from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.model.neighbours import attend_to_neighbours
-    from albert_ds.parallel.tensor import apply_tensor_parallel
-
     with torch.device("meta" if weights else "cpu"):
         model = AlbertForPretraining(
             config.model, seed=config.seed, activation_checkpointing=config.activation_checkpointing
@@ -98,13 +98,10 @@ def build(
 def next_batch(run: Run, *, stop: bool = False) -> Batch:
     """Take the next global batch. Collective.
 
-    Every rank learns whether any rank was asked to stop or found damaged data. Raises MachineFailed
-    on every rank where RUN is gone.
+    Every rank learns whether any rank was asked to stop or found damaged data.
     """
-    from albert_ds.parallel.consensus import Counts, agree
-
     config, started = run.config, time.perf_counter()
-    error: Exception | None = run.lock.find_loss() if run.lock else None
+    error = None
     micro_batches: list[MicroBatch] = []
     accumulation = config.batch_size // (config.micro_batch_size * run.mesh.dp_size)
     try:
@@ -134,8 +131,6 @@ def run_passes(run: Run, batch: Batch) -> None:
     batch is cut into ranks and micro-batches. Raises DamagedData on every rank where one rank
     found damaged data in this batch.
     """
-    from albert_ds.parallel.random import seed_step
-
     if batch.error is not None:
         raise batch.error
     engine = run.engine
@@ -171,9 +166,6 @@ def update(run: Run, batch: Batch) -> float:
 
 def train(run: Run, request: StopRequest) -> None:
     """Train to the last step. Raises Stopped, Diverged, DamagedData or MachineFailed before it."""
-    from albert_ds.checkpoint.gather import Saver
-    from albert_ds.report.metrics import Metrics
-
     config = run.config
     saver = Saver(run.engine, config, resumed_at=run.step, lock=run.lock)
     metrics = Metrics(
@@ -182,7 +174,6 @@ def train(run: Run, request: StopRequest) -> None:
         run.step,
         num_steps=config.steps,
         work_of=config.work_of,
-        log_format=config.log_format,
         wandb=config.wandb,
     )
 
@@ -225,22 +216,18 @@ def prepare(
     mesh: Mesh,
     device: torch.device,
     traffic: Traffic,
-    follow: Callable[[Iterator], Iterator] = iter,
+    lock: RunLock | None = None,
 ) -> Run:
-    """Do all that comes before the first step. Collective.
-
-    `follow` wraps the micro-batches: the heartbeat counts how many were taken.
-    """
-    from albert_ds.report.metrics import Window
-
+    """Do all that comes before the first step. Collective."""
     engine, state = start(config, mesh, device)
     return Run(
         config=config,
         mesh=mesh,
         device=device,
         engine=engine,
-        batches=follow(open_stream(config, mesh, state.samples)),
+        batches=open_stream(config, mesh, state.samples),
         window=Window(device, traffic),
+        lock=lock,
         step=state.step,
         updates=state.updates,
     )
@@ -253,16 +240,10 @@ def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, 
     2. --init-from: its weights, a fresh optimizer, step 0.
     3. The initialisation from --seed.
     """
-    from albert_ds.checkpoint import gather as checkpoint
-    from albert_ds.checkpoint.folder import WEIGHTS, read_tensors
-    from albert_ds.interop.weights import read_initial_weights
-    from albert_ds.model.shapes import build_shapes
-
-    folder = checkpoint.find_start(config.run, mesh, build_shapes(config.model))
+    folder = find_start(config.run, mesh, build_shapes(config.model))
     if folder is not None:
-        weights = read_tensors(folder / WEIGHTS)
-        engine = build(config, mesh, device, weights)
-        state = checkpoint.restore(folder, engine)
+        engine = build(config, mesh, device, read_tensors(folder / WEIGHTS))
+        state = restore(folder, engine)
         if mesh.rank == 0:
             log_line(f"resuming from {folder}: step {state.step} of {config.steps}")
         return engine, state
@@ -270,7 +251,7 @@ def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, 
     if config.init_from is not None:
         weights = read_initial_weights(Path(config.init_from), config.model, config.seed)
     engine = build(config, mesh, device, weights)
-    return engine, checkpoint.TrainState(step=0, samples=0, updates=0, loss_scale=None)
+    return engine, TrainState(step=0, samples=0, updates=0, loss_scale=None)
 
 
 def stage(config: RunConfig, mesh: Mesh) -> RunConfig:
@@ -278,9 +259,6 @@ def stage(config: RunConfig, mesh: Mesh) -> RunConfig:
 
     All ranks meet after every file, so none waits longer than one takes, and an error ends all.
     """
-    from albert_ds.data.staging import copy_folders, find_copy
-    from albert_ds.parallel.consensus import Counts, agree, gather_hosts
-
     if config.stage is None:
         return config
     hosts, folder = gather_hosts(mesh), Path(config.stage)
@@ -289,14 +267,9 @@ def stage(config: RunConfig, mesh: Mesh) -> RunConfig:
         copying = copy_folders(config.data, folder)
     copied, is_busy = 0, True
     while is_busy:
-        size, error = None, None
-        try:
+        with raise_together(mesh):
             size = next(copying, None)
-        except ENDINGS as caught:
-            error = caught
-        except OSError as caught:
-            error = name_os_error(caught)
-        _, is_busy = agree(mesh, Counts(), stop=size is not None, error=error)
+        _, is_busy = agree(mesh, Counts(), stop=size is not None)
         copied += size or 0
     if mesh.rank == 0:
         log_line(f"--stage {folder}: {copied / 1e6:,.1f} MB copied on {hosts[0]}")
@@ -305,9 +278,6 @@ def stage(config: RunConfig, mesh: Mesh) -> RunConfig:
 
 def open_stream(config: RunConfig, mesh: Mesh, samples: int) -> Iterator[MicroBatch]:
     """This rank's endless micro-batches, starting at position `samples` of the global stream."""
-    from albert_ds.data.shards import open_shards
-    from albert_ds.data.stream import training_batches
-
     sources = [open_shards(folder, "train") for folder in config.data]
     return training_batches(
         [replace(source, is_hashed=not config.trust_shards) for source in sources],
@@ -337,25 +307,22 @@ def describe_window(run: Run, gradient_norm: float) -> dict:
 
 def evaluate(run: Run) -> dict:
     """Metrics on the held-out sequences of the first DATA folder. Collective."""
-    from albert_ds.evals.heldout import evaluate_heldout
-
     config = run.config
     with run.window.paused():
-        return evaluate_heldout(
-            run.engine.deepspeed.module,
-            config.data[0],
-            config.stream,
-            limit=config.eval_samples,
-            micro_batch_size=config.micro_batch_size,
-            mesh=run.mesh,
-            device=run.device,
-        )
+        if run.heldout is None:
+            run.heldout = heldout.read_batches(
+                config.data[0],
+                config.stream,
+                limit=config.eval_samples,
+                micro_batch_size=config.micro_batch_size,
+                mesh=run.mesh,
+            )
+        module, objective = run.engine.deepspeed.module, config.stream.objective
+        return heldout.evaluate(module, run.heldout, run.mesh, run.device, objective)
 
 
 def save(run: Run, saver: Saver) -> None:
     """Start writing a checkpoint of the current state. Collective."""
-    from albert_ds.checkpoint.gather import TrainState, read_loss_scale
-
     state = TrainState(
         step=run.step,
         samples=run.step * run.config.batch_size,
@@ -366,27 +333,31 @@ def save(run: Run, saver: Saver) -> None:
         saver.save(state)
 
 
-def describe_data(config: RunConfig) -> str:
-    """What each source holds, and how often the steps of the run read it."""
-    from albert_ds.data.shards import read_index
-
-    parts = []
+def print_header(run: Run, config: RunConfig) -> None:
+    """Show what is trained on what; `config` names the data where the user keeps it. Collective."""
+    num_nodes = len({*gather_hosts(run.mesh)})
+    if run.mesh.rank > 0:
+        return
+    sources = []
     for folder, weight in zip(config.data, config.data_weights, strict=True):
         held = read_index(folder)["splits"]["train"]
         epochs = config.steps * config.batch_size * weight / held["samples"]
-        parts.append(
+        sources.append(
             f"{folder}: {held['documents']:,} documents, {held['tokens']:,} tokens; "
             f"{config.steps:,} steps are {epochs:.3g} epochs"
         )
-    return "; ".join(parts)
+    title = f"pretraining: {config.output}, {run.step:,} of {config.steps:,} steps done"
+    facts = describe_run(config.size, config.model, run.engine, num_nodes=num_nodes)
+    print_facts(title, facts | {"data": "; ".join(sources)})
 
 
-def list_results(config: RunConfig) -> dict[str, str]:
-    """What the run has written, and commands that use it."""
+def print_results(config: RunConfig) -> None:
+    """Show what the run has written, and commands that use it."""
     run, data = quote(config.output), quote(config.data[0])
-    return {
+    facts = {
         "weights": str(config.run / "checkpoints" / folder_name(config.steps)),
         "curves": f"tensorboard --logdir {run}",
         "evaluate": f"albert-ds probe --checkpoint {run} --data {data}",
         "export": f"albert-ds export --checkpoint {run} --output {run}-hf",
     }
+    print_facts(f"done: {config.output}", facts)

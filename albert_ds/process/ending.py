@@ -1,7 +1,7 @@
 """How a process ends: what its error means, RUN/exit.json, one line for the user, and leaving.
 
 Launchers change exit codes (`srun -K` reports 143 for a 5), so scripts read exit.json. It is
-written before any rank leaves; where it is missing, the run crashed.
+written before any rank leaves; if it is missing, the run crashed.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import threading
+import time
 import traceback
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,7 +31,6 @@ PEER_LOST = (
     *("Application timeout", "Gloo connectFullMesh failed"),
     *("ncclRemoteError", "ncclSystemError", "remote process exited"),
 )
-SAVER_THREAD = "checkpoint writer"
 SAVING_SECONDS = 60.0  # how long a checkpoint that is being written may delay the end
 
 
@@ -39,7 +39,7 @@ class Ending(NamedTuple):
 
     code: int
     reason: str
-    is_lost: bool = False  # only the consequence of a peer's end, whose cause another rank knows
+    is_secondary: bool = False  # this rank failed because another one died
 
     @property
     def is_orderly(self) -> bool:
@@ -47,58 +47,41 @@ class Ending(NamedTuple):
         return self.code in (0, Stopped.code)
 
 
-def name_ending(error: Exception) -> Ending | None:
-    """What an error means for the run; None for a defect of this program."""
+def explain(error: Exception) -> Ending:
+    """What an error means for the run; code DEFECT if it is a defect of this program."""
+    if isinstance(error, OSError):
+        error = name_os_error(error, UNTOUCHED)
     if isinstance(error, ENDINGS):
         return Ending(error.code, str(error))
-    if isinstance(error, OSError):
-        with contextlib.suppress(OSError):
-            named = name_os_error(error, UNTOUCHED)
-            return Ending(named.code, str(named))
-    if not isinstance(error, RuntimeError):
-        return None
-    what = re.sub(r"^\[/\S+\] ", "", " ".join(str(error).split()))  # gloo's own file and line
-    what = what.partition(". ")[0][:160]
-    is_of_store = type(error).__name__ in STORE_ERRORS
-    if is_of_store or any(text in str(error) for text in PEER_LOST):
-        reason = f"a peer is missing ({what}){UNTOUCHED}"
-        return Ending(MachineFailed.code, reason, is_lost=True)
-    if what.startswith("DataLoader worker"):
-        reason = f"a loader's worker died, perhaps for lack of memory ({what}){UNTOUCHED}"
-        return Ending(MachineFailed.code, reason)
-    return name_device_failure(error)
-
-
-def name_device_failure(error: RuntimeError) -> Ending | None:
-    """What an error of CUDA means; None for any other error.
-
-    A failed assertion in a kernel is not among them: it is a defect of this program.
-    """
-    text = " ".join(str(error).split())
-    if not re.search(r"cuda|cublas|cudnn", text, re.IGNORECASE):
-        return None
-    if "out of memory" in text or "ALLOC_FAILED" in text:
-        return Ending(
-            UserError.code,
-            "out of GPU memory: lower --micro-batch-size, or use --activation-checkpointing block "
-            f"({text[:120]})",
-        )
-    found = re.search(r"CUDA error: |CUDA driver error|Cuda failure|uncorrectable ECC", text)
-    if found is None or "device-side assert" in text:
-        return None
-    return Ending(MachineFailed.code, f"GPU failed ({text[:160]}){UNTOUCHED}")
-
-
-def name_defect(error: Exception) -> Ending:
-    """The ending of all ranks where one has met a defect; prints the traceback."""
-    traceback.print_exception(error)
+    if isinstance(error, RuntimeError):
+        text = re.sub(r"^\[/\S+\] ", "", " ".join(str(error).split()))  # gloo's own file and line
+        what = text.partition(". ")[0][:160]
+        is_of_store = type(error).__name__ in STORE_ERRORS
+        if is_of_store or any(words in text for words in PEER_LOST):
+            reason = f"a peer is missing ({what}){UNTOUCHED}"
+            return Ending(MachineFailed.code, reason, is_secondary=True)
+        if what.startswith("DataLoader worker"):
+            reason = f"a loader's worker died, perhaps for lack of memory ({what}){UNTOUCHED}"
+            return Ending(MachineFailed.code, reason)
+        if re.search(r"cuda|cublas|cudnn", text, re.IGNORECASE):
+            if "out of memory" in text or "ALLOC_FAILED" in text:
+                return Ending(
+                    UserError.code,
+                    "out of GPU memory: lower --micro-batch-size, or use "
+                    f"--activation-checkpointing block ({text[:120]})",
+                )
+            found = re.search(
+                r"CUDA error: |CUDA driver error|Cuda failure|uncorrectable ECC", text
+            )
+            if found and "device-side assert" not in text:  # that is a defect of this program
+                return Ending(MachineFailed.code, f"GPU failed ({text[:160]}){UNTOUCHED}")
     what = " ".join(traceback.format_exception_only(error)[-1].split())[:300]
     return Ending(DEFECT, f"a defect of albert-ds: {what}{UNTOUCHED}")
 
 
-def write_exit(output: Path, ending: Ending, step: int | None, *, replace: bool = True) -> None:
-    """Write RUN/exit.json, without `replace` only where there is none, and its line of history."""
-    path = output / "exit.json"
+def write_exit(run: Path, ending: Ending, step: int | None, *, replace: bool = True) -> None:
+    """Write RUN/exit.json, without `replace` only if there is none, and its line of history."""
+    path = run / "exit.json"
     record = {"code": ending.code, "reason": ending.reason, "step": step}
     content = json.dumps(record) + "\n"
     try:
@@ -107,26 +90,26 @@ def write_exit(output: Path, ending: Ending, step: int | None, *, replace: bool 
         else:
             with path.open("x") as file:
                 file.write(content)
-        add_to_history(output, "end", **record)
+        add_to_history(run, "end", **record)
     except FileExistsError:
         pass  # another rank was first
     except OSError as error:  # a full disk, for example; scripts then see a crash
         log_line(f"{path}: {error.strerror}")
 
 
-def add_to_history(output: Path, event: str, **facts: str | int | None) -> None:
+def add_to_history(run: Path, event: str, **facts: str | int | None) -> None:
     """Append a line to RUN/history.jsonl, which keeps every start and end of a run.
 
     A start without an end was killed, or crashed. Raises OSError.
     """
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    with (output / "history.jsonl").open("a") as file:
+    with (run / "history.jsonl").open("a") as file:
         file.write(json.dumps({"time": now, "event": event, **facts}) + "\n")
 
 
-def say(world: World, ending: Ending) -> None:
-    """One line for the user, from one rank of each machine; of rank 1 where rank 0 is gone."""
-    if ending.code and (world.local_rank == 0 or (ending.is_lost and world.rank == 1)):
+def print_ending(world: World, ending: Ending) -> None:
+    """One line for the user, from one rank of each machine; from rank 1 if rank 0 is gone."""
+    if ending.code and (world.local_rank == 0 or (ending.is_secondary and world.rank == 1)):
         log_line(ending.reason)
 
 
@@ -134,11 +117,16 @@ def leave_process(code: int) -> NoReturn:
     """End this process now, although its peers may be gone and its main thread may hang.
 
     A library that tidies up after a lost peer can hang or abort, so none gets the chance. What
-    must not be lost is finished first: the output, and a checkpoint that is being written.
+    must not be lost is finished first: the output, and a checkpoint that is being written. Its
+    thread is the kind that Python itself waits for, no daemon.
     """
+    until = time.monotonic() + SAVING_SECONDS
     for thread in threading.enumerate():
-        if thread.name == SAVER_THREAD:
-            thread.join(SAVING_SECONDS)
+        if not thread.daemon and thread not in (
+            threading.main_thread(),
+            threading.current_thread(),
+        ):
+            thread.join(max(until - time.monotonic(), 0))
     for worker in multiprocessing.active_children():
         worker.kill()
     for stream in (sys.stdout, sys.stderr):

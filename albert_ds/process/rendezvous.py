@@ -1,18 +1,19 @@
-"""Start and leave the process group: ranks meet at a shared key-value store."""
+"""Start and leave the process group: ranks connect to a shared key-value store."""
 
+import logging
 import os
 from contextlib import suppress
 from datetime import timedelta
 
+import torch
+import torch.distributed as dist
+
 from albert_ds.errors import MachineFailed, UserError
-from albert_ds.parallel.mesh import collective_timeout
 from albert_ds.process.world import World, find_gpu_grant, wants_cpu
 
 
 def open_store(world: World, patience: timedelta, *, is_host: bool = False):
-    """Connect to the store where the ranks meet. Every request times out after `patience`."""
-    import torch.distributed as dist
-
+    """Connect to the store that all ranks share. Every request times out after `patience`."""
     host, _, port = world.address.rpartition(":")
     store = dist.TCPStore(
         host,
@@ -27,49 +28,41 @@ def open_store(world: World, patience: timedelta, *, is_host: bool = False):
 
 
 def join_world(world: World, *, timeout_minutes: float = 10):
-    """Meet the other ranks and open torch.distributed; returns this rank's device. Collective."""
-    device, store = meet_ranks(world, timeout_minutes=timeout_minutes)
+    """Connect to the other ranks and open torch.distributed; this rank's device. Collective."""
+    device, store = connect_ranks(world, timeout_minutes=timeout_minutes)
     open_groups(world, store, device, timeout_minutes=timeout_minutes)
     return device
 
 
-def meet_ranks(world: World, *, timeout_minutes: float):
+def connect_ranks(world: World, *, timeout_minutes: float):
     """Choose this rank's device and wait for all ranks; returns device and store. Collective.
 
     Raises MachineFailed naming the ranks that have not connected within `timeout_minutes`, and
-    UserError where a rank without CUDA was granted GPUs or is among ranks with CUDA, or where two
-    ranks have one GPU.
+    UserError if a rank without CUDA was granted GPUs or is among ranks with CUDA, or if two ranks
+    have one GPU.
     """
-    import torch
-    import torch.distributed as dist
-
     has_cuda = torch.cuda.is_available() and not wants_cpu()
     # DeepSpeed takes the number of its device from LOCAL_RANK.
     kind = _name_kind(has_cuda)  # before the choice, which sets DS_ACCELERATOR
-    device, os.environ["LOCAL_RANK"] = _choose_device(world, has_cuda)
+    device, os.environ["LOCAL_RANK"] = choose_device(world, has_cuda)
     if has_cuda:
         kind += f" {torch.cuda.get_device_properties(device).uuid}"
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(world.rank), str(world.size)
     if dist.is_initialized():
         return device, None
-    store = gather_world(world, kind, minutes=timeout_minutes)
+    store = wait_for_ranks(world, kind, minutes=timeout_minutes)
     return device, store or dist.HashStore()
 
 
 def open_groups(world: World, store, device, *, timeout_minutes: float) -> None:
-    """Start torch.distributed: NCCL where `device` is CUDA's, else gloo. Collective.
-
-    Later collectives use `collective_timeout`.
-    """
-    import torch.distributed as dist
-
+    """Start torch.distributed: NCCL if `device` is CUDA's, else gloo. Collective."""
     if not dist.is_initialized():
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             rank=world.rank,
             world_size=world.size,
             store=store,
-            timeout=collective_timeout(timeout_minutes),
+            timeout=timedelta(minutes=timeout_minutes),
         )
     if dist.get_world_size() != world.size:
         raise UserError(f"{dist.get_world_size()} ranks joined, the launcher started {world.size}")
@@ -85,8 +78,6 @@ def _name_kind(has_cuda: bool) -> str:
 def check_kinds(kinds: list[str]) -> None:
     """Raise UserError where a rank (`kinds[rank]`) lacks the GPU that it was granted or that others
     have, and where two ranks have the same one."""
-    import torch
-
     cpu = [rank for rank, kind in enumerate(kinds) if not kind.startswith("cuda ")]
     lost = [rank for rank in cpu if kinds[rank] != "cpu"]
     allowed = "allowed: GPUs that torch can use, or DS_ACCELERATOR=cpu to train on the CPU"
@@ -109,10 +100,8 @@ def check_kinds(kinds: list[str]) -> None:
             )
 
 
-def _choose_device(world: World, has_cuda: bool):
+def choose_device(world: World, has_cuda: bool):
     """This rank's device, and its number for DeepSpeed."""
-    import torch
-
     if has_cuda:
         # With one GPU visible to each task the local rank counts tasks, not devices.
         device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
@@ -127,8 +116,6 @@ def _choose_device(world: World, has_cuda: bool):
 
 def use_deterministic_algorithms() -> None:
     """Make every result the same in every run; call it before CUDA starts."""
-    import torch
-
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     # Filling uninitialised memory only finds defects.
@@ -137,8 +124,6 @@ def use_deterministic_algorithms() -> None:
 
 def _quieten_deepspeed() -> None:
     """Give DeepSpeed the existing process group, without log lines and unused extensions."""
-    import logging
-
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     import deepspeed
@@ -155,20 +140,16 @@ def leave_world(mesh) -> None:
 
     A launcher kills the remaining ranks when one leaves; waiting lets each finish its writing.
     """
-    import torch.distributed as dist
-
     dist.barrier(group=mesh.control_group)
     dist.destroy_process_group()
 
 
-def gather_world(world: World, kind: str, *, minutes: float):
+def wait_for_ranks(world: World, kind: str, *, minutes: float):
     """Wait until every rank has connected; returns the store, None for one rank. Collective.
 
     Raises MachineFailed naming the ranks that did not connect within `minutes`, and what
     `check_kinds` raises for the `kind` of every rank.
     """
-    import torch.distributed as dist
-
     if world.size == 1:
         check_kinds([kind])
         return None

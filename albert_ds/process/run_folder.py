@@ -3,20 +3,19 @@
 import fcntl
 import os
 import subprocess
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from albert_ds.errors import MachineFailed, UserError, name_os_error
-from albert_ds.process.ending import UNTOUCHED, add_to_history
+from albert_ds.errors import MachineFailed, UserError
+from albert_ds.process.ending import add_to_history
 from albert_ds.process.world import name_device
 
 
 class RunLock:
     """Exclusive ownership of a RUN folder. The kernel releases it when the process dies."""
 
-    def __init__(self, output: Path):
-        self._path = output / ".lock"
+    def __init__(self, run: Path):
+        self._path = run / ".lock"
         self._file = open(self._path, "a+")  # noqa: SIM115 (open during the run)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -24,25 +23,25 @@ class RunLock:
             self._file.seek(0)
             owner = self._file.read().strip()
             self._file.close()
-            raise UserError(f"--output {output}: in use by {owner}; wait or stop it") from error
+            raise UserError(f"--output {run}: in use by {owner}; wait or stop it") from error
         # A loader's worker would hold the lock for seconds after a killed trainer.
         os.register_at_fork(after_in_child=self._file.close)
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {os.uname().nodename}")
         self._file.flush()
 
-    def find_loss(self) -> MachineFailed | None:
-        """The error to end with where the file at RUN/.lock is no longer the one that was locked.
+    def check(self) -> None:
+        """Raise MachineFailed if the file at RUN/.lock is no longer the one that was locked.
 
         RUN was deleted, renamed or unmounted then, and another run may own the path.
         """
         try:
             if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
-                return None
+                return
             found = "it is another file now"
         except OSError as error:
             found = error.strerror
-        return MachineFailed(
+        raise MachineFailed(
             f"{self._path}: {found}: {self._path.parent} was deleted, renamed, replaced or "
             "unmounted during the run; nothing more was written there"
         )
@@ -51,41 +50,28 @@ class RunLock:
         self._file.close()
 
 
-def lock_run_folder(output: Path, mesh, write_files: Callable[[], None]) -> RunLock | None:
-    """Lock RUN, delete the last exit.json, write the run's files and its start, all on rank 0.
-    Collective.
+def start_run(run: Path, ranks: int) -> RunLock:
+    """Make and lock RUN, delete the last exit.json, and note the start in its history.
 
-    Returns the lock, None on other ranks. Raises UserError or MachineFailed on every rank where RUN
-    is in use or cannot be written.
+    Raises UserError if another process has locked it, and OSError.
     """
-    from albert_ds.parallel.consensus import raise_first_error
-
-    lock, error = None, None
-    if mesh.rank == 0:
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-            lock = RunLock(output)
-            (output / "exit.json").unlink(missing_ok=True)
-            write_files()
-            facts = {"machine": os.uname().nodename, "device": name_device()}
-            add_to_history(output, "start", **facts, ranks=mesh.world_size)
-        except UserError as caught:
-            error = caught
-        except OSError as caught:
-            error = name_os_error(caught, UNTOUCHED)
-    raise_first_error(mesh, error)
+    run.mkdir(parents=True, exist_ok=True)
+    lock = RunLock(run)
+    (run / "exit.json").unlink(missing_ok=True)
+    add_to_history(run, "start", machine=os.uname().nodename, device=name_device(), ranks=ranks)
     return lock
 
 
-def is_ours(output: Path, lock: RunLock | None) -> bool:
-    """Whether RUN is there and no other process owns it, whose exit.json is not ours to write."""
-    if lock is not None:
-        return lock.find_loss() is None
-    if not os.path.isdir(output):
-        return False
+def may_write_exit(run: Path, lock: RunLock | None) -> bool:
+    """True if RUN exists and no other process has locked it."""
     try:
-        RunLock(output).release()
-    except (UserError, OSError):
+        if lock is not None:
+            lock.check()
+        elif run.is_dir():
+            RunLock(run).release()
+        else:
+            return False
+    except (UserError, MachineFailed, OSError):
         return False
     return True
 

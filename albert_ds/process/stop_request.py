@@ -15,11 +15,14 @@ POLL_SECONDS = 1.0
 
 
 class StopRequest:
-    """`reason` is None until this rank is asked to stop."""
+    """`reason` is None until this rank is asked to stop.
 
-    def __init__(self, output: Path, max_hours: float | None, has_launcher: bool):
+    stop_file: RUN/STOP, on rank 0 alone: RUN may be on a file system of a whole cluster.
+    """
+
+    def __init__(self, stop_file: Path | None, max_hours: float | None, *, has_launcher: bool):
         self._asked: str | None = None
-        self._stop_file = output / "STOP"
+        self._stop_file = stop_file
         self._max_hours = max_hours
         self._deadline = time.monotonic() + 3600 * max_hours if max_hours is not None else None
         for number in SIGNALS:
@@ -35,7 +38,7 @@ class StopRequest:
             return self._asked
         if self._deadline is not None and time.monotonic() > self._deadline:
             return f"--max-hours {self._max_hours:g} is over"
-        if self._stop_file.exists():
+        if self._stop_file is not None and self._stop_file.exists():
             return f"{self._stop_file} exists"
         return None
 

@@ -1,37 +1,39 @@
-"""From a launcher's environment to exit.json: how every run of a trainer begins and ends."""
+"""The process of a trainer, from the launcher's variables to the exit code.
+
+with TrainerProcess(argv) as process:
+    world = process.read_world()      # the command line can be checked now
+    mesh = process.connect(...)       # all ranks are there; nothing is written
+    lock = process.lock()             # RUN is ours
+    process.track(run)                # exit.json names its step
+return process.code
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import traceback
 from typing import TYPE_CHECKING, Protocol
 
 from albert_ds.cli import peek_output
-from albert_ds.model.shapes import count_params
-from albert_ds.parallel.mesh import build_mesh
 from albert_ds.process.ending import (
+    DEFECT,
     Ending,
+    explain,
     leave_process,
-    name_defect,
-    name_ending,
-    say,
+    print_ending,
     write_exit,
 )
-from albert_ds.process.heartbeat import Heartbeat
-from albert_ds.process.native_log import NativeLog, name_log
-from albert_ds.process.rendezvous import meet_ranks, open_groups, use_deterministic_algorithms
-from albert_ds.process.run_folder import RunLock, is_ours, lock_run_folder
+from albert_ds.process.quiet import quiet_libraries
+from albert_ds.process.run_folder import RunLock, may_write_exit, start_run
 from albert_ds.process.stop_request import StopRequest
-from albert_ds.process.world import World, check_memory, read_world
-from albert_ds.report.screen import describe_run, quiet_libraries, show_facts
-from albert_ds.settings.shared import SharedConfig
+from albert_ds.process.world import World, read_world
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they import torch: `--help` does without
     import torch
 
-    from albert_ds.engine.engine import Engine
     from albert_ds.parallel.mesh import Mesh
+    from albert_ds.process.heartbeat import Heartbeat
+    from albert_ds.process.native_log import NativeLog
 
 GRACE_SECONDS = 2.0  # rank 0 writes exit.json before our exit makes a launcher kill it
 
@@ -41,121 +43,118 @@ class HasStep(Protocol):
 
 
 class TrainerProcess:
-    """The world, the groups and the lock of one process: `meet`, then `claim`."""
+    """One rank of a training, as a context.
+
+    However the block ends, all ranks end with one code and one cause, which exit.json and one line
+    on stderr name; `code` is then the exit code. A defect of this program is raised again if there
+    are no other ranks to end.
+    """
+
+    code: int
+    # From `connect` on:
+    device: torch.device
+    mesh: Mesh
+    stop_request: StopRequest
 
     def __init__(self, argv: list[str]):
-        self.output = peek_output(argv)
         self.world = World(rank=0, local_rank=0, size=1, launcher="none")
-        self.request: StopRequest
-        self.device: torch.device
-        self.mesh: Mesh | None = None
-        self.heartbeat: Heartbeat | None = None
-        self.has_run = False  # RUN is this run's, not another's
-        self.lock: RunLock | None = None
-        self.run: HasStep | None = None  # the trainer puts its run here; exit.json names its step
+        self._folder = peek_output(argv)  # RUN, also of a command line that is wrong elsewhere
+        self._owns_folder = False
+        self._lock: RunLock | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._native_log: NativeLog | None = None
+        self._run: HasStep | None = None
 
-    def meet(self, config: SharedConfig) -> Mesh:
-        """Meet the other ranks; nothing is written. Collective."""
-        minutes = config.timeout_minutes
-        has_launcher = self.world.launcher != "none"
-        self.request = StopRequest(config.run, config.max_hours, has_launcher)
-        if config.deterministic:
-            use_deterministic_algorithms()
-        self._log = NativeLog() if self.world.size > 1 else None
-        self.device, store = meet_ranks(self.world, timeout_minutes=minutes)
-        self._store = store  # it lives in rank 0 until the process ends
-        self.heartbeat = Heartbeat(self.world, config.run, record=self.record, minutes=minutes)
-        open_groups(self.world, store, self.device, timeout_minutes=minutes)
-        check_memory(sum(count_params(config.model).values()), self.world, self.device.type)
-        self.mesh = build_mesh(config.tensor_parallel, timeout_minutes=minutes)
+    def __enter__(self) -> TrainerProcess:
+        quiet_libraries()
+        return self
+
+    def read_world(self) -> World:
+        """This rank among those that the launcher started. Raises UserError."""
+        self.world = read_world()
+        return self.world
+
+    def connect(
+        self,
+        *,
+        timeout_minutes: float,
+        max_hours: float | None,
+        tensor_parallel: int,
+        deterministic: bool,
+    ) -> Mesh:
+        """Connect to the other ranks; nothing is written. Collective.
+
+        Raises what `connect_ranks` raises.
+        """
+        from albert_ds.parallel.mesh import build_mesh
+        from albert_ds.process import rendezvous
+        from albert_ds.process.heartbeat import Heartbeat
+        from albert_ds.process.native_log import NativeLog
+
+        world, folder = self.world, self._folder
+        assert folder is not None, "the command line was checked"
+        self.stop_request = StopRequest(
+            folder / "STOP" if world.rank == 0 else None,
+            max_hours,
+            has_launcher=world.launcher != "none",
+        )
+        if deterministic:
+            rendezvous.use_deterministic_algorithms()
+        self._native_log = NativeLog() if world.size > 1 else None
+        self.device, self._store = rendezvous.connect_ranks(world, timeout_minutes=timeout_minutes)
+        self._heartbeat = Heartbeat(world, folder, record=self._record, minutes=timeout_minutes)
+        rendezvous.open_groups(world, self._store, self.device, timeout_minutes=timeout_minutes)
+        self.mesh = build_mesh(tensor_parallel, timeout_minutes=timeout_minutes)
         return self.mesh
 
-    def claim(self, run: Path, write_files: Callable[[], None] = lambda: None) -> None:
-        """Lock RUN, and let rank 0 write its files. Collective."""
-        assert self.mesh is not None
-        self.lock = lock_run_folder(run, self.mesh, write_files)
-        self.has_run = True
-        if self._log is not None:
-            self._log.keep_in(name_log(run, [self.world.rank]))
+    def lock(self) -> RunLock | None:
+        """Lock RUN until the process ends. Collective; returns the lock on rank 0."""
+        from albert_ds.parallel.consensus import raise_together
+        from albert_ds.process.native_log import name_log
 
-    def introduce(
-        self, config: SharedConfig, engine: Engine, size: str, title: str, data: str
-    ) -> None:
-        """Show what runs: under `title` the model, of that `size`, its layout and data. Collective.
+        assert self._folder is not None
+        with raise_together(self.mesh):
+            if self.world.rank == 0:
+                self._lock = start_run(self._folder, self.world.size)
+        self._owns_folder = True
+        if self._native_log is not None:
+            self._native_log.keep_in(name_log(self._folder, [self.world.rank]))
+        return self._lock
 
-        The engine holds the model of the whole run, also where layers come step by step.
-        """
-        from albert_ds.parallel.consensus import gather_hosts
+    def track(self, run: HasStep) -> None:
+        """From now on exit.json names the step of `run`."""
+        self._run = run
 
-        assert self.mesh is not None
-        num_nodes = len({*gather_hosts(self.mesh)})
-        if self.world.rank > 0:
-            return
-        facts = describe_run(
-            size,
-            config.model,
-            sum(shape.numel() for shape in engine.shapes.values()),
-            self.mesh,
-            config.deepspeed,
-            num_nodes=num_nodes,
-            device=self.device.type,
-            batch_size=config.batch_size,
-            micro_batch_size=config.micro_batch_size,
-        )
-        facts |= {"data": data, "time": "what is left, by measured steps, ends the lines below"}
-        show_facts(config.log_format, "start", title, facts)
-
-    def conclude(self, config: SharedConfig, facts: dict[str, str]) -> None:
-        """Show what was written, and what to run next."""
-        if self.world.rank == 0:
-            show_facts(config.log_format, "end", f"done: {config.output}", facts)
-
-    def follow(self, batches: Iterator) -> Iterator:
-        """`batches`; the heartbeat counts each one that is taken as progress."""
-        assert self.heartbeat is not None
-        return self.heartbeat.follow(batches)
-
-    def record(self, ending: Ending) -> None:
-        """Write exit.json where RUN is this run's; ranks above 0 only where nobody else has."""
-        output, is_first = self.output, self.world.rank == 0
-        step = self.run.step if self.run else None
-        if output and (is_ours(output, self.lock) if is_first else self.has_run):
-            write_exit(output, ending, step, replace=is_first)
-
-    def leave(self, mine: Ending) -> int:
-        """Agree with all ranks how the run ends, say so and leave; returns the exit code."""
-        ending = mine
-        if self.heartbeat is not None:
-            ending = self.heartbeat.settle(mine)
-        elif self.world.rank == 0:
-            self.record(mine)
-        say(self.world, ending)
-        if self.heartbeat is None:
+    def __exit__(self, kind, error: BaseException | None, trace) -> bool:
+        if error is not None and not isinstance(error, Exception):
+            return False  # --help has printed
+        mine = explain(error) if error else Ending(0, "all steps done")
+        if error is not None and mine.code == DEFECT:
+            if self._heartbeat is None or self.world.size == 1:
+                return False
+            traceback.print_exception(error)
+        connected = self._heartbeat is not None
+        if connected:
+            ending = self._heartbeat.end_together(mine)
+        else:
+            ending = mine
+            if self.world.rank == 0:
+                self._record(mine)
+        print_ending(self.world, ending)
+        self.code = ending.code
+        if not connected:
             time.sleep(GRACE_SECONDS if self.world.rank > 0 else 0)
-            return ending.code
-        if self.world.size > 1 and not ending.is_orderly:
+        elif self.world.size > 1 and not ending.is_orderly:
             leave_process(ending.code)
-        import torch.distributed as dist
+        else:
+            import torch.distributed as dist
 
-        dist.destroy_process_group()
-        return ending.code
+            dist.destroy_process_group()
+        return True
 
-
-def run_trainer(argv: list[str], work: Callable[[TrainerProcess], None]) -> int:
-    """Run `work`, then write exit.json and one line for the user; returns the exit code.
-
-    A defect of this program is raised again, where there are no other ranks to end.
-    """
-    process = TrainerProcess(argv)
-    quiet_libraries()
-    try:
-        process.world = read_world()
-        work(process)
-        mine = Ending(0, "all steps done")
-    except Exception as error:
-        lost = process.lock.find_loss() if process.lock else None
-        mine = name_ending(lost or error)
-        if mine is None and (process.heartbeat is None or process.world.size == 1):
-            raise
-        mine = mine or name_defect(error)
-    return process.leave(mine)
+    def _record(self, ending: Ending) -> None:
+        """Write exit.json if RUN is this run's; ranks above 0 only if nobody else has."""
+        folder, is_first = self._folder, self.world.rank == 0
+        step = self._run.step if self._run else None
+        if folder and (may_write_exit(folder, self._lock) if is_first else self._owns_folder):
+            write_exit(folder, ending, step, replace=is_first)

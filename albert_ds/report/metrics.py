@@ -14,10 +14,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tensorboard.compat.proto.event_pb2 import Event  # ty: ignore[import-not-found]
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
 
 from albert_ds.cli import log_line
-from albert_ds.files import set_aside, write_file
+from albert_ds.files import write_file
 from albert_ds.json_files import read_lines
 from albert_ds.model.config import ModelConfig, count_flops
 from albert_ds.parallel.consensus import Counts
@@ -140,28 +142,27 @@ class Metrics:
 
     def __init__(
         self,
-        output: Path,
+        run: Path,
         mesh: Mesh,
         step: int,
         *,
         num_steps: int,
         work_of: Callable[[int], int] = int,
-        log_format: str = "text",
         wandb: bool = False,
     ):
         self._writes = mesh.rank == 0
         if not self._writes:
             return
-        path = output / "metrics.jsonl"
+        path = run / "metrics.jsonl"
         cut_back(path, step)
         self._path, self._file = path, open(path, "ab", buffering=0)  # noqa: SIM115 (see `close`)
-        self._copies: dict[str, TensorBoard | WeightsAndBiases] = {}
+        self._screen = Screen(step=step, num_steps=num_steps, work_of=work_of)
+        self._copies: dict[str, Screen | TensorBoard | WeightsAndBiases] = {"stdout": self._screen}
         with self._optional("TensorBoard"):
-            self._copies["TensorBoard"] = TensorBoard(output / "tensorboard", step)
+            self._copies["TensorBoard"] = TensorBoard(run / "tensorboard", step)
         if wandb:
             with self._optional("Weights & Biases"):
-                self._copies["Weights & Biases"] = WeightsAndBiases(output)
-        self._screen = Screen(log_format, step=step, num_steps=num_steps, work_of=work_of)
+                self._copies["Weights & Biases"] = WeightsAndBiases(run)
 
     def advance(self, step: int) -> None:
         """Show that `step` steps are finished, on a terminal."""
@@ -169,10 +170,7 @@ class Metrics:
             self._screen.advance(step)
 
     def write(self, step: int, values: dict) -> None:
-        """Write one record. None is null in the file; TensorBoard and W&B do not get it.
-
-        Raises OSError where metrics.jsonl cannot be written.
-        """
+        """Write one record; None is null in the file. Raises OSError if that fails."""
         if not self._writes or not values:
             return
         # JSON has no NaN: a non-finite loss or norm is null, and `skipped_steps` counts the step.
@@ -183,16 +181,13 @@ class Metrics:
                 record = record[self._file.write(record) :]
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from None
-        numbers = {key: value for key, value in values.items() if value is not None}
         for name, copy in list(self._copies.items()):
             with self._optional(name):
-                copy.write(step, numbers)
-        self._screen.show(step, values)
+                copy.write(step, values)
 
     def close(self) -> None:
         if not self._writes:
             return
-        self._screen.close()
         self._file.close()
         for name, copy in list(self._copies.items()):
             with self._optional(name):
@@ -213,12 +208,10 @@ class TensorBoard:
     """One file of scalars for TensorBoard.
 
     torch's SummaryWriter opens its file by name for every write, in a thread: an error there is a
-    traceback, and where RUN has been replaced it writes to the other run.
+    traceback, and if RUN has been replaced it writes to the other run.
     """
 
     def __init__(self, folder: Path, step: int):
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
         folder.mkdir(exist_ok=True)
         name = f"events.out.tfevents.{time.time():.0f}.{os.uname().nodename}.{os.getpid()}"
         self._records = RecordWriter(open(folder / name, "ab", buffering=0))
@@ -226,13 +219,11 @@ class TensorBoard:
         # Later steps of the run that this one resumes are not shown.
         self._write(step=step + 1, session_log={"status": "START"})
 
-    def write(self, step: int, numbers: dict) -> None:
-        values = [{"tag": key, "simple_value": value} for key, value in numbers.items()]
-        self._write(step=step, summary={"value": values})
+    def write(self, step: int, values: dict) -> None:
+        numbers = [{"tag": k, "simple_value": v} for k, v in values.items() if v is not None]
+        self._write(step=step, summary={"value": numbers})
 
     def _write(self, **fields) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event  # ty: ignore[import-not-found]
-
         self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
         self._records.flush()
 
@@ -253,20 +244,15 @@ class WeightsAndBiases:
             write_file(kept, secrets.token_hex(4))
         self._run = wandb.init(dir=output, id=kept.read_text(), name=str(output), resume="allow")
 
-    def write(self, step: int, numbers: dict) -> None:
-        self._run.log(numbers, step=step)
+    def write(self, step: int, values: dict) -> None:
+        self._run.log({k: v for k, v in values.items() if v is not None}, step=step)
 
     def close(self) -> None:
         self._run.finish()
 
 
 def cut_back(path: Path, step: int) -> None:
-    """Delete the lines after `step`, which a resumed run writes again, and what is no record.
-
-    What is no file is moved aside.
-    """
+    """Delete the lines after `step`, which a resumed run writes again, and what is no record."""
     if path.is_file():
         kept = [json.dumps(r) + "\n" for r in read_lines(path) if r["step"] <= step]
         write_file(path, "".join(kept))
-    elif os.path.lexists(path):
-        log_line(set_aside(path))

@@ -1,82 +1,52 @@
 """What a run shows: facts at its start, a line an interval, and at the end what to do next.
 
-Records and facts go to stdout, as text or as one JSON object a line. Messages (`cli.log_line`) and
-the progress bar of a terminal go to stderr.
+Records and facts go to stdout. Messages (`cli.log_line`) and the progress bar of a terminal go to
+stderr.
 """
 
-import json
-import logging
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
+from tqdm import tqdm
+from tqdm.contrib import DummyTqdmFile
+
+from albert_ds.engine.engine import Engine
 from albert_ds.errors import hide_passwords
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.shapes import count_params
-from albert_ds.parallel.mesh import Mesh
 
-# Warnings of libraries about which a user can do nothing: the beginning of the message, its
-# category, and the module that it blames.
-SILENCED = (
-    # They would serve megatron-core's optimizers and clipping, of which none is used here.
-    ("Transformer Engine and Apex are not installed", UserWarning, r"megatron\.core\."),
-    # DeepSpeed and megatron-core call torch's collectives by names that are about to go.
-    (r"`torch\.distributed\.\w+` is deprecated", FutureWarning, r"torch\.distributed\."),
-)
-# The same for what DeepSpeed logs.
-SILENCED_LOGS = (
-    # It says so of every optimizer but its own; tests compare ours with references under ZeRO.
-    "**** You are using ZeRO with an untested optimizer",
-)
 # Of a line: a key of metrics.jsonl, its heading and its format.
 COLUMNS = {"loss": ("loss", "7.4f"), "lr": ("lr", "7.1e"), "grad_norm": ("norm", "7.2g")}
 
 
-def quiet_libraries() -> None:
-    """Silence what SILENCED and SILENCED_LOGS name, and nothing else."""
-    for message, category, module in SILENCED:
-        warnings.filterwarnings("ignore", message=message, category=category, module=module)
-    logging.getLogger("DeepSpeed").addFilter(is_told)
-
-
-def is_told(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(SILENCED_LOGS)
-
-
 def describe_run(
-    size: str,
-    model: ModelConfig,
-    num_params: int,
-    mesh: Mesh,
-    deepspeed: dict,
-    *,
-    num_nodes: int,
-    device: str,
-    batch_size: int,
-    micro_batch_size: int,
+    size: str, model: ModelConfig, engine: Engine, *, num_nodes: int
 ) -> dict[str, str]:
     """The facts that pretraining and fine-tuning have alike.
 
-    size: the model's name; num_params: parameters of the whole model, each counted once; deepspeed:
-    its resolved JSON.
+    size: the name of the model. The engine holds the whole model, also if layers come step by step.
     """
+    mesh, deepspeed = engine.mesh, engine.deepspeed
+    num_params = sum(shape.numel() for shape in engine.shapes.values())
     own_blocks = replace(model, sharing="none")  # each layer's blocks count, shared or not
     repeated = sum(count_params(own_blocks).values()) - sum(count_params(model).values())
-    accumulation = batch_size // (micro_batch_size * mesh.dp_size)
-    stage = deepspeed.get("zero_optimization", {}).get("stage", 0)
-    half = [kind for kind in ("bf16", "fp16") if deepspeed.get(kind, {}).get("enabled")]
+    half = {"bf16": deepspeed.bfloat16_enabled(), "fp16": deepspeed.fp16_enabled()}
+    precision = next((kind for kind, is_used in half.items() if is_used), None)
+    micro_batch_size = deepspeed.train_micro_batch_size_per_gpu()
     return {
         "model": f"{size}, {model.num_layers} layers of width {model.hidden_size}, sharing "
         f"{model.sharing}",
         "parameters": f"{num_params:,}; {num_params + repeated:,} if counted as often as layers "
         "use them",
-        "layout": f"{_count(mesh.world_size, 'rank')} ({device}) on {_count(num_nodes, 'node')} = "
-        f"{mesh.tp_size} tensor-parallel x {mesh.dp_size} data-parallel; ZeRO-{stage}",
-        "precision": f"{half[0]}, with fp32 master weights" if half else "fp32",
-        "batch": f"{_count(batch_size, 'sample')} a step = micro-batch {micro_batch_size} x "
-        f"{_count(mesh.dp_size, 'data-parallel rank')} x accumulation {accumulation}",
+        "layout": f"{_count(mesh.world_size, 'rank')} ({deepspeed.device.type}) on "
+        f"{_count(num_nodes, 'node')} = {mesh.tp_size} tensor-parallel x {mesh.dp_size} "
+        f"data-parallel; ZeRO-{engine.stage}",
+        "precision": f"{precision}, with fp32 master weights" if precision else "fp32",
+        "batch": f"{_count(deepspeed.train_batch_size(), 'sample')} a step = micro-batch "
+        f"{micro_batch_size} x {_count(mesh.dp_size, 'data-parallel rank')} x accumulation "
+        f"{deepspeed.gradient_accumulation_steps()}",
     }
 
 
@@ -84,11 +54,9 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def show_facts(log_format: str, kind: str, title: str, facts: dict[str, str]) -> None:
-    """Print a title and facts; as JSON under the key `kind`."""
-    text = json.dumps({kind: {"title": title, **facts}})
-    if log_format == "text":
-        text = "\n".join([title, *(f"  {name:11} {value}" for name, value in facts.items())])
+def print_facts(title: str, facts: dict[str, str]) -> None:
+    """Print a title, and below it one line a fact."""
+    text = "\n".join([title, *(f"  {name:11} {value}" for name, value in facts.items())])
     print(hide_passwords(text), flush=True)
 
 
@@ -118,8 +86,6 @@ def format_step(step: int, num_steps: int, values: dict, seconds_left: float | N
         if key in values:
             line += f"  {name} {_fit(values[key], form)}"
     if "tokens_per_second" in values:
-        from tqdm import tqdm
-
         line += f"  {tqdm.format_sizeof(values['tokens_per_second']):>5} tok/s"
     if values.get("mfu") is not None:
         line += f"  mfu {values['mfu']:3.0%}"
@@ -127,7 +93,7 @@ def format_step(step: int, num_steps: int, values: dict, seconds_left: float | N
 
 
 def _fit(value: float | None, form: str) -> str:
-    """A number; "-" of the same width where there is none."""
+    """A number; "-" of the same width if there is none."""
     return f"{'-':>{len(format(0.0, form))}}" if value is None else format(value, form)
 
 
@@ -146,51 +112,37 @@ class Screen:
     given.
     """
 
-    def __init__(
-        self, log_format: str, *, step: int, num_steps: int, work_of: Callable[[int], int] = int
-    ):
-        self._is_json, self._num_steps, self._work_of = log_format == "json", num_steps, work_of
+    def __init__(self, *, step: int, num_steps: int, work_of: Callable[[int], int] = int):
+        self._num_steps, self._work_of = num_steps, work_of
         self._since = step, time.perf_counter()
         self._has_lines = False
         self._bar, self._streams = None, (sys.stdout, sys.stderr)
         if sys.stderr.isatty():
-            self._open_bar(step)
-
-    def _open_bar(self, step: int) -> None:
-        from tqdm import tqdm
-        from tqdm.contrib import DummyTqdmFile
-
-        tqdm.monitor_interval = 0  # no thread: loader workers are forked
-        self._bar = tqdm(
-            total=self._num_steps, initial=step, unit="step", file=sys.stderr, dynamic_ncols=True
-        )
-        # Whatever is printed goes above the bar.
-        sys.stderr = DummyTqdmFile(sys.stderr)
-        if sys.stdout.isatty():
-            sys.stdout = sys.stderr
+            tqdm.monitor_interval = 0  # no thread: loader workers are forked
+            self._bar = tqdm(
+                total=num_steps, initial=step, unit="step", file=sys.stderr, dynamic_ncols=True
+            )
+            # Whatever is printed goes above the bar.
+            sys.stderr = DummyTqdmFile(sys.stderr)
+            if sys.stdout.isatty():
+                sys.stdout = sys.stderr
 
     def advance(self, step: int) -> None:
         """Move the bar."""
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
-    def show(self, step: int, values: dict) -> None:
+    def write(self, step: int, values: dict) -> None:
         """Print a record of metrics. The time left is that of the steps since the first line."""
-        if self._is_json:
-            print(json.dumps({"step": step, **values}), flush=True)
-            return
         left = None
         if "lr" in values:
-            first, started = self._since
-            now = time.perf_counter()
-            to_do, done = self._work_between(step, self._num_steps), self._work_between(first, step)
+            (first, started), now = self._since, time.perf_counter()
+            to_do = self._work_of(self._num_steps) - self._work_of(step)
+            done = self._work_of(step) - self._work_of(first)
             left = to_do * (now - started) / max(done, 1)
             if not self._has_lines:  # the first steps are slower than all others
                 self._since, self._has_lines = (step, now), True
         print(format_step(step, self._num_steps, values, left), flush=True)
-
-    def _work_between(self, first: int, last: int) -> int:
-        return self._work_of(last) - self._work_of(first)
 
     def close(self) -> None:
         if self._bar is not None:

@@ -14,7 +14,7 @@ def evaluate_on(rank: int, data, micro_batch_size: int):
     from albert_ds.data.samples import StreamConfig
     from albert_ds.data.shards import open_shards
     from albert_ds.data.stream import heldout_batches
-    from albert_ds.evals.heldout import evaluate_heldout
+    from albert_ds.evals import heldout
     from albert_ds.model.albert import AlbertForPretraining
 
     device, mesh, _ = join(1)
@@ -22,15 +22,10 @@ def evaluate_on(rank: int, data, micro_batch_size: int):
     stream = StreamConfig(sequence_length=64)
     shape = replace(SMALL, vocab_size=source.vocab.size, max_position_embeddings=64)
     model = AlbertForPretraining(shape, seed=1)
-    values = evaluate_heldout(
-        model,
-        data,
-        stream,
-        limit=7,
-        micro_batch_size=micro_batch_size,
-        mesh=mesh,
-        device=device,
+    batches = heldout.read_batches(
+        data, stream, limit=7, micro_batch_size=micro_batch_size, mesh=mesh
     )
+    values = heldout.evaluate(model, batches, mesh, device, stream.objective)
     # The same, one sample at a time and with cross entropies written out.
     losses, right, masked = 0.0, 0, 0
     model.eval()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from albert_ds.errors import UserError
-from albert_ds.process.rendezvous import _choose_device, check_kinds
+from albert_ds.process.rendezvous import check_kinds, choose_device
 from albert_ds.process.world import World, check_memory, find_gpu_grant, read_world, wants_cpu
 from tests.conftest import ROOT, finish, start_ranks, train_command
 
@@ -153,9 +153,9 @@ def test_deepspeed_gets_the_number_of_the_device_not_of_the_task(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # as --gpus-per-task=1 grants them
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     world = World(rank=5, local_rank=3, size=8, launcher="srun")
-    assert _choose_device(world, has_cuda=True) == (torch.device("cuda", 0), "0")
+    assert choose_device(world, has_cuda=True) == (torch.device("cuda", 0), "0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    assert _choose_device(world, has_cuda=True) == (torch.device("cuda", 3), "3")
+    assert choose_device(world, has_cuda=True) == (torch.device("cuda", 3), "3")
 
 
 @pytest.mark.parametrize(

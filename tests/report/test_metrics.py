@@ -1,12 +1,15 @@
-"""Means are over the counted items; a resume cuts the metrics file back."""
+"""Means are over the counted items; a resume cuts the metrics file back; copies may fail."""
 
 import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from albert_ds.parallel.consensus import Counts
-from albert_ds.report.metrics import cut_back, peak_flops, summarise
+from albert_ds.report.metrics import Metrics, cut_back, peak_flops, summarise
 
 
 def test_means_are_over_counted_positions_and_pairs():
@@ -49,3 +52,126 @@ def test_a_card_has_its_own_peak(monkeypatch, name, teraflops):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     found = peak_flops(torch.device("cuda"))
     assert found == (teraflops * 1e12 if teraflops else None)
+
+
+@pytest.fixture
+def open_metrics():
+    """Makes the metrics of rank 0, and closes them after the test."""
+    opened = []
+
+    def open_one(run: Path, step: int = 0, *, wandb: bool = False) -> Metrics:
+        mesh = SimpleNamespace(rank=0)
+        opened.append(Metrics(run, mesh, step, num_steps=9, wandb=wandb))  # ty: ignore
+        return opened[-1]
+
+    yield open_one
+    for metrics in opened:
+        metrics.close()
+
+
+def steps_of(run: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def scalars_of(run: Path, name: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(run / "tensorboard"))
+    found.Reload()
+    return [(event.step, event.value) for event in found.Scalars(name)]
+
+
+def test_tensorboard_shows_what_was_written_and_not_what_is_written_again(open_metrics, tmp_path):
+    metrics = open_metrics(tmp_path)
+    for step in (1, 2, 3):
+        metrics.write(step, {"loss": step / 2, "none": None})
+    resumed = open_metrics(tmp_path, 1)
+    resumed.write(2, {"loss": 8.0})
+    resumed.close()
+    assert steps_of(tmp_path) == [1, 2]
+    assert scalars_of(tmp_path, "loss") == [(1, 0.5), (2, 8.0)]
+
+
+@pytest.mark.parametrize("kind", ["file", "link to nothing"])
+def test_a_board_without_its_folder_is_one_line_and_no_end(open_metrics, tmp_path, kind, capsys):
+    taken = tmp_path / "tensorboard"
+    taken.write_text("a note") if kind == "file" else taken.symlink_to(tmp_path / "nothing")
+    metrics = open_metrics(tmp_path)
+    metrics.write(1, {"loss": 1.0})
+    metrics.close()
+    assert steps_of(tmp_path) == [1]
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "TensorBoard failed" in line and str(taken) in line
+
+
+class FakeWandb:
+    """A package wandb that fails from its n-th call on."""
+
+    def __init__(self, good_calls: int):
+        self.left, self.logged = good_calls, []
+
+    def _call(self):
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("no\nnetwork")
+
+    def init(self, **settings):
+        self._call()
+        return self
+
+    def log(self, numbers, step):
+        self._call()
+        self.logged.append((step, numbers))
+
+    def finish(self):
+        self._call()
+
+
+@pytest.mark.parametrize("good_calls", range(5))
+def test_weights_and_biases_may_fail_at_any_call(
+    open_metrics, tmp_path, monkeypatch, capsys, good_calls
+):
+    library = FakeWandb(good_calls)
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    metrics = open_metrics(tmp_path, wandb=True)
+    for step in (1, 2):
+        metrics.write(step, {"loss": 1.0})
+    metrics.close()
+    assert steps_of(tmp_path) == [1, 2]
+    assert library.logged == [(step, {"loss": 1.0}) for step in (1, 2)][: max(0, good_calls - 1)]
+    said = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert len(said) == (good_calls < 4)
+    assert not said or "Weights & Biases failed (no network)" in said[0]
+
+
+class Gone:
+    """A stdout whose reader has gone away."""
+
+    def write(self, text: str) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_reader_of_stdout_that_goes_away_is_no_end(open_metrics, tmp_path, capsys, monkeypatch):
+    metrics = open_metrics(tmp_path)
+    monkeypatch.setattr(sys, "stdout", Gone())
+    for step in (1, 2):
+        metrics.write(step, {"loss": 1.0})
+    assert steps_of(tmp_path) == [1, 2]
+    assert capsys.readouterr().err.count("stdout failed ([Errno 32] Broken pipe)") == 1
+
+
+def test_metrics_that_cannot_be_written_are_named(open_metrics, tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    metrics = open_metrics(tmp_path)
+    with pytest.raises(OSError, match="No space left") as caught:
+        metrics.write(1, {"loss": 1.0})
+    assert caught.value.filename == str(tmp_path / "metrics.jsonl")
+
+
+def test_a_link_to_the_metrics_is_read_and_its_target_stays(open_metrics, tmp_path):
+    target = tmp_path / "elsewhere"
+    target.write_text('{"step": 1}\n{"step": 2}\n')
+    (tmp_path / "metrics.jsonl").symlink_to(target)
+    open_metrics(tmp_path, 1).write(2, {"loss": 1.0})
+    assert steps_of(tmp_path) == [1, 2]
+    assert target.read_text() == '{"step": 1}\n{"step": 2}\n'

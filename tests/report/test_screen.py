@@ -1,7 +1,6 @@
 """What a run shows: lines in columns, facts that hold, a bar that stays the last line."""
 
 import io
-import json
 import logging
 import sys
 import warnings
@@ -13,15 +12,8 @@ import torch
 
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import SIZES
-from albert_ds.model.shapes import count_params
-from albert_ds.report.metrics import Metrics
-from albert_ds.report.screen import (
-    Screen,
-    describe_run,
-    format_step,
-    quiet_libraries,
-    show_facts,
-)
+from albert_ds.process.quiet import quiet_libraries
+from albert_ds.report.screen import Screen, describe_run, format_step, print_facts
 
 VALUES = {
     "samples": 24,
@@ -88,18 +80,25 @@ def test_what_does_not_exist_keeps_its_column_and_skipped_steps_are_said():
     assert "sop      -      -" in line
 
 
-def mesh_of(*, world_size: int, tp_size: int) -> SimpleNamespace:
-    return SimpleNamespace(
-        world_size=world_size, tp_size=tp_size, dp_size=world_size // tp_size, rank=0
+def describe(size: str) -> dict[str, str]:
+    """Of a run on 16 GPUs of two nodes."""
+    with torch.device("meta"):
+        model = AlbertForPretraining(SIZES[size], seed=0)
+    deepspeed = SimpleNamespace(
+        device=torch.device("cuda"),
+        bfloat16_enabled=lambda: True,
+        fp16_enabled=lambda: False,
+        train_batch_size=lambda: 4096,
+        train_micro_batch_size_per_gpu=lambda: 32,
+        gradient_accumulation_steps=lambda: 16,
     )
-
-
-def describe(size: str, **changes) -> dict[str, str]:
-    given = {"num_nodes": 2, "device": "cuda", "batch_size": 4096, "micro_batch_size": 32}
-    model, mesh = SIZES[size], mesh_of(world_size=16, tp_size=2)
-    params = sum(count_params(model).values())
-    deepspeed = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}
-    return describe_run(size, model, params, mesh, deepspeed, **given | changes)  # ty: ignore
+    engine = SimpleNamespace(
+        mesh=SimpleNamespace(world_size=16, tp_size=2, dp_size=8),
+        deepspeed=deepspeed,
+        shapes={name: p.shape for name, p in model.named_parameters()},
+        stage=1,
+    )
+    return describe_run(size, SIZES[size], engine, num_nodes=2)  # ty: ignore
 
 
 def test_parameters_are_counted_once_and_as_often_as_layers_use_them():
@@ -150,25 +149,11 @@ def test_named_warnings_are_silent_and_all_others_are_not(caplog, monkeypatch):
     assert caplog.messages == ["out of memory"]
 
 
-def test_facts_are_lines_or_one_json_object_and_show_no_password(capsys):
-    facts = {"data": "http://me:secret@host/shards"}
-    show_facts("text", "start", "pretraining: runs/a", facts)
+def test_facts_are_lines_and_show_no_password(capsys):
+    print_facts("pretraining: runs/a", {"data": "http://me:secret@host/shards"})
     assert capsys.readouterr().out == (
         "pretraining: runs/a\n  data        http://me:***@host/shards\n"
     )
-    show_facts("json", "start", "pretraining: runs/a", facts)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line) == {
-        "start": {"title": "pretraining: runs/a", "data": "http://me:***@host/shards"}
-    }
-
-
-def test_json_lines_are_those_of_the_file(tmp_path, capsys):
-    metrics = Metrics(tmp_path, mesh_of(world_size=1, tp_size=1), 0, num_steps=9, log_format="json")  # ty: ignore
-    metrics.write(1, VALUES | {"grad_norm": float("nan")})
-    metrics.write(1, HELD_OUT)
-    metrics.close()
-    assert capsys.readouterr().out == (tmp_path / "metrics.jsonl").read_text()
 
 
 class Terminal(io.StringIO):
@@ -190,10 +175,10 @@ def test_on_a_terminal_the_bar_stays_the_last_line(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(sys, "stderr", terminal)
-    screen = Screen("text", step=0, num_steps=4)
+    screen = Screen(step=0, num_steps=4)
     for step in (1, 2, 3):
         screen.advance(step)
-    screen.show(2, TUNED)
+    screen.write(2, TUNED)
     print("albert-ds: saved step 2", file=sys.stderr)
     *lines, bar = terminal.shown()
     assert lines[0].startswith("step 2 of 4  loss") and lines[1:] == ["albert-ds: saved step 2"]
@@ -207,7 +192,7 @@ def test_the_time_left_is_that_of_the_measured_steps(monkeypatch, capsys):
 
     clock = [100.0]
     monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
-    screen = Screen("text", step=10, num_steps=110)
+    screen = Screen(step=10, num_steps=110)
     for step, clock[0], left in ((20, 150.0, "8 min"), (30, 160.0, "80 s"), (60, 220.0, "88 s")):
-        screen.show(step, TUNED)
+        screen.write(step, TUNED)
         assert capsys.readouterr().out.rstrip().endswith(f"left {left:>6}")

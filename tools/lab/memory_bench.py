@@ -37,7 +37,6 @@ from albert_ds.files import write_file
 from albert_ds.json_files import check, read_json
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh
-from albert_ds.process.rendezvous import join_world
 from albert_ds.process.world import read_world
 from albert_ds.report.traffic import record_traffic
 
@@ -110,6 +109,8 @@ def main(argv: list[str]) -> int:
 
 def measure_cell(args, traffic) -> dict:
     """The one cell of `args`, measured as one of its ranks. Collective."""
+    from albert_ds.process.rendezvous import join_world
+
     device = join_world(read_world())
     mesh = build_mesh(1)
     (name,), (again,) = args.models, args.activation_checkpointing

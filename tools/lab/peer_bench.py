@@ -31,7 +31,6 @@ from albert_ds.cli import Number, Parser, natural, positive
 from albert_ds.files import write_file
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh
-from albert_ds.process.rendezvous import join_world
 from albert_ds.process.world import read_world
 from albert_ds.report.traffic import record_traffic
 
@@ -195,6 +194,8 @@ def measure(args) -> dict:
     from albert_ds.process.run_folder import read_versions
 
     traffic = record_traffic()
+    from albert_ds.process.rendezvous import join_world
+
     device = join_world(read_world())
     fill_defaults(args, on_gpu=device.type == "cuda")
     config = config_of(args)

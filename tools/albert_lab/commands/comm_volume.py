@@ -23,7 +23,6 @@ from albert_ds.cli import Parser, positive
 from albert_ds.files import PACKAGE, write_file
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
-from albert_ds.process.rendezvous import join_world, leave_world
 from albert_ds.process.world import read_world
 from albert_ds.report.traffic import Traffic, record_traffic
 from albert_lab.bench_run import (
@@ -109,6 +108,8 @@ def measure_models(args, traffic: Traffic) -> list[dict]:
             num_heads=SIZES[name].num_heads,
             ffn_size=SIZES[name].ffn_size,
         )
+    from albert_ds.process.rendezvous import join_world, leave_world
+
     device = join_world(world)
     mesh = build_mesh(args.tensor_parallel)
     reports = []

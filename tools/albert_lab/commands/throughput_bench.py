@@ -23,7 +23,6 @@ from albert_ds.files import PACKAGE, write_file
 from albert_ds.json_files import read_json
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
-from albert_ds.process.rendezvous import join_world, leave_world
 from albert_ds.process.world import World, read_world
 from albert_ds.report.traffic import record_traffic
 from albert_ds.settings.pretrain import RunConfig
@@ -104,6 +103,8 @@ def main(argv: list[str]) -> int:
         return start_each(args, layouts)
     ((_, tensor_parallel),) = layouts
     traffic = record_traffic()
+    from albert_ds.process.rendezvous import join_world, leave_world
+
     device = join_world(world)
     mesh = build_mesh(tensor_parallel)
     report, base = describe_machine(args, device), held_bytes(device)
