@@ -28,7 +28,6 @@ COMMANDS = {
         "fill-mask": ("albert_ds.commands.fill_mask", "fill the masks of a sentence"),
         "ensemble": ("albert_ds.commands.ensemble", "average several fine-tuned models"),
         "export": ("albert_ds.commands.convert_hf", "write a checkpoint for Hugging Face"),
-        "push": ("albert_ds.commands.push", "send an export to the Hugging Face Hub"),
         "import": ("albert_ds.commands.convert_hf", "read a folder of Hugging Face"),
     },
     "measuring": {
