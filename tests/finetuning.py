@@ -1,15 +1,15 @@
 """Toy tasks in the published formats, a small checkpoint, and a way to fine-tune on them."""
 
 import json
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from safetensors.torch import save_file
 
 from albert_ds.data.vocab import Vocab
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import ModelConfig
+from tests.models import write_run
 
 MODEL = ModelConfig(
     vocab_size=300,
@@ -26,16 +26,7 @@ WORDS = "the object name class type list string module function statement".split
 
 def write_checkpoint(folder: Path, vocab: Vocab, *, seed: int = 0, **changes) -> Path:
     """A pretraining run as it is left behind, with random weights."""
-    from dataclasses import replace
-
-    config = replace(MODEL, **changes)
-    step = folder / "checkpoints" / "step-00000001"
-    step.mkdir(parents=True)
-    save_file(AlbertForPretraining(config, seed=seed).state_dict(), step / "weights.safetensors")
-    (step.parent / "latest").write_text(step.name)
-    (folder / "config.json").write_text(json.dumps({"model": asdict(config)}))
-    vocab.write(folder)
-    return folder
+    return write_run(folder, AlbertForPretraining(replace(MODEL, **changes), seed=seed), vocab)
 
 
 def draw_sentences(count: int, seed: int) -> list[str]:

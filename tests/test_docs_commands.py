@@ -14,8 +14,8 @@ import torch
 from albert_ds import __main__ as albert_ds
 from albert_ds.cli import Number, Parser, list_actions
 from albert_ds.errors import UserError
-from albert_ds.interop.export import export_hf
 from tests.conftest import ROOT
+from tests.models import run_export
 from tests.test_docs import CURRENT, PAGES
 from tests.test_help import ALL, parser_of
 from tools.lab.docs_hook import find_parser
@@ -203,7 +203,7 @@ def test_the_python_of_a_page_runs(tmp_path, monkeypatch):
         shutil.copytree(OLD_RUN / old, tmp_path / name)
         (tmp_path / name / "spiece.model").write_bytes(vocab)
     (tmp_path / "hf").mkdir()
-    export_hf(tmp_path / "runs/base", tmp_path / "hf/base")
+    run_export(tmp_path / "runs/base", tmp_path / "hf/base")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for body in blocks_of(ROOT / "docs/python.md", "python"):

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from albert_ds.data.vocab import Normalisation, train_vocab
-from albert_ds.interop.export import export_hf
 from tests.conftest import ROOT
 from tests.distributed import run_ranks
 from tests.finetuning import (
@@ -26,6 +25,7 @@ from tests.finetuning import (
     write_squad,
     write_stsb,
 )
+from tests.models import run_export
 
 ZERO3 = {
     "optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": 1e-06}},
@@ -227,7 +227,7 @@ def test_every_family_is_judged(vocab, tmp_path, task):
     write, given, metrics, file = FAMILIES[task]
     start = write_checkpoint(tmp_path / "headless", vocab, pair_head=False)
     if task == "race":
-        export_hf(write_checkpoint(tmp_path / "whole", vocab), tmp_path / "hf")
+        run_export(write_checkpoint(tmp_path / "whole", vocab), tmp_path / "hf")
         start = tmp_path / "hf"
     argv = flags(task, write(tmp_path / "data"), start, tmp_path / "out", **given)
     assert run_ranks(tune_ranks, 1, argv) == [0]

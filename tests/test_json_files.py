@@ -201,7 +201,7 @@ def test_what_is_no_file_is_named(tmp_path, how):
 def test_a_state_that_is_no_state_is_damaged_never_a_crash(tmp_path):
     for file in ("weights", "exp_avg", "exp_avg_sq"):
         (tmp_path / f"{file}.safetensors").write_bytes(b"")
-    for content in ("{}", "[]", "", '{"seal": 1}', '{"seal": {}, "crc32": 1}', '{"a":' * 9999):
+    for content in ("{}", "[]", "", '{"format": 1}', '{"format": 1, "crc32": 1}', '{"a":' * 9999):
         (tmp_path / "state.json").write_text(content)
         assert "state.json is damaged" in find_damage(tmp_path)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from albert_ds.interop.weights import read_weights
+from albert_ds.interop.folder import ModelFolder
 from tests.conftest import finish, run_tool, start_ranks, train_command
 
 FIXTURE = Path(__file__).parent / "fixtures" / "run_7085d03"
@@ -69,7 +69,7 @@ def test_an_old_run_resumes_to_the_result_of_the_uninterrupted_one(old, tmp_path
 def test_an_old_run_is_exported_and_probed(old, tmp_path):
     run = old / "adamw"
     run_tool("tools/convert_hf.py", "export", "--checkpoint", run, "--output", tmp_path / "hf")
-    config, exported = read_weights(tmp_path / "hf")
+    config, exported = ModelFolder(tmp_path / "hf").read_pretrained()
     assert (config.vocab_size, config.num_layers, config.hidden_size) == (150, 2, 16)
     saved = load_file(run / "checkpoints" / "step-00000006" / "weights.safetensors")
     torch.testing.assert_close(exported, saved, rtol=0, atol=0)

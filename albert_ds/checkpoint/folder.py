@@ -4,11 +4,13 @@
                                   exp_avg.safetensors      first moments
                                   exp_avg_sq.safetensors   second moments
                                   state.json               format, step, data position, checksums
-    RUN/checkpoints/latest                                 name of the newest
+    RUN/checkpoints/latest                                 name of the newest, for scripts
     RUN/checkpoints/best/                                  of fine-tuning: weights and state.json
+    RUN/checkpoints/imported/                              of `albert-ds import`: the same two files
 
 A folder gets its final name in one atomic rename after all its files have reached the disk, so a
-folder with a final name is complete. `latest` is replaced after that, also by a rename.
+folder with a final name is complete. `latest` is replaced after that, also by a rename. Nothing
+here reads it to choose a checkpoint: `find_newest` looks at the folders themselves.
 """
 
 from __future__ import annotations
@@ -19,9 +21,7 @@ import os
 import re
 import shutil
 import stat
-import zlib
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 
 from albert_ds.cli import Number, log_line
 from albert_ds.errors import DamagedData, Diverged, MachineFailed, UserError
-from albert_ds.files import compute_crc32, set_aside, sync_file, write_file
+from albert_ds.files import compute_crc32, sync_file, write_file
 from albert_ds.json_files import check, parse_json, read_json
 
 if TYPE_CHECKING:
@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from albert_ds.process.run_folder import RunLock
 
 Shapes = dict[str, tuple[int, ...]]  # of every tensor of a model, by name
-FORMAT = 1  # of state.json; the first runs wrote the same without saying so
+FORMAT = 1  # of state.json
 WEIGHTS, STATE = "weights.safetensors", "state.json"
 FILES = (WEIGHTS, "exp_avg.safetensors", "exp_avg_sq.safetensors")
 BEST = Path("checkpoints", "best")  # of a fine-tuning run, as measured on the dev set
+IMPORTED = Path("checkpoints", "imported")
 FOLDER_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,9})", re.ASCII)
 LEFT_OVER = re.compile(rf"\.{FOLDER_NAME.pattern}\.(tmp|old)", re.ASCII)
 WHOLE = Number(low=0, whole=True)
@@ -84,12 +85,9 @@ def write_checkpoint(
     root = output / "checkpoints"
     try:
         write_folder(root / folder_name(state.step), tensors, asdict(state), lock)
-        if (root / "latest").is_dir() and not (root / "latest").is_symlink():
-            log_line(set_aside(root / "latest"))
         write_file(root / "latest", folder_name(state.step) + "\n", sync=True)
         sync_file(root)
-        shapes = tuple((name, tuple(x.shape)) for name, x in tensors[WEIGHTS].items())
-        _prune(root, keep_last, keep_every, shapes)
+        _prune(root, keep_last, keep_every)
     except (MachineFailed, Diverged) as error:
         return error
     except OSError as caught:
@@ -117,7 +115,7 @@ def write_folder(final: Path, tensors: dict, facts: dict, lock: RunLock | None =
         root.mkdir(exist_ok=True)  # never RUN itself: if that is gone, another one may follow
         for left_over in root.iterdir():  # of a run killed while saving
             if LEFT_OVER.fullmatch(left_over.name):
-                _free_name(left_over)
+                shutil.rmtree(left_over)
         _write(final, tensors, facts)
     except (OSError, SafetensorError) as caught:
         shutil.rmtree(final.with_name(f".{final.name}.tmp"), ignore_errors=True)
@@ -128,7 +126,7 @@ def _write(final: Path, tensors: dict, facts: dict) -> None:
     from safetensors.torch import save_file
 
     temporary, old = (final.with_name(f".{final.name}.{end}") for end in ("tmp", "old"))
-    _free_name(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     checksums = {}
     for file, content in tensors.items():
@@ -136,47 +134,24 @@ def _write(final: Path, tensors: dict, facts: dict) -> None:
         sync_file(temporary / file)
         checksums[file] = compute_crc32(temporary / file)
     record = {"format": FORMAT, **facts, "crc32": checksums}
-    sealed = {**record, "seal": _seal(record)}
-    write_file(temporary / STATE, json.dumps(sealed, indent=1) + "\n", sync=True)
+    write_file(temporary / STATE, json.dumps(record, indent=1) + "\n", sync=True)
     sync_file(temporary)
-    if final.is_dir() and not final.is_symlink():  # the last best, or a damaged one of this step
-        _free_name(old)
+    if final.exists():  # the last best, or a damaged one of this step
+        shutil.rmtree(old, ignore_errors=True)
         os.rename(final, old)
-    else:
-        _free_name(final)
     os.replace(temporary, final)
     sync_file(final.parent)
-    _free_name(old)
+    shutil.rmtree(old, ignore_errors=True)
 
 
-def _free_name(path: Path) -> None:
-    """Delete a folder of ours; a file or link with its name is moved aside."""
-    if path.is_symlink() or path.is_file():
-        log_line(set_aside(path))
-    elif path.exists():
-        shutil.rmtree(path)
-
-
-def _seal(record: dict) -> int:
-    """Checksum of the values in state.json; every format computes it so."""
-    return zlib.crc32(json.dumps(record, sort_keys=True).encode())
-
-
-def _prune(root: Path, keep_last: int, keep_every: int | None, shapes: tuple) -> None:
-    """Delete what is older than the newest `keep_last` undamaged checkpoints."""
-    kept = 0
-    for folder in list_checkpoints(root):
-        try:
-            if kept >= keep_last:
-                if keep_every is None or step_of(folder) % keep_every:
-                    _delete(folder)
-                continue
-            found = [os.stat(folder / file) for file in (*FILES, STATE)]
-            stats = tuple((s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in found)
-            kept += _is_undamaged(folder, shapes, stats)
-        except (OSError, UserError) as error:
-            what = "not counted by --keep-last" if kept < keep_last else "not deleted"
-            log_line(f"{folder}: {what} ({error})")
+def _prune(root: Path, keep_last: int, keep_every: int | None) -> None:
+    """Delete the checkpoints that are older than the newest `keep_last`."""
+    for folder in list_checkpoints(root)[keep_last:]:
+        if keep_every is None or step_of(folder) % keep_every:
+            try:
+                _delete(folder)
+            except OSError as error:
+                log_line(f"{folder}: not deleted ({error})")
 
 
 def _delete(folder: Path) -> None:
@@ -214,11 +189,11 @@ def list_checkpoints(root: Path) -> list[Path]:
 
 
 def find_newest(output: Path, shapes: Shapes | None = None) -> tuple[Path | None, list[str]]:
-    """The newest undamaged checkpoint, and one line for each newer one that is damaged.
+    """The newest whole checkpoint of a run, and one line for each newer one that is damaged.
 
     `shapes` are those of the model. None only where nothing was ever saved. Raises MachineFailed
-    where one cannot be read, since it may be the newest undamaged one, UserError where a later
-    version wrote one, and DamagedData where all are damaged.
+    if one cannot be read, since it may be the newest whole one, UserError if a later version
+    wrote one, and DamagedData if all are damaged.
     """
     root, damaged = output / "checkpoints", []
     try:
@@ -227,7 +202,7 @@ def find_newest(output: Path, shapes: Shapes | None = None) -> tuple[Path | None
         for folder in list_checkpoints(root):
             problem = find_damage(folder, shapes)
             if problem is None:
-                return folder, [f"{line}; using the one before" for line in damaged]
+                return folder, [f"{line}; using {folder.name}" for line in damaged]
             damaged.append(f"{folder}: {problem}")
         if not damaged and _exists(root / "latest"):
             named = (root / "latest").read_text(errors="replace").strip()
@@ -237,11 +212,11 @@ def find_newest(output: Path, shapes: Shapes | None = None) -> tuple[Path | None
     except OSError as error:
         raise MachineFailed(
             f"{error.filename or root}: {error.strerror or error}; make it readable, or move the "
-            "checkpoint away to resume from an older one"
+            "checkpoint away to use an older one"
         ) from error
     if damaged:
         raise DamagedData(
-            f"no checkpoint can be resumed: {'; '.join(damaged)}; move {root} away to start over"
+            f"no checkpoint is whole: {'; '.join(damaged)}; move {root} away to start over"
         )
     return None, []
 
@@ -255,76 +230,60 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def find_damage(
-    folder: Path, shapes: Shapes | None = None, files: tuple[str, ...] = FILES
-) -> str | None:
+def find_damage(folder: Path, shapes: Shapes | None = None) -> str | None:
     """What is wrong with a checkpoint, None if nothing is.
 
-    Its files must be those that were written, and hold one finite fp32 tensor for each of `shapes`
-    (None: of its weights'). Raises OSError where a file exists and cannot be read, and UserError
-    where a later version wrote it.
+    A `step-N` has all of FILES, any other folder the weights. The files must be those that were
+    written, and hold one fp32 tensor for each of `shapes` (None: of its weights'). Raises OSError
+    if a file exists and cannot be read, and UserError if a later version wrote it.
     """
+    is_step = FOLDER_NAME.fullmatch(folder.name)
+    files = FILES if is_step else (WEIGHTS,)
     for file in (*files, STATE):
         if not _exists(folder / file):
             return f"{file} is missing"
         if not stat.S_ISREG(os.stat(folder / file).st_mode):
             return f"{file} is not a file"
-    try:
-        record = parse_json((folder / STATE).read_bytes(), STATE)
-        if record.pop("seal") != _seal(record):
-            return f"{STATE} is damaged"
-    except (ValueError, KeyError, TypeError) as error:
-        return f"{STATE} is damaged ({error})"
-    found = record.get("format", FORMAT)
-    if found != FORMAT:
-        raise UserError(
-            f"{folder / STATE}: format {found}; this version of albert-ds reads up to {FORMAT}: "
-            "take the version that wrote it"
-        )
     schema: dict[str, object] = {"step": WHOLE, "crc32": dict.fromkeys(files, WHOLE)}
-    if FOLDER_NAME.fullmatch(folder.name):
+    if is_step:
         schema |= {**SCHEMA, "step": step_of(folder)}
     try:
-        check(record, schema, STATE)
+        record = parse_json((folder / STATE).read_bytes(), STATE)
+        check(record, {"format": WHOLE}, STATE)
+        if record["format"] == FORMAT:
+            check(record, schema, STATE)
     except UserError as error:
         return f"{STATE} is damaged ({error})"
+    if record["format"] != FORMAT:
+        raise UserError(
+            f"{folder / STATE}: format {record['format']}; this version of albert-ds reads format "
+            f"{FORMAT}: take the version that wrote it"
+        )
     for file in files:
         if compute_crc32(folder / file) != record["crc32"][file]:
             return f"{file} is damaged"
-    return find_wrong_tensor([folder / file for file in files], shapes)
+    return _find_wrong_tensor([folder / file for file in files], shapes)
 
 
-def find_wrong_tensor(paths: list[Path], shapes: Shapes | None = None) -> str | None:
-    """The first tensor that is not a finite one of fp32 and its shape, None if all are.
-
-    The shapes of the first file are taken where none are given.
-    """
+def _find_wrong_tensor(paths: list[Path], shapes: Shapes | None) -> str | None:
+    """The first tensor that is not one of fp32 in its shape (None: the first file's)."""
     for path in paths:
         try:
             with safe_open(path, framework="pt") as file:
                 slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-                found = {name: tuple(piece.get_shape()) for name, piece in slices.items()}
-                shapes = found if shapes is None else shapes
-                for name in sorted(shapes.keys() ^ found.keys()):
-                    problem = "is missing" if name in shapes else "is no tensor of the model"
-                    return f"{path.name}: {name} {problem}"
-                for name, piece in slices.items():
-                    if piece.get_dtype() != "F32":
-                        return f"{path.name}: {name} is of type {piece.get_dtype()}, must be F32"
-                    if found[name] != tuple(shapes[name]):
-                        return f"{path.name}: {name} is {found[name]}, must be {shapes[name]}"
-                for name in slices:
-                    if not file.get_tensor(name).isfinite().all():
-                        return f"{path.name}: {name} is not finite"
         except SafetensorError as error:
             return f"{path.name} is no file of tensors ({error})"
+        found = {name: tuple(piece.get_shape()) for name, piece in slices.items()}
+        shapes = found if shapes is None else shapes
+        for name in sorted(shapes.keys() ^ found.keys()):
+            problem = "is missing" if name in shapes else "is no tensor of the model"
+            return f"{path.name}: {name} {problem}"
+        for name, piece in slices.items():
+            if piece.get_dtype() != "F32":
+                return f"{path.name}: {name} is of type {piece.get_dtype()}, must be F32"
+            if found[name] != tuple(shapes[name]):
+                return f"{path.name}: {name} is {found[name]}, must be {shapes[name]}"
     return None
-
-
-@lru_cache
-def _is_undamaged(folder: Path, shapes: tuple, stats: tuple) -> bool:
-    """A checkpoint whose files are as they were is not read again."""
-    return find_damage(folder, dict(shapes)) is None
 
 
 def describe_saved(output: Path) -> str:
@@ -353,8 +312,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def read_best(output: Path, shapes: Shapes) -> dict | None:
     """The state.json of a fine-tuning run's best weights, once these are proven whole.
 
-    {} where an earlier version wrote the weights alone, None where there are none yet. Raises
-    DamagedData, and OSError where they cannot be read.
+    None if there are none yet. Raises DamagedData, and OSError if they cannot be read.
     """
     folder = output / BEST
     old = folder.with_name(f".{BEST.name}.old")
@@ -362,10 +320,7 @@ def read_best(output: Path, shapes: Shapes) -> dict | None:
         os.rename(old, folder)
     if not _exists(folder):
         return None
-    if _exists(folder / STATE) or not _exists(folder / WEIGHTS):
-        problem = find_damage(folder, shapes, FILES[:1])
-    else:
-        problem = find_wrong_tensor([folder / WEIGHTS], shapes)
+    problem = find_damage(folder, shapes)
     if problem is not None:
         raise DamagedData(f"{folder}: {problem}; move {output} away to start over")
-    return read_json(folder / STATE) if _exists(folder / STATE) else {}
+    return read_json(folder / STATE)

@@ -3,8 +3,9 @@
     albert-ds export --checkpoint RUN --output DIR
     albert-ds import --input DIR --output CKPT
 
-DIR loads offline with AutoModel, AutoModelForPreTraining, AutoModelForMaskedLM and AutoTokenizer.
-A fine-tuned model loads with the class of its task: sequence classification, multiple choice or
+Of a run the newest whole checkpoint is exported; a line says so if it is not the newest. DIR
+loads offline with AutoModel, AutoModelForPreTraining, AutoModelForMaskedLM and AutoTokenizer. A
+fine-tuned model loads with the class of its task: sequence classification, multiple choice or
 question answering (SQuAD 1.1). CKPT works wherever a checkpoint is asked for. DIR/README.md is the
 model card: read it, and fill in what it marks with FILL IN.
 """
@@ -61,18 +62,20 @@ def build_parser() -> cli.Parser:
 
 
 def main(argv: list[str]) -> None:
-    from albert_ds.interop.export import export_hf, import_hf, list_checkpoints_of, read_probes
-
     args = build_parser().parse_args(argv)
+    from albert_ds.interop import export
+    from albert_ds.interop.folder import ModelFolder
+
     if args.command == "import":
-        import_hf(args.input, args.output)
+        export.import_hf(ModelFolder(args.input), args.output)
         print(f"wrote {args.output}")
         return
-    exported = {args.checkpoint: args.output}
     if args.revision_per_checkpoint:
-        found = list_checkpoints_of(args.checkpoint)
-        exported = {checkpoint: args.output / checkpoint.name for checkpoint in found}
-    probes = read_probes(args.probe, exported)
-    for checkpoint, output in exported.items():
-        export_hf(checkpoint, output, licence=args.license, probes=probes)
+        folders = export.open_checkpoints(args.checkpoint)
+        exported = {args.output / folder.path.name: folder for folder in folders}
+    else:
+        exported = {args.output: ModelFolder(args.checkpoint)}
+    probes = export.read_probes(args.probe, list(exported.values()))
+    for output, folder in exported.items():
+        export.export_hf(folder, output, licence=args.license, probes=probes)
         print(f"wrote {output}")

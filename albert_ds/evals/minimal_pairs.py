@@ -16,18 +16,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from albert_ds.cli import Number
 from albert_ds.data.vocab import CLS, MASK, SEP, Vocab
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, parse_json
 from albert_ds.model.albert import AlbertForPretraining
 
 TOKENS_A_PASS = 8192
-# Where BLiMP's repository keeps the scores of four models a paradigm, seen from its data/.
-PUBLISHED = Path("..", "raw_results", "summary", "models_summary.jsonl")
 # The paper's tables have twelve phenomena; the files name one of them by two terms.
 PHENOMENA = {"s-selection": "argument_structure"}
-MODELS = {"ngram": "5-gram", "lstm": "LSTM", "txl": "Transformer-XL", "gpt2": "GPT-2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,12 @@ def read_pairs(folder: Path) -> list[Pair]:
         raise UserError(f"--minimal-pairs {folder}: no *.jsonl file in it")
     pairs = []
     for path in paths:
-        for record in _read_records(path, {"sentence_good": str, "sentence_bad": str}):
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+            if not line.strip():
+                continue
+            name = f"{path}, line {number}"
+            record = parse_json(line, name)
+            check(record, {"sentence_good": str, "sentence_bad": str}, name)
             term = str(record.get("linguistics_term", ""))
             phenomenon = PHENOMENA.get(term, term)
             good, bad = record["sentence_good"], record["sentence_bad"]
@@ -53,26 +54,6 @@ def read_pairs(folder: Path) -> list[Pair]:
     if not pairs:
         raise UserError(f"--minimal-pairs {folder}: no pair in its *.jsonl files")
     return pairs
-
-
-def read_published(folder: Path) -> dict[str, dict[str, float]]:
-    """Published accuracies by model and paradigm, where BLiMP's repository has them; else empty."""
-    path = folder / PUBLISHED
-    if not path.is_file():
-        return {}
-    share = Number(low=0, high=1)
-    records = _read_records(path, {"UID": str, **dict.fromkeys(MODELS, share)})
-    return {name: {r["UID"]: r[key] for r in records} for key, name in MODELS.items()}
-
-
-def _read_records(path: Path, schema: dict) -> list[dict]:
-    records = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        if line.strip():
-            name = f"{path}, line {number}"
-            records.append(parse_json(line, name))
-            check(records[-1], schema, name)
-    return records
 
 
 def score_pairs(

@@ -9,7 +9,6 @@ import math
 import time
 from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 from shlex import quote
 
 import torch
@@ -29,7 +28,7 @@ from albert_ds.finetuning.results import (
     write_results,
 )
 from albert_ds.finetuning.run import NO_BEST, Run, build_model, keep_best, save, start
-from albert_ds.interop.weights import read_model_vocab
+from albert_ds.interop.folder import ModelFolder
 from albert_ds.json_files import read_json
 from albert_ds.parallel.consensus import (
     Counts,
@@ -236,7 +235,7 @@ def prepare(
     config: FinetuneConfig, args: Namespace, mesh: Mesh
 ) -> tuple[FinetuneConfig, dict[str, Split]]:
     """Tokenise, resolve the settings that depend on it, write OUTPUT's files. Collective."""
-    vocab = read_model_vocab(Path(config.checkpoint))
+    vocab = ModelFolder(config.checkpoint).vocab
     config = replace(config, features=fingerprint_splits(config, vocab))
     splits = open_splits(config, vocab, mesh)
     config = resolve_steps(config, args, examples=splits["train"].features.counts["examples"])

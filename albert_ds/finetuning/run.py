@@ -20,7 +20,7 @@ from albert_ds.checkpoint.folder import BEST, WEIGHTS, read_best, read_tensors, 
 from albert_ds.cli import log_line
 from albert_ds.engine.engine import Engine, build_engine
 from albert_ds.errors import DamagedData, UserError
-from albert_ds.interop.weights import read_encoder, read_model_vocab
+from albert_ds.interop.folder import ModelFolder
 from albert_ds.json_files import read_lines
 from albert_ds.model.shapes import build_shapes
 from albert_ds.model.task_heads import AlbertForTask
@@ -114,20 +114,22 @@ def start(
 
 def read_start(config: FinetuneConfig, mesh: Mesh) -> dict:
     """The encoder to start from; UserError where --from-task has another shape or vocabulary."""
-    folder = Path(config.from_task or config.checkpoint)
-    found, weights = read_encoder(folder)
+    folder = ModelFolder(config.from_task or config.checkpoint)
+    found, weights = folder.read_encoder()
     for name in (f.name for f in fields(found) if f.name not in ("dropout", "pair_head")):
         theirs, ours = getattr(found, name), getattr(config.model, name)
         if theirs != ours:
             raise UserError(
-                f"--from-task {folder}: its {name} is {theirs}, that of --checkpoint {ours}; they "
-                "must be the same"
+                f"--from-task {folder.path}: its {name} is {theirs}, that of --checkpoint {ours}; "
+                "they must be the same"
             )
     if config.from_task:
-        if read_model_vocab(folder).sha256 != config.vocab_sha256:
-            raise UserError(f"--from-task {folder}: has another vocabulary than --checkpoint")
+        if folder.vocab.sha256 != config.vocab_sha256:
+            raise UserError(f"--from-task {folder.path}: has another vocabulary than --checkpoint")
     if config.model.pair_head and not found.pair_head and mesh.rank == 0:
-        log_line(f"{folder} has no pooler: the pooler starts from random weights, like the head")
+        log_line(
+            f"{folder.path} has no pooler: the pooler starts from random weights, like the head"
+        )
     return {n: x for n, x in weights.items() if config.model.pair_head or "pooler" not in n}
 
 
@@ -179,10 +181,8 @@ def restore_best(
             found = read_evaluations(config.run / "metrics.jsonl", f"dev_{metric}", step)
             if record:  # it may be of an evaluation that came after the last checkpoint
                 best = record["step"], -math.inf if record["value"] is None else record["value"]
-            elif found and record is None:
-                raise DamagedData(f"{config.run / BEST} is gone; move {config.run} away")
             elif found:
-                best = max(found.items(), key=lambda evaluation: evaluation[1])
+                raise DamagedData(f"{config.run / BEST} is gone; move {config.run} away")
     return from_rank_0(mesh, (list(found), best))
 
 

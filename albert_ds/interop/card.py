@@ -1,55 +1,21 @@
-"""The model card (README.md) of an exported Hugging Face folder.
+"""The model card (README.md) of an exported Hugging Face folder; its text is `card.md`.
 
-It says what the run's files say, and marks what only a person knows with FILL IN: the licence where
-none was typed, the language where the shards do not name it, and what the training emitted.
+It says what the run's files say, and marks what only a person knows with FILL IN: the licence if
+none was typed, the language if the shards do not name it, and what the training emitted.
 """
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from albert_ds.data.vocab import Normalisation
+from jinja2 import Environment, StrictUndefined
+
 from albert_ds.errors import UserError
-from albert_ds.interop.hugging_face import list_groups
+from albert_ds.interop.folder import ModelFolder
+from albert_ds.interop.hugging_face import ENCODER, Weights, list_groups
 from albert_ds.json_files import read_json, read_lines
-from albert_ds.model.config import HeadConfig, ModelConfig
-from albert_ds.model.shapes import count_params
-from albert_ds.model.sharing import ADDITIONS, read_additions
 
-CARD = """---
-{metadata}
----
-# ALBERT, {made} with albert-ds
-
-An ALBERT encoder (Lan et al., 2020){head}, exported from `{source}`.
-
-```python
-from transformers import {auto}, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("DIR")
-model = {auto}.from_pretrained("DIR")
-```
-
-## Model
-
-| | |
-| --- | --- |
-| layers, hidden size, heads, feed-forward | {num_layers}, {hidden_size}, {num_heads}, {ffn_size} |
-| vocabulary, embedding size | {vocab_size}, {embedding_size} |
-| longest sequence | {max_position_embeddings} tokens |
-| sharing between layers | `{sharing}`: {sharing_in_words} |
-| of each layer's own | `{per_layer}`: {own_in_words} |
-| parameters | {params:,}, of which {encoder:,} without the heads |
-"""
-NOTES = {
-    "repeated": "Hugging Face shares whole layers in groups of neighbours only: what this model"
-    " shares otherwise is repeated here, so this file is larger than the model.",
-    "identity": "This model has no map from embedding to hidden size, which are equal. Hugging Face"
-    " always has one: here it is an identity.",
-    "no_pair_head": "It was pretrained without a sentence task: there are no weights for the"
-    " pooler and the sentence head, and Hugging Face initialises both at random.",
-}
+TEXT = Path(__file__).with_name("card.md")
 # Kind of head -> (the class that loads it, the pipeline).
 AUTO = {
     "classification": ("AutoModelForSequenceClassification", "text-classification"),
@@ -57,181 +23,63 @@ AUTO = {
     "choice": ("AutoModelForMultipleChoice", "multiple-choice"),
     "span": ("AutoModelForQuestionAnswering", "question-answering"),
 }
-# What stands at the top of the file, as a remark, where nobody has said it.
-BLANKS = {
-    "language": "FILL IN, for example [en]",
-    "license": "FILL IN, for example apache-2.0",
-    "model-index": "FILL IN: nothing was measured",
-    "co2_eq_emissions": "FILL IN: emissions (grams), source, training_type, geographical_location,"
-    " hardware_used",
-}
-LICENCE = """**FILL IN**, here and as `license:` at the top of this file. It depends on the text the
-model was trained on, and only who publishes the model can say it."""
-END = """## Carbon
-
-Nothing of this is measured by albert-ds.
-
-| | |
-| --- | --- |
-| emissions, grams of CO2 equivalent | **FILL IN** |
-| hardware, and hours of its use | **FILL IN** |
-| provider and region | **FILL IN** |
-
-## Licence
-
-{licence}
-"""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
-    """The exported weights and what lies beside them."""
-
-    root: Path  # the run
-    checkpoint: str  # the name of its checkpoint's folder; "" for a Hugging Face folder
-    run: dict  # config.json of the run; empty for a Hugging Face folder
-    normalisation: Normalisation
-    command: str = ""  # that started the run, where config.json says it
-    licence: str | None = None  # as Hugging Face spells it
-    probes: tuple[dict, ...] = ()  # reports of tools/probe.py on these weights
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """Numbers that were measured on one data set."""
-
-    title: str
-    data: str  # name of the data set
-    facts: dict
 
 
 def write_card(
-    config: ModelConfig, head: HeadConfig | None, num_params: int, source: Source, checked: str
+    folder: ModelFolder, state: Weights, licence: str | None, probes: list[dict], checked: str
 ) -> str:
-    """The card as Markdown; `checked` is the sentence about the comparison with Hugging Face."""
-    parts = count_params(config)
-    indexes = _read_indexes(source.run.get("data"))
-    results = [result for result in _list_results(source, head) if result.facts]
-    task = source.run.get("task") if head else None
-    if head is None:
-        auto = "AutoModelForPreTraining" if config.pair_head else "AutoModelForMaskedLM"
-        pipeline = "fill-mask"
-    else:
-        auto, pipeline = AUTO[head.kind]
-        task = task or head.kind
-    metadata = {
-        "language": sorted({x["language"] for x in indexes if x.get("language")}),
-        "license": source.licence,
-        "library_name": "transformers",
-        "pipeline_tag": pipeline,
-        "tags": ["albert"],
-        "model-index": _index_results(source.root.name, pipeline, results),
-        "co2_eq_emissions": None,
-    }
-    text = CARD.format_map(
-        {name: getattr(config, name) for name in config.__dataclass_fields__}
-        | {
-            "metadata": "\n".join(_write_field(*field) for field in metadata.items()),
-            "auto": auto,
-            "made": f"fine-tuned on {task}" if task else "pretrained",
-            "head": f" with a head for {task}" if task else "",
-            "source": "/".join(filter(None, (source.root.name, source.checkpoint))),
-            "params": num_params,
-            "encoder": sum(parts.values()) - parts["mlm_head"] - parts["pair_head"],
-            "sharing_in_words": describe_sharing(config),
-            "own_in_words": describe_own(config),
-        }
+    """The card as Markdown.
+
+    `probes` are reports of `albert-ds probe` on these weights, `checked` is the sentence about the
+    comparison with Hugging Face.
+    """
+    config, head = folder.config, folder.head
+    run = folder.record if folder.is_ours else {}
+    indexes = _read_indexes(run.get("data"))
+    results = _list_results(folder, run, probes)
+    auto, pipeline = AUTO[head.kind] if head else ("AutoModelForMaskedLM", "fill-mask")
+    if head is None and config.pair_head:
+        auto = "AutoModelForPreTraining"
+    groups = list_groups(config)
+    repeats = (len(set(blocks)) < len(blocks) for blocks in zip(*groups, strict=True))
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    sections = [
-        text,
-        *(f"{note}\n" for note in _list_notes(config, head)),
-        f"{checked}\n",
-        f"## Text\n\n{describe_normalisation(source.normalisation)}\n",
-        _describe_training(source, head),
-        _describe_data(source.run, indexes, head),
-        *(
-            _table(result.title, {k: _number(v) for k, v in result.facts.items()})
-            for result in results
-        ),
-        END.format(licence=f"`{source.licence}`" if source.licence else LICENCE),
-    ]
-    return "\n".join(section for section in sections if section)
-
-
-def _write_field(name: str, value) -> str:
-    """A line of YAML, which JSON is; quoted, because `no` is a language there and not false."""
-    return f"{name}: {json.dumps(value)}" if value else f"# {name}: {BLANKS[name]}"
-
-
-def _index_results(name: str, pipeline: str, results: list[Result]) -> list[dict]:
-    """The measured shares and scores in the form that the Hub reads."""
-    found = [
-        {
-            "task": {"type": pipeline},
-            "dataset": {"type": result.data, "name": result.title},
-            "metrics": [
-                {"type": key, "value": value}
-                for key, value in result.facts.items()
-                if isinstance(value, float)
-            ],
-        }
-        for result in results
-    ]
-    return [{"name": name, "results": found}] if found else []
-
-
-def _list_notes(config: ModelConfig, head: HeadConfig | None) -> list[str]:
-    notes = [] if config.pair_head or head else [NOTES["no_pair_head"]]
-    repeats = (len(set(blocks)) < len(blocks) for blocks in zip(*list_groups(config), strict=True))
-    if any(repeats) or config.per_layer != "none":
-        notes.append(NOTES["repeated"])
-    if config.embedding_size == config.hidden_size:
-        notes.append(NOTES["identity"])
-    return notes
-
-
-def describe_sharing(config: ModelConfig) -> str:
-    """Which blocks the layers use, in words."""
-    layers = config.num_layers
-    words = []
-    kinds = ("attention", "feed-forward")
-    for kind, blocks in zip(kinds, zip(*config.plan, strict=True), strict=True):
-        distinct = len(set(blocks))
-        if distinct == 1:
-            words.append(f"one {kind} block for all {layers} layers")
-        elif distinct == layers:
-            words.append(f"{layers} {kind} blocks, one a layer")
-        else:
-            order = ", ".join(map(str, blocks))
-            words.append(f"{distinct} {kind} blocks, used by the layers in the order {order}")
-    return "; ".join(words)
-
-
-def describe_own(config: ModelConfig) -> str:
-    """What each layer has beside the blocks it shares, in words."""
-    found = [ADDITIONS[word].meaning for word in read_additions(config.per_layer)]
-    return "; ".join(found) + " (folded into the layers' weights here)" if found else "nothing"
-
-
-def describe_normalisation(normalisation: Normalisation) -> str:
-    """What the tokenizer does to text before it looks for pieces."""
-    case = "in lower case" if normalisation.lower_case else "with its case"
-    accents = "kept" if normalisation.keep_accents else "removed (NFKD, then all combining marks)"
-    unicode = "NFKC, without invisible characters" if normalisation.form == "nfkc" else "nmt_nfkc"
-    return (
-        f"The tokenizer reads text {case}; accents and combining marks are {accents}; Unicode is"
-        f" normalised ({unicode}). Any white space counts as one blank; `` and '' become \"."
+    environment.filters["json"] = json.dumps  # YAML too; `no` in quotes is a language, not false
+    return environment.from_string(TEXT.read_text(encoding="utf-8")).render(
+        metadata={
+            "language": sorted({x["language"] for x in indexes.values() if x.get("language")}),
+            "license": licence,
+            "library_name": "transformers",
+            "pipeline_tag": pipeline,
+            "tags": ["albert"],
+            "model-index": _index_results(folder, pipeline, results),
+        },
+        task=run.get("task", head.kind) if head else None,
+        source=folder.name,
+        auto=auto,
+        config=config,
+        num_params=sum(x.numel() for x in state.values()),
+        num_encoder=sum(x.numel() for name, x in state.items() if name.startswith(ENCODER)),
+        is_repeated=any(repeats) or config.per_layer != "none",
+        checked=checked,
+        text=folder.vocab.normalisation,
+        tables=[
+            ("Training", _describe_training(run, is_task=head is not None)),
+            ("Data", _describe_data(run, indexes) if head is None else {}),
+            *((title, facts) for title, _, facts in results),
+        ],
+        command=run.get("command"),
+        licence=licence,
     )
 
 
-def _describe_training(source: Source, head: HeadConfig | None) -> str:
-    run = source.run
+def _describe_training(run: dict, *, is_task: bool) -> dict:
     stream, deepspeed = run.get("stream") or {}, run.get("deepspeed") or {}
-    optimizer = deepspeed.get("optimizer") or {}
+    optimizer, versions = deepspeed.get("optimizer") or {}, run.get("versions") or {}
     halves = [name for name in ("bf16", "fp16") if deepspeed.get(name, {}).get("enabled")]
-    versions = run.get("versions") or {}
     facts = {
-        "task": run.get("task") if head else stream.get("objective"),
+        "task": run.get("task") if is_task else stream.get("objective"),
         "steps": run.get("steps"),
         "batch size": run.get("batch_size"),
         "optimizer": optimizer.get("type"),
@@ -240,85 +88,77 @@ def _describe_training(source: Source, head: HeadConfig | None) -> str:
         "longest sequence in training": stream.get("sequence_length"),
         "precision": (halves or ["fp32"])[0] if deepspeed else None,
         "seed": run.get("seed"),
-        "started from": run.get("checkpoint") if head else run.get("init_from"),
+        "started from": run.get("checkpoint") if is_task else run.get("init_from"),
         "albert-ds commit": versions.get("commit"),
         "torch": versions.get("torch"),
         "deepspeed": versions.get("deepspeed"),
     }
-    section = _table("Training", facts)
-    if source.command:
-        section += "\nThe command, with files and folders by their names:\n\n"
-        section += f"```bash\n{source.command}\n```\n"
-    return section
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
-def _describe_data(run: dict, indexes: list[dict], head: HeadConfig | None) -> str:
-    folders = run.get("data") or []
-    if head is not None or not isinstance(folders, list):
-        return ""
-    facts = {}
+def _describe_data(run: dict, indexes: dict[str, dict]) -> dict[str, str]:
+    facts, folders = {}, run.get("data") or []
     weights = run.get("data_weights") or [1.0] * len(folders)
     for number, (folder, weight) in enumerate(zip(folders, weights, strict=False), start=1):
-        index = next((x for x in indexes if x["folder"] == folder), None)
         words = [f"{weight:.1%} of the samples"]
-        if index is None:
-            words.append("its index.json could not be read at export")
-        else:
-            train = index["splits"]["train"]
+        if folder in indexes:
+            train = indexes[folder]["splits"]["train"]
             words += [f"{train[n]:,} {n}" for n in ("documents", "samples", "tokens") if n in train]
+        else:
+            words.append("its index.json could not be read at export")
         facts[f"{number}. `{Path(folder).name}`"] = "; ".join(words)
-    return _table("Data", facts)
+    return facts
 
 
-def _list_results(source: Source, head: HeadConfig | None) -> list[Result]:
-    if head is not None:
-        dev = _read_object(source.root / "results.json").get("dev") or {}
-        name = str(source.run.get("task", head.kind))
-        return [Result(title="Development set", data=name, facts=dev)]
-    step = source.checkpoint.removeprefix("step-")
-    limit = int(step) if step.isdecimal() else 0
-    metrics = source.root / "metrics.jsonl"
-    entries = read_lines(metrics) if metrics.is_file() else []
-    held_out = [x for x in entries if "heldout_mlm_loss" in x and x["step"] <= limit]
-    last = held_out[-1] if held_out else {}
-    facts = {k: v for k, v in last.items() if k.startswith("heldout_")}
-    title = f"Held-out documents, at step {last.get('step')}"
-    folders = source.run.get("data")
-    names = [Path(folder).name for folder in folders] if isinstance(folders, list) else []
-    data = ", ".join(names) or "unknown"
-    return [
-        Result(title=title, data=data, facts=facts),
-        *(
-            Result(
-                title=f"Probe of {probe['data']}",
-                data=probe["data"],
-                facts={
-                    k: v for k, v in probe.items() if isinstance(v, int | float) and k != "seconds"
-                },
-            )
-            for probe in source.probes
-        ),
+def _list_results(
+    folder: ModelFolder, run: dict, probes: list[dict]
+) -> list[tuple[str, str, dict]]:
+    """What was measured, each as (title, name of the data set, numbers)."""
+    if folder.head is not None:
+        dev = _read_object(folder.root / "results.json").get("dev") or {}
+        return [("Development set", str(run.get("task", folder.head.kind)), dev)]
+    found, metrics = [], folder.root / "metrics.jsonl"
+    if folder.checkpoint and metrics.is_file():
+        step = folder.checkpoint.name.removeprefix("step-")
+        last = int(step) if step.isdecimal() else 0
+        for line in read_lines(metrics):
+            if "heldout_mlm_loss" in line and line["step"] <= last:
+                facts = {k: v for k, v in line.items() if k.startswith("heldout_")}
+                data = ", ".join(Path(path).name for path in run.get("data") or ["unknown"])
+                found = [(f"Held-out documents, at step {line['step']}", data, facts)]
+    for probe in probes:
+        numbers = {k: v for k, v in probe.items() if isinstance(v, int | float) and k != "seconds"}
+        found.append((f"Probe of {probe['data']}", probe["data"], numbers))
+    return found
+
+
+def _index_results(folder: ModelFolder, pipeline: str, results: list) -> list[dict]:
+    """The measured shares and scores in the form that the Hub reads."""
+    found = [
+        {
+            "task": {"type": pipeline},
+            "dataset": {"type": data, "name": title},
+            "metrics": [
+                {"type": key, "value": value}
+                for key, value in facts.items()
+                if isinstance(value, float)
+            ],
+        }
+        for title, data, facts in results
+        if facts
     ]
+    return [{"name": folder.root.resolve().name, "results": found}] if found else []
 
 
-def _table(title: str, facts: dict) -> str:
-    rows = [f"| {name} | {fact} |" for name, fact in facts.items() if fact not in (None, "")]
-    return "\n".join([f"## {title}", "", "| | |", "| --- | --- |", *rows, ""]) if rows else ""
-
-
-def _number(value) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def _read_indexes(folders) -> list[dict]:
-    """index.json of every folder of shards that can be read here, with its folder."""
+def _read_indexes(folders: object) -> dict[str, dict]:
+    """index.json of every folder of shards that can be read here."""
     folders = folders if isinstance(folders, list) else []
-    found = [{**_read_object(Path(x) / "index.json"), "folder": x} for x in folders]
-    return [index for index in found if "splits" in index]
+    found = {folder: _read_object(Path(folder) / "index.json") for folder in folders}
+    return {folder: index for folder, index in found.items() if "splits" in index}
 
 
 def _read_object(path: Path) -> dict:
-    """A JSON object; empty where there is none, as a card must not need the run's other files."""
+    """A JSON object; empty if there is none, as a card must not need the run's other files."""
     with suppress(UserError):
         return read_json(path)
     return {}

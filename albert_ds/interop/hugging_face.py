@@ -20,17 +20,17 @@ Shapes: E embedding, H hidden, L layers, G groups of Hugging Face.
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from albert_ds.errors import UserError
 from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.model.per_layer import fold
 from albert_ds.model.shapes import build_shapes
 from albert_ds.model.sharing import name_plan
 
-if TYPE_CHECKING:  # importing torch takes seconds, which --help does not have
-    from torch import Tensor
-
-Weights = dict[str, "Tensor"]
+Weights = dict[str, Tensor]
 
 # Modules: ours, theirs; ATTENTION and FFN are named within a block of ours and a layer of theirs.
 # Each has a weight and a bias, but for TABLES: a weight.
@@ -128,8 +128,6 @@ def to_hf(config: ModelConfig, state: Weights) -> tuple[dict, Weights]:
 
     Loads as AlbertForPreTraining, or as AlbertForMaskedLM where there is no sentence head.
     """
-    from albert_ds.model.per_layer import fold
-
     architecture = "AlbertForPreTraining" if config.pair_head else "AlbertForMaskedLM"
     config, state = fold(config, state)
     hf_state = {theirs: state[ours] for ours, theirs in name_pairs(config)}
@@ -149,8 +147,6 @@ def task_to_hf(
             "a classifier of its own (SQuAD 2.0); Hugging Face has no such ALBERT. Exported are "
             "pretrained models, GLUE, RACE and SQuAD 1.1"
         )
-    from albert_ds.model.per_layer import fold
-
     architecture, name = ARCHITECTURES[head.kind]
     config, state = fold(config, state)
     hf_config = build_hf_config(config, architecture) | {"classifier_dropout_prob": head.dropout}
@@ -187,8 +183,6 @@ def build_hf_config(config: ModelConfig, architecture: str) -> dict:
 
 def build_identity(config: ModelConfig) -> Weights:
     """Hugging Face's map E -> H as an identity where E = H; empty elsewhere."""
-    import torch
-
     if config.embedding_size != config.hidden_size:
         return {}
     eye, zeros = torch.eye(config.hidden_size), torch.zeros(config.hidden_size)
@@ -203,8 +197,6 @@ def from_hf(
     `encoder_only` reads the encoder of any ALBERT and leaves the heads out. Tensors become fp32.
     Raises UserError, with `where`, for what our model cannot compute.
     """
-    import torch
-
     buffers = {f"albert.embeddings.{name}" for name in ("position_ids", "token_type_ids")}
     prefix = ENCODER if encoder_only else ""
     state = {
@@ -230,7 +222,7 @@ def from_hf(
         state["sop_classifier.classifier.bias"] = torch.zeros(2)
     pairs = {ours: theirs for ours, theirs in name_pairs(config) if ours.startswith(prefix)}
     shapes = build_shapes(config)
-    check_shapes(state, {theirs: shapes[ours] for ours, theirs in pairs.items()}, where)
+    _check_shapes(state, {theirs: shapes[ours] for ours, theirs in pairs.items()}, where)
     return _recognise_sharing(config, {ours: state[theirs] for ours, theirs in pairs.items()})
 
 
@@ -288,8 +280,6 @@ def _recognise_sharing(config: ModelConfig, state: Weights) -> tuple[ModelConfig
 
 def _find_owners(state: Weights, kind: str, layers: int) -> list[int]:
     """For every layer the first layer that has the same block of this kind, bit for bit."""
-    import torch
-
     blocks = [f"albert.encoder.{kind}.{layer}." for layer in range(layers)]
     leaves = [name.removeprefix(blocks[0]) for name in state if name.startswith(blocks[0])]
     owners: list[int] = []
@@ -303,8 +293,8 @@ def _find_owners(state: Weights, kind: str, layers: int) -> list[int]:
     return owners
 
 
-def check_shapes(state: Weights, shapes: dict[str, tuple], where: str) -> None:
-    """Raise UserError, with `where`, unless the tensors have exactly these names and shapes."""
+def _check_shapes(state: Weights, shapes: dict[str, tuple], where: str) -> None:
+    """Raise UserError, with `where`, unless they are these tensors, and finite."""
     for name in sorted(state.keys() ^ shapes.keys()):
         problem = "is missing" if name in shapes else "belongs to another model than config.json's"
         raise UserError(f"{where}: {name} {problem}")
@@ -312,3 +302,5 @@ def check_shapes(state: Weights, shapes: dict[str, tuple], where: str) -> None:
         found = tuple(state[name].shape)
         if found != shape:
             raise UserError(f"{where}: {name} is {found}: config.json makes it {shape}")
+        if not state[name].isfinite().all():
+            raise UserError(f"{where}: {name} is not finite (NaN or Inf)")

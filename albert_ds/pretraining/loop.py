@@ -24,7 +24,8 @@ from albert_ds.data.stream import training_batches
 from albert_ds.engine.engine import Engine, build_engine
 from albert_ds.errors import DamagedData, Stopped
 from albert_ds.evals import heldout
-from albert_ds.interop.weights import read_initial_weights
+from albert_ds.interop.folder import ModelFolder
+from albert_ds.interop.initial import read_initial_weights
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.neighbours import attend_to_neighbours
 from albert_ds.model.shapes import build_shapes
@@ -249,7 +250,7 @@ def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, 
         return engine, state
     weights = None
     if config.init_from is not None:
-        weights = read_initial_weights(Path(config.init_from), config.model, config.seed)
+        weights = read_initial_weights(ModelFolder(config.init_from), config.model, config.seed)
     engine = build(config, mesh, device, weights)
     return engine, TrainState(step=0, samples=0, updates=0, loss_scale=None)
 

@@ -14,7 +14,6 @@ from typing import Any
 from albert_ds.cli import Flag, Number, Parser, add_flag, add_flags, flag, flags_of, path, positive
 from albert_ds.errors import UserError
 from albert_ds.files import PACKAGE
-from albert_ds.interop.weights import read_encoder, read_model_vocab
 from albert_ds.json_files import check, read_json
 from albert_ds.model.config import DROPOUT, HeadConfig, ModelConfig
 from albert_ds.settings import shared as run_config
@@ -210,6 +209,7 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
     Raises UserError for the first thing that is wrong.
     """
     args = build_parser().parse_args(argv)
+    from albert_ds.interop.folder import ModelFolder
     from albert_ds.tasks.registry import TASKS, head_of
 
     recipe, task = RECIPES[args.task], TASKS[args.task]
@@ -219,14 +219,12 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
         recipe.classifier_dropout if args.classifier_dropout is None else args.classifier_dropout
     )
     head = HeadConfig(kind=kind, num_labels=num_labels, dropout=dropout, labels=task.labels)
-    model = _read_model(args, recipe, head)
+    source = ModelFolder(args.checkpoint)
+    found, _ = source.read_encoder()
+    dropout = recipe.dropout if args.dropout is None else args.dropout
+    model = replace(found, dropout=dropout, pair_head=head.reads_pooled)
     lengths = _resolve_lengths(args, recipe.lengths, model)
-    vocab = read_model_vocab(Path(args.checkpoint))
-    if vocab.size != model.vocab_size:
-        raise UserError(
-            f"--checkpoint {args.checkpoint}: its spiece.model has {vocab.size} pieces, its "
-            f"model's vocab_size is {model.vocab_size}; they must be the same"
-        )
+    vocab = source.vocab
     batch_size, file = args.batch_size or recipe.batch_size, args.deepspeed_config or str(DS_CONFIG)
     micro, deepspeed = resolve_deepspeed(
         args,
@@ -289,12 +287,6 @@ def find_task_model(args) -> Path:
     best = found.get("best_seed")
     check(best, (Number(low=0, whole=True), None), f"{results}: best_seed")
     return folder / f"seed-{best}" if best is not None else folder
-
-
-def _read_model(args, recipe: Recipe, head: HeadConfig) -> ModelConfig:
-    found, _ = read_encoder(Path(args.checkpoint))
-    dropout = recipe.dropout if args.dropout is None else args.dropout
-    return replace(found, dropout=dropout, pair_head=head.reads_pooled)
 
 
 def find_rate(recipe: Recipe, model: ModelConfig) -> float:
@@ -362,6 +354,8 @@ def write_run_files(config: FinetuneConfig) -> None:
 
     Raises UserError where RUN was started with other settings.
     """
+    from albert_ds.interop.folder import ModelFolder
+
     check_resume(config, NESTED)
     write_config(config)
-    read_model_vocab(Path(config.checkpoint)).write(config.run)
+    ModelFolder(config.checkpoint).vocab.write(config.run)

@@ -6,7 +6,6 @@ before anything is written. Nothing heavy is imported at the top: `--help` answe
 
 import argparse
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from albert_ds.cli import (
@@ -289,14 +288,12 @@ def _check_previous(config: RunConfig) -> None:
 
 
 def _check_initial_weights(folder: str, model: ModelConfig, vocab) -> None:
-    from albert_ds.interop.weights import check_vocab, read_initial_weights
+    from albert_ds.interop.folder import ModelFolder
+    from albert_ds.interop.initial import find_origins
 
-    if not Path(folder).is_dir():
-        raise UserError(f"--init-from {folder}: no such folder")
-    for name, tensor in read_initial_weights(Path(folder), model).items():
-        if not tensor.isfinite().all():
-            raise UserError(f"--init-from {folder}: {name} is not finite (NaN or Inf)")
-    check_vocab(Path(folder), vocab, f"--init-from {folder}")
+    source = ModelFolder(folder)
+    find_origins(source, model)
+    source.check_vocab(vocab, f"--init-from {folder}")
 
 
 def _check_neighbours(init_from: str | None, model: ModelConfig) -> None:

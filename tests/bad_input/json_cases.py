@@ -137,21 +137,21 @@ def _configurations(folder: Path, data: Path) -> dict[str, Reader]:
     from albert_ds.data.tokenizer_json import read_tokenizer_json
     from albert_ds.data.vocab import read_vocab
     from albert_ds.engine.deepspeed_config import read_ds_config
+    from albert_ds.interop.folder import ModelFolder
     from albert_ds.interop.hugging_face import build_hf_config, to_hf
-    from albert_ds.interop.weights import read_native, read_weights
     from albert_ds.model.albert import AlbertForPretraining
     from albert_ds.model.config import HeadConfig
     from albert_ds.model.task_heads import AlbertForTask
     from albert_ds.settings.shared import read_previous
+    from tests.models import write_weights
     from tests.training import SMALL
 
     own, native, hf, run = (folder / name for name in ("data", "native", "hf", "run"))
     shutil.copytree(data, own)
-    for made in (native / "checkpoints" / "best", hf, run):
+    for made in (hf, run):
         made.mkdir(parents=True)
     head = HeadConfig(kind="classification", num_labels=2)
-    best = native / "checkpoints" / "best" / "weights.safetensors"
-    save_file(AlbertForTask(SMALL, head, seed=0).state_dict(), best)
+    write_weights(native, AlbertForTask(SMALL, head, seed=0).state_dict(), None)
     hf_config, weights = to_hf(SMALL, AlbertForPretraining(SMALL, seed=0).state_dict())
     save_file(weights, hf / "model.safetensors")
     used = {"model_type", "vocab_size", "embedding_size", "hidden_size", "num_hidden_layers"}
@@ -182,13 +182,13 @@ def _configurations(folder: Path, data: Path) -> dict[str, Reader]:
         "config.json of weights": Reader(
             {"model": asdict(SMALL), "head": {**asdict(head), "labels": ["a", "b"]}},
             native / "config.json",
-            lambda: read_native(native),
+            lambda: ModelFolder(native).read_weights(),
             lambda path: True,
         ),
         "config.json of Hugging Face": Reader(
             {**build_hf_config(SMALL, "AlbertForPreTraining"), **hf_config},
             hf / "config.json",
-            lambda: read_weights(hf),
+            lambda: ModelFolder(hf).read_weights(),
             lambda path: path[0] in used,
         ),
         "tokenizer_config.json": Reader(

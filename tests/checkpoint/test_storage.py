@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from albert_ds.checkpoint.folder import TrainState, find_newest, write_checkpoint
+from albert_ds.checkpoint.folder import find_newest
 from tests.conftest import finish, start_ranks, train_command
 from tests.test_resume import files_of, wait_for_step
 
@@ -20,36 +20,6 @@ def mount(*argv: str | Path) -> None:
 
 def unmount(path: Path) -> None:
     subprocess.run(["umount", "--lazy", path], check=True)
-
-
-def one_tensor(step: int) -> dict:
-    import torch
-
-    files = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
-    return {file: {"x": torch.full((1000,), float(step))} for file in files}
-
-
-def state_at(step: int) -> TrainState:
-    return TrainState(step=step, samples=step, updates=step, loss_scale=None)
-
-
-def test_the_last_k_and_every_nth_are_kept(tmp_path):
-    for step in range(1, 14):
-        assert (
-            write_checkpoint(tmp_path, one_tensor(step), state_at(step), keep_last=2, keep_every=5)
-            is None
-        )
-    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
-    assert kept == [f"step-{step:08d}" for step in (5, 10, 12, 13)]
-
-
-def test_what_a_killed_save_left_is_cleared_away(tmp_path):
-    left = tmp_path / "checkpoints" / ".step-00000003.tmp"
-    left.mkdir(parents=True)
-    (left / "weights.safetensors").write_bytes(b"half")
-    assert find_newest(tmp_path) == (None, [])
-    write_checkpoint(tmp_path, one_tensor(4), state_at(4), keep_last=2, keep_every=None)
-    assert not left.exists()
 
 
 @needs_mounts

@@ -1,34 +1,27 @@
 """Masks are filled with the pieces that the model finds most likely."""
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from albert_ds.commands.fill_mask import main
-from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import UserError
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import SIZES
+from tests.models import small_vocab, write_run
 
 
 @pytest.fixture
 def run(text_file, tmp_path):
     """A run whose model predicts, at every position, the same three words in this order."""
-    lines = text_file.read_text(encoding="utf-8").splitlines()[:2000]
-    vocab = train_vocab(lines, Normalisation(), vocab_size=200)
-    vocab.write(tmp_path)
+    vocab = small_vocab(text_file, 200)
     config = replace(SIZES["albert-tiny"], vocab_size=200, max_position_embeddings=16)
-    state = AlbertForPretraining(config).state_dict()
+    model = AlbertForPretraining(config)
     words = [i for i, piece in enumerate(vocab.pieces) if piece.strip("\u2581").isalpha()][:3]
-    state["mlm_head.bias"][words] = torch.tensor([12.0, 11.0, 10.0])
-    step = tmp_path / "checkpoints" / "step-00000001"
-    step.mkdir(parents=True)
-    save_file(state, step / "weights.safetensors")
-    (step.parent / "latest").write_text(step.name)
-    (tmp_path / "config.json").write_text(json.dumps({"model": asdict(config)}))
+    with torch.no_grad():
+        model.mlm_head.bias[words] = torch.tensor([12.0, 11.0, 10.0])
+    write_run(tmp_path, model, vocab)
     return tmp_path, [vocab.pieces[i].replace("\u2581", " ").strip() for i in words]
 
 

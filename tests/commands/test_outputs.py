@@ -10,8 +10,8 @@ import pytest
 from albert_ds import cli
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
-from albert_ds.interop.export import export_hf, import_hf
 from tests.conftest import ROOT
+from tests.models import run_export, run_import
 from tools.demo import small_tasks, tei_to_text
 
 TEI = '<TEI xmlns="http://www.tei-c.org/ns/1.0"><text><body><p>One.</p></body></text></TEI>'
@@ -42,7 +42,7 @@ def test_small_tasks_never_cuts_the_published_file(tmp_path):
     assert (folder / "train.tsv").read_text() == content
 
 
-@pytest.mark.parametrize("convert", [import_hf, export_hf])
+@pytest.mark.parametrize("convert", [run_import, run_export])
 def test_conversion_in_place_is_refused(tmp_path, convert):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"")

@@ -8,18 +8,19 @@ import tarfile
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 
-from albert_ds.commands.probe import interval
 from albert_ds.data.samples import StreamConfig
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches
 from albert_ds.errors import UserError
+from albert_ds.evals.probe import interval
+from albert_ds.interop.folder import ModelFolder
 from tests.conftest import ROOT
 from tests.data.corpus import SHARED
 from tests.distributed import run_ranks
 from tests.finetuning import write_checkpoint
+from tests.models import run_export, small_vocab, write_weights
 
 
 def probe_rank(rank: int, argv: list[str]) -> str:
@@ -65,11 +66,10 @@ def test_every_objective_is_probed_on_every_task(data, tmp_path, objective):
 def test_the_own_head_is_not_trained(data, tmp_path):
     """A head that always says "swapped" is right exactly as often as that is true."""
     run = make(tmp_path / "run", data, "sop")
-    path = run / "checkpoints" / "step-00000001" / "weights.safetensors"
-    state = load_file(path)
+    state = ModelFolder(run).read_weights()
     state["pair_head.weight"].zero_()
     state["pair_head.bias"][1] = 1.0
-    save_file(state, path)
+    write_weights(run, state)
     words = ("--checkpoint", run, "--data", data, "--samples", 60, "--head-samples", 80)
     found = probe(tmp_path, *words)
     stream = StreamConfig(objective="sop", sequence_length=64)
@@ -121,10 +121,8 @@ def run_hugging_face(folder, data, objective, samples, **changes):
 @pytest.mark.parametrize("layers", [2, 5])
 def test_a_shared_model_runs_other_depths_as_hugging_face_does(data, tmp_path, layers):
     """Fewer layers than the three it was trained with, and more."""
-    from albert_ds.interop.export import export_hf
-
     run = make(tmp_path / "run", data, "sop", num_layers=3, initializer_range=0.1)
-    export_hf(run, tmp_path / "hf")
+    run_export(run, tmp_path / "hf")
     words = ("--checkpoint", run, "--data", data, "--samples", 20, "--head-samples", 8)
     found = probe(tmp_path, *words, "--num-layers", layers)
     mlm, sop = [], []
@@ -145,10 +143,8 @@ def test_bits_per_byte_are_those_of_hugging_face(data, tmp_path):
     """Its log probabilities of the masked pieces, over the bytes of its tokenizer's tokens."""
     from transformers import AutoTokenizer
 
-    from albert_ds.interop.export import export_hf
-
     run = make(tmp_path / "run", data, "sop", initializer_range=0.1)
-    export_hf(run, tmp_path / "hf")
+    run_export(run, tmp_path / "hf")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     bits = size = 0.0
     for tensors, logits, *_ in run_hugging_face(tmp_path / "hf", data, "sop", 20):
@@ -172,13 +168,11 @@ def test_depths_that_leave_blocks_out_are_refused(data, tmp_path):
 @pytest.mark.parametrize("changes", [{"sharing": "cycle:2"}, {"per_layer": "norm,position,lora:2"}])
 def test_similarity_is_that_of_hugging_faces_states(data, tmp_path, changes):
     """In any pattern, and with what layers have of their own."""
-    from albert_ds.interop.export import export_hf
-
     run = make(tmp_path / "run", data, "none", num_layers=4, **changes)
-    path = run / "checkpoints" / "step-00000001" / "weights.safetensors"
     torch.manual_seed(0)  # what layers have of their own starts as nothing
-    save_file({n: x + 0.1 * torch.randn(x.shape) for n, x in load_file(path).items()}, path)
-    export_hf(run, tmp_path / "hf")
+    state = ModelFolder(run).read_weights()
+    write_weights(run, {n: x + 0.1 * torch.randn(x.shape) for n, x in state.items()})
+    run_export(run, tmp_path / "hf")
     words = ("--checkpoint", run, "--data", data, "--samples", 20, "--similarity")
     (found,) = probe(tmp_path, *words)["models"].values()
     parts = [states for *_, states in run_hugging_face(tmp_path / "hf", data, "none", 20)]
@@ -191,20 +185,11 @@ def test_similarity_is_that_of_hugging_faces_states(data, tmp_path, changes):
         assert found["degrees"][layer] == pytest.approx(float(degrees), rel=1e-4)
 
 
-def test_another_vocabulary_is_refused(data, tmp_path):
-    run = make(tmp_path / "run", data, "sop")
-    path = run / "config.json"
-    weights = run / "checkpoints" / "step-00000001" / "weights.safetensors"
-    config = json.loads(path.read_text())
-    config["model"]["vocab_size"] = 700
-    path.write_text(json.dumps(config))
-    state = load_file(weights)
-    for name in ("albert.embeddings.word.weight", "mlm_head.bias"):
-        state[name] = state[name][:700].clone()
-    save_file(state, weights)
+def test_another_vocabulary_is_refused(data, text_file, tmp_path):
+    run = write_checkpoint(tmp_path / "run", small_vocab(text_file))
     argv = ["--checkpoint", str(run), "--data", str(data), "--output", str(tmp_path / "none")]
     (error,) = run_ranks(probe_rank, 1, argv)
-    assert "its vocabulary has 800 pieces" in error and "700" in error
+    assert "its model has 300 pieces, the data's vocabulary 800" in error
     assert not (tmp_path / "none").exists()
 
 
@@ -213,11 +198,9 @@ def test_minimal_pairs_as_hugging_face_scores_them(data, tmp_path):
     from transformers import AlbertForMaskedLM, AutoTokenizer
 
     from albert_ds.evals.minimal_pairs import score_sentences
-    from albert_ds.interop.export import export_hf
-    from albert_ds.interop.weights import read_model, read_model_vocab
 
     run = make(tmp_path / "run", data, "sop", initializer_range=0.2)
-    export_hf(run, tmp_path / "hf")
+    run_export(run, tmp_path / "hf")
     sentences = [
         "The class is an object.",
         "a list of strings",
@@ -225,11 +208,11 @@ def test_minimal_pairs_as_hugging_face_scores_them(data, tmp_path):
         "",
         "A module has names, too.",
     ]
-    ours, bf16 = read_model(run), read_model(run)
+    folder = ModelFolder(run)
+    ours, bf16 = folder.build_model(), ModelFolder(run).build_model()
     bf16.albert.to(torch.bfloat16)
     scored = [
-        score_sentences(each, read_model_vocab(run), sentences, torch.device("cpu"))
-        for each in (ours, bf16)
+        score_sentences(each, folder.vocab, sentences, torch.device("cpu")) for each in (ours, bf16)
     ]
     model = AlbertForMaskedLM.from_pretrained(tmp_path / "hf").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -259,11 +242,6 @@ def test_minimal_pairs_of_a_folder(data, tmp_path):
     ):
         lines = [json.dumps({**record, "linguistics_term": term}) for record in records]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    summary = folder / ".." / "raw_results" / "summary"
-    summary.mkdir(parents=True)
-    scores = dict(ngram=0.5, lstm=0.6, txl=0.7, gpt2=0.9)
-    lines = [json.dumps({"UID": name, **scores}) for name in "abcd"]
-    (summary / "models_summary.jsonl").write_text("\n".join(lines))
     precision = ("--precision", "bf16")
     found = probe(tmp_path, "--checkpoint", run, "--minimal-pairs", folder, *precision)
     assert found["precision"] == "bf16"
@@ -271,7 +249,6 @@ def test_minimal_pairs_of_a_folder(data, tmp_path):
     assert found["paradigms"] == {"a": [0.5, 1], "b": [1.0, 3], "c": [0.0, 2]}
     assert found["phenomena"] == {"agreement": [3.5 / 4, 4], "binding": [0.0, 2]}
     assert (found["accuracy"], found["pairs"], found["ties"]) == (3.5 / 6, 6, 1)
-    assert found["published"]["GPT-2"] == pytest.approx(0.9)
     (folder / "c.jsonl").write_text('{"sentence_good": "no other"}\n')
     words = ["--checkpoint", str(run), "--minimal-pairs", str(folder)]
     assert run_ranks(probe_rank, 1, words) == [

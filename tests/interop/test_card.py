@@ -1,33 +1,24 @@
-"""The card of an export: metadata that the Hub reads, the command of the run, what is left open."""
+"""The card of an export: metadata for the Hub, where the model is from, what is left open."""
 
 import json
 import re
-import shlex
 import shutil
-from argparse import Namespace
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
 
-from albert_ds.commands.convert_hf import build_parser, main
-from albert_ds.commands.probe import name_measured
-from albert_ds.data.vocab import RELEASED, read_vocab, train_vocab
+from albert_ds.commands.convert_hf import build_parser
 from albert_ds.errors import UserError
-from albert_ds.interop.export import export_hf, list_checkpoints_of, read_probes
-from albert_ds.interop.weights import name_weights
-from albert_ds.settings import finetune as finetuning
-from albert_ds.settings import pretrain as pretraining
-from albert_ds.settings.shared import as_json
-from tests.conftest import ROOT, train_command
-from tests.finetuning import flags, write_checkpoint, write_cola
+from albert_ds.model.albert import AlbertForPretraining
+from tests.finetuning import MODEL
+from tests.models import run_export, small_vocab, write_run, write_weights
 
 
 @pytest.fixture(scope="module")
 def vocab(text_file):
-    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
-    return train_vocab(lines, RELEASED, vocab_size=300)
+    return small_vocab(text_file)
 
 
 @pytest.fixture
@@ -37,161 +28,113 @@ def run(tmp_path, vocab) -> Path:
     data.mkdir()
     train = {"documents": 1200, "samples": 34567, "tokens": 8901234}
     (data / "index.json").write_text(json.dumps({"language": "no", "splits": {"train": train}}))
-    folder = write_checkpoint(tmp_path / "run", vocab)
-    record = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(record | {"data": [str(data)]}))
-    line = {"step": 1, "heldout_mlm_loss": 5.5, "heldout_mlm_accuracy": 0.25}
-    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    return folder
+    run = write_run(
+        tmp_path / "run",
+        AlbertForPretraining(MODEL),
+        vocab,
+        step=40,
+        steps=80,
+        batch_size=64,
+        command="albert-ds train --steps 80",
+        data=[str(data), "/gone/shards"],
+        data_weights=[0.75, 0.25],
+        stream={"objective": "sop", "sequence_length": 48},
+        deepspeed={
+            "optimizer": {"type": "Lamb", "params": {"lr": 0.00176}},
+            "bf16": {"enabled": True},
+        },
+        versions={"torch": "2.11.0", "commit": "abc"},
+    )
+    lines = [{"step": s, "heldout_mlm_loss": 5.0 - s / 100} for s in (20, 40, 60)]
+    lines.insert(1, {"step": 30, "loss": 1.0})
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 8')
+    return run
 
 
 def write_probe(path: Path, **values) -> Path:
-    path.write_text(json.dumps({"weights": "run/step-00000001", "data": "news", **values}))
+    path.write_text(json.dumps({"weights": "run/step-00000040", "data": "news", **values}))
     return path
 
 
 def test_the_hub_reads_the_metadata(run, tmp_path):
     probe = write_probe(tmp_path / "p.json", heldout_mlm_accuracy=0.5, most_frequent_piece="'\n")
-    export_hf(run, tmp_path / "hf", licence="cc-by-sa-4.0", probes=read_probes([probe], [run]))
-    found = ModelCard.load(tmp_path / "hf" / "README.md").data
+    hf = run_export(run, tmp_path / "hf", "--license", "cc-by-sa-4.0", "--probe", probe)
+    found = ModelCard.load(hf / "README.md").data
     assert (found.language, found.license) == (["no"], "cc-by-sa-4.0")
-    assert (found.library_name, found.pipeline_tag, found.tags) == (
-        "transformers",
-        "fill-mask",
-        ["albert"],
-    )
-    assert found.model_name == "run" and found.eval_results is not None
+    assert (found.library_name, found.pipeline_tag) == ("transformers", "fill-mask")
+    assert (found.tags, found.model_name) == (["albert"], "run")
+    assert found.eval_results is not None
     measured = [(x.dataset_type, x.metric_type, x.metric_value) for x in found.eval_results]
     assert measured == [
-        ("riksmål: 1", "heldout_mlm_loss", 5.5),
-        ("riksmål: 1", "heldout_mlm_accuracy", 0.25),
+        ("riksmål: 1, shards", "heldout_mlm_loss", 4.6),
         ("news", "heldout_mlm_accuracy", 0.5),
     ]
 
 
+def test_the_card_says_where_a_model_comes_from(run, tmp_path):
+    card = (run_export(run, tmp_path / "hf") / "README.md").read_text()
+    for words in (
+        "exported from `run/step-00000040`",
+        "in lower case; accents and combining marks are removed",
+        "75.0% of the samples; 1,200 documents; 34,567 samples; 8,901,234 tokens",
+        "25.0% of the samples; its index.json could not be read",
+        "| optimizer | Lamb |",
+        "| peak learning rate | 0.00176 |",
+        "| precision | bf16 |",
+        "| heldout_mlm_loss | 4.6000 |",
+        "at step 40",
+        "\n```bash\nalbert-ds train --steps 80\n```\n",
+        "Checked at export: transformers ",
+    ):
+        assert words in card, words
+    assert "4.4" not in card  # of step 60, after the checkpoint
+    for line in ("of each layer's own | `none`", "attention block of each layer | 0, 0"):
+        assert line in card
+    assert not re.search(r"\n\n\n|[{}]{2}", card)
+
+
+def test_the_card_says_what_was_written_differently(vocab, tmp_path):
+    config = replace(MODEL, sharing="attention", embedding_size=32, pair_head=False)
+    model = AlbertForPretraining(config)
+    hf = run_export(write_run(tmp_path / "run", model, vocab), tmp_path / "hf")
+    card = (hf / "README.md").read_text()
+    assert f"{sum(p.numel() for p in model.parameters()):,}" in card
+    assert "## Training" not in card  # config.json says nothing of it
+    for words in ("run/step-00000001", "repeated", "identity", "random", "AutoModelForMaskedLM"):
+        assert words in card
+
+
 def test_what_nobody_said_is_marked_and_no_metadata(run, tmp_path):
     (tmp_path / "riksmål: 1" / "index.json").unlink()
-    export_hf(run, tmp_path / "hf")
-    card = ModelCard.load(tmp_path / "hf" / "README.md")
+    hf = run_export(run, tmp_path / "hf")
+    card = ModelCard.load(hf / "README.md")
     assert card.data.license is None and card.data.language is None
-    assert "co2_eq_emissions" not in card.data
-    top, body = (tmp_path / "hf" / "README.md").read_text().split("\n---\n", 1)
-    for name in ("license", "language", "co2_eq_emissions"):
+    top, body = (hf / "README.md").read_text().split("\n---\n", 1)
+    for name in ("license", "language"):
         assert re.search(rf"^# {name}: FILL IN", top, re.M), name
     carbon, licence = body.split("## Carbon")[1].split("## Licence")
-    assert carbon.count("| **FILL IN** |") == 3 and licence.strip().startswith("**FILL IN**")
-    assert "## Training" not in body  # config.json says nothing of it
-    export_hf(run, tmp_path / "hf", licence="mit")
-    card = ModelCard.load(tmp_path / "hf" / "README.md").text
+    assert "**FILL IN**" in carbon and licence.strip().startswith("**FILL IN**")
+    run_export(run, tmp_path / "hf", "--license", "mit")
+    card = ModelCard.load(hf / "README.md").text
     assert card.split("## Licence")[1].strip() == "`mit`"
 
 
-def test_a_probe_is_in_the_card_of_what_it_measured(run, tmp_path):
-    old = run / "checkpoints" / "step-00000001"
-    new = old.with_name("step-00000002")
-    new.mkdir()
-    (new / "weights.safetensors").write_bytes((old / "weights.safetensors").read_bytes())
-    assert list_checkpoints_of(run) == [old, new]
+def test_a_probe_is_in_the_card_of_what_it_measured(run, tmp_path, capsys):
+    write_weights(run, AlbertForPretraining(MODEL).state_dict(), step=60)
     probe = write_probe(tmp_path / "probe.json", heldout_mlm_accuracy=0.5, heldout_masked=7)
-    probes = read_probes([probe], [old, new])
-    for checkpoint, times in ((old, 1), (new, 0)):
-        export_hf(checkpoint, tmp_path / "hf", probes=probes)
-        card = (tmp_path / "hf" / "README.md").read_text()
-        assert card.count("| heldout_masked | 7 |") == times
-    with pytest.raises(UserError, match="is about run/step-00000001; exported: run/step-00000002"):
-        read_probes([probe], [new])
-    assert name_weights(tmp_path / "hf") == "hf"
-    (tmp_path / "probe.json").write_text('{"models": {}}')
-    with pytest.raises(UserError, match='--probe .*probe.json: no "weights" in it'):
-        read_probes([probe], [new])
-
-
-def test_a_run_without_checkpoints_has_no_revisions(tmp_path):
-    with pytest.raises(UserError, match="must be a run, with folders checkpoints/step-N"):
-        list_checkpoints_of(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"model": "bert-base", "num_heads": 4, "sharing": "groups:2", "per_layer": "norm,scale"},
-        {"objective": "none", "compile": True, "dropout": "0.0"},
-        {"seed": 7, "depth_schedule": "1@0,2@50%", "learning_rate": "0.003", "max_hours": "1.5"},
-        {"data": ["data", "other data"], "data_weights": ["3", "1"], "max_predictions": 9},
-    ],
-    ids=lambda given: next(iter(given), "plain"),
-)
-def test_the_command_of_a_pretraining_run_gives_the_same_run(data, tmp_path, monkeypatch, given):
-    for name in ("data", "other data"):
-        (tmp_path / name).symlink_to(data)
-    (tmp_path / "zero1_fp32.json").symlink_to(ROOT / "ds_configs" / "zero1_fp32.json")
-    monkeypatch.chdir(tmp_path)
-    values = {"data": "data", "output": "run", "deepspeed_config": "zero1_fp32.json"} | given
-    switch = ["--compile"] if values.pop("compile", False) else []
-    argv = [*train_command(**values)[2:], *switch]
-    typed = pretraining.read_config(argv, world_size=2)
-    program, command, *again = shlex.split(pretraining.describe_command(as_json(typed)))
-    assert (program, command) == ("albert-ds", "train")
-    assert pretraining.read_config(again, world_size=2) == typed
-
-
-def test_folders_of_the_machine_are_not_in_the_command(data, tmp_path):
-    argv = train_command(data, tmp_path / "run")[2:]
-    command = pretraining.describe_command(as_json(pretraining.read_config(argv, world_size=1)))
-    assert str(tmp_path) not in command and str(data.parent) not in command
-    assert f"--data {data.name} " in command
-
-
-def test_the_command_of_a_fine_tuning_run_gives_the_same_run(vocab, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_checkpoint(tmp_path / "run", vocab)
-    write_cola(tmp_path / "cola")
-    (tmp_path / "zero1_fp32_adamw.json").symlink_to(ROOT / "ds_configs" / "zero1_fp32_adamw.json")
-    given = {"sequence_length": 48, "patience": 3, "classifier_dropout": 0.25, "seed": 5}
-
-    def read(argv):
-        config, args = finetuning.read_config(argv, world_size=1)
-        return finetuning.resolve_steps(config, args, examples=96)
-
-    where = (Path("cola"), Path("run"), Path("tuned"))
-    typed = read(flags("glue/cola", *where, **given, deepspeed_config="zero1_fp32_adamw.json"))
-    program, command, *again = shlex.split(finetuning.describe_command(as_json(typed)))
-    assert (program, command) == ("albert-ds", "finetune")
-    assert replace(read(again), cache=typed.cache) == typed
-
-
-def test_the_card_shows_the_command(run, data, tmp_path):
-    argv = train_command(data, tmp_path / "other")[2:]
-    typed = pretraining.read_config(argv, world_size=1)
-    record = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**as_json(typed), "model": record["model"]}))
-    export_hf(run, tmp_path / "hf")
-    card = (tmp_path / "hf" / "README.md").read_text()
-    assert "\n```bash\nalbert-ds train --output other --steps 12 " in card
-    assert asdict(typed.model) != record["model"] and "--max-position-embeddings 64 " in card
-
-
-def test_the_commands_bring_a_probe_into_the_card_of_its_checkpoint(data, tmp_path, capsys):
-    vocab = read_vocab(data / "spiece.model")
-    run = write_checkpoint(tmp_path / "run", vocab, vocab_size=vocab.size)
-    first = run / "checkpoints" / "step-00000001"
-    shutil.copytree(first, first.with_name("step-00000002"))
-    report = tmp_path / "probe.json"
-    measured = {**name_measured(Namespace(checkpoint=run, data=data, num_layers=None)), "x": 0.5}
-    report.write_text(json.dumps(measured))
-    words = ["export", "--checkpoint", str(run), "--output", str(tmp_path / "hf")]
-    words += ["--license", "apache-2.0", "--probe", str(report)]
-    main([*words, "--revision-per-checkpoint"])
-    folders = [tmp_path / "hf" / f"step-0000000{number}" for number in (1, 2)]
+    run_export(run, tmp_path / "hf", "--probe", probe, "--revision-per-checkpoint")
+    folders = [tmp_path / "hf" / f"step-000000{step}" for step in (40, 60)]
     assert capsys.readouterr().out == "".join(f"wrote {folder}\n" for folder in folders)
-    cards = [ModelCard.load(folder / "README.md") for folder in folders]
-    assert [card.data.license for card in cards] == ["apache-2.0"] * 2
-    assert ["| x | 0.5000 |" in card.text for card in cards] == [True, False]
-    shallow = name_measured(Namespace(checkpoint=run, data=data, num_layers=1))
-    report.write_text(json.dumps(shallow))
-    with pytest.raises(UserError, match="is about run/step-00000001, 1 layers; exported: run/st"):
-        main(words)
+    cards = [(folder / "README.md").read_text() for folder in folders]
+    assert ["| heldout_masked | 7 |" in card for card in cards] == [True, False]
+    with pytest.raises(UserError, match="is about run/step-00000040; exported: run/step-00000060"):
+        run_export(run, tmp_path / "hf2", "--probe", probe)
+    probe.write_text('{"models": {}}')
+    with pytest.raises(UserError, match='--probe .*probe.json: no "weights" in it'):
+        run_export(run, tmp_path / "hf2", "--probe", probe)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(UserError, match="must be a run, with folders checkpoints/step-N"):
+        run_export(run, tmp_path / "hf2", "--revision-per-checkpoint")
 
 
 @pytest.mark.parametrize("text", ["Apache 2.0", "MIT", "", "-"])

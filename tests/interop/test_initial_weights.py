@@ -1,16 +1,17 @@
 """--init-from another depth or sharing: the same function where it can be, a reason where not."""
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from albert_ds.errors import UserError
-from albert_ds.interop.weights import read_initial_weights
+from albert_ds.interop.folder import ModelFolder
+from albert_ds.interop.initial import read_initial_weights
 from albert_ds.model.albert import AlbertForPretraining
 from tests.batches import concatenate, random_samples
 from tests.distributed import run_ranks
+from tests.models import write_run
 from tests.training import SMALL, join, small_config
 
 DEEP = replace(SMALL, num_layers=4)
@@ -18,18 +19,17 @@ TENSORS = concatenate(random_samples(3, vocab_size=SMALL.vocab_size, max_length=
 INPUTS = {k: v for k, v in TENSORS.items() if "masked" not in k and "pair" not in k}
 
 
+def read_initial(folder, config) -> dict:
+    return read_initial_weights(ModelFolder(folder), config)
+
+
 @pytest.fixture
 def write_checkpoint(tmp_path):
-    """A folder of an AlbertForPretraining of the given shape, and the model."""
-    from safetensors.torch import save_file
+    """A run of an AlbertForPretraining of the given shape, and the model."""
 
     def write(config, seed=0):
-        folder = tmp_path / f"run{seed}" / "checkpoints" / "step-00000009"
-        folder.mkdir(parents=True)
         model = AlbertForPretraining(config, seed=seed)
-        save_file(model.state_dict(), folder / "weights.safetensors")
-        (tmp_path / f"run{seed}" / "config.json").write_text(json.dumps({"model": asdict(config)}))
-        return folder, model
+        return write_run(tmp_path / f"run{seed}", model, step=9), model
 
     return write
 
@@ -41,7 +41,7 @@ def states_of(model) -> list[torch.Tensor]:
 
 def start(folder, config):
     model = AlbertForPretraining(config, seed=99)
-    model.load_state_dict(read_initial_weights(folder, config))
+    model.load_state_dict(read_initial(folder, config))
     return model
 
 
@@ -64,10 +64,10 @@ def test_another_depth_takes_the_blocks_of_the_same_relative_depth(write_checkpo
     old = model.state_dict()
     name = "albert.encoder.ffn.{}.feed_forward.up.weight"
     for num_layers, origins in ((4, [0, 0, 1, 1]), (3, [0, 0, 1]), (1, [0])):
-        new = read_initial_weights(folder, replace(SMALL, num_layers=num_layers, sharing="none"))
+        new = read_initial(folder, replace(SMALL, num_layers=num_layers, sharing="none"))
         for layer, origin in enumerate(origins):
             assert torch.equal(new[name.format(layer)], old[name.format(origin)])
-    grouped = read_initial_weights(folder, replace(SMALL, num_layers=6, sharing="groups:2"))
+    grouped = read_initial(folder, replace(SMALL, num_layers=6, sharing="groups:2"))
     assert torch.equal(grouped[name.format(1)], old[name.format(1)])
 
 
@@ -81,7 +81,7 @@ def test_between_patterns_a_layer_keeps_its_blocks(write_checkpoint):
             assert torch.equal(found, expected), sharing
     for sharing in ("cycle-rev:2", "groups:2", "attention"):
         with pytest.raises(UserError, match="would have to become one"):
-            read_initial_weights(folder, replace(DEEP, sharing=sharing))
+            read_initial(folder, replace(DEEP, sharing=sharing))
 
 
 @pytest.mark.parametrize("per_layer", ["norm", "scale", "position", "lora:2", "lora:2,norm"])
@@ -102,7 +102,7 @@ def test_what_is_added_to_layers_starts_as_nothing_and_is_taken_along(write_chec
                 old = key.replace(name.format(layer), name.format(layer // 2))
                 assert torch.equal(tensor, model.state_dict()[old])
     with pytest.raises(UserError, match=f"has --per-layer {per_layer}, which a run with"):
-        read_initial_weights(again, replace(config, per_layer="none"))
+        read_initial(again, replace(config, per_layer="none"))
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,24 @@ def test_what_is_added_to_layers_starts_as_nothing_and_is_taken_along(write_chec
 def test_two_blocks_never_become_one(write_checkpoint, sharing, words):
     folder, _ = write_checkpoint(replace(DEEP, sharing="none"))
     with pytest.raises(UserError, match=words) as caught:
-        read_initial_weights(folder, replace(DEEP, sharing=sharing))
+        read_initial(folder, replace(DEEP, sharing=sharing))
     assert f"--sharing {sharing}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_does_not_fit_is_refused(write_checkpoint):
+    folder, model = write_checkpoint(SMALL)
+    headless = read_initial(folder, replace(SMALL, pair_head=False))
+    heads = {n for n in model.state_dict() if n.startswith(("albert.pooler", "pair_head"))}
+    assert headless.keys() == model.state_dict().keys() - heads
+    for changes, words in (
+        ({"num_heads": 2}, "its num_heads is 4, this run's is 2"),
+        ({"embedding_size": 4}, "this run's is 4"),
+    ):
+        with pytest.raises(UserError, match=words):
+            read_initial(folder, replace(SMALL, **changes))
+    folder, _ = write_checkpoint(replace(SMALL, pair_head=False), 1)
+    with pytest.raises(UserError, match="has no sentence head: --objective must be none"):
+        read_initial(folder, SMALL)
 
 
 def build_runs(rank: int, configs):
@@ -145,7 +161,7 @@ def test_a_run_starts_at_step_0_with_a_fresh_optimizer(write_checkpoint, tmp_pat
         for name in names
     ]
     configs = [replace(config, init_from=str(folder)) for config in configs]
-    expected = read_initial_weights(folder, model)
+    expected = read_initial(folder, model)
     assert any(not torch.equal(w.bfloat16().float(), w) for w in expected.values())
     for name, found in zip(names, run_ranks(build_runs, 2, configs)[0], strict=True):
         counts, weights, moments = found

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from albert_ds.commands.fill_mask import fill_masks
+from albert_ds.evals.fill_mask import fill_masks
 from albert_ds.evals.minimal_pairs import Pair, score_pairs, score_sentences
-from albert_ds.interop.weights import read_model, read_model_vocab
+from albert_ds.interop.folder import ModelFolder
 
 MODEL = Path(__file__).parents[3] / "tools" / "demo" / "model"
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ SENTENCES = [
 
 
 def test_it_tells_a_sentence_from_its_ungrammatical_neighbour():
-    model, vocab = read_model(MODEL), read_model_vocab(MODEL)
+    model, vocab = ModelFolder(MODEL).build_model(), ModelFolder(MODEL).vocab
     pairs = [Pair("agreement", "agreement", good, bad) for good, bad in PAIRS]
     assert sum(score_pairs(model, vocab, pairs, CPU)) >= len(PAIRS) - 1
 
@@ -65,7 +65,9 @@ def test_hugging_face_scores_its_sentences_alike():
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(MODEL).eval()
     sentences = [sentence for pair in PAIRS[:4] for sentence in pair]
-    ours = score_sentences(read_model(MODEL), read_model_vocab(MODEL), sentences, CPU)
+    ours = score_sentences(
+        ModelFolder(MODEL).build_model(), ModelFolder(MODEL).vocab, sentences, CPU
+    )
     for sentence, score in zip(sentences, ours, strict=True):
         ids = tokenizer(sentence, return_tensors="pt")["input_ids"][0]
         places = torch.arange(1, len(ids) - 1)

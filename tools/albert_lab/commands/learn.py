@@ -21,7 +21,6 @@ from albert_ds import cli
 from albert_ds.cli import Number, log_line
 from albert_ds.errors import MachineFailed, UserError
 from albert_ds.files import PACKAGE, write_file
-from albert_ds.interop.weights import find_weights
 from albert_ds.json_files import read_json, read_lines
 from albert_ds.process.world import name_device
 from albert_lab.tables import spread, table
@@ -290,7 +289,9 @@ def main(argv: list[str]) -> None:
     text = ["--input", *map(os.path.abspath, args.text), "--language", args.language]
     log = out / "prepare.log"
     if args.init_from is not None:
-        vocab = find_weights(args.init_from)[0] / "spiece.model"
+        from albert_ds.interop.folder import ModelFolder
+
+        vocab = ModelFolder(args.init_from).root / "spiece.model"
         if not vocab.is_file():
             raise UserError(f"--init-from {args.init_from}: no {vocab.name} in it")
     elif not vocab.is_file():

@@ -1,0 +1,53 @@
+"""Fill the masks of sentences with the pieces that a pretrained model finds most likely."""
+
+from pathlib import Path
+
+import torch
+
+from albert_ds.data.vocab import CLS, MASK, SEP
+from albert_ds.errors import UserError
+from albert_ds.interop.folder import ModelFolder
+
+MASK_WORD = "[MASK]"
+
+
+def fill_masks(checkpoint: Path, sentences: list[str], top: int) -> list[list[list]]:
+    """For each sentence and each of its masks the `top` pairs (piece, probability), best first."""
+    folder = ModelFolder(checkpoint)
+    model, vocab = folder.build_model(), folder.vocab
+    config = model.config
+    if top > config.vocab_size:
+        raise UserError(f"--top {top}: must be at most {config.vocab_size}, the vocabulary's size")
+    samples = [torch.tensor(encode(vocab, s, config.max_position_embeddings)) for s in sentences]
+    lengths = [len(sample) for sample in samples]
+    ids = torch.cat(samples)
+    masks = (ids == MASK).nonzero().squeeze(1)
+    with torch.inference_mode():
+        states = model.eval().albert(
+            ids,
+            torch.zeros_like(ids),
+            torch.cat([torch.arange(length) for length in lengths]),
+            torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32),
+            max(lengths),
+        )["last_hidden_state"][masks]
+        logits = model.mlm_head.logits(states, model.albert.embeddings.word.weight)
+        best = logits.softmax(-1).topk(top)
+    filled = [
+        [(vocab.pieces[piece], p) for piece, p in zip(pieces, ps, strict=True)]
+        for pieces, ps in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
+    fills = iter(filled)
+    return [[next(fills) for _ in range(int((sample == MASK).sum()))] for sample in samples]
+
+
+def encode(vocab, sentence: str, limit: int) -> list[int]:
+    """[CLS] sentence [SEP] as ids, one id for each [MASK], as Hugging Face's tokenizer does."""
+    if MASK_WORD not in sentence:
+        raise UserError(f"{sentence!r}: has no {MASK_WORD}")
+    ids = [CLS]
+    for part in vocab.encode(sentence.split(MASK_WORD)):
+        ids += [*part, MASK]
+    ids[-1] = SEP
+    if len(ids) > limit:
+        raise UserError(f"{sentence[:40]!r}...: {len(ids)} tokens, the model takes {limit}")
+    return ids

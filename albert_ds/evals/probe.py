@@ -1,0 +1,182 @@
+"""What `albert-ds probe` measures: held-out accuracies, minimal pairs, Figure 1's layers."""
+
+import json
+import math
+import time
+from argparse import Namespace
+
+import torch
+from scipy.stats import binomtest
+
+from albert_ds.cli import log_line
+from albert_ds.data.shards import open_shards
+from albert_ds.data.stream import heldout_batches
+from albert_ds.data.stream_config import StreamConfig, list_pair_tasks
+from albert_ds.errors import UserError
+from albert_ds.evals.frozen import encode_pairs, measure_similarity, train_head
+from albert_ds.evals.heldout import evaluate
+from albert_ds.evals.minimal_pairs import read_pairs, score_pairs, summarise
+from albert_ds.interop.folder import ModelFolder
+from albert_ds.json_files import check
+from albert_ds.parallel.mesh import build_mesh
+from albert_ds.process.quiet import quiet_libraries
+from albert_ds.process.rendezvous import join_world
+from albert_ds.process.world import read_world
+
+TASKS = list_pair_tasks()
+
+
+def run_probe(args: Namespace) -> tuple[dict, str]:
+    """The numbers that the command line asks for, and a table of them."""
+    quiet_libraries()
+    device = join_world(read_world())
+    if args.similarity:
+        values = compare_layers(args, device)
+        return values, json.dumps(values, indent=1)
+    folder = ModelFolder(args.checkpoint)
+    # What the numbers are of and on which data: a model card takes them for the same weights.
+    layers = f", {args.num_layers} layers" if args.num_layers else ""
+    data = args.data or args.minimal_pairs
+    about = {"weights": folder.name + layers, "data": data.resolve().name}
+    if args.minimal_pairs:
+        values = probe_pairs(args, folder, device)
+        return about | values, tabulate_pairs(values)
+    values = probe(args, folder, device)
+    return about | values, tabulate(values)
+
+
+def open_model(folder: ModelFolder, vocab, device, num_layers: int | None):
+    """A model on `device`; UserError if its vocabulary differs from the data's."""
+    folder.check_vocab(vocab, str(folder.path))
+    model = folder.build_model()
+    model.albert.encoder.set_depth(num_layers or model.config.num_layers)
+    return model.to(device)
+
+
+def find_objective(folder: ModelFolder, has_head: bool) -> str:
+    """The objective of a checkpoint's two-way head; ALBERT's SOP for a Hugging Face folder."""
+    stream = folder.record.get("stream", {}) if folder.is_ours else {}
+    check(stream, dict, f"{folder.root / 'config.json'}: stream")
+    return stream.get("objective", "sop") if has_head else "none"
+
+
+def draw_batches(args, source, objective: str, samples: int, longest: int) -> list:
+    """The first samples of a split, drawn for `objective`; every call draws the same ones."""
+    length = min(source.sequence_length, longest, args.sequence_length or longest)
+    return list(
+        heldout_batches(
+            source,
+            StreamConfig(objective=objective, sequence_length=length, seed=args.seed),
+            limit=samples,
+            micro_batch_size=args.micro_batch_size,
+            dp_rank=0,
+            dp_size=1,
+        )
+    )
+
+
+def probe(args: Namespace, folder: ModelFolder, device: torch.device) -> dict:
+    """Held-out accuracies and their baselines."""
+    source = open_shards(args.data, "heldout")
+    model = open_model(folder, source.vocab, device, args.num_layers)
+    longest = model.config.max_position_embeddings
+    own = find_objective(folder, model.config.pair_head)
+    batches = draw_batches(args, source, own, args.samples, longest)
+    values = evaluate(model, batches, build_mesh(1), device, own)
+    for task in TASKS.keys() - {own}:
+        held, labels = encode_pairs(
+            model, draw_batches(args, source, task, args.samples, longest), device
+        )
+        shards = open_shards(args.data, "train")
+        train = draw_batches(args, shards, task, args.head_samples, longest)
+        features, known = encode_pairs(model, train, device)
+        values[f"heldout_{task}_pairs"] = len(labels)
+        if not len(labels) or len({*known.tolist()}) < 2:
+            log_line(
+                f"{task} accuracy is not measured: its head needs training pairs of both labels "
+                f"and held-out pairs; {len(known)} and {len(labels)} could be made of {args.data}"
+            )
+            continue
+        values[f"heldout_{task}_accuracy"] = float(
+            (train_head(features, known, held) == labels).mean()
+        )
+    masked = torch.cat([torch.as_tensor(b.tensors["masked_labels"]) for b in batches])
+    frequent = masked.mode().values
+    loss, count = values["heldout_mlm_loss"], values["heldout_masked"]
+    assert loss is not None and count, "every sample has a masked token"
+    size = torch.tensor(source.vocab.count_bytes())[masked].sum()
+    return {
+        **values,
+        "heldout_bits_per_byte": loss * count / math.log(2) / float(size),
+        "objective": own,
+        "most_frequent_piece": source.vocab.pieces[int(frequent)],
+        "most_frequent_share": float((masked == frequent).double().mean()),
+    }
+
+
+def tabulate(values: dict) -> str:
+    masked, piece = values["heldout_masked"], values["most_frequent_piece"]
+    rows = [
+        ("MLM accuracy", values["heldout_mlm_accuracy"], masked),
+        (f"always guessing {piece!r}", values["most_frequent_share"], masked),
+    ]
+    for task, name in TASKS.items():
+        count = values.get(f"heldout_{task}_pairs", values["heldout_pairs"])
+        accuracy = values.get(f"heldout_{task}_accuracy")
+        label = f"{name} accuracy"
+        if task != values["objective"]:
+            label += ", only its head trained"
+        if count and accuracy is not None:
+            rows.append((label, accuracy, count))
+    rows.append(("a coin", 0.5, None))
+    lines = ["| held out | share | 95 % interval | of |", "| --- | --- | --- | --- |"]
+    for name, share, count in rows:
+        low, high = interval(share, count) if count else (share, share)
+        lines.append(f"| {name} | {share:.4f} | {low:.4f} .. {high:.4f} | {count or ''} |")
+    bits = values["heldout_bits_per_byte"]
+    return "\n".join([*lines, "", f"{bits:.3f} bits per byte of masked words"])
+
+
+def interval(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % confidence interval of a share of `count` trials."""
+    found = binomtest(round(share * count), count).proportion_ci(0.95, method="wilson")
+    return found.low, found.high
+
+
+def probe_pairs(args: Namespace, folder: ModelFolder, device: torch.device) -> dict:
+    """Accuracy on minimal pairs."""
+    pairs = read_pairs(args.minimal_pairs)
+    model, vocab = folder.build_model().to(device), folder.vocab
+    if args.precision == "bf16":
+        model.albert.to(torch.bfloat16)
+    started = time.perf_counter()
+    values = summarise(pairs, score_pairs(model, vocab, pairs, device))
+    return {**values, "precision": args.precision, "seconds": time.perf_counter() - started}
+
+
+def tabulate_pairs(values: dict) -> str:
+    lines = ["| minimal pairs | accuracy | 95 % interval | of |", "| --- | --- | --- | --- |"]
+    rows = [*values["paradigms"].items(), *values["phenomena"].items()]
+    for name, (share, count) in [*rows, ("**all**", (values["accuracy"], values["pairs"]))]:
+        low, high = interval(share, count)
+        lines.append(f"| {name} | {share:.4f} | {low:.4f} .. {high:.4f} | {count} |")
+    speed = values["pairs"] / values["seconds"]
+    return "\n".join(
+        [*lines, "| a coin | 0.5000 | | |", "", f"{speed:,.0f} pairs/s, {values['precision']}"]
+    )
+
+
+def compare_layers(args: Namespace, device: torch.device) -> dict:
+    """The numbers of Figure 1 by label, for every checkpoint on the same held-out samples."""
+    checkpoints = [args.checkpoint, *args.against]
+    labels = args.labels or [checkpoint.name for checkpoint in checkpoints]
+    if len({*labels}) != len(checkpoints):
+        raise UserError(f"--labels {' '.join(labels)}: must be {len(checkpoints)} different names")
+    source, found = open_shards(args.data, "heldout"), {}
+    for label, checkpoint in zip(labels, checkpoints, strict=True):
+        model = open_model(ModelFolder(checkpoint), source.vocab, device, args.num_layers)
+        longest = model.config.max_position_embeddings
+        batches = draw_batches(args, source, "none", args.samples, longest)
+        measured = measure_similarity(model, batches, device)
+        found[label] = {"sharing": model.config.sharing, **measured}
+    return {"models": found}

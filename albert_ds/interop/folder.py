@@ -1,0 +1,208 @@
+"""A folder that has a model: a run, one of its checkpoints, an imported one, or Hugging Face's.
+
+Of a pretraining run the newest whole checkpoint is read, as training itself would resume from it;
+of a fine-tuning run the best one. Files are read as tensors only; nothing in them is executed.
+"""
+
+import pickle
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from albert_ds.checkpoint.folder import (
+    BEST,
+    IMPORTED,
+    WEIGHTS,
+    find_damage,
+    find_newest,
+    read_tensors,
+)
+from albert_ds.cli import log_line
+from albert_ds.data.tokenizer_json import read_tokenizer_json
+from albert_ds.data.vocab import MODEL_NAME, TOKENIZER_NAME, Vocab, read_vocab
+from albert_ds.errors import DamagedData, UserError
+from albert_ds.interop.hugging_face import ENCODER, Weights, from_hf
+from albert_ds.json_files import build, check, read_json
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.model.shapes import build_shapes
+
+HF_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+class ModelFolder:
+    """What a command reads of one folder; a command opens it once.
+
+    path      as the user typed it
+    root      the folder with config.json and the vocabulary
+    is_ours   a run or checkpoint of this project, not a folder of Hugging Face
+    record    the content of config.json
+    """
+
+    def __init__(self, path: Path | str):
+        """Raises UserError if there is no model in the folder."""
+        self.path = Path(path)
+        self.is_ours = True
+        if (self.path / "checkpoints").is_dir():
+            self.root = self.path
+        elif (self.path / WEIGHTS).is_file():
+            self.root = self.path.absolute().parent.parent
+        elif any((self.path / name).is_file() for name in HF_FILES):
+            self.root, self.is_ours = self.path, False
+        else:
+            seeds = ", ".join(path.name for path in sorted(self.path.glob("seed-*")))
+            hint = f"; name one of {seeds} in it" if seeds else ""
+            raise UserError(
+                f"{self.path}: neither a run (with checkpoints/) nor a folder with "
+                f"{HF_FILES[0]}{hint}"
+            )
+        self.record = read_json(self.root / "config.json")
+
+    @cached_property
+    def checkpoint(self) -> Path | None:
+        """The checkpoint that is read, proven whole; None for a folder of Hugging Face.
+
+        A line on stderr says so if it is not the newest one. Raises DamagedData if the one that
+        is meant, or every one, is damaged, and UserError if there is none.
+        """
+        if not self.is_ours:
+            return None
+        shapes = build_shapes(self.config, self.head)
+        named = [self.root / name for name in (BEST, IMPORTED) if (self.root / name).is_dir()]
+        if self.root != self.path:
+            named = [self.path.absolute()]  # `.` has no name
+        if named:
+            if (problem := find_damage(named[0], shapes)) is not None:
+                raise DamagedData(f"{named[0]}: {problem}")
+            return named[0]
+        newest, damaged = find_newest(self.root, shapes)
+        for line in damaged:
+            log_line(line)
+        if newest is None:
+            raise UserError(f"{self.path}: a run without a checkpoint")
+        return newest
+
+    @property
+    def name(self) -> str:
+        """What reports call the weights: RUN/step-N by its names, or that of a HF folder."""
+        root = self.root.resolve().name
+        return f"{root}/{self.checkpoint.name}" if self.checkpoint else root
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """The shape of the model; of Hugging Face's, that of its pretraining model."""
+        if not self.is_ours:
+            return self._pretrained_hf[0]
+        name = str(self.root / "config.json")
+        check(self.record, {"model": dict}, name)
+        return build(ModelConfig, self.record["model"], f"{name}: model")
+
+    @cached_property
+    def head(self) -> HeadConfig | None:
+        """The head of a fine-tuned model of ours; None for a pretrained one."""
+        if not self.is_ours or "head" not in self.record:
+            return None
+        name = str(self.root / "config.json")
+        head = build(HeadConfig, self.record["head"], f"{name}: head")
+        if head.reads_pooled != self.config.pair_head:
+            raise UserError(f"{name}: pair_head must be {head.reads_pooled} for head {head.kind}")
+        return head
+
+    @cached_property
+    def vocab(self) -> Vocab:
+        """The vocabulary: `spiece.model`, else Hugging Face's `tokenizer.json`, which alone is what
+        transformers 5 writes.
+
+        Raises UserError if it is not the one that the model was trained with.
+        """
+        path = self.root / MODEL_NAME
+        if not self.is_ours and not path.is_file() and (self.root / TOKENIZER_NAME).is_file():
+            path = self.root / TOKENIZER_NAME
+            vocab = read_tokenizer_json(path)
+        else:
+            vocab = read_vocab(path)
+        recorded = self.record.get("vocab_sha256")
+        if recorded not in (None, vocab.sha256):
+            raise UserError(
+                f"{path}: its sha256 is {vocab.sha256}, must be {recorded} of config.json: the "
+                "weights belong to another vocabulary"
+            )
+        size = self.config.vocab_size if self.is_ours else self.record.get("vocab_size")
+        if vocab.size != size:
+            raise UserError(f"{path}: has {vocab.size} pieces, the model's vocab_size is {size}")
+        return vocab
+
+    def check_vocab(self, vocab: Vocab, name: str) -> None:
+        """Raise UserError, with `name`, unless the model was trained with this vocabulary.
+
+        Weights without a vocabulary beside them say only how many pieces it has.
+        """
+        if vocab.size != self.config.vocab_size:
+            raise UserError(
+                f"{name}: its model has {self.config.vocab_size} pieces, the data's vocabulary "
+                f"{vocab.size}; they must be the same"
+            )
+        if not any((self.root / file).is_file() for file in (MODEL_NAME, TOKENIZER_NAME)):
+            return
+        for number, pair in enumerate(zip(vocab.pieces, self.vocab.pieces, strict=True)):
+            if pair[0] != pair[1]:
+                raise UserError(
+                    f"{name}: its vocabulary has the piece {pair[1]!r} as id {number}, that of the "
+                    f"data {pair[0]!r}; they must be the same"
+                )
+
+    def read_weights(self) -> Weights:
+        """The fp32 tensors of the model, with all its heads, in host memory."""
+        if self.checkpoint is None:
+            return self._pretrained_hf[1]
+        return read_tensors(self.checkpoint / WEIGHTS)
+
+    def read_pretrained(self) -> tuple[ModelConfig, Weights]:
+        """The config and fp32 weights of a pretraining model; UserError for a fine-tuned one."""
+        if self.head is not None:
+            kind = self.head.kind
+            raise UserError(
+                f"{self.path}: a fine-tuned model ({kind}); it has no pretraining heads"
+            )
+        return self.config, self.read_weights()
+
+    def read_encoder(self) -> tuple[ModelConfig, Weights]:
+        """The config and fp32 encoder, with its pooler if there is one, of any model."""
+        if not self.is_ours:
+            return self._read_hf(encoder_only=True)
+        weights = self.read_weights()
+        return self.config, {name: x for name, x in weights.items() if name.startswith(ENCODER)}
+
+    def build_model(self) -> AlbertForPretraining:
+        """The pretraining model: fp32, on the CPU."""
+        config, weights = self.read_pretrained()
+        with torch.device("meta"):
+            model = AlbertForPretraining(config)
+        model.load_state_dict(weights, assign=True)
+        return model
+
+    @cached_property
+    def _pretrained_hf(self) -> tuple[ModelConfig, Weights]:
+        return self._read_hf(encoder_only=False)
+
+    def _read_hf(self, *, encoder_only: bool) -> tuple[ModelConfig, Weights]:
+        path = next(path for name in HF_FILES if (path := self.root / name).is_file())
+        tensors = _read_foreign(path)
+        return from_hf(self.record, tensors, str(self.path), encoder_only=encoder_only)
+
+
+def _read_foreign(path: Path) -> Weights:
+    """The tensors of a file that another program wrote. Raises UserError."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, SafetensorError, pickle.UnpicklingError, RuntimeError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise UserError(f"{path}: not a file of tensors: {first_line}") from None
+    if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
+        raise UserError(f"{path}: not a file of tensors: must be a state dict")
+    return content

@@ -1,0 +1,94 @@
+"""The weights that a new run starts from: those of another model, of perhaps another depth."""
+
+from dataclasses import fields
+
+from albert_ds.errors import UserError
+from albert_ds.interop.folder import ModelFolder
+from albert_ds.interop.hugging_face import Weights
+from albert_ds.model.albert import init_weights
+from albert_ds.model.config import ModelConfig
+from albert_ds.model.per_layer import build_per_layer
+from albert_ds.model.shapes import build_shapes
+
+Origins = dict[tuple[str, int], int]  # (kind, index) of a new block -> index of the old one
+
+
+def find_origins(folder: ModelFolder, config: ModelConfig) -> Origins:
+    """From which old block each block of a new run of `config` starts.
+
+    Depth and sharing may differ: a layer takes the blocks of the layer at the same relative depth,
+    which for equal depths is the same layer. Raises UserError if the weights do not fit the run.
+    """
+    where, old = f"--init-from {folder.path}", folder.config
+    if folder.head is not None:
+        raise UserError(
+            f"{where}: a fine-tuned model ({folder.head.kind}); must be a pretrained one"
+        )
+    # These have no shape, or are compared below.
+    free = ("dropout", "initializer_range", "sharing", "per_layer", "num_layers", "pair_head")
+    for name in [field.name for field in fields(config) if field.name not in free]:
+        ours, theirs = getattr(config, name), getattr(old, name)
+        if ours != theirs:
+            raise UserError(f"{where}: its {name} is {theirs}, this run's is {ours}")
+    if config.pair_head and not old.pair_head:
+        raise UserError(f"{where}: has no sentence head: --objective must be none")
+    if not {*old.per_layer.split(",")} - {"none"} <= {*config.per_layer.split(",")}:
+        raise UserError(
+            f"{where}: has --per-layer {old.per_layer}, which a run with --per-layer "
+            f"{config.per_layer} has no place for; allowed: the same, or more"
+        )
+    origins: Origins = {}
+    for layer, blocks in enumerate(config.plan):
+        origins["own", layer] = layer * old.num_layers // config.num_layers
+        sources = old.plan[origins["own", layer]]
+        for kind, block, source in zip(("attention", "ffn"), blocks, sources, strict=True):
+            if origins.setdefault((kind, block), source) != source:
+                raise UserError(
+                    f"{where}: has --sharing {old.sharing}, --num-layers {old.num_layers}; with "
+                    f"--sharing {config.sharing}, --num-layers {config.num_layers} its {kind} "
+                    f"blocks {origins[kind, block]} and {source} would have to become one; "
+                    "allowed: a --sharing that keeps them apart"
+                )
+    return origins
+
+
+def read_initial_weights(folder: ModelFolder, config: ModelConfig, seed: int = 0) -> Weights:
+    """The weights that a new run of `config` starts from; UserError if they do not fit.
+
+    What layers have of their own is taken along; what the old ones do not have starts as nothing,
+    from `seed`. A pooler and a sentence head are dropped if the new run has none.
+    """
+    origins, state = find_origins(folder, config), folder.read_weights()
+    started = _start_own(config, seed)
+    weights = {}
+    for name in build_shapes(config):
+        old = _rename_block(name, origins)
+        if old not in state and name.endswith((".layer_norm.weight", ".layer_norm.bias")):
+            old = _find_norm(old, folder.config)  # its own norm starts as the shared one
+        # Copies, because several new blocks may start from one old block and are trained apart.
+        weights[name] = (state[old] if old in state else started[name]).clone()
+    return weights
+
+
+def _start_own(config: ModelConfig, seed: int) -> Weights:
+    """The initial values of what layers have of their own, by name."""
+    own = build_per_layer(config)
+    init_weights(own, config.initializer_range, seed)
+    return {f"albert.encoder.own.{name}": x for name, x in own.state_dict().items()}
+
+
+def _find_norm(name: str, config: ModelConfig) -> str:
+    """`encoder.own.3.ffn.layer_norm.bias` -> that of the block that layer 3 uses."""
+    encoder, _, rest = name.partition("own.")
+    layer, kind, leaf = rest.split(".", 2)
+    block = config.plan[int(layer)][kind == "ffn"]
+    return f"{encoder}{kind}.{block}.{leaf}"
+
+
+def _rename_block(name: str, origins: Origins) -> str:
+    """The old name of a new tensor: `encoder.ffn.3.` may have been `encoder.ffn.0.`"""
+    encoder, found, rest = name.partition(".encoder.")
+    if not found:
+        return name
+    kind, index, leaf = rest.split(".", 2)
+    return f"{encoder}{found}{kind}.{origins[kind, int(index)]}.{leaf}"

@@ -1,0 +1,288 @@
+"""Hugging Face computes what ours computes, and gives the same weights back."""
+
+import json
+import logging
+import socket
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from albert_ds.errors import UserError
+from albert_ds.interop.folder import ModelFolder
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.config import HeadConfig
+from albert_ds.model.task_heads import AlbertForTask
+from tests.finetuning import MODEL, write_checkpoint
+from tests.models import run_export, run_import, shake, small_vocab, write_run
+
+CONFIG = replace(MODEL, num_layers=4)
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+SENTENCES = [
+    'The "value" of an object (its state) may change.',
+    "Caf\u00e9 prices: \u00a33.50 \u2013 or \u20ac4, in 2,024.",
+    "It is [MASK] of the [MASK].",
+    "",
+]
+# Changes to CONFIG -> Hugging Face's groups of layers.
+MODELS = [
+    ({}, 1),
+    ({"sharing": "none"}, 4),
+    ({"sharing": "groups:2"}, 2),
+    ({"sharing": "pattern:1,1,0,0"}, 2),
+    ({"sharing": "attention"}, 4),
+    ({"sharing": "ffn"}, 4),
+    ({"sharing": "cycle:2"}, 4),
+    ({"sharing": "cycle-rev:2"}, 4),
+    ({"sharing": "pattern:0,0,1,1/0,1,0,1"}, 4),
+    ({"embedding_size": 32, "sharing": "none"}, 4),
+    ({"pair_head": False}, 1),
+]
+OWN = [
+    *({"per_layer": name, "num_layers": 11} for name in ("norm", "scale", "position", "lora:3")),
+    {"per_layer": "norm,scale,position,lora:3", "embedding_size": 32, "num_layers": 11},
+]
+HEADS = {
+    "glue/rte": HeadConfig(
+        kind="classification", num_labels=2, labels=("entailment", "not_entailment")
+    ),
+    "glue/stsb": HeadConfig(kind="regression", num_labels=1),
+    "race": HeadConfig(kind="choice", num_labels=1),
+    "squad1": HeadConfig(kind="span", num_labels=2),
+    "squad2": HeadConfig(kind="conditional_span", num_labels=1),
+}
+LOADERS = {
+    "glue/rte": "AutoModelForSequenceClassification",
+    "glue/stsb": "AutoModelForSequenceClassification",
+    "race": "AutoModelForMultipleChoice",
+    "squad1": "AutoModelForQuestionAnswering",
+}
+PAIRS = [("one object", "two"), ("the class", "a list of types"), ("x", "y"), ("value", "state")]
+
+
+@pytest.fixture(scope="module")
+def vocab(text_file):
+    return small_vocab(text_file)
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    def refuse(*args):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def encode(sentences: list[list[list[int]]]) -> dict:
+    """Our keywords for [CLS] part [SEP] part [SEP] of every sentence, whose parts are ids."""
+    ids, segments = [], []
+    for parts in sentences:
+        ids.append(torch.tensor([2, *(i for part in parts for i in (*part, 3))]))
+        lengths = [len(part) + 1 for part in parts]
+        lengths[0] += 1
+        segments.append(torch.arange(len(parts)).repeat_interleave(torch.tensor(lengths)))
+    lengths = [len(each) for each in ids]
+    return {
+        "input_ids": torch.cat(ids),
+        "token_type_ids": torch.cat(segments),
+        "position_ids": torch.cat([torch.arange(n) for n in lengths]),
+        "cu_seqlens": torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
+        "max_seqlen": max(lengths),
+    }
+
+
+def encode_masked(vocab, sentence: str) -> list[int]:
+    parts = vocab.encode(sentence.split("[MASK]"))
+    return [piece for part in parts for piece in (*part, 4)][:-1]
+
+
+def write_tuned(folder, task: str, vocab, **changes):
+    head = HEADS[task]
+    config = replace(MODEL, pair_head=head.reads_pooled, **changes)
+    model = shake(AlbertForTask(config, head, seed=3))
+    return write_run(folder, model, vocab, head=head, task=task), model
+
+
+@torch.no_grad()
+def test_a_pretrained_model_computes_the_same_and_comes_back(vocab, tmp_path, offline):
+    from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
+
+    for number, (changes, groups) in enumerate(MODELS):
+        config = replace(CONFIG, **changes)
+        model = shake(AlbertForPretraining(config, seed=3))
+        run = write_run(tmp_path / f"run{number}", model, vocab, step=40)
+        hf = run_export(run, tmp_path / f"hf{number}")
+        assert json.loads((hf / "config.json").read_text())["num_hidden_groups"] == groups, changes
+        tokenizer = AutoTokenizer.from_pretrained(hf)
+        masked = AutoModelForMaskedLM.from_pretrained(hf).eval()
+        pretraining = AutoModelForPreTraining.from_pretrained(hf).eval()
+        bare = AutoModel.from_pretrained(hf).eval()
+        for sentence in SENTENCES:
+            ours = encode([[encode_masked(vocab, sentence)]])
+            inputs = tokenizer(sentence, return_tensors="pt")
+            assert inputs["input_ids"][0].tolist() == ours["input_ids"].tolist()
+            found = model.albert(**ours)
+            word = model.albert.embeddings.word.weight
+            logits = model.mlm_head.logits(found["last_hidden_state"], word)
+            for theirs in (masked(**inputs).logits, pretraining(**inputs).prediction_logits):
+                torch.testing.assert_close(theirs[0], logits, **CLOSE)
+            theirs = bare(**inputs, output_hidden_states=True)
+            for x, y in zip(theirs.hidden_states, found["hidden_states"], strict=True):
+                torch.testing.assert_close(x[0], y, **CLOSE)
+            if config.pair_head:
+                pairs = model.pair_head(found["pooled"])
+                torch.testing.assert_close(pretraining(**inputs).sop_logits, pairs, **CLOSE)
+                torch.testing.assert_close(theirs.pooler_output, found["pooled"], **CLOSE)
+        back = run_import(hf, tmp_path / f"back{number}")
+        assert (back / "spiece.model").read_bytes() == (run / "spiece.model").read_bytes()
+        again = ModelFolder(back).build_model().eval()
+        assert replace(again.config, sharing=config.sharing) == config
+        states = again.albert(**ours)["hidden_states"]
+        assert all(map(torch.equal, states, found["hidden_states"])), changes
+        if again.config.plan == config.plan:  # not pattern:1,1,0,0, which is groups:2 now
+            torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_what_layers_have_of_their_own_is_folded_into_their_blocks(vocab, tmp_path):
+    """Exporting compares all logits in float64."""
+    for number, changes in enumerate(OWN):
+        model = shake(AlbertForPretraining(replace(CONFIG, **changes)))
+        run = write_run(tmp_path / f"run{number}", model, vocab)
+        hf = run_export(run, tmp_path / f"hf{number}")
+        assert json.loads((hf / "config.json").read_text())["num_hidden_groups"] == 11
+        card = (hf / "README.md").read_text()
+        assert f"`{changes['per_layer']}`" in card and "folded" in card
+
+
+@torch.no_grad()
+def test_a_fine_tuned_model_is_loaded_as_what_it_is(vocab, tmp_path):
+    import transformers
+
+    plans = ({}, {"embedding_size": 32, "num_layers": 4, "sharing": "cycle:2"})
+    for number, (task, changes) in enumerate((task, plan) for task in LOADERS for plan in plans):
+        run, model = write_tuned(tmp_path / f"run{number}", task, vocab, **changes)
+        hf = run_export(run, tmp_path / f"hf{number}")
+        loader = getattr(transformers, LOADERS[task])
+        theirs, info = loader.from_pretrained(hf, output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"], (task, info)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
+        inputs = tokenizer(*zip(*PAIRS, strict=True), return_tensors="pt", padding=True)
+        real = inputs["attention_mask"].bool()
+        ours = model(**encode([vocab.encode(pair) for pair in PAIRS]))
+        if task == "race":
+            inputs = {name: x.unsqueeze(0) for name, x in inputs.items()}
+        out = theirs.eval()(**inputs)
+        if task == "squad1":
+            torch.testing.assert_close(out.start_logits[real], ours["start"], **CLOSE)
+            torch.testing.assert_close(out.end_logits[real], ours["end"], **CLOSE)
+        else:
+            torch.testing.assert_close(out.logits, ours["logits"], **CLOSE)
+        if task == "glue/rte":
+            assert theirs.config.id2label == {0: "entailment", 1: "not_entailment"}
+        card = (hf / "README.md").read_text()
+        assert f"fine-tuned on {task}" in card and LOADERS[task] in card
+        assert f"{sum(p.numel() for p in model.parameters()):,}" in card
+
+
+def test_the_head_of_squad_2_is_refused_with_its_reason(vocab, tmp_path):
+    run, _ = write_tuned(tmp_path / "tuned", "squad2", vocab)
+    with pytest.raises(UserError, match="Hugging Face has no such ALBERT") as caught:
+        run_export(run, tmp_path / "hf")
+    assert str(run) in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "hf").exists()
+
+
+def test_an_encoder_is_read_from_anything_that_has_one(vocab, tmp_path, caplog):
+    run, model = write_tuned(tmp_path / "tuned", "glue/rte", vocab)
+    expected = {n: x for n, x in model.state_dict().items() if n.startswith("albert.")}
+    hf = run_export(run, tmp_path / "hf")
+    for folder in (run, run / "checkpoints" / "best", hf):
+        config, state = ModelFolder(folder).read_encoder()
+        torch.testing.assert_close(state, expected, rtol=0, atol=0)
+        assert config == MODEL
+    with pytest.raises(UserError, match="fine-tuned .*; it has no pretraining heads"):
+        ModelFolder(run).read_pretrained()
+    # A released file without a sentence head: its encoder is whole, and nothing need be said.
+    pretrained = write_checkpoint(tmp_path / "run", vocab)
+    released = run_export(pretrained, tmp_path / "released")
+    change_weights(released, lambda state: [state.pop(n) for n in list(state) if "sop" in n])
+    with caplog.at_level(logging.WARNING):
+        found = ModelFolder(released).read_encoder()[1]
+        torch.testing.assert_close(found, ModelFolder(pretrained).read_encoder()[1], rtol=0, atol=0)
+        assert "sentence head" not in caplog.text
+        config, state = ModelFolder(released).read_pretrained()
+    assert config.pair_head and not state["pair_head.weight"].any()
+    assert "no sentence head" in caplog.text
+
+
+def change_weights(folder, change) -> None:
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors")
+
+
+def test_sharing_is_recognised_in_files_that_repeat_blocks(vocab, tmp_path, caplog):
+    """Of ours, and of a program that writes one group a layer."""
+    for number, sharing in enumerate(("cycle:2", "attention", "pattern:0,0,1,1/0,1,0,1")):
+        model = shake(AlbertForPretraining(replace(CONFIG, sharing=sharing)))
+        run = write_run(tmp_path / f"run{number}", model, vocab)
+        hf = run_export(run, tmp_path / f"hf{number}")
+        assert ModelFolder(hf).config.sharing == sharing
+        assert f"read as --sharing {sharing}" in caplog.text
+    model = shake(AlbertForPretraining(replace(CONFIG, sharing="groups:2")))
+    hf = run_export(write_run(tmp_path / "run", model, vocab), tmp_path / "hf")
+    group = "albert.encoder.albert_layer_groups"
+
+    def write_each_layer(state):
+        for layer in (3, 2, 1):
+            source = f"{group}.{layer // 2}."
+            for name in [name for name in state if name.startswith(source)]:
+                state[name.replace(source, f"{group}.{layer}.")] = state[name].clone()
+
+    change_weights(hf, write_each_layer)
+    record = json.loads((hf / "config.json").read_text())
+    (hf / "config.json").write_text(json.dumps(record | {"num_hidden_groups": 4}))
+    config, found = ModelFolder(hf).read_pretrained()
+    assert config.sharing == "groups:2"
+    torch.testing.assert_close(found, dict(model.state_dict()), rtol=0, atol=0)
+
+
+def test_files_of_other_versions_are_read(vocab, tmp_path):
+    """What transformers 5 saves, the Hub's layout, and an old pickle in half precision."""
+    from transformers import AutoModelForPreTraining, AutoTokenizer
+
+    model = shake(AlbertForPretraining(CONFIG, seed=3))
+    hf = run_export(write_run(tmp_path / "run", model, vocab), tmp_path / "hf")
+    saved = tmp_path / "saved"
+    AutoModelForPreTraining.from_pretrained(hf).save_pretrained(saved)
+    AutoTokenizer.from_pretrained(hf).save_pretrained(saved)
+    assert not (saved / "spiece.model").exists()
+    for name in ("tokenizer.json", "tokenizer_config.json", "README.md"):
+        (hf / name).unlink()
+    texts = ["The object's class (its type).", "CAF\u00c9 \u201cx\u201d, 2,024"]
+    for folder in (saved, hf):
+        back = ModelFolder(run_import(folder, tmp_path / f"back-{folder.name}"))
+        torch.testing.assert_close(back.read_weights(), dict(model.state_dict()), rtol=0, atol=0)
+        for source in (back, ModelFolder(folder)):
+            assert source.vocab.encode(texts) == vocab.encode(texts)
+    state = {n: x.bfloat16() for n, x in load_file(hf / "model.safetensors").items()}
+    expected = state["albert.embeddings.word_embeddings.weight"].float()
+    state["albert.embeddings.position_ids"] = torch.arange(64)[None]
+    state["predictions.decoder.weight"] = state["albert.embeddings.word_embeddings.weight"]
+    state["predictions.decoder.bias"] = state["predictions.bias"]
+    (hf / "model.safetensors").unlink()
+    torch.save(state, hf / "pytorch_model.bin")
+    config, found = ModelFolder(hf).read_pretrained()
+    assert config == CONFIG and torch.equal(found["albert.embeddings.word.weight"], expected)
+
+
+def test_the_exported_tokenizer_tells_segments_apart(vocab, tmp_path):
+    from transformers import AutoTokenizer
+
+    hf = run_export(write_checkpoint(tmp_path / "run", vocab), tmp_path / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(hf)
+    pair = tokenizer("one", "two")
+    second = pair["input_ids"].index(3) + 1
+    assert pair["token_type_ids"] == [int(i >= second) for i in range(len(pair["input_ids"]))]
+    assert tokenizer.model_max_length == MODEL.max_position_embeddings

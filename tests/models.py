@@ -1,0 +1,65 @@
+"""Models on the disk as training leaves them, and the commands that read them."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from albert_ds.checkpoint.folder import BEST, FILES, WEIGHTS, TrainState, folder_name, write_folder
+from albert_ds.data.vocab import RELEASED, Vocab, train_vocab
+
+
+def small_vocab(text_file: Path, size: int = 300) -> Vocab:
+    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
+    return train_vocab(lines, RELEASED, vocab_size=size)
+
+
+def shake(model):
+    """`model` with other weights everywhere, also where it starts from zeros and ones."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def write_weights(run: Path, weights: dict, step: int | None = 1) -> Path:
+    """A whole checkpoint of these weights, the best ones of a fine-tuning run if `step` is None."""
+    (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+    if step is None:
+        write_folder(run / BEST, {WEIGHTS: weights}, {"step": 1, "value": 0.5})
+        return run / BEST
+    moments = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    tensors = dict(zip(FILES, (weights, moments, moments), strict=True))
+    state = TrainState(step=step, samples=step, updates=step, loss_scale=None)
+    write_folder(run / "checkpoints" / folder_name(step), tensors, asdict(state))
+    return run / "checkpoints" / folder_name(step)
+
+
+def write_run(
+    run: Path, model, vocab: Vocab | None = None, *, step: int = 1, head=None, **record
+) -> Path:
+    """A pretraining run, or a fine-tuning run if the model has the head of a task."""
+    if head is not None:
+        record |= {"head": asdict(head)}
+    write_weights(run, model.state_dict(), None if head is not None else step)
+    (run / "config.json").write_text(json.dumps({"model": asdict(model.config), **record}))
+    if vocab is not None:
+        vocab.write(run)
+    return run
+
+
+def run_export(checkpoint: Path, output: Path, *words) -> Path:
+    """`albert-ds export` in this process; returns the folder."""
+    from albert_ds.commands.convert_hf import main
+
+    main(["export", "--checkpoint", str(checkpoint), "--output", str(output), *map(str, words)])
+    return output
+
+
+def run_import(folder: Path, output: Path) -> Path:
+    from albert_ds.commands.convert_hf import main
+
+    main(["import", "--input", str(folder), "--output", str(output)])
+    return output
