@@ -11,12 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from albert_ds.checkpoint.folder import find_newest, write_checkpoint
+from albert_ds.checkpoint.folder import FILES, TrainState, find_newest, write_checkpoint
 from albert_ds.errors import MachineFailed
 from albert_ds.process.run_folder import RunLock, may_write_exit
 from tests.batches import random_samples
-from tests.checkpoint.test_storage import one_tensor, state_at
 from tests.distributed import run_ranks
 from tests.training import SMALL, join, open_small_run, small_config
 
@@ -40,6 +40,12 @@ LOSSES = {
 }
 
 
+def save(run: Path, step: int, lock: RunLock | None = None):
+    tensors = {file: {"x": torch.full((1000,), float(step))} for file in FILES}
+    state = TrainState(step=step, samples=step, updates=step, loss_scale=None)
+    return write_checkpoint(run, tensors, state, keep_last=1, keep_every=None, lock=lock)
+
+
 @pytest.mark.parametrize("how", LOSSES)
 def test_a_run_that_has_lost_its_folder_writes_nothing_more_there(tmp_path, how):
     run = tmp_path / "run"
@@ -47,14 +53,12 @@ def test_a_run_that_has_lost_its_folder_writes_nothing_more_there(tmp_path, how)
     lock = RunLock(run)
     lock.check()
     assert may_write_exit(run, lock)
-    assert write_checkpoint(run, one_tensor(1), state_at(1), keep_last=1, keep_every=1) is None
+    assert save(run, 1) is None
     other = LOSSES[how](run)
     with pytest.raises(MachineFailed, match=str(run)) as lost:
         lock.check()
     before = sorted(tmp_path.rglob("*"))
-    error = write_checkpoint(
-        run, one_tensor(2), state_at(2), keep_last=1, keep_every=None, lock=lock
-    )
+    error = save(run, 2, lock)
     assert isinstance(error, MachineFailed) and str(error) == str(lost.value)
     assert sorted(tmp_path.rglob("*")) == before and not may_write_exit(run, lock)
     if other is not None:
@@ -84,7 +88,7 @@ def test_a_child_of_the_owner_does_not_hold_the_lock(tmp_path):
 
 def test_a_run_that_is_gone_is_not_made_again(tmp_path):
     gone = tmp_path / "run"
-    error = write_checkpoint(gone, one_tensor(1), state_at(1), keep_last=1, keep_every=None)
+    error = save(gone, 1)
     assert isinstance(error, MachineFailed) and str(gone) in str(error)
     assert not gone.exists()
 
