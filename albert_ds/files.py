@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,13 +44,6 @@ def refuse_input(output: Path, inputs: Iterable[Path | str]) -> None:
     for source in inputs:
         if output.exists() and Path(source).exists() and output.samefile(source):
             raise UserError(f"--output {output}: is the input {source}; name another one")
-
-
-def set_aside(path: Path) -> str:
-    """Rename what has taken a name that is needed; returns a line that says so."""
-    aside = path.with_name(f"{path.name}.{time.time_ns()}")
-    os.rename(path, aside)
-    return f"{path}: this name was taken; what had it is now {aside.name}"
 
 
 def sync_file(path: Path) -> None:
