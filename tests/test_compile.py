@@ -25,6 +25,7 @@ def train_and_count_graphs(rank: int, *args):
 OWN = "norm,scale,position,lora:2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tensor_parallel", "stage", "checkpointing", "sharing", "per_layer"),
     [
@@ -51,6 +52,21 @@ def test_compiled_blocks_give_the_same_update(
     assert update_error(compiled.weights, run.weights, run.initial) <= 1e-5
 
 
+def test_a_compiled_block_gives_the_same_gradients():
+    """The short form of the test above: one process, one block."""
+    batch = concatenate(random_samples(6, vocab_size=101, max_length=32, seed=0))
+    found = []
+    for is_compiled in (False, True):
+        model = AlbertForPretraining(SMALL)
+        if is_compiled:
+            model.albert.encoder.compile_blocks()
+        outputs = model(**batch.tensors)
+        (outputs["mlm_loss_sum"] + outputs["pair_loss_sum"]).backward()
+        found.append((outputs, [parameter.grad for parameter in model.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_layers_and_lengths_share_their_graphs():
     from torch._dynamo.utils import counters
 

@@ -1,24 +1,44 @@
-"""Every mode gives the update of one float64 process; the short form of `make exactness`.
+"""Every mode gives the update of one float64 process; a short form of `make exactness`.
 
-The modes contain every pair of values of two factors, so each layout meets each way of sharing,
-clipping, accumulating and checkpointing.
+The modes of `pairwise` contain every pair of values of two factors, so each layout meets each way
+of sharing, clipping, accumulating and checkpointing. `short` has one mode of each stage, way of
+cutting and precision, on at most two ranks.
 """
 
 import statistics
 
 import pytest
 
-from tests.exactness.modes import Mode, all_pairs, crossed_modes, pairwise_modes, same_order
-from tests.exactness.modes import _pairs as pairs_of
+from tests.exactness.modes import (
+    Mode,
+    all_pairs,
+    crossed_modes,
+    pairs_of,
+    pairwise_modes,
+    same_order,
+)
 from tests.exactness.report import measure_rows
 from tests.exactness.run import References, compare, train_all
 
+SHORT = [
+    Mode(stage=0, sharing="pattern:0,0,1,0/0,1,1,2", checkpointing="attention", clipping=None),
+    Mode(grid=(1, 2), stage=0, sharing="ffn", per_layer="norm,scale", accumulation=3),
+    Mode(grid=(1, 2), stage=2, sharing="groups:2", checkpointing="block", resumed=True),
+    Mode(grid=(1, 2), stage=3, sharing="none", per_layer="position,lora:2", objective="none"),
+    Mode(grid=(2, 1), stage=1, sharing="cycle:3", per_layer="position,lora:2", accumulation=3),
+    Mode(grid=(2, 1), stage=3, sharing="attention", per_layer="norm,scale", objective="nsp"),
+    *(Mode(grid=(1, 2), stage=stage, precision="bf16") for stage in (1, 3)),
+    Mode(grid=(2, 1), stage=2, precision="bf16", sharing="cycle-rev:2", checkpointing="block"),
+]
 
-@pytest.fixture(scope="module")
-def outcomes():
-    modes = pairwise_modes()
-    modes += [Mode(grid=(1, 2), stage=stage, precision="bf16") for stage in (1, 2, 3)]
-    modes += [same_order(mode) for mode in modes if mode.precision == "bf16"]
+
+@pytest.fixture(scope="module", params=["short", pytest.param("pairwise", marks=pytest.mark.slow)])
+def outcomes(request):
+    modes = SHORT
+    if request.param == "pairwise":
+        modes = pairwise_modes()
+        modes += [Mode(grid=(1, 2), stage=stage, precision="bf16") for stage in (1, 2, 3)]
+    modes = modes + [same_order(mode) for mode in modes if mode.precision == "bf16"]
     return train_all(list(dict.fromkeys(modes)))
 
 
@@ -29,7 +49,7 @@ def test_the_slice_holds_every_pair():
 
 def test_fp32_equals_float64_in_every_mode(outcomes):
     rows = [row for row in measure_rows(outcomes) if row.mode.precision == "fp32"]
-    assert len(rows) >= 10
+    assert len(rows) >= 6
     for row in rows:
         assert row.off.loss < 1e-6, row
         assert row.off.norm < 1e-6, row
@@ -50,7 +70,7 @@ def test_data_parallelism_and_zero_add_nothing_to_bf16(outcomes):
         assert added.overall <= 0.01 * own.overall, mode
         assert added.parameter <= 0.01 * own.parameter, mode
         checked += 1
-    assert checked >= 5
+    assert checked >= 2
 
 
 def test_tensor_parallelism_is_no_further_from_float64_than_one_bf16_process(outcomes):
@@ -63,6 +83,6 @@ def test_tensor_parallelism_is_no_further_from_float64_than_one_bf16_process(out
         reference = references.of(alone, outcomes[alone])
         own = compare(outcomes[alone], reference)
         ratios[mode] = compare(outcomes[mode], reference).overall / own.overall
-    assert len(ratios) >= 5
+    assert ratios
     assert max(ratios.values()) < 1.5, ratios
     assert statistics.median(ratios.values()) < 1.1, ratios

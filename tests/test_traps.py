@@ -21,7 +21,7 @@ BATCHES = [
 
 def tensor_parallel_traps(rank: int):
     """Drift after steps with dropout, and a transposed gradient after its reduction."""
-    from albert_ds.parallel.tensor import _copy_input, find_drift
+    from albert_ds.parallel.tensor import apply_tensor_parallel, find_drift
     from albert_ds.pretraining.loop import next_batch, train_step
 
     joined = join(2)
@@ -33,9 +33,10 @@ def tensor_parallel_traps(rank: int):
         train_step(run, next_batch(run))
     drifted = find_drift(run.engine.deepspeed.module, run.mesh)
     x = torch.ones(3, 2, requires_grad=True)
-    (copied,) = _copy_input(torch.nn.Identity(), (x,))
+    block = torch.nn.ModuleDict({"self_attention": torch.nn.Identity()})
+    apply_tensor_parallel(block, run.mesh)
     # Its gradient is a transpose, which megatron-core's reduction gives back as it was.
-    (copied.t().contiguous() * (rank + 1.0)).sum().backward()
+    (block["self_attention"](x).t().contiguous() * (rank + 1.0)).sum().backward()
     return drifted, x.grad
 
 

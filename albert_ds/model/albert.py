@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from albert_ds.model.config import ModelConfig, count_score_rows
-from albert_ds.model.cross_entropy import IGNORED, sum_cross_entropy
+from albert_ds.model.cross_entropy import CachedCrossEntropy, sum_cross_entropy
 from albert_ds.model.dropout import Dropout
 from albert_ds.model.encoder import Encoder
 from albert_ds.model.even_shapes import (
@@ -29,7 +29,7 @@ from albert_ds.model.even_shapes import (
 class FactorizedEmbedding(nn.Module):
     """Word, segment and position vectors summed at width E, normalised, then projected to H.
 
-    V x E + E x H parameters instead of V x H. Where E = H (the BERT baselines) there is no map.
+    V x E + E x H parameters instead of V x H. If E = H (the BERT baselines) there is no map.
     """
 
     def __init__(self, config: ModelConfig):
@@ -78,7 +78,9 @@ class AlbertModel(nn.Module):
         `hidden_states`, the L + 1 states [N, H] from the embedding to the last layer.
         """
         ids = [input_ids, token_type_ids, position_ids]
-        if is_shape_bound(self.encoder.attention[0].get_submodule("self_attention.query")):
+        query = self.encoder.attention[0].get_submodule("self_attention.query")
+        # Not under tensor parallelism, which sends the rows: more of them cost more.
+        if isinstance(query, nn.Linear) and is_shape_bound(query.weight):
             states = self._encode_rounded(ids, cu_seqlens, max_seqlen, output_positions)
         else:
             states = self.encoder(self.embeddings(*ids), cu_seqlens, max_seqlen, output_positions)
@@ -127,7 +129,7 @@ class MlmHead(nn.Module):
         (int64 scalar). Without positions both are 0 and still depend on every parameter, because
         ranks wait for each other's gradients.
         """
-        if is_shape_bound(self.transform):
+        if is_shape_bound(hidden):
             hidden, labels = round_labelled(hidden, labels)
         x, rows = self.project(hidden), count_score_rows(len(word))
         # split() of no rows is one chunk of no rows.
@@ -142,18 +144,12 @@ class MlmHead(nn.Module):
 
 def score_words(x: Tensor, labels: Tensor, word: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of cross entropies and number of correct predictions for states [rows, E]."""
-    return sum_cross_entropy(F.linear(x, word, bias), labels)  # [rows, V]
-
-
-def score_pairs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of cross entropies and number correct for logits [B, 2]; -100 counts in neither."""
-    logits = logits.float()
-    loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-    return loss, (logits.detach().argmax(-1) == labels).sum()
+    logits = F.linear(x, word, bias)  # [rows, V]
+    return (CachedCrossEntropy.apply if logits.is_cpu else sum_cross_entropy)(logits, labels)
 
 
 class AlbertForPretraining(nn.Module):
-    """The model with its MLM head and, where config.pair_head, its two-way sentence head.
+    """The model with its MLM head and, if config.pair_head, its two-way sentence head.
 
     The same seed gives the same weights on every machine.
     """
@@ -195,7 +191,8 @@ class AlbertForPretraining(nn.Module):
         word = self.albert.embeddings.word.weight
         mlm_loss, mlm_correct = self.mlm_head(masked, masked_labels, word)
         if self.pair_head is not None:
-            pair_loss, pair_correct = score_pairs(self.pair_head(encoded["pooled"]), pair_labels)
+            logits = self.pair_head(encoded["pooled"])  # [B, 2]
+            pair_loss, pair_correct = sum_cross_entropy(logits, pair_labels)
         else:
             pair_loss, pair_correct = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_correct)
         return {
@@ -210,14 +207,21 @@ class AlbertForPretraining(nn.Module):
 def init_weights(module: nn.Module, std: float, seed: int) -> None:
     """Initialise every parameter of a module, in the order of its `parameters()`, from one seed.
 
-    | parameter                           | value                                             |
-    | ----------------------------------- | ------------------------------------------------- |
-    | *.bias, *.second (low rank)         | 0                                                 |
-    | *layer_norm.weight, *.scale         | 1                                                 |
-    | every other (kernels, embeddings)   | normal(0, std), drawn again while beyond 2 std    |
+    The names of parameters decide what happens to them, here and elsewhere:
 
-    Parameters on the meta device have no values and are skipped. `*.first` (low rank) have draws of
-    their own, so that all others start alike with and without them.
+    | name                         | starts as      | LAMB: decay, ratio | tensor parallelism cuts |
+    | ---------------------------- | -------------- | ------------------ | ----------------------- |
+    | *.bias                       | 0              | no                 | query, key, value, up   |
+    | *layer_norm.weight, *.scale  | 1              | no                 | none                    |
+    | *.first (low rank)           | normal(0, std) | yes                | output, down            |
+    | *.second (low rank)          | 0              | yes                | query, key, value, up   |
+    | every other                  | normal(0, std) | yes                | all six projections     |
+
+    Decay and ratio: `decay_groups` in `optim/lamb.py`. Cuts: `PLAN` and `PAIRS` in
+    `parallel/tensor.py`. What an export does with those of a layer's own: `fold` in
+    `model/per_layer.py`. `normal` is drawn again while beyond 2 std. Parameters on the meta device
+    have no values and are skipped. `*.first` have draws of their own, so that all others start
+    alike with and without them.
     """
     generator, apart = (torch.Generator().manual_seed(s) for s in (seed, seed + (1 << 40)))
     for name, parameter in module.named_parameters():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from albert_ds.model.dropout import drop
-from albert_ds.model.even_shapes import round_width
+from albert_ds.model.even_shapes import is_shape_bound, round_width
 
 
 class VarlenAttention(nn.Module):
@@ -37,7 +37,7 @@ class VarlenAttention(nn.Module):
         """
         dropout = self.dropout if self.training else 0.0
         if not q.is_cuda:
-            attend = attend_rounded if q.dtype.itemsize == 2 else attend_each
+            attend = attend_rounded if is_shape_bound(q) else attend_each
             return attend(q, k, v, q_ends, kv_ends, dropout)
         if q.dtype == torch.float32:
             attend = partial(F.scaled_dot_product_attention, dropout_p=dropout)
@@ -105,16 +105,16 @@ def attend_padded(
     memory-efficient kernel would take the concatenation in fp32, but drops other probabilities
     in its backward pass than in its forward pass (seen in PyTorch 2.11).
     """
-    queries = Rows(q_ends, len(q), q.size(1), widths[0])
+    queries = PaddedIndex(q_ends, len(q), q.size(1), widths[0])
     is_all = kv_ends is q_ends and widths[0] == widths[1]
-    keys = queries if is_all else Rows(kv_ends, len(k), k.size(1), widths[1])
+    keys = queries if is_all else PaddedIndex(kv_ends, len(k), k.size(1), widths[1])
     real = torch.arange(widths[1], device=kv_ends.device) < kv_ends.diff()[:, None]
     mask = real[:, None, None]  # [B, 1, 1, width]
     return queries.unpad(attend(queries.pad(q), keys.pad(k), keys.pad(v), attn_mask=mask))
 
 
-class Rows:
-    """Where the vectors of a concatenation [N, n, D] lie in a padded copy [B, n, width, D]."""
+class PaddedIndex:
+    """Maps the vectors of a concatenation [N, n, D] to slots of a padded copy [B, n, width, D]."""
 
     def __init__(self, ends: Tensor, tokens: int, heads: int, width: int):
         """ends: int32 [B + 1]. Does not synchronise the device."""

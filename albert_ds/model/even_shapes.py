@@ -8,27 +8,22 @@ Shapes: B sequences, N tokens, R output positions, P masked positions.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from albert_ds.model.config import ROUND_ROWS, ROUND_TOKENS, ROUND_WIDTH
 from albert_ds.model.cross_entropy import IGNORED
 
 
-def is_shape_bound(layer: nn.Module) -> bool:
-    """Whether the products of a layer are prepared for each number of rows.
-
-    Not of a layer cut by tensor parallelism: its rows are sent, so more of them cost more.
-    """
-    if not isinstance(layer, nn.Linear):
-        return False
-    return layer.weight.device.type == "cpu" and layer.weight.dtype.itemsize == 2
+def is_shape_bound(x: Tensor) -> bool:
+    """Whether the products of x are prepared for each number of rows."""
+    return x.is_cpu and x.dtype.itemsize == 2
 
 
 def round_tokens(ids: list[Tensor], ends: Tensor, max_seqlen: int) -> tuple[list[Tensor], Tensor]:
     """Add sequences of zeros that round N up: ids int64 [N] each, ends int32 [B + 1].
 
-    None is longer than max_seqlen. Their states reach no other sequence, so that where nobody reads
-    them their gradients are 0.
+    None is longer than max_seqlen. Their states reach no other sequence, so if nobody reads them
+    their gradients are 0.
     """
     number = len(ids[0])
     added = -number % ROUND_TOKENS

@@ -59,7 +59,8 @@ class Mode:
         return self.stage == 0 and self.precision != "fp32"
 
 
-def _pairs(mode: Mode) -> set:
+def pairs_of(mode: Mode) -> set:
+    """The pairs of values of two factors that a mode holds."""
     return set(itertools.combinations([(name, getattr(mode, name)) for name in FACTORS], 2))
 
 
@@ -82,9 +83,10 @@ def pairwise_modes(seed: int = 8, tries: int = 300) -> list[Mode]:
     while missing:
         wanted = min(missing, key=repr)
         best = max(
-            (_draw(rng, wanted) for _ in range(tries)), key=lambda mode: len(_pairs(mode) & missing)
+            (_draw(rng, wanted) for _ in range(tries)),
+            key=lambda mode: len(pairs_of(mode) & missing),
         )
-        missing -= _pairs(best)
+        missing -= pairs_of(best)
         chosen.append(best)
     return chosen
 

@@ -33,28 +33,28 @@ def test_only_xxlarge_goes_without_dropout():
     assert {n: s.dropout for n, s in SIZES.items() if s.dropout != 0.1} == {"albert-xxlarge": 0}
 
 
-@pytest.mark.parametrize(
-    ("sharing", "plan"),
-    [
-        ("all", [(0, 0), (0, 0), (0, 0), (0, 0)]),
-        ("attention", [(0, 0), (0, 1), (0, 2), (0, 3)]),
-        ("ffn", [(0, 0), (1, 0), (2, 0), (3, 0)]),
-        ("none", [(0, 0), (1, 1), (2, 2), (3, 3)]),
-        ("groups:1", [(0, 0), (0, 0), (0, 0), (0, 0)]),
-        ("groups:2", [(0, 0), (0, 0), (1, 1), (1, 1)]),
-        ("groups:4", [(0, 0), (1, 1), (2, 2), (3, 3)]),
-        ("cycle:2", [(0, 0), (1, 1), (0, 0), (1, 1)]),
-        ("cycle:3", [(0, 0), (1, 1), (2, 2), (0, 0)]),
-        ("cycle-rev:2", [(0, 0), (1, 1), (1, 1), (0, 0)]),
-        ("cycle-rev:3", [(0, 0), (1, 1), (2, 2), (2, 2)]),
-        ("cycle-rev:4", [(0, 0), (1, 1), (2, 2), (3, 3)]),
-        ("pattern:0,0,1,2", [(0, 0), (0, 0), (1, 1), (2, 2)]),
-        ("pattern:1,1,0,0/0,1,1,2", [(1, 0), (1, 1), (0, 1), (0, 2)]),
-    ],
-)
-def test_sharing_names_the_blocks_of_each_layer(sharing, plan):
-    assert share(sharing, 4) == plan
-    assert share(name_plan(plan), 4) == plan
+PLANS = {
+    "all": [(0, 0), (0, 0), (0, 0), (0, 0)],
+    "attention": [(0, 0), (0, 1), (0, 2), (0, 3)],
+    "ffn": [(0, 0), (1, 0), (2, 0), (3, 0)],
+    "none": [(0, 0), (1, 1), (2, 2), (3, 3)],
+    "groups:1": [(0, 0), (0, 0), (0, 0), (0, 0)],
+    "groups:2": [(0, 0), (0, 0), (1, 1), (1, 1)],
+    "groups:4": [(0, 0), (1, 1), (2, 2), (3, 3)],
+    "cycle:2": [(0, 0), (1, 1), (0, 0), (1, 1)],
+    "cycle:3": [(0, 0), (1, 1), (2, 2), (0, 0)],
+    "cycle-rev:2": [(0, 0), (1, 1), (1, 1), (0, 0)],
+    "cycle-rev:3": [(0, 0), (1, 1), (2, 2), (2, 2)],
+    "cycle-rev:4": [(0, 0), (1, 1), (2, 2), (3, 3)],
+    "pattern:0,0,1,2": [(0, 0), (0, 0), (1, 1), (2, 2)],
+    "pattern:1,1,0,0/0,1,1,2": [(1, 0), (1, 1), (0, 1), (0, 2)],
+}
+
+
+def test_sharing_names_the_blocks_of_each_layer():
+    assert {sharing: share(sharing, 4) for sharing in PLANS} == PLANS
+    for plan in PLANS.values():
+        assert share(name_plan(plan), 4) == plan
 
 
 def test_cycle_rev_goes_backwards_once():
@@ -87,37 +87,34 @@ def test_other_depths_use_the_same_blocks(make_config, sharing, per_layer, depth
     assert found == depths and config.at_depth(4) is config
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"num_heads": 7}, "--num-heads 7 does not divide --hidden-size 32"),
-        ({"num_layers": 0}, "--num-layers 0: must be at least 1"),
-        ({"embedding_size": -4}, "--embedding-size -4: must be at least 1"),
-        ({"dropout": 1.0}, "--dropout 1.0: must be at least 0 and below 1"),
-        ({"dropout": float("nan")}, "--dropout nan: must be at least 0 and below 1"),
-        ({"initializer_range": 0.0}, "initializer_range 0.0: must be above 0"),
-        ({"type_vocab_size": 10**30}, f"type_vocab_size {10**30}: must be at least 1 and at"),
-        ({"sharing": "groups:3"}, "--sharing groups:3: 3 does not divide --num-layers 4"),
-        ({"sharing": "groups:0"}, "--sharing groups:0: '0' must be a whole number from 1 to"),
-        ({"sharing": "groups:-2"}, "--sharing groups:-2: '-2' must be a whole number from 1"),
-        ({"sharing": "some"}, "--sharing some: must be all, attention, ffn, none, groups:N, cy"),
-        ({"sharing": "all:2"}, "--sharing all:2: must be all, attention, ffn, none, groups:N,"),
-        ({"sharing": "cycle"}, "--sharing cycle: must be all, attention, ffn, none, groups:N,"),
-        (
-            {"sharing": "cycle:5"},
-            "--sharing cycle:5: '5' must be a whole number from 1 to --num-la",
-        ),
-        ({"sharing": "pattern:0,1"}, "--sharing pattern:0,1: names 2 blocks for --num-layers 4"),
-        ({"sharing": "pattern:0,2,2,0"}, "--sharing pattern:0,2,2,0: '0,2,2,0' must number its"),
-        ({"sharing": "pattern:0,x,2,0"}, "--sharing pattern:0,x,2,0: '0,x,2,0' must be block num"),
-        ({"sharing": "pattern:0,0,0,0/0,0,0,0/0,0,0,0"}, "--sharing pattern:0,0,0,0/0,0,0,0/0,0"),
-        ({"per_layer": "lora"}, "--per-layer lora: 'lora' must be one of norm, scale, position, "),
-        ({"per_layer": "lora:0"}, "--per-layer lora:0: 'lora:0' must be one of norm, scale, posi"),
-        ({"per_layer": "norm,norm"}, "--per-layer norm,norm: names norm twice"),
-        ({"per_layer": "norm,none"}, "--per-layer norm,none: 'none' must be one of norm, scale,"),
-    ],
-)
-def test_a_wrong_shape_is_refused_by_its_flag(make_config, change, words):
-    with pytest.raises(UserError) as refused:
-        make_config(**change)
-    assert str(refused.value).startswith(words)
+WRONG = [
+    ("num_heads", 7, "--num-heads 7 does not divide --hidden-size 32"),
+    ("num_layers", 0, "--num-layers 0: must be at least 1"),
+    ("embedding_size", -4, "--embedding-size -4: must be at least 1"),
+    ("dropout", 1.0, "--dropout 1.0: must be at least 0 and below 1"),
+    ("dropout", float("nan"), "--dropout nan: must be at least 0 and below 1"),
+    ("initializer_range", 0.0, "initializer_range 0.0: must be above 0"),
+    ("type_vocab_size", 10**30, f"type_vocab_size {10**30}: must be at least 1 and at"),
+    ("sharing", "groups:3", "--sharing groups:3: 3 does not divide --num-layers 4"),
+    ("sharing", "groups:0", "--sharing groups:0: '0' must be a whole number from 1 to"),
+    ("sharing", "groups:-2", "--sharing groups:-2: '-2' must be a whole number from 1"),
+    ("sharing", "some", "--sharing some: must be all, attention, ffn, none, groups:N, cy"),
+    ("sharing", "all:2", "--sharing all:2: must be all, attention, ffn, none, groups:N,"),
+    ("sharing", "cycle", "--sharing cycle: must be all, attention, ffn, none, groups:N,"),
+    ("sharing", "cycle:5", "--sharing cycle:5: '5' must be a whole number from 1 to --num-la"),
+    ("sharing", "pattern:0,1", "--sharing pattern:0,1: names 2 blocks for --num-layers 4"),
+    ("sharing", "pattern:0,2,2,0", "--sharing pattern:0,2,2,0: '0,2,2,0' must number its"),
+    ("sharing", "pattern:0,x,2,0", "--sharing pattern:0,x,2,0: '0,x,2,0' must be block num"),
+    ("sharing", "pattern:0,0,0,0/0,0,0,0/0,0,0,0", "--sharing pattern:0,0,0,0/0,0,0,0/0,0"),
+    ("per_layer", "lora", "--per-layer lora: 'lora' must be one of norm, scale, position, "),
+    ("per_layer", "lora:0", "--per-layer lora:0: 'lora:0' must be one of norm, scale, posi"),
+    ("per_layer", "norm,norm", "--per-layer norm,norm: names norm twice"),
+    ("per_layer", "norm,none", "--per-layer norm,none: 'none' must be one of norm, scale,"),
+]
+
+
+def test_a_wrong_shape_is_refused_by_its_flag(make_config):
+    for name, value, words in WRONG:
+        with pytest.raises(UserError) as refused:
+            make_config(**{name: value})
+        assert str(refused.value).startswith(words)

@@ -15,7 +15,7 @@ def test_rounding_changes_nothing_that_is_read(lengths, monkeypatch):
     batch = build_batch(lengths)
     found = []
     for is_rounded in (False, True):
-        monkeypatch.setattr(albert, "is_shape_bound", lambda layer, x=is_rounded: x)
+        monkeypatch.setattr(albert, "is_shape_bound", lambda _, x=is_rounded: x)
         model = AlbertForPretraining(build_config(), seed=3).double()
         outputs = model(**batch)
         (outputs["mlm_loss_sum"] + outputs["pair_loss_sum"]).backward()

@@ -8,8 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from albert_ds.model import albert
-from albert_ds.model.albert import MlmHead, score_pairs
+from albert_ds.model.albert import MlmHead
 from albert_ds.model.config import SCORE_BYTES, count_score_rows
+from albert_ds.model.cross_entropy import sum_cross_entropy
 
 ROWS, V, E = 50, 101, 16  # chunks of more rows than E, since the embedding is E x V, transposed
 
@@ -95,7 +96,7 @@ def test_no_masked_position_is_a_loss_of_zero_that_reaches_every_parameter(make_
 
 def test_a_pair_without_a_label_counts_for_nothing():
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], requires_grad=True)
-    loss, correct = score_pairs(logits, torch.tensor([0, -100, 1]))
+    loss, correct = sum_cross_entropy(logits, torch.tensor([0, -100, 1]))
     expected = torch.log1p(torch.tensor([-2.0, 3.0]).exp()).sum()
     torch.testing.assert_close(loss, expected)
     assert correct == 1
@@ -108,5 +109,6 @@ def test_scores_of_a_half_precision_model_are_summed_in_fp32(make_config):
     loss, _ = head.bfloat16()(hidden.bfloat16(), labels, word.bfloat16())
     assert loss.dtype == torch.float32
     assert (
-        score_pairs(torch.zeros(2, 2).bfloat16(), torch.zeros(2).long())[0].dtype == torch.float32
+        sum_cross_entropy(torch.zeros(2, 2).bfloat16(), torch.zeros(2).long())[0].dtype
+        == torch.float32
     )

@@ -55,62 +55,52 @@ def write(folder, split, header, rows):
     (folder / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
 
 
-@pytest.mark.parametrize(("name", "split"), FILES, ids="-".join)
-def test_files_as_published_are_read(tmp_path, vocab, lengths, name, split):
-    header, rows, labels = FILES[name, split]
-    write(tmp_path, split, header, rows)
-    task = GLUE[name]
-    features = task.build(tmp_path, split, vocab, lengths)
-    columns = [x.removeprefix("\ufeff") for x in header or task.headless]
-    np.testing.assert_allclose(features.arrays["labels"], labels, rtol=1e-6)
-    for number, row in enumerate(rows):
-        texts = vocab.encode([row[columns.index(column)] for column in task.texts])
-        expected = [2, *(piece for text in texts for piece in (*text, 3))]
-        ids, first = features.sequence(number)
-        assert ids.tolist() == expected and first == len(texts[0]) + 2
-    assert features.counts["examples"] == len(rows) == features.units
+def test_files_as_published_are_read(tmp_path, vocab, lengths):
+    for (name, split), (header, rows, labels) in FILES.items():
+        write(tmp_path, split, header, rows)
+        task = GLUE[name]
+        features = task.build(tmp_path, split, vocab, lengths)
+        columns = [x.removeprefix("\ufeff") for x in header or task.headless]
+        np.testing.assert_allclose(features.arrays["labels"], labels, rtol=1e-6)
+        for number, row in enumerate(rows):
+            texts = vocab.encode([row[columns.index(column)] for column in task.texts])
+            expected = [2, *(piece for text in texts for piece in (*text, 3))]
+            ids, first = features.sequence(number)
+            assert ids.tolist() == expected and first == len(texts[0]) + 2, (name, split)
+        assert features.counts["examples"] == len(rows) == features.units
 
 
-WRONG = {
-    "no file": (None, UserError, "dev.tsv: no such file"),
-    "nothing": ("", DamagedData, "holds no examples"),
-    "header only": ("index\tsentence1\tsentence2\tlabel\n", DamagedData, "holds no examples"),
-    "no header": ("0\ta\tb\tentailment\n", DamagedData, "line 1: the header has no column"),
-    "a field too few": (
-        "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n1\ta\tb",
-        DamagedData,
-        "line 3: 3 fields, must be 4",
-    ),
-    "a field too many": (
-        "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tc\tentailment\n",
-        DamagedData,
-        "line 2: 5 fields, must be 4",
-    ),
-    "a label": (
-        "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tperhaps\n",
+HEAD = b"index\tsentence1\tsentence2\tlabel\n"
+WRONG = [
+    (None, UserError, "dev.tsv: no such file"),
+    (b"", DamagedData, "holds no examples"),
+    (HEAD, DamagedData, "holds no examples"),
+    (b"0\ta\tb\tentailment\n", DamagedData, "line 1: the header has no column"),
+    (HEAD + b"0\ta\tb\tentailment\n1\ta\tb", DamagedData, "line 3: 3 fields, must be 4"),
+    (HEAD + b"0\ta\tb\tc\tentailment\n", DamagedData, "line 2: 5 fields, must be 4"),
+    (
+        HEAD + b"0\ta\tb\tperhaps\n",
         DamagedData,
         "line 2: label 'perhaps'; must be one of entailment, not_entailment",
     ),
-    "bytes": (b"index\tsentence1\tsentence2\tlabel\n0\t\xff\n", DamagedData, "not UTF-8"),
-}
+    (HEAD + b"0\t\xff\n", DamagedData, "not UTF-8"),
+]
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_file_is_named_with_its_line(tmp_path, vocab, lengths, case):
-    content, kind, words = WRONG[case]
-    if content is not None:
-        content = content if isinstance(content, bytes) else content.encode()
-        (tmp_path / "dev.tsv").write_bytes(content)
-    with pytest.raises(kind, match=r"dev\.tsv") as caught:
-        GLUE["rte"].build(tmp_path, "dev", vocab, lengths)
-    assert words in str(caught.value)
+def test_a_wrong_file_is_named_with_its_line(tmp_path, vocab, lengths):
+    for content, kind, words in WRONG:
+        if content is not None:
+            (tmp_path / "dev.tsv").write_bytes(content)
+        with pytest.raises(kind, match=r"dev\.tsv") as caught:
+            GLUE["rte"].build(tmp_path, "dev", vocab, lengths)
+        assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("score", ["5.1", "-1", "nan", "much"])
-def test_a_score_is_from_0_to_5(tmp_path, vocab, lengths, score):
-    write(tmp_path, "dev", [*STSB, "score"], [["0", *"abcdef", "x", "y", score]])
-    with pytest.raises(DamagedData, match=f"line 2: score '{score}'; must be from 0 to 5"):
-        GLUE["stsb"].build(tmp_path, "dev", vocab, lengths)
+def test_a_score_is_from_0_to_5(tmp_path, vocab, lengths):
+    for score in ("5.1", "-1", "nan", "much"):
+        write(tmp_path, "dev", [*STSB, "score"], [["0", *"abcdef", "x", "y", score]])
+        with pytest.raises(DamagedData, match=f"line 2: score '{score}'; must be from 0 to 5"):
+            GLUE["stsb"].build(tmp_path, "dev", vocab, lengths)
 
 
 def test_the_few_malformed_rows_of_qqp_are_left_out_and_counted(tmp_path, vocab, lengths):
