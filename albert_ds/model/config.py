@@ -33,7 +33,7 @@ class ModelConfig:
         metavar="PIECES",
         group=SHAPE,
     )
-    # A map E -> H exists only where E != H.
+    # A map E -> H exists only if E != H.
     embedding_size: int = flag(
         "E, width of the embeddings",
         type=WIDTH,
@@ -60,7 +60,7 @@ class ModelConfig:
         group=SHAPE,
     )
     ffn_size: int = flag(
-        "inner width of the feed-forward layer; 4 x --hidden-size where only that is typed",
+        "inner width of the feed-forward layer; 4 x --hidden-size if only that is typed",
         type=WIDTH,
         metavar="UNITS",
         shown_default=BY_SIZE,
@@ -136,7 +136,7 @@ class ModelConfig:
     def at_depth(self, num_layers: int) -> "ModelConfig":
         """The same parameters, run as another number of layers.
 
-        Raises UserError where that many layers would not use each of them.
+        Raises UserError if that many layers would not use each of them.
         """
         if num_layers == self.num_layers:
             return self

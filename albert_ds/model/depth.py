@@ -36,7 +36,7 @@ def list_depths(
 ) -> list[tuple[ModelConfig, int]]:
     """The model of each part of a run, and its number of steps; the last part is the whole model.
 
-    Raises UserError where a part would not use every parameter, or the last is not the model.
+    Raises UserError if a part would not use every parameter, or the last is not the model.
     """
     if schedule is None:
         return [(model, num_steps)]

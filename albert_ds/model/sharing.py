@@ -17,7 +17,7 @@ Plan = list[tuple[int, int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pattern:
-    """A word of --sharing. `plan` raises ValueError with the reason where there is none."""
+    """A word of --sharing. `plan` raises ValueError with the reason if there is none."""
 
     form: str  # as it is typed
     example: str  # for 6 layers, in the table
@@ -29,7 +29,7 @@ def share(sharing: str, num_layers: int) -> Plan:
     """The attention and the feed-forward block of each layer.
 
     Returns one (attention index, ffn index) a layer; each kind's indices are 0 to their number - 1.
-    Raises UserError for an unknown word, and where the layers cannot be divided so.
+    Raises UserError for an unknown word, and if the layers cannot be divided so.
     """
     word, colon, value = sharing.partition(":")
     pattern = PATTERNS.get(word)

@@ -28,7 +28,7 @@ class PooledHead(nn.Module):
         self.score = nn.Linear(config.hidden_size, head.num_labels)
 
     def forward(self, encoded: dict, ends, max_seqlen: int, labels: Tensor | None = None) -> dict:
-        """`logits` fp32 [B, C], or [B / 4, 4] of options; `loss_sum` where there are labels."""
+        """`logits` fp32 [B, C], or [B / 4, 4] of options; `loss_sum` if there are labels."""
         logits = self.score(self.dropout(encoded["pooled"])).float()
         if self.kind == "choice":
             logits = logits.view(-1, CHOICES)
@@ -160,7 +160,7 @@ HEADS = {"span": SpanHead, "conditional_span": ConditionalSpanHead}
 
 
 class AlbertForTask(nn.Module):
-    """The encoder, with a pooler where the head needs it, and the head of a task.
+    """The encoder, with a pooler if the head needs it, and the head of a task.
 
     The same seed gives the same weights on every machine.
     """

@@ -3,7 +3,7 @@
     m  = b1 m + (1 - b1) g
     v  = b2 v + (1 - b2) g^2
     u  = m / (sqrt(v) + eps) + decay * w
-    w -= lr * ratio * u          ratio = ||w|| / ||u||, or 1 where either norm is 0
+    w -= lr * ratio * u          ratio = ||w|| / ||u||, or 1 if either norm is 0
 
 There is no bias correction unless asked for; eps is added outside the root; biases and LayerNorm
 parameters get neither decay nor ratio. The ratio belongs to a whole logical tensor. Under ZeRO or
@@ -32,7 +32,7 @@ class Segment:
     tensor: int  # which logical tensor of the parameter group
     start: int  # first element in the flat parameter
     numel: int
-    counted: bool = True  # False where another process adds the same piece to the norm
+    counted: bool = True  # False if another process adds the same piece to the norm
 
 
 def decay_groups(
@@ -103,7 +103,7 @@ class Lamb(torch.optim.Optimizer):
         """Set the pieces that each flat parameter holds, and the reduction over processes.
 
         `reduce` sums a float64 tensor over all processes in place. Every process calls it once for
-        each `step` of an adapted group, also where it holds no piece.
+        each `step` of an adapted group, also if it holds no piece.
         """
         self._segments, self._reduce, self.armed = segments, reduce, True
         # Copied to the device once, so that no step waits for a copy.

@@ -28,7 +28,7 @@ from albert_ds.json_files import parse_json
 from albert_ds.tasks.recipes import Lengths
 
 FORMAT = 1  # of the cached arrays; another number makes every older file a different one
-NO_TEXT = -1  # in the place of text B where a sequence has one text
+NO_TEXT = -1  # in the place of text B if a sequence has one text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +199,7 @@ def cached(folder: Path, key: str, build: Callable[[], Features]) -> Features:
 
 
 def read_features(path: Path) -> Features:
-    """Read features that `cached` has written. Raises DamagedData where they are not whole."""
+    """Read features that `cached` has written. Raises DamagedData if they are not whole."""
     from safetensors import SafetensorError, safe_open
 
     try:

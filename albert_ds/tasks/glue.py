@@ -37,7 +37,7 @@ class GlueTask:
     metrics: tuple[str, ...]  # the first decides which evaluation is best
     folder: str  # its name in GLUE's archive and leaderboard
     published: dict[str, int]  # examples of each split
-    headless: tuple[str, ...] = ()  # all columns, where train and dev have no header
+    headless: tuple[str, ...] = ()  # all columns, if train and dev have no header
     tolerance: float = 0.0  # share of malformed rows that the published training file may have
 
     @property

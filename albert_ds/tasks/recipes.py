@@ -38,7 +38,7 @@ class Recipe:
     lengths: Lengths = Lengths()
 
     def count_steps(self, *, examples: int, batch_size: int) -> int:
-        """Optimizer steps, from the epochs where the recipe gives no number of steps.
+        """Optimizer steps, from the epochs if the recipe gives no number of steps.
 
         As the release counts them: SQuAD's epochs are over questions, although a step trains on
         `batch_size` windows, and what is left of a division is dropped. At least 1.
@@ -49,7 +49,7 @@ class Recipe:
         return max(1, int(examples / batch_size * self.epochs))
 
     def count_warmup(self, steps: int) -> int:
-        """Warm-up steps; rounded down, as the release does, where the steps follow from epochs."""
+        """Warm-up steps; rounded down, as the release does, if the steps follow from epochs."""
         share = self.warmup * steps
         return int(share) if self.steps is None else round(share)
 

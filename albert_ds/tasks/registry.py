@@ -27,7 +27,7 @@ class Task(Protocol):
     def dev_splits(self) -> tuple[str, ...]: ...
 
     @property
-    def test_splits(self) -> tuple[str, ...]: ...  # evaluated where their files exist
+    def test_splits(self) -> tuple[str, ...]: ...  # evaluated if their files exist
 
     @property
     def has_test_labels(self) -> bool: ...  # True: the test sets are scored too

@@ -14,7 +14,7 @@ from albert_ds.errors import DamagedData, UserError
 class Table:
     """The rows of a file as (line number, {column: field}); keeps the numbers of skipped lines.
 
-    Raises UserError where the file cannot be read, DamagedData, with the line, where a row or the
+    Raises UserError if the file cannot be read, DamagedData, with the line, if a row or the
     header is wrong.
     """
 
