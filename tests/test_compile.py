@@ -25,7 +25,7 @@ def train_and_count_graphs(rank: int, *args):
 OWN = "norm,scale,position,lora:2"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("tensor_parallel", "stage", "checkpointing", "sharing", "per_layer"),
     [
@@ -66,7 +66,7 @@ def test_a_compiled_block_gives_the_same_gradients():
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_layers_and_lengths_share_their_graphs():
     from torch._dynamo.utils import counters
 
