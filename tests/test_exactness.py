@@ -32,7 +32,9 @@ SHORT = [
 ]
 
 
-@pytest.fixture(scope="module", params=["short", pytest.param("pairwise", marks=pytest.mark.nightly)])
+@pytest.fixture(
+    scope="module", params=["short", pytest.param("pairwise", marks=pytest.mark.nightly)]
+)
 def outcomes(request):
     modes = SHORT
     if request.param == "pairwise":
