@@ -190,6 +190,7 @@ def test_two_ranks_on_one_gpu_are_refused():
         check_kinds(["cuda GPU-6", "cuda GPU-7", "cuda GPU-7"])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_gpu_job_does_not_train_on_the_cpu(ranks, data, tmp_path, monkeypatch):
     import torch
