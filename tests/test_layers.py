@@ -31,7 +31,6 @@ LEVELS = {
     "interop": 7,
     "evals": 8,
     "settings": 8,
-    "interop.export": 9,
     "pretraining": 10,
     "finetuning": 10,
     "train": 11,
