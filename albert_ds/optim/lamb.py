@@ -7,7 +7,7 @@
 
 There is no bias correction unless asked for; eps is added outside the root; biases and LayerNorm
 parameters get neither decay nor ratio. The ratio belongs to a whole logical tensor. Under ZeRO or
-tensor parallelism a process may hold only pieces of it, so the optimizer works on `Segment`s: it
+tensor parallelism a process may hold only pieces of it, so the optimizer works on `TensorPart`s: it
 sums squares over the pieces that it holds, and `reduce` adds the sums of the other processes. Sums
 of squares are float64 (optim/norms.py), so the ratio does not depend on how a tensor is cut.
 Without a layout this is plain one-process LAMB. This file knows no ranks.
@@ -26,7 +26,7 @@ PAIR_HEAD = ("albert.pooler.", "pair_head.")  # parameters that only the sentenc
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
+class TensorPart:
     """A run of elements of one logical tensor inside a flat parameter."""
 
     tensor: int  # which logical tensor of the parameter group
@@ -86,7 +86,7 @@ class Lamb(torch.optim.Optimizer):
         for group in self.param_groups:
             group["num_tensors"] = len(group["params"])
             for tensor, parameter in enumerate(group["params"]):
-                whole[parameter] = [Segment(tensor=tensor, start=0, numel=parameter.numel())]
+                whole[parameter] = [TensorPart(tensor=tensor, start=0, numel=parameter.numel())]
         self.bind(whole, reduce=lambda sums: None)
 
     def disarm(self) -> None:
@@ -98,22 +98,22 @@ class Lamb(torch.optim.Optimizer):
         self.armed = False
 
     def bind(
-        self, segments: dict[Tensor, list[Segment]], reduce: Callable[[Tensor], object]
+        self, parts: dict[Tensor, list[TensorPart]], reduce: Callable[[Tensor], object]
     ) -> None:
         """Set the pieces that each flat parameter holds, and the reduction over processes.
 
         `reduce` sums a float64 tensor over all processes in place. Every process calls it once for
         each `step` of an adapted group, also if it holds no piece.
         """
-        self._segments, self._reduce, self.armed = segments, reduce, True
+        self._parts, self._reduce, self.armed = parts, reduce, True
         # Copied to the device once, so that no step waits for a copy.
         self._tensor_of_segment = {
             parameter: torch.tensor([s.tensor for s in pieces], device=parameter.device)
-            for parameter, pieces in segments.items()
+            for parameter, pieces in parts.items()
         }
         self._counted = {
             parameter: torch.tensor([s.counted for s in pieces], device=parameter.device)
-            for parameter, pieces in segments.items()
+            for parameter, pieces in parts.items()
         }
 
     @torch.no_grad()
@@ -171,7 +171,7 @@ class Lamb(torch.optim.Optimizer):
         """w -= lr * ratio * u, with one ratio for each logical tensor."""
         sums = torch.zeros(2, group["num_tensors"], dtype=torch.float64, device=updates[0].device)
         for parameter, update in zip(parameters, updates, strict=True):
-            if not self._segments[parameter]:
+            if not self._parts[parameter]:
                 continue
             for row, tensor in zip(sums, (parameter, update), strict=True):
                 norms = compute_norms(self._slices(parameter, tensor))
@@ -181,7 +181,7 @@ class Lamb(torch.optim.Optimizer):
         weight, update = sums.sqrt_()
         ratio = torch.where((weight > 0) & (update > 0), weight / update, 1.0).float()
         for parameter, update in zip(parameters, updates, strict=True):
-            if not self._segments[parameter]:
+            if not self._parts[parameter]:
                 continue
             torch._foreach_addcmul_(
                 self._slices(parameter, parameter),
@@ -191,9 +191,9 @@ class Lamb(torch.optim.Optimizer):
             )
 
     def _slices(self, parameter: Tensor, tensor: Tensor) -> list[Tensor]:
-        """Views of `tensor`, one for each segment of `parameter`.
+        """Views of `tensor`, one for each part of `parameter`.
 
-        Padding at the end of a flat partition is in no segment: it is 0 and stays 0.
+        Padding at the end of a flat partition is in no part: it is 0 and stays 0.
         """
         flat = tensor.view(-1)
-        return [flat[s.start : s.start + s.numel] for s in self._segments[parameter]]
+        return [flat[s.start : s.start + s.numel] for s in self._parts[parameter]]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from albert_ds.optim.lamb import Lamb, Segment
+from albert_ds.optim.lamb import Lamb, TensorPart
 from albert_ds.optim.norms import compute_norms
 
 
@@ -190,10 +190,10 @@ def bind_lamb(
         is_counted: False for a fragment that another rank also holds, and counts.
         reduce: sums a float64 tensor over all ranks, in place.
     """
-    segments: dict[Tensor, list[Segment]] = {fragment.flat: [] for fragment in fragments}
+    parts: dict[Tensor, list[TensorPart]] = {fragment.flat: [] for fragment in fragments}
     for fragment in fragments:
-        segments[fragment.flat].append(
-            Segment(
+        parts[fragment.flat].append(
+            TensorPart(
                 tensor=tensor_names[fragment.group].index(fragment.name),
                 start=fragment.start,
                 numel=fragment.numel,
@@ -203,5 +203,5 @@ def bind_lamb(
     for group, names in zip(optimizer.param_groups, tensor_names, strict=True):
         group["num_tensors"] = len(names)
         for flat in group["params"]:
-            segments.setdefault(flat, [])
-    optimizer.bind(segments, reduce)
+            parts.setdefault(flat, [])
+    optimizer.bind(parts, reduce)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from albert_ds.optim.lamb import Lamb, Segment, decay_groups
+from albert_ds.optim.lamb import Lamb, TensorPart, decay_groups
 from albert_ds.optim.schedule import learning_rate
 
 
@@ -68,8 +68,8 @@ def test_pieces_of_tensors_on_two_processes_give_the_ratios_of_whole_tensors():
     flats = [torch.nn.Parameter(x.clone()) for x in torch.cat([a, b, torch.zeros(1)]).split([4, 8])]
     whole = torch.cat([torch.randn(11), torch.zeros(1)]).split([4, 8])
     layout = [
-        [Segment(tensor=0, start=0, numel=4)],
-        [Segment(tensor=0, start=0, numel=2), Segment(tensor=1, start=2, numel=5)],
+        [TensorPart(tensor=0, start=0, numel=4)],
+        [TensorPart(tensor=0, start=0, numel=2), TensorPart(tensor=1, start=2, numel=5)],
     ]
     optimizers = [Lamb([flat], lr=0.1, weight_decay=0.01) for flat in flats]
     # The first pass only collects each process's sums, the second gets the total of both.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from albert_ds.optim.lamb import Lamb, Segment
+from albert_ds.optim.lamb import Lamb, TensorPart
 from albert_ds.optim.norms import compute_norms
 from albert_ds.optim.zero import use_exact_norms
 from tests.batches import random_samples
@@ -59,7 +59,7 @@ def measure_update(shape: tuple[int, int]) -> dict[int, float]:
                 optimizer.state[parameter][name].zero_()
         bounds = [weight.numel() * i // pieces for i in range(pieces + 1)]
         cut = [
-            Segment(tensor=0, start=start, numel=end - start)
+            TensorPart(tensor=0, start=start, numel=end - start)
             for start, end in zip(bounds, bounds[1:], strict=False)
         ]
         optimizer.bind({parameter: cut}, reduce=lambda sums: None)

@@ -39,11 +39,11 @@ def build_optimizers(name: str, device: torch.device) -> dict[str, torch.optim.O
     import torch
 
     from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.optim.lamb import Lamb, Segment, decay_groups
+    from albert_ds.optim.lamb import Lamb, TensorPart, decay_groups
 
     model = AlbertForPretraining(SIZES[name])
     groups = decay_groups(model.named_parameters(), 0.01)
-    segments, flats = {}, []
+    parts, flats = {}, []
     for group in groups:
         sizes = [p.numel() for p in group["params"]]
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
@@ -51,14 +51,14 @@ def build_optimizers(name: str, device: torch.device) -> dict[str, torch.optim.O
         group["params"] = [flat.requires_grad_()]
         flat.grad = torch.randn_like(flat)
         flats.append(flat)
-        segments[flat] = [
-            Segment(tensor=i, start=start, numel=size)
+        parts[flat] = [
+            TensorPart(tensor=i, start=start, numel=size)
             for i, (start, size) in enumerate(zip(starts, sizes, strict=True))
         ]
     lamb = Lamb(groups)
     for group, flat in zip(lamb.param_groups, flats, strict=True):
-        group["num_tensors"] = len(segments[flat])
-    lamb.bind(segments, reduce=lambda sums: None)
+        group["num_tensors"] = len(parts[flat])
+    lamb.bind(parts, reduce=lambda sums: None)
     copies = [flat.detach().clone().requires_grad_() for flat in flats]
     for copy, flat in zip(copies, flats, strict=True):
         copy.grad = flat.grad.clone()
