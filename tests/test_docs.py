@@ -16,8 +16,8 @@ from tests.rooms import draw
 DOCS = ROOT / "docs"
 FOLDERS = ("albert_ds", "docs", "ds_configs", "slurm", "tests", "tools")
 PAGES = [page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")]
-PAGES = [page for page in PAGES if page.parent.name != "raw" and page.name != "card.md"]
-PAGES = [ROOT / "README.md", *sorted(PAGES)]  # the card is a template of the model card
+PAGES = [page for page in PAGES if page.parent.name != "raw"]
+PAGES = [ROOT / "README.md", *sorted(PAGES)]
 # Pages about today's code. Log and notebook tell of experiments, with the code of their day.
 CURRENT = [
     page

@@ -88,6 +88,9 @@ def main(argv: list[str]) -> None:
         raise UserError("--precision: allowed only with --minimal-pairs")
     if (args.data is None) == (args.minimal_pairs is None):
         raise UserError("--data and --minimal-pairs: one of them is needed, and not both")
+    from albert_ds.process.quiet import quiet_libraries
+
+    quiet_libraries()  # before they are imported
     from albert_ds.evals.probe import run_probe
 
     values, table = run_probe(args)

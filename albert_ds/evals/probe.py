@@ -19,7 +19,6 @@ from albert_ds.evals.minimal_pairs import read_pairs, score_pairs, summarise
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.json_files import check
 from albert_ds.parallel.mesh import build_mesh
-from albert_ds.process.quiet import quiet_libraries
 from albert_ds.process.rendezvous import join_world
 from albert_ds.process.world import read_world
 
@@ -28,7 +27,6 @@ TASKS = list_pair_tasks()
 
 def run_probe(args: Namespace) -> tuple[dict, str]:
     """The numbers that the command line asks for, and a table of them."""
-    quiet_libraries()
     device = join_world(read_world())
     if args.similarity:
         values = compare_layers(args, device)

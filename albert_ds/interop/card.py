@@ -1,4 +1,4 @@
-"""The model card (README.md) of an exported Hugging Face folder; its text is `card.md`.
+"""The model card (README.md) of an exported Hugging Face folder; its text is `card.jinja`.
 
 It says what the run's files say, and marks what only a person knows with FILL IN: the licence if
 none was typed, the language if the shards do not name it, and what the training emitted.
@@ -15,7 +15,7 @@ from albert_ds.interop.folder import ModelFolder
 from albert_ds.interop.hugging_face import ENCODER, Weights, list_groups
 from albert_ds.json_files import read_json, read_lines
 
-TEXT = Path(__file__).with_name("card.md")
+TEXT = Path(__file__).with_name("card.jinja")
 # Kind of head -> (the class that loads it, the pipeline).
 AUTO = {
     "classification": ("AutoModelForSequenceClassification", "text-classification"),
