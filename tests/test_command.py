@@ -59,7 +59,6 @@ def test_a_missing_extra_is_one_line_that_says_how_to_get_it(tmp_path):
     for words, extra in (
         (["learn", "--text", __file__, "--output", f"{folder}/new"], "plots"),
         (["vocab", "--input", "s3://bucket/x", "--output", folder], "s3"),
-        (["push", "--input", folder, "--repo", "name"], "hf"),
     ):
         command = [sys.executable, "-c", script, *words]
         done = subprocess.run(command, capture_output=True, text=True)

@@ -91,7 +91,7 @@ def test_the_time_left_is_that_of_the_depths_to_come(monkeypatch, capsys):
     assert [config.work_of(step) for step in range(5)] == [0, 1, 3, 5, 8]
     clock = iter((0.0, 1.0, 3.0, 5.0, 8.0))
     monkeypatch.setattr(screen.time, "perf_counter", lambda: next(clock))
-    shown = screen.Screen("text", step=0, num_steps=4, work_of=config.work_of)
+    shown = screen.Screen(step=0, num_steps=4, work_of=config.work_of)
     values = {"loss": 1.0, "lr": 0.1, "grad_norm": 1.0, "tokens_per_second": 9.0}
     for step in range(1, 5):
         shown.show(step, values)

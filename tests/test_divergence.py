@@ -9,6 +9,7 @@ import torch
 from tests.batches import random_samples
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
+from tests.models import write_weights
 from tests.training import SMALL, join, open_small_run, small_config
 
 KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
@@ -72,8 +73,6 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all():
 @pytest.fixture
 def spoilt_weights(data, tmp_path):
     """A checkpoint of `train_command`'s model with one weight so large that sums overflow."""
-    from safetensors.torch import save_file
-
     from albert_ds.model.albert import AlbertForPretraining
     from albert_ds.settings.pretrain import read_config
 
@@ -81,9 +80,7 @@ def spoilt_weights(data, tmp_path):
     model = replace(read_config(argv, world_size=2).model)
     state = AlbertForPretraining(model).state_dict()
     state["albert.encoder.ffn.0.feed_forward.up.bias"][0] = 3e38
-    folder = tmp_path / "spoilt" / "checkpoints" / "step-00000001"
-    folder.mkdir(parents=True)
-    save_file(state, folder / "weights.safetensors")
+    folder = write_weights(tmp_path / "spoilt", state)
     (tmp_path / "spoilt" / "config.json").write_text(json.dumps({"model": asdict(model)}))
     return folder
 

@@ -6,6 +6,7 @@ before anything is written. Nothing heavy is imported at the top: `--help` answe
 
 import argparse
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from albert_ds.cli import (
@@ -291,6 +292,8 @@ def _check_initial_weights(folder: str, model: ModelConfig, vocab) -> None:
     from albert_ds.interop.folder import ModelFolder
     from albert_ds.interop.initial import find_origins
 
+    if not Path(folder).is_dir():
+        raise UserError(f"--init-from {folder}: no such folder")
     source = ModelFolder(folder)
     find_origins(source, model)
     source.check_vocab(vocab, f"--init-from {folder}")

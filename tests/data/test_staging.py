@@ -108,7 +108,6 @@ def stage_as(rank: int, data: str, disks: list[str], hosts: list[str]) -> tuple[
     """Whether this rank copied, and where it will read or why it ended; ranks are on `hosts`."""
     from dataclasses import replace
 
-    from albert_ds.parallel import consensus
     from albert_ds.pretraining import loop as train
     from tests.training import join, small_config
 
@@ -119,8 +118,8 @@ def stage_as(rank: int, data: str, disks: list[str], hosts: list[str]) -> tuple[
         asked.append(stage)
         return copy_folders(folders, stage)
 
-    consensus.gather_hosts = lambda mesh: hosts
-    staging.copy_folders = copy
+    train.gather_hosts = lambda mesh: hosts
+    train.copy_folders = copy
     config = replace(small_config(world_size=2), data=[data], stage=disks[rank])
     try:
         found = train.stage(config, mesh).data[0]
