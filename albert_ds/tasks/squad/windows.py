@@ -81,12 +81,15 @@ def encode_with_characters(tokenizer: Any, text: str) -> tuple[list[int], np.nda
     is_mark = np.array(found.ids) == tokenizer.token_to_id(WORD_MARK)
     after[is_mark] = first[is_mark]
     real = np.flatnonzero(~is_mark)
-    ends, begins = after[real], np.append(first[real[1:]], len(text))
-    for number in np.flatnonzero(ends < begins).tolist():
-        between = re.split(r"\s+", text[ends[number] : begins[number]])
-        after[real[number]] += len(between[0])
-        if len(between) > 1 and number + 1 < len(real):
-            first[real[number + 1]] -= len(between[-1])
+    begins, ends = np.append(first[real], len(text)), after[real]
+    for number in np.flatnonzero(ends < begins[1:]).tolist():
+        end, begin = ends[number], begins[number + 1]
+        lost = re.split(r"\s+", text[end:begin])
+        # Several tokens may stand for one character: its bytes, or the parts of a fraction.
+        if lost[0]:
+            after[real[ends == end]] += len(lost[0])
+        if len(lost) > 1 and lost[-1]:
+            first[real[begins[:-1] == begin]] -= len(lost[-1])
     return found.ids, first, after
 
 

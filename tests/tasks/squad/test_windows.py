@@ -20,7 +20,10 @@ texts = st.lists(st.one_of(st.sampled_from(TRICKY), st.text(max_size=4)), max_si
     lambda parts: " ".join(parts)
 )
 LIMITS = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=4000,
+    deadline=None,
+    derandomize=False,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
