@@ -94,7 +94,7 @@ def test_the_time_left_is_that_of_the_depths_to_come(monkeypatch, capsys):
     shown = screen.Screen(step=0, num_steps=4, work_of=config.work_of)
     values = {"loss": 1.0, "lr": 0.1, "grad_norm": 1.0, "tokens_per_second": 9.0}
     for step in range(1, 5):
-        shown.show(step, values)
+        shown.write(step, values)
     ends = [line.partition("left")[2].split() for line in capsys.readouterr().out.splitlines()]
     assert ends == [["7", "s"], ["5", "s"], ["3", "s"], ["0", "s"]]
 

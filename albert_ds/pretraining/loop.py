@@ -279,9 +279,8 @@ def stage(config: RunConfig, mesh: Mesh) -> RunConfig:
 
 def open_stream(config: RunConfig, mesh: Mesh, samples: int) -> Iterator[MicroBatch]:
     """This rank's endless micro-batches, starting at position `samples` of the global stream."""
-    sources = [open_shards(folder, "train") for folder in config.data]
     return training_batches(
-        [replace(source, is_hashed=not config.trust_shards) for source in sources],
+        [open_shards(folder, "train") for folder in config.data],
         config.data_weights,
         config.stream,
         start=samples,

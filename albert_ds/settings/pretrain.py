@@ -107,14 +107,6 @@ class RunConfig(SharedConfig):
         group=LAYOUT,
         may_change=True,
     )
-    trust_shards: bool = flag(
-        "do not compare the sha256 of each shard with index.json when it is read, which takes "
-        "about 1 second a GB; headers, counts and the checksum of each record are compared in any "
-        "case",
-        default=False,
-        group=LAYOUT,
-        may_change=True,
-    )
     num_workers: int | None = flag(  # resolved once the device is known
         "data loader processes of a rank; 0: the trainer itself loads",
         default=None,

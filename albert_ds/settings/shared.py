@@ -136,14 +136,6 @@ class SharedConfig:
         group=RHYTHM,
         may_change=True,
     )
-    log_format: str = flag(
-        "what stdout gets: lines to read, or one JSON object a line, those of metrics.jsonl among "
-        "them; messages go to stderr as text in both",
-        default="text",
-        choices=("text", "json"),
-        group=RHYTHM,
-        may_change=True,
-    )
     timeout_minutes: float = flag(
         "stop when a rank is missing or delays the others for this time",
         default=10,
