@@ -6,9 +6,9 @@
 set -u
 BEGAN=$(date +%s)
 TOTAL=${1:-540}; shift || true
-STAGES=" ${*:-install probe smoke speed train resume exact peer rates} "
+STAGES=" ${*:-install probe smoke speed rates train resume exact peer} "
 # Seconds, guessed until the first run on a GPU.
-declare -A LIMITS=([probe]=60 [smoke]=90 [speed]=180 [train]=105 [resume]=75 [exact]=100 [peer]=60
+declare -A LIMITS=([probe]=60 [smoke]=90 [speed]=150 [train]=105 [resume]=75 [exact]=100 [peer]=60
     [rates]=60 [tests]=150 [fusedlamb]=40)
 SECONDS_TO_STOP=40  # of a training: the last evaluation, and the end of the process
 KIT=$(cd "$(dirname "$0")" && pwd)
@@ -101,6 +101,7 @@ day() { stage "$1" "$PY" "$KIT/gpu_day.py" "$1" --out "$RESULTS" ${QUICK:+--quic
 stage probe "$PY" "$KIT/probe.py"; cat "$WORK/probe.log" 2> /dev/null
 day smoke
 day speed
+day rates
 
 # 512 x 512 tokens a step: 160 steps are 42M tokens. It stops by itself at its limit (code 75).
 TRAINING="--model albert-base --sequence-length 512 --batch-size 512 --micro-batch-size 64
@@ -126,7 +127,6 @@ stage exact "$PY" "$KIT/exact.py" "$WORK" "$RESULTS"
 # shellcheck disable=SC2086
 stage peer "$PY" tools/lab/peer_bench.py $PEER --peers sdpa eager --output "$WORK/peer.json" \
     --deepspeed_config ds_configs/zero1_bf16_adamw.json
-day rates
 stage tests "$PY" -m pytest -m gpu -q -rs -p no:cacheprovider tests/gpu
 if wants fusedlamb; then
     while kill -0 "$BUILDER" 2> /dev/null && [ "$(elapsed)" -lt $(( TOTAL - 50 )) ]; do
