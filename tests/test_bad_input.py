@@ -41,7 +41,6 @@ def refuse(argv: list[str], world_size: int = 2) -> str:
         ({"sharing": "groups:5"}, ["--sharing groups:5", "--num-layers 2"]),
         ({"num_heads": 5}, ["--num-heads 5", "--hidden-size 32"]),
         ({"dropout": 1.5}, ["--dropout 1.5", "at least 0 and below 1"]),
-        ({"vocab_size": 30000}, ["--vocab-size 30000", "800"]),
         ({"sequence_length": 512}, ["--sequence-length 512", "at most 64"]),
         ({"max_position_embeddings": 32, "sequence_length": 64}, ["--sequence-length 64", "32"]),
         ({"tensor_parallel": 3}, ["--tensor-parallel 3", "ranks 2", "allowed: 1, 2"]),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from albert_ds.cli import Number, check_ranges, flag
 from albert_ds.errors import UserError
 
-WORD_RULES = ("scripts", "unicode", "released")
+WORD_RULES = ("scripts", "released")
 MIN_SEQUENCE_LENGTH = 5  # [CLS] A [SEP] B [SEP] with one token in A and in B
 TASK = "the task"
 
@@ -84,10 +84,9 @@ class StreamConfig:
         group=TASK,
     )
     word_boundaries: str = flag(
-        "what a whole word is: by each script's own use of spaces (scripts), the rule of earlier "
-        "runs (unicode), or only a-z continue a word (released)",
+        "what a whole word is: by each script's own use of spaces (scripts), or only a-z continue "
+        "a word (released)",
         default="scripts",
-        shown_default="scripts; a resumed run keeps its own",
         choices=WORD_RULES,
         group=TASK,
     )

@@ -30,12 +30,10 @@ def build_word_starts(pieces: list[str], rule: str) -> np.ndarray:
               Khmer, Myanmar, Tibetan) and a special piece. Letters, digits and combining marks of
               all other scripts, Hangul among them, go on with the word that they follow. A lone
               word mark belongs to the piece after it.
-    unicode   The same for most text, as in earlier runs: Hangul counts as a script without spaces,
-              a combining mark of such a script starts a word, and so does a lone word mark.
     released  As in the release: a piece with the word mark or "<" in front, a single one of some
               ASCII punctuation marks, and every piece with any character beyond those and a-z.
     """
-    kinds = {"scripts": _find_kind, "unicode": _starts_word, "released": _starts_as_released}
+    kinds = {"scripts": _find_kind, "released": _starts_as_released}
     special = SPECIAL if rule == "scripts" else STARTS
     return np.array(
         [special if piece in SPECIAL_PIECES else kinds[rule](piece) for piece in pieces], np.int8
@@ -70,16 +68,6 @@ def _find_kind(piece: str) -> int:
         return CONTINUES
     is_mark = len(piece) == 1 and unicodedata.category(piece)[0] in "PS"
     return STARTS if is_mark or any(map(is_unspaced, piece)) else CONTINUES
-
-
-def _starts_word(piece: str) -> bool:
-    if piece.startswith(WORD_MARK) or any(map(_is_wide, piece)):
-        return True
-    return len(piece) == 1 and unicodedata.category(piece)[0] in "PS"
-
-
-def _is_wide(char: str) -> bool:
-    return is_unspaced(char) or unicodedata.east_asian_width(char) in "WF"
 
 
 def _starts_as_released(piece: str) -> bool:

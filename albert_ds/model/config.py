@@ -25,14 +25,7 @@ class ModelConfig:
     Raises UserError, naming the flag as it is typed, for a shape that no model can have.
     """
 
-    vocab_size: int = flag(
-        "V, pieces of the vocabulary; the shards decide it",
-        default=30_000,
-        shown_default="that of the shards",
-        type=Number(low=1, high=10_000_000, whole=True),
-        metavar="PIECES",
-        group=SHAPE,
-    )
+    vocab_size: int = 30_000  # V, pieces of the vocabulary: that of the shards
     # A map E -> H exists only if E != H.
     embedding_size: int = flag(
         "E, width of the embeddings",
@@ -106,7 +99,12 @@ class ModelConfig:
                 f"--num-heads {self.num_heads} does not divide --hidden-size {self.hidden_size}"
             )
         # No flag sets these: they come from a config.json.
-        ranges = {"type_vocab_size": WIDTH, "initializer_range": SMALL, "layer_norm_eps": SMALL}
+        ranges = {
+            "vocab_size": Number(low=1, high=10_000_000, whole=True),
+            "type_vocab_size": WIDTH,
+            "initializer_range": SMALL,
+            "layer_norm_eps": SMALL,
+        }
         for name, allowed in ranges.items():
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name} {getattr(self, name)}: must be {allowed}")

@@ -335,13 +335,12 @@ def _resolve_model(args, sources) -> ModelConfig:
     given = {name: getattr(args, name) for name in flags_of(ModelConfig) if hasattr(args, name)}
     if "hidden_size" in given:
         given.setdefault("ffn_size", 4 * given["hidden_size"])
-    found = sources[0].vocab.size
-    if given.setdefault("vocab_size", found) != found:
-        raise UserError(
-            f"--vocab-size {given['vocab_size']}: the shards in {args.data[0]} were built with "
-            f"{found} pieces; allowed: {found}"
-        )
-    return replace(SIZES[args.size], **given, pair_head=args.objective != "none")
+    return replace(
+        SIZES[args.size],
+        **given,
+        vocab_size=sources[0].vocab.size,
+        pair_head=args.objective != "none",
+    )
 
 
 def _resolve_weights(args, sources) -> list[float]:
@@ -367,9 +366,6 @@ def _resolve_stream(args, model: ModelConfig, sources) -> StreamConfig:
         )
     typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(StreamConfig)}
     typed["sequence_length"] = length
-    # Its default has changed, so what RUN was started with wins over it.
-    before = (read_previous(args.output) or {}).get("stream", {})
-    typed["word_boundaries"] = args.word_boundaries or before.get("word_boundaries", "scripts")
     return StreamConfig(**typed)
 
 

@@ -129,7 +129,6 @@ def list_config_cases(folder: Path, data: Path, draw: random.Random, count: int)
         *(("tensor_parallel", n) for n in (3, 4, 100)),
         *(("warmup_steps", n) for n in (13, 10**8)),
         *(("sequence_length", n) for n in (4, 65, 512, 10**6)),
-        *(("vocab_size", n) for n in (1, 239, 30000)),
         *(("sharing", n) for n in ("groups:3", "groups:0", "groups:-1", "groups:x", "Groups:2")),
         *(("data", n) for n in ("nowhere", "/dev/null", "/proc", "http://[::1", "x://y")),
         *(("data_weights", n) for n in (["1", "2"], ["0.5", "0.5", "1"])),

@@ -154,7 +154,7 @@ def test_masked_share_and_both_budgets(train):
 
 
 def test_words_are_masked_whole(train):
-    starts = build_word_starts(train.vocab.pieces, "unicode")
+    starts = build_word_starts(train.vocab.pieces, "scripts")
     for sample in samples_of(take(stream([train]), 200)).values():
         ids, masked = restore(sample), set(sample[3])
         for i in range(1, len(ids)):

@@ -181,7 +181,7 @@ def collator_of_hugging_face(data: str) -> Callable[[], int]:
     collate = DataCollatorForLanguageModeling(
         tokenizer, whole_word_mask=True, mask_replace_prob=1.0, random_replace_prob=0.0
     )
-    starts = build_word_starts(source.vocab.pieces, "unicode")
+    starts = build_word_starts(source.vocab.pieces, "scripts")
     examples: list[dict[str, Any]] = []
     for batch in open_stream(data, objective="none", masked_fraction=1e-6):
         for begin, end in itertools.pairwise(batch.tensors["cu_seqlens"].tolist()):
