@@ -1,8 +1,6 @@
 #!/usr/bin/env python
 """`albert-ds vocab`, started from a clone."""
 
-from albert_ds import cli
-from albert_ds.commands.build_vocab import main
+from albert_lab.clone import start
 
-if __name__ == "__main__":
-    cli.run(main)
+start("albert_ds.commands.build_vocab")

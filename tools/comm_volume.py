@@ -1,9 +1,6 @@
 #!/usr/bin/env python
 """`albert-ds traffic`, started from a clone."""
 
-from albert_lab.commands.comm_volume import main
+from albert_lab.clone import start
 
-from albert_ds import cli
-
-if __name__ == "__main__":
-    cli.run(main)
+start("albert_lab.commands.comm_volume")

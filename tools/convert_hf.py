@@ -1,8 +1,6 @@
 #!/usr/bin/env python
 """`albert-ds export` and `albert-ds import`, started from a clone."""
 
-from albert_ds import cli
-from albert_ds.commands.convert_hf import main
+from albert_lab.clone import start
 
-if __name__ == "__main__":
-    cli.run(main)
+start("albert_ds.commands.convert_hf")

@@ -1,9 +1,6 @@
 #!/usr/bin/env python
-"""`albert-ds check-gpu`, started from a clone."""
+"""`albert-ds gpu-check`, started from a clone."""
 
-from albert_lab.commands.gpu_check import main
+from albert_lab.clone import start
 
-from albert_ds import cli
-
-if __name__ == "__main__":
-    cli.run(main)
+start("albert_lab.commands.gpu_check")
