@@ -209,7 +209,7 @@ def _configurations(folder: Path, data: Path) -> dict[str, Reader]:
 def _results(folder: Path) -> dict[str, Reader]:
     from types import SimpleNamespace
 
-    from albert_lab.plots.lines import read_models, read_predictions
+    from albert_lab.plots.lines import read_models
     from albert_lab.tables import read_report
 
     from albert_ds.settings.finetune import find_task_model
@@ -220,15 +220,13 @@ def _results(folder: Path) -> dict[str, Reader]:
     (table / "rte").mkdir(parents=True)
     measured = json.loads((raw / "bench_base_2.json").read_text())
     similarity = json.loads((raw / "figure1.json").read_text())
-    predicted = json.loads((raw / "scaling_predictions.json").read_text())
-    predicted["rows"] = [row for row in predicted["rows"] if row["gpus"] == 32][:60]
     statistics = dict.fromkeys(("median", "mean", "std", "min", "max"), 0.5)
     results = {"task": "glue/rte", "best_seed": None, "dev": {"accuracy": statistics}}
     accuracies = {f"heldout_{name}_accuracy": 0.5 for name in ("mlm", "nsp", "sop")}
     notes = folder / "notes"
     notes.mkdir()
     args = SimpleNamespace(from_task=str(table / "rte"), output=str(folder / "out"))
-    report, drawn, layers = (folder / f"{name}.json" for name in ("report", "drawn", "layers"))
+    report, layers = (folder / f"{name}.json" for name in ("report", "layers"))
 
     def read_finished():
         note = read_note(Piece(notes / "unit-000000.json", "x"))
@@ -247,12 +245,6 @@ def _results(folder: Path) -> dict[str, Reader]:
             accuracies, table / "probe.json", lambda: read_lead(table), lambda path: True
         ),
         "reports of benchmarks": Reader(measured, report, lambda: read_report(report)),
-        "predictions": Reader(
-            predicted,
-            drawn,
-            lambda: read_predictions(drawn),
-            lambda path: path[0] == "rows" and path[2:3] in [(), ("gpus",), ("speed_up",)],
-        ),
         "layers of models": Reader(
             similarity,
             layers,

@@ -1,13 +1,16 @@
-"""The commands predict and plan, and the picture of the predictions."""
+"""The commands predict and plan."""
 
 import json
 import re
 
 import pytest
-from albert_lab.commands import plots
 from albert_lab.commands.scaling_model import main
+from albert_lab.scaling.hardware import GPUS, describe_gpu
+from albert_lab.scaling.layout import Layout
+from albert_lab.scaling.step_time import predict_step
 
 from albert_ds.errors import UserError
+from albert_ds.model.config import SIZES
 from albert_ds.settings.pretrain import read_config
 
 PLAN = ("plan", "--link", "100", "--steps", "1000")
@@ -24,21 +27,37 @@ def read_plan(text: str) -> dict[str, str]:
     return {name.strip(): value.strip() for _, name, value, *_ in (row.split("|") for row in table)}
 
 
-def test_predictions_and_their_picture(tmp_path, capsys):
-    predictions, picture = tmp_path / "predictions.json", tmp_path / "scaling.png"
-    clusters = ("--gpus", "8", "64", "512", "--overlap", "0", "1")
-    ask(capsys, "predict", *clusters, "--output", predictions)
-    rows = json.loads(predictions.read_text())["rows"]
-    assert len(rows) == 5 * 3 * 5 * 2  # models, GPUs, links, overlaps
-
-    def speed_up(link):
-        found = {(r["model"], r["gpus"], r["link_gbits"], r["overlap"]): r for r in rows}
-        return found["albert-large", 64, link, 0]["speed_up"]
-
+def test_models_side_by_side(capsys):
+    said = ask(capsys, "predict", "--gpus", "8", "64", "--links", "10", "100", "3200")
+    assert said.startswith("PREDICTED, H100; ")
+    head, _, *rows = (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines()[2:]
+    )
+    assert [tuple(row[:3]) for row in rows] == [
+        (gpus, f"{4096 // int(gpus)}", link)
+        for gpus in ("8", "64")
+        for link in ("10", "100", "3200")
+    ]
+    alone, several = (
+        [float(row[head.index("albert-large, speed-up")]) for row in rows if row[0] == gpus]
+        for gpus in ("8", "64")
+    )
+    assert len(set(alone)) == 1  # one node crosses no link
     # The less a link carries the more sharing matters; on the fastest it is no more than FLOPs.
-    assert speed_up(10) > speed_up(100) > speed_up(3200) > 1
-    plots.main(["scaling", "--input", str(predictions), "--output", str(picture)])
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert several == sorted(several, reverse=True) and several[0] > several[-1] > 1
+    # The first model's speed and its exposed share are those of its own step.
+    speed, exposed = rows[3][3].split(", ")
+    layout = Layout(
+        name="bert-large",
+        model=SIZES["bert-large"],
+        ranks=64,
+        nodes=8,
+        micro_batch_size=32,
+        accumulation=2,
+    )
+    step = predict_step(layout, describe_gpu(GPUS["h100"]), link=10e9)
+    assert speed == f"{4096 / step.total:,.0f}"
+    assert exposed == f"{step.communication / step.total:.0%}"
 
 
 @pytest.mark.parametrize("name", ["albert-base", "albert-xxlarge", "bert-large"])

@@ -113,19 +113,6 @@ def test_memory_falls_with_what_is_meant_to_save_it():
         assert few > many
 
 
-def test_only_what_is_complete_before_backward_ends_can_hide():
-    """Two all-reduces of equal bytes: the one of a shared block is exposed whatever the overlap."""
-    machine = Machine(name="x", source="x", a_flop=1e-14, overlap=1.0)
-    for name, hides in (("albert-large", False), ("bert-large", True)):
-        exposed = predict_step(layout(name), replace(machine, overlap=0.0), link=1e11)
-        hidden = predict_step(layout(name), machine, link=1e11)
-        assert (hidden.hidden > 0) == hides and exposed.hidden == 0
-        assert hidden.total + hidden.hidden == pytest.approx(exposed.total)
-    # Groups of one layer each share nothing.
-    own = replace(SIZES["albert-large"], sharing="groups:24")
-    assert Layout(name="x", model=own, ranks=1, micro_batch_size=1).hideable_share > 0.9
-
-
 def test_a_slower_link_costs_what_its_bytes_take():
     given = layout("bert-large")
     fast, slow = (predict_step(given, H100, link=link) for link in (1e11, 1e10))

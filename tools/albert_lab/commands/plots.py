@@ -30,8 +30,6 @@ def build_parser() -> Parser:
         add("--input", type=Path, nargs="+", required=True, help=text)
         text = "draw only cells with these values, as in the JSON (default: all cells)"
         add("--only", metavar="KEY=VALUE,...", help=text)
-    add = command("scaling", "predicted speed-up against link and batch")
-    add("--input", type=Path, required=True, help="JSON of `albert-ds scaling predict --output`")
     add = command("layers", "distance and angle of each layer's input and output (Figure 1)")
     add("--input", type=Path, required=True, help="JSON of `albert-ds probe --similarity --output`")
     return parser
@@ -69,10 +67,6 @@ def main(argv: list[str]) -> None:
     match args.command:
         case "curves":
             plot_curves(args)
-        case "scaling":
-            from albert_lab.plots.lines import draw_scaling, read_predictions
-
-            draw_scaling(read_predictions(args.input), args.output)
         case "layers":
             from albert_lab.plots.lines import draw_layers, read_models
 

@@ -1,39 +1,26 @@
 """Predict the time and memory of an optimizer step on clusters of GPUs.
 
 Example: albert-ds plan --model albert-xxlarge --gpus 64 --link 100 --steps 125000.
-The picture of what `predict --output` writes is drawn by `albert-ds plots scaling`.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-from albert_ds import cli
 from albert_ds.cli import Number, Parser, positive
-from albert_ds.files import write_file
+from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES
 from albert_ds.settings.shared import BATCH_SIZE, STEPS
 from albert_lab.scaling.hardware import GPUS, MFU, MFU_OF_PRODUCTS, describe_gpu, read_gpu
-from albert_lab.scaling.planner import (
-    Plan,
-    Recipe,
-    find_layouts,
-    find_plans,
-    largest_batch,
-    predict_grid,
-)
-from albert_lab.scaling.report import (
-    batches_as_table,
-    plan_as_text,
-    predictions_as_table,
-)
-from albert_lab.scaling.step_time import Machine
+from albert_lab.scaling.layout import Layout
+from albert_lab.scaling.planner import Plan, count_nodes, find_layouts, find_plans
+from albert_lab.scaling.report import plan_as_text
+from albert_lab.scaling.step_time import Machine, predict_step
+from albert_lab.tables import table
 
-SPEED_UPS = (1.1, 1.7)  # of the second model over the first; 1.7 is the paper's
-NODES = 64  # for `largest_batch`; twice as many nodes change its results by 1 %
 # Of the model, where it was validated; a link to docs/raw/scaling_constants.json.
 ERRORS = Path(__file__).parents[1] / "scaling/constants.json"
 
@@ -75,15 +62,7 @@ def _add_predict(add) -> None:
     text = "Gb/s of a node's network, all adapters together"
     add("--links", type=Number(above=0), metavar="GBIT/S", nargs="+", default=links, help=text)
     add("--micro-batch-size", type=positive, default=32, help="maximum sequences of a pass")
-    text = "shares of backward during which complete gradients are reduced; the trainer's is 0"
-    share = Number(low=0, high=1)
-    add("--overlap", type=share, metavar="SHARE", nargs="+", default=[0.0], help=text)
     _add_cluster(add)
-    add(
-        "--output",
-        type=cli.new_file,
-        help="JSON with every prediction, for `albert-ds plots scaling`",
-    )
 
 
 def _add_plan(add) -> None:
@@ -105,35 +84,42 @@ def _add_plan(add) -> None:
 
 
 def run_predict(args) -> None:
-    rows, batches = [], []
-    recipe = Recipe(
-        gpus_a_node=args.gpus_a_node,
-        micro_batch_size=args.micro_batch_size,
-        sequence_length=args.sequence_length,
-    )
-    gpu = read_gpu(args.hardware)
-    for overlap in args.overlap:
-        machine = describe_gpu(gpu, mfu=args.mfu, overlap=overlap)
-        rows += predict_grid(
-            args.models,
+    machine = describe_gpu(read_gpu(args.hardware), mfu=args.mfu)
+    rows = [
+        compare(args, machine, *cluster) for cluster in itertools.product(args.gpus, args.links)
+    ]
+    first, *others = args.models
+    header = ["GPUs", "sequences per GPU", "Gb/s per node", f"{first} samples/s, exposed"]
+    header += [f"{model}, speed-up" for model in others]
+    print(f"PREDICTED, {machine.name}; {machine.source}\n\n{table(header, rows)}")
+
+
+def compare(args, machine: Machine, gpus: int, link: float) -> list[str]:
+    """The first model's speed on a cluster, and the others' over it; ZeRO-1 in bf16."""
+    local, left = divmod(args.batch_size, gpus)
+    if left:
+        raise UserError(f"--gpus {gpus}: must divide --batch-size {args.batch_size}")
+    micro = next(n for n in range(args.micro_batch_size, 0, -1) if local % n == 0)
+    steps = [
+        predict_step(
+            Layout(
+                name=name,
+                model=SIZES[name],
+                ranks=gpus,
+                nodes=count_nodes(gpus, args.gpus_a_node),
+                micro_batch_size=micro,
+                accumulation=local // micro,
+                sequence_length=args.sequence_length,
+            ),
             machine,
-            recipe,
-            gpus=args.gpus,
-            links=args.links,
-            batch_size=args.batch_size,
+            link=link * 1e9,
         )
-        if len(args.models) == 1:
-            continue
-        pair = (args.models[0], args.models[1])
-        for link, wanted in itertools.product(args.links, SPEED_UPS):
-            size = largest_batch(pair, machine, recipe, link=link, speed_up=wanted, nodes=NODES)
-            batches.append({"link_gbits": link, "overlap": overlap, "speed_up": wanted})
-            batches[-1]["sequences_a_gpu"] = size
-    print(predictions_as_table(rows, machine))
-    print(batches_as_table(batches, args.models, NODES))
-    if args.output:
-        report = {"predicted": True, "machine": asdict(machine), "rows": rows, "batches": batches}
-        write_file(args.output, json.dumps(report, indent=1) + "\n")
+        for name in args.models
+    ]
+    first = steps[0]
+    speed = f"{args.batch_size / first.total:,.0f}, {first.communication / first.total:.0%}"
+    speed_ups = (f"{first.total / step.total:.2f}" for step in steps[1:])
+    return [f"{gpus}", f"{local}", f"{link:g}", speed, *speed_ups]
 
 
 def run_plan(args) -> None:

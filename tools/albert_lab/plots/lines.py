@@ -22,13 +22,6 @@ DISTANCES = (
     ("l2", "L2 distance of input and output"),
     ("degrees", "angle of input and output (degrees)"),
 )
-_POSITIVE = Number(above=0)
-PREDICTED = {
-    **{"model": str, "gpus": Number(low=1, whole=True), "nodes": Number(low=1, whole=True)},
-    **{"link_gbits": _POSITIVE, "sequences_a_gpu": _POSITIVE, "overlap": Number(low=0, high=1)},
-    "speed_up": _POSITIVE,
-}
-PAPER = ("albert-large", 1.7)  # over bert-large (Table 2)
 
 
 class Curve(NamedTuple):
@@ -107,16 +100,6 @@ def read_models(path: Path) -> dict[str, dict]:
     return report["models"]
 
 
-def read_predictions(path: Path) -> list[dict]:
-    """The rows of what scaling_model.py predict --output wrote; UserError where it is not that."""
-    report, name = read_json(path, f"--input {path}"), f"--input {path}"
-    check(report, {"rows": [PREDICTED]}, name)
-    models = list(dict.fromkeys(row["model"] for row in report["rows"]))
-    if not any(row["model"] in models[1:2] and row["nodes"] > 1 for row in report["rows"]):
-        raise UserError(f"{name}: must have rows of two models and of several nodes")
-    return report["rows"]
-
-
 def draw_layers(models: dict[str, dict], output: Path) -> None:
     """`models`: what tools/probe.py --similarity writes; a number per layer in l2 and degrees."""
     figure, axes = new_figure(len(DISTANCES), width=5)
@@ -168,53 +151,3 @@ def draw_study(rows: dict[str, list[StudyCurve]], output: Path) -> None:
     label(middle, "FLOPs spent", loss)
     label(right, "bytes of gradients handed over by a replica", loss)
     save(figure, output)
-
-
-def draw_scaling(rows: list[dict], output: Path) -> None:
-    """The second model's speed-up over the first. Left: against the link; right: against the batch.
-
-    With two overlaps there is a band: the line is without any hidden reduction, the other edge with
-    as much hidden as possible. One node is left out: its ranks use no link.
-    """
-    first, shown = list(dict.fromkeys(row["model"] for row in rows))[:2]
-    rows = [row for row in rows if row["model"] == shown and row["nodes"] > 1]
-    figure, (left, right) = new_figure(2)
-    links = sorted({row["link_gbits"] for row in rows})
-    clusters = sorted({(row["gpus"], row["sequences_a_gpu"]) for row in rows})
-    for number, (count, local) in enumerate(clusters):
-        name = f"{count:,} GPUs ({local} sequence{'s' * (local > 1)} each)"
-        _draw_line(left, [r for r in rows if r["gpus"] == count], "link_gbits", number, name)
-    for number, link in enumerate(links):
-        selected = [row for row in rows if row["link_gbits"] == link]
-        _draw_line(right, selected, "sequences_a_gpu", number, f"{link:g} Gb/s per node")
-    for axis in (left, right):
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.yaxis.set_minor_formatter("")
-        axis.set_ylim(0.85, 45)
-        axis.set_yticks([1, 1.4, 2, 3, 5, 10, 20])
-        for one in (axis.xaxis, axis.yaxis):
-            one.set_major_formatter("{x:g}")
-        axis.axhline(1, color="black", linewidth=0.8)
-        if (shown, first) == (PAPER[0], "bert-large"):
-            axis.axhline(PAPER[1], color="black", linewidth=0.8, linestyle=(0, (1, 2)))
-            axis.text(axis.get_xlim()[0] * 1.1, PAPER[1] * 1.03, "the paper's 1.7", fontsize=8)
-        axis.legend(fontsize=8)
-    left.set_xticks(links)
-    right.set_xticks(sorted({local for _, local in clusters}))
-    right.xaxis.set_minor_formatter("")
-    speed_up = f"speed-up of {shown} over {first}"
-    label(left, "link of a node (Gb/s)", speed_up, "predicted, not measured")
-    label(right, "sequences per GPU and step", speed_up, "predicted, not measured")
-    save(figure, output)
-
-
-def _draw_line(axis, rows: list[dict], x: str, number: int, name: str) -> None:
-    lines = []
-    for overlap in sorted({row["overlap"] for row in rows}):
-        found = sorted((row[x], row["speed_up"]) for row in rows if row["overlap"] == overlap)
-        lines.append(list(zip(*found, strict=True)))
-    style = line_style(number)
-    axis.plot(*lines[0], **style, label=name)
-    if len(lines) > 1:
-        axis.fill_between(lines[0][0], lines[0][1], lines[-1][1], alpha=0.18, color=style["color"])

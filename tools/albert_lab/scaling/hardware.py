@@ -83,7 +83,7 @@ def read_gpu(text: str) -> Gpu:
     )
 
 
-def describe_gpu(gpu: Gpu, *, mfu: float | None = None, overlap: float = 0.0) -> Machine:
+def describe_gpu(gpu: Gpu, *, mfu: float | None = None) -> Machine:
     """Constants of a rank with this GPU. mfu: instead of the GPU's own."""
     streamed, in_a_node = STREAMED * gpu.memory_bandwidth, 1 / (ACHIEVED * gpu.link_bandwidth)
     return Machine(
@@ -99,5 +99,4 @@ def describe_gpu(gpu: Gpu, *, mfu: float | None = None, overlap: float = 0.0) ->
         beta_gather=in_a_node,
         link_cost=LINK_COST,
         link_cost_gather=LINK_COST,
-        overlap=overlap,
     )

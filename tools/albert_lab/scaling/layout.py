@@ -132,22 +132,6 @@ class Layout:
         return self._outside(count_params(self.model)) + self.model.num_layers * a_layer
 
     @cached_property
-    def hideable_share(self) -> float:
-        """Share of the parameters whose gradients are complete before backward ends.
-
-        These are the blocks that only one layer uses, and what a layer has of its own. The gradient
-        of a shared block, and of the embedding, which the MLM head shares, is complete only at the
-        end of backward.
-        """
-        plan = self.model.plan
-        counts = count_params(self.model)
-        early = float(counts["per_layer"])
-        for part, used in zip(("attention", "ffn"), zip(*plan, strict=True), strict=True):
-            once = sum(used.count(block) == 1 for block in set(used))
-            early += counts[part] * once / len(set(used))
-        return early / sum(counts.values())
-
-    @cached_property
     def flops(self) -> float:
         """Model FLOPs of one rank's optimizer step, as counted for MFU."""
         tokens = self.tokens_a_pass

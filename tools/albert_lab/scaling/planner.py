@@ -1,4 +1,4 @@
-"""Predict many layouts: which one to use, and how models compare on many clusters.
+"""Which layout to use for a model on a cluster.
 
 `find_plans` chooses the simplest layout that is as fast as the model can distinguish. It takes the
 lowest ZeRO stage that fits: at ZeRO-3 without accumulation fewer bytes are sent, but the model
@@ -8,13 +8,11 @@ the model's own error. Of equally simple layouts it takes the smallest micro-bat
 slower: that leaves the most memory.
 """
 
-import bisect
 import itertools
-import math
 from dataclasses import dataclass, replace
 
 from albert_ds.errors import UserError
-from albert_ds.model.config import SIZES, ModelConfig
+from albert_ds.model.config import ModelConfig
 from albert_ds.model.depth import list_depths
 from albert_lab.scaling.layout import CHECKPOINTING, Layout
 from albert_lab.scaling.memory import Memory, predict_memory
@@ -28,7 +26,6 @@ RULE = (
     f"micro-batch at most {NO_LOSS - 1:.0%} slower than the fastest."
 )
 LARGEST_PASS = 1024  # sequences of a pass that are tried
-MOST_PASSES = 10_000  # per step, in `largest_batch`
 ZERO_STAGES = (1, 2, 3)  # what ds_configs/ ships in bf16
 
 
@@ -172,104 +169,3 @@ def find_plans(
     enough = [plan for plan in same if plan.step.total <= NO_LOSS * same[0].step.total]
     best = min(enough, key=lambda plan: plan.layout.micro_batch_size)
     return [best, *(plan for plan in by_time if plan is not best)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """What all models and clusters of a comparison share; ZeRO-1 in bf16."""
-
-    gpus_a_node: int  # that share one link
-    micro_batch_size: int  # maximum sequences of a pass
-    sequence_length: int  # tokens of a sequence, without padding
-
-    def layout(self, name: str, ranks: int, micro_batch_size: int, accumulation: int) -> Layout:
-        return Layout(
-            name=name,
-            model=SIZES[name],
-            ranks=ranks,
-            nodes=count_nodes(ranks, self.gpus_a_node),
-            micro_batch_size=micro_batch_size,
-            accumulation=accumulation,
-            sequence_length=self.sequence_length,
-        )
-
-
-def predict_grid(
-    models: list[str],
-    machine: Machine,
-    recipe: Recipe,
-    *,
-    gpus: list[int],
-    links: list[float],
-    batch_size: int,
-) -> list[dict]:
-    """One object for each model, number of GPUs and link (Gb/s of a node).
-
-    The speed-up is over the first model on the same cluster. Raises UserError for a batch that the
-    GPUs do not divide.
-    """
-    rows = []
-    for ranks in gpus:
-        local, left = divmod(batch_size, ranks)
-        if left:
-            raise UserError(f"--gpus {ranks}: must divide --batch-size {batch_size}")
-        micro = next(n for n in range(recipe.micro_batch_size, 0, -1) if local % n == 0)
-        for link in links:
-            first = None
-            for name in models:
-                layout = recipe.layout(name, ranks, micro, local // micro)
-                step = predict_step(layout, machine, link=link * 1e9)
-                first = first or step
-                rows.append(_row(layout, step, first, link, machine.overlap))
-    return rows
-
-
-def _row(layout: Layout, step: StepTime, first: StepTime, link: float, overlap: float) -> dict:
-    return {
-        "model": layout.name,
-        "gpus": layout.ranks,
-        "nodes": layout.nodes,
-        "link_gbits": link,
-        "sequences_a_gpu": layout.batch_size // layout.data_parallel,
-        "micro_batch_size": layout.micro_batch_size,
-        "overlap": overlap,
-        "step_seconds": step.total,
-        "compute_seconds": step.compute,
-        "communication_seconds": step.communication,
-        "hidden_seconds": step.hidden,
-        "optimizer_seconds": step.optimizer,
-        "samples_a_second": layout.batch_size / step.total,
-        "wire_bytes": step.wire_bytes,
-        "speed_up": first.total / step.total,
-    }
-
-
-def largest_batch(
-    models: tuple[str, str],
-    machine: Machine,
-    recipe: Recipe,
-    *,
-    link: float,
-    speed_up: float,
-    nodes: int,
-) -> int | None:
-    """The most sequences per GPU and step at which the second model is `speed_up` times as fast.
-
-    0 where it never is; None where it still is at MOST_PASSES passes per step.
-    """
-    ranks = nodes * recipe.gpus_a_node
-
-    def reaches(passes: tuple[int, int]) -> bool:
-        first, second = (
-            predict_step(recipe.layout(name, ranks, *passes), machine, link=link * 1e9).total
-            for name in models
-        )
-        return first >= speed_up * second
-
-    candidates = [(n, 1) for n in range(1, recipe.micro_batch_size)]
-    candidates += [(recipe.micro_batch_size, n) for n in range(1, MOST_PASSES + 1)]
-    # A larger batch means more compute for the same bytes, so the speed-up only falls.
-    count = bisect.bisect_left(candidates, True, key=lambda passes: not reaches(passes))
-    if count == len(candidates):
-        return None
-    return math.prod(candidates[count - 1]) if count else 0

@@ -1,4 +1,4 @@
-"""Results of the scaling model as Markdown."""
+"""A plan as Markdown."""
 
 from albert_ds.model.config import SIZES
 from albert_lab.scaling.planner import RULE, Plan, find_hours, list_patterns_of
@@ -6,43 +6,6 @@ from albert_lab.scaling.step_time import Machine
 from albert_lab.tables import table
 
 LIGHT = 0.1  # share of a step
-
-
-def predictions_as_table(rows: list[dict], machine: Machine) -> str:
-    """Speed-up over the first model: a line per cluster and overlap, a column per model."""
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    found: dict[tuple, dict[str, dict]] = {}
-    for row in rows:
-        key = (row["gpus"], row["sequences_a_gpu"], row["link_gbits"], row["overlap"])
-        found.setdefault(key, {})[row["model"]] = row
-    lines = []
-    for key, by_model in found.items():
-        first = by_model[models[0]]
-        exposed = first["communication_seconds"] / first["step_seconds"]
-        cells = [f"{first['samples_a_second']:,.0f}, {exposed:.0%}"]
-        cells += [f"{by_model[name]['speed_up']:.2f}" for name in models[1:]]
-        lines.append([f"{value:g}" for value in key] + cells)
-    header = ["GPUs", "sequences per GPU", "Gb/s per node", "overlap"]
-    header += [f"{models[0]} samples/s, exposed", *(f"{model}, speed-up" for model in models[1:])]
-    return f"PREDICTED, {machine.name}; {machine.source}\n\n{table(header, lines)}"
-
-
-def batches_as_table(batches: list[dict], models: list[str], nodes: int) -> str:
-    """The most sequences per GPU and step for each speed-up: a line for each link and overlap."""
-    if not batches:
-        return ""
-    wanted = list(dict.fromkeys(found["speed_up"] for found in batches))
-    found = {(b["link_gbits"], b["overlap"], b["speed_up"]): b["sequences_a_gpu"] for b in batches}
-    lines = []
-    for link, overlap in dict.fromkeys(key[:2] for key in found):
-        sizes = [found[link, overlap, value] for value in wanted]
-        cells = ["always" if n is None else f"{n:,}" if n else "never" for n in sizes]
-        lines.append([f"{link:g}", f"{overlap:g}", *cells])
-    header = ["Gb/s per node", "overlap", *(f"{value:g} times" for value in wanted)]
-    return (
-        f"\nThe most sequences per GPU and step at which {models[1]} is so many times as fast as "
-        f"{models[0]}, on {nodes} nodes:\n\n{table(header, lines)}"
-    )
 
 
 def plan_as_text(

@@ -1,22 +1,18 @@
 """Seconds of an optimizer step from a layout, a link and a machine's constants.
 
-    step = compute + exposed communication + optimizer + a constant
+    step = compute + communication + optimizer + a constant
     a collective = alpha x hops + wire bytes x max(beta, the link's time per byte)
 
-Exposed communication also has the time that ranks wait for the slowest rank: a share of compute
-and update. A reduction is hidden behind backward only where the gradient is complete before
-backward ends. A shared block's gradient is complete only in the first layer, so no reduction of an
-ALBERT is hidden.
+Communication also has the time that ranks wait for the slowest rank: a share of compute and update.
+Nothing of it is hidden behind backward: as shipped, gradients are reduced after the last pass.
 
 docs/raw/scaling_constants.json has the constants of a measured machine, hardware.py those of GPUs.
 """
 
 from dataclasses import dataclass
 
-from albert_lab.scaling.collectives import GRADIENTS, WEIGHTS, Collective, count_collectives
+from albert_lab.scaling.collectives import WEIGHTS, Collective, count_collectives
 from albert_lab.scaling.layout import Layout
-
-BACKWARD_SHARE = 2 / 3  # of a pass: the gradients of the input and of the weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +35,6 @@ class Machine:
     link_cost: float = 1.0  # factor on the link's nominal time for a reduction
     link_cost_gather: float = 1.0  # ... for a gather
     straggle: float = 0.0  # wait for the slowest rank, as a share of compute and update
-    overlap: float = 0.0  # share of backward during which reductions can run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,13 +42,11 @@ class StepTime:
     """Seconds of one optimizer step, and its bytes."""
 
     compute: float
-    communication: float  # exposed
+    communication: float
     optimizer: float
     other: float
-    hidden: float  # communication during backward; not in `total`
     wire_bytes: float  # of one rank
     link_bytes: float  # over one node's link, in each direction
-    kinds: dict[str, float]  # seconds of each kind of collective, hidden or not
 
     @property
     def total(self) -> float:
@@ -77,24 +70,17 @@ def predict_step(
     ) / devices
     a_pass = max(a_pass, model.num_layers * machine.a_layer)
     collectives = count_collectives(layout)
-    seconds = {c.kind: time_collective(c, machine, link, devices) for c in collectives}
-    passes_with_reduction = layout.accumulation if layout.zero >= 2 else 1
-    hidden = min(
-        layout.hideable_share * seconds.get(GRADIENTS, 0.0),
-        machine.overlap * BACKWARD_SHARE * a_pass * passes_with_reduction,
-    )
+    seconds = sum(time_collective(c, machine, link, devices) for c in collectives)
     updates = layout.held_parameters * machine.an_update + layout.parameters * machine.a_parameter
     compute, optimizer = a_pass * layout.accumulation, updates / devices
     straggle = machine.straggle * (compute + optimizer) * (layout.ranks > 1)
     return StepTime(
         compute=compute,
-        communication=sum(seconds.values()) - hidden + straggle,
+        communication=seconds + straggle,
         optimizer=optimizer,
         other=machine.a_step / devices,
-        hidden=hidden,
         wire_bytes=sum(c.wire_bytes for c in collectives),
         link_bytes=sum(c.wire_bytes * c.rings for c in collectives if c.crosses_nodes),
-        kinds=seconds,
     )
 
 
