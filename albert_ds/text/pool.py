@@ -35,7 +35,9 @@ class Pool:
             raise UserError(f"--processes {processes}: mpirun has started the processes already")
         # A forked process would share locks that a thread of this one may hold.
         fresh = multiprocessing.get_context("spawn")
-        self._executor = ProcessPoolExecutor(processes, fresh, initializer=_work_for_parent)
+        self._executor = ProcessPoolExecutor(
+            processes, fresh, initializer=_work_for_parent, initargs=(os.getpid(),)
+        )
 
     def map(self, work: Callable[..., Result], *items: Iterable) -> Iterator[Result]:
         """The results in the order of the items. The first error of `work` ends it.
@@ -85,7 +87,7 @@ def open_pool() -> Generator[Pool | None]:
             f"{started} processes were started, but MPI sees {MPI.COMM_WORLD.Get_size()}: each "
             "would do all the work; start them with the mpirun of the MPI that mpi4py uses"
         )
-    _end_with_parent()
+    _end_with(os.getppid())
     with MPICommExecutor(MPI.COMM_WORLD) as executor:
         yield Pool(executor) if executor is not None else None  # ty: ignore[invalid-argument-type]
 
@@ -99,18 +101,21 @@ def count_started(environ=os.environ) -> int:
     return next((int(environ[name]) for name in names if name in environ), 1)
 
 
-def _work_for_parent() -> None:
+def _work_for_parent(parent: int) -> None:
     """In a new process of this machine: Ctrl-C and the end of the parent end it, without a word."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _end_with_parent()
+    _end_with(parent)
 
 
-def _end_with_parent() -> None:
-    """End when the process that started this one is gone: if it is killed, it ends nobody else."""
+def _end_with(parent: int) -> None:
+    """End when the process that started this one is gone: if it is killed, it ends nobody else.
 
-    def follow(parent: int) -> None:
+    It may be gone already: another process is the parent then.
+    """
+
+    def follow() -> None:
         while os.getppid() == parent:
             time.sleep(POLL_SECONDS)
         os._exit(1)
 
-    threading.Thread(target=follow, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=follow, daemon=True).start()
