@@ -10,7 +10,10 @@ TRAFFIC = record_traffic()
 
 import deepspeed  # noqa: E402, F401
 import megatron.core  # noqa: E402, F401
+import sklearn.linear_model  # noqa: E402, F401
 
 import albert_ds.checkpoint.gather  # noqa: E402, F401
+import albert_ds.evals.probe  # noqa: E402, F401
+import albert_ds.finetuning.loop  # noqa: E402, F401
 import albert_ds.parallel.tensor  # noqa: E402, F401
 import albert_ds.pretraining.loop  # noqa: E402, F401

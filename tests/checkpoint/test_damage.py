@@ -20,7 +20,7 @@ from albert_ds.files import compute_crc32
 from tests.distributed import run_ranks
 from tests.finetuning import MODEL, flags, write_checkpoint, write_cola
 from tests.models import run_export, run_import, small_vocab, write_weights
-from tests.test_bad_paths import as_nobody
+from tests.test_bad_input import as_nobody
 
 SHAPES = {"matrix": (2, 3), "vector": (4,)}
 MANY = settings(

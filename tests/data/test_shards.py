@@ -1,7 +1,10 @@
 """Records and shards: what is written is read back, and what is damaged is named."""
 
 import json
+import pickle
 import shutil
+import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,14 +173,73 @@ def test_missing_parts(copy, tmp_path):
     open_shards(copy, "heldout")
 
 
-def test_vocabulary_of_another_build(copy):
-    model = (copy / "spiece.model").read_bytes()
-    for other in (model + b"\0", model[:-1], b""):
-        (copy / "spiece.model").write_bytes(other)
+class Bomb:
+    """A pickle that makes a file if it is run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return self.path.touch, ()
+
+
+def write_pickle(path: Path, protocol: int = 2) -> bytes:
+    return pickle.dumps(Bomb(path), protocol=protocol)
+
+
+def rewrite_first_member(path: Path, content: bytes | None = None, **changes) -> None:
+    """The same tar, its first member with other fields, and `content` if it is given."""
+    with tarfile.open(path) as tar:
+        members = [(m, tar.extractfile(m).read()) for m in tar.getmembers()]  # ty: ignore
+    content = members[0][1] if content is None else content
+    for name, value in {"size": len(content), **changes}.items():
+        setattr(members[0][0], name, value)
+    members[0] = (members[0][0], content)
+    with open(path, "wb") as file:
+        for member, data in members:
+            file.write(member.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512))
+        file.write(bytes(1024))
+
+
+NAMES = ("../../evil.seq", "/etc/passwd", "..", "train-000000-00000.seq/../x", "a" * 90, "")
+KINDS = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE)
+HOSTILE = [
+    *({"name": name} for name in NAMES),
+    *({"type": kind, "linkname": "/etc/passwd", "content": b""} for kind in KINDS),
+    *({"size": size} for size in (8**11 - 1, 2**62, 2**40, 10**9, 0)),
+]
+
+
+def test_a_hostile_member_is_refused_and_nothing_of_it_is_written_or_run(copy, tmp_path):
+    path, bomb = copy / "train-000000.tar", tmp_path / "ran"
+    pickles = [{"content": write_pickle(bomb, protocol)} for protocol in range(6)]
+    whole, before = path.read_bytes(), sorted(tmp_path.rglob("*"))
+    for changes in HOSTILE + pickles:
+        path.write_bytes(whole)
+        rewrite_first_member(path, **changes)
+        with pytest.raises(DamagedData, match="record") as error:
+            read_all(copy)
+        assert str(path) in str(error.value), changes
+        assert sorted(tmp_path.rglob("*")) == before, changes
+
+
+def test_vocabulary_of_another_build(copy, tmp_path):
+    path = copy / "spiece.model"
+    model = path.read_bytes()
+    flipped = model[:99] + bytes([model[99] ^ 1]) + model[100:]
+    longer = model + b"\n\x08\n\x03abc\x15\x00\x00\x00\x00"  # a piece more
+    bomb = tmp_path / "ran"
+    others = (model + b"\0", model[:-1], model[: len(model) // 2], b"", flipped, longer)
+    for other in (*others, write_pickle(bomb)):
+        path.write_bytes(other)
         with pytest.raises(UserError, match="not the vocabulary these shards were built with"):
             open_shards(copy, "train")
-    (copy / "spiece.model").unlink()
+    assert not bomb.exists()
+    path.unlink()
     with pytest.raises(UserError, match="spiece.model: no such file"):
+        open_shards(copy, "train")
+    path.mkdir()
+    with pytest.raises(UserError, match="spiece.model"):
         open_shards(copy, "train")
 
 
