@@ -39,12 +39,14 @@ def training_batches(
     dp_rank: int,
     dp_size: int,
     num_workers: int = 0,
+    timeout: float = 0,
 ) -> Iterator[MicroBatch]:
     """The micro-batches of one data-parallel rank from position `start` on, without end.
 
     Each step of `batch_size` samples gives every rank batch_size / dp_size of them, in
     micro-batches of `micro_batch_size`. `weights` are the shares of the sources; with None the
-    shares follow the sources' sizes. Raises DamagedData for a damaged shard.
+    shares follow the sources' sizes. Raises DamagedData for a damaged shard, and RuntimeError if a
+    worker gives no micro-batch for `timeout` seconds (0: wait for ever).
     """
     assert start >= 0 and not start % batch_size and not batch_size % (dp_size * micro_batch_size)
     reader = MicroBatchReader(sources, weights, config)
@@ -64,6 +66,7 @@ def training_batches(
         batch_size=None,
         num_workers=num_workers,
         prefetch_factor=math.ceil(2 * accumulation / num_workers),
+        timeout=timeout,
         worker_init_fn=_obey_trainer_only,
     )
     return _raise_endings(loader)

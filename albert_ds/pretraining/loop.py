@@ -289,6 +289,7 @@ def open_stream(config: RunConfig, mesh: Mesh, samples: int) -> Iterator[MicroBa
         dp_rank=mesh.dp_rank,
         dp_size=mesh.dp_size,
         num_workers=config.num_workers or 0,
+        timeout=60 * config.timeout_minutes,
     )
 
 

@@ -63,6 +63,9 @@ def explain(error: Exception) -> Ending:
         if what.startswith("DataLoader worker"):
             reason = f"a loader's worker died, perhaps for lack of memory ({what}){UNTOUCHED}"
             return Ending(MachineFailed.code, reason)
+        if what.startswith("DataLoader timed out"):
+            reason = f"no data: the storage of the shards does not answer ({what}){UNTOUCHED}"
+            return Ending(MachineFailed.code, reason)
         if re.search(r"cuda|cublas|cudnn", text, re.IGNORECASE):
             if "out of memory" in text or "ALLOC_FAILED" in text:
                 return Ending(

@@ -15,6 +15,7 @@ import traceback
 from typing import TYPE_CHECKING, Protocol
 
 from albert_ds.cli import peek_output
+from albert_ds.errors import MachineFailed
 from albert_ds.process.ending import (
     DEFECT,
     Ending,
@@ -144,8 +145,8 @@ class TrainerProcess:
         self.code = ending.code
         if not connected:
             time.sleep(GRACE_SECONDS if self.world.rank > 0 else 0)
-        elif self.world.size > 1 and not ending.is_orderly:
-            leave_process(ending.code)
+        elif ending.code == MachineFailed.code or (self.world.size > 1 and not ending.is_orderly):
+            leave_process(ending.code)  # to wait for peers, or for a loader's worker, may hang
         else:
             import torch.distributed as dist
 

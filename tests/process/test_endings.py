@@ -115,6 +115,7 @@ CODES = [  # of torch's errors; "lost": 5, and only the consequence of another r
     ("RuntimeError", "CUDA error: unspecified launch failure", 5),
     ("RuntimeError", "NCCL error: unhandled cuda error. Cuda failure 719 'launch failure'", 5),
     ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed. ", 5),
+    ("RuntimeError", "DataLoader timed out after 600 seconds", 5),
 ]
 
 

@@ -1,7 +1,10 @@
 """A rank that never starts, or whose loader of data freezes, ends the run and is named."""
 
+import fcntl
 import json
 import os
+import shutil
+import signal
 
 import psutil
 import pytest
@@ -49,6 +52,25 @@ def test_a_rank_that_never_comes_is_named():
     assert said.endswith("within 0.2 min (--timeout-minutes)")
 
 
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_a_run_whose_storage_gives_no_answer_to_any_rank_ends(data, tmp_path, size):
+    folder = shutil.copytree(data, tmp_path / "data")
+    shards = [path.open("r+b") for path in folder.glob("train-*.tar")]
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel's word that somebody waits
+    for shard in shards:  # whoever opens it waits, up to 45 s
+        fcntl.fcntl(shard, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    run = tmp_path / "run"
+    ranks = start_ranks(train_command(folder, run, num_workers=1, timeout_minutes=0.2), size)
+    said = [process.communicate(timeout=200)[1] for process in ranks]
+    for shard in shards:
+        shard.close()
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    assert [process.returncode for process in ranks] == [5] * size
+    ending = json.loads((run / "exit.json").read_text())
+    assert ending["code"] == 5 and ending["reason"].startswith("no data: the storage")
+    assert "after 12" in ending["reason"] and f"albert-ds: {ending['reason']}" in said[0]
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_rank_whose_loader_is_frozen_ends_the_run_and_is_named(data, tmp_path, frozen):
@@ -63,5 +85,6 @@ def test_a_rank_whose_loader_is_frozen_ends_the_run_and_is_named(data, tmp_path,
     assert [process.returncode for process in ranks] == [5, 5]
     ending = json.loads((run / "exit.json").read_text())
     assert ending["code"] == 5 and ending["reason"].startswith(f"rank {frozen} on ")
-    assert "keeps the others waiting" in ending["reason"]
+    # A batch that was ready cannot be fetched from a frozen worker; then there is no time limit.
+    assert "keeps the others waiting" in ending["reason"] or "no data" in ending["reason"]
     assert f"albert-ds: {ending['reason']}" in said[0]
