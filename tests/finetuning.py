@@ -116,7 +116,6 @@ def flags(task: str, data: Path, checkpoint: Path, output: Path, **given) -> lis
         "batch_size": 8,
         "learning_rate": 0.002,
         "dropout": 0.0,
-        "classifier_dropout": 0.0,
         "log_every": 1,
         **given,
     }

@@ -104,7 +104,7 @@ def alone(checkpoint, tmp_path_factory):
         if task not in made:
             folder = tmp_path_factory.mktemp("alone")
             write = {"squad2": lambda f: write_squad(f, "v2.0"), "glue/rte": write_rte}[task]
-            given = {"question_length": 8, "stride": 8} if task == "squad2" else {}
+            given = {"sequence_length": 32} if task == "squad2" else {}
             common = (task, write(folder / "data"), checkpoint)
             assert run_ranks(tune_ranks, 1, flags(*common, folder / "out", **given)) == [0]
             made[task] = common, given, folder / "out"
@@ -141,7 +141,7 @@ def test_every_layout_gives_the_same(alone, tmp_path, task, layout):
 
 def test_a_killed_run_goes_on_as_if_nothing_had_been(checkpoint, cola, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    common = dict(steps=240, eval_every=24, classifier_dropout=0.1)
+    common = dict(steps=240, eval_every=24, dropout=0.1)
     argv = flags("glue/cola", cola, checkpoint, whole, **common)
     assert run_ranks(tune_ranks, 1, argv) == [0]
     argv = flags("glue/cola", cola, checkpoint, killed, **common)
@@ -208,13 +208,13 @@ FAMILIES = {
     "glue/stsb": (write_stsb, {}, {"pearson", "spearman"}, "STS-B.dev.tsv"),
     "squad1": (
         lambda folder: write_squad(folder, "v1.1"),
-        {"question_length": 8, "stride": 8},
+        {"sequence_length": 32},
         {"exact", "f1"},
         "nbest.dev.json",
     ),
     "race": (
         write_race,
-        {"question_length": 20, "batch_size": 4},
+        {"batch_size": 4},
         {"accuracy", "accuracy_middle", "accuracy_high"},
         "predictions.test.json",
     ),

@@ -53,7 +53,7 @@ def combine(folders: list[Path], output: Path) -> dict:
             f"--members: they are of {', '.join(tasks)}; must be fine-tuned on one task"
         )
     task = tasks[0]
-    schema = {"features": dict, "cache": str, "data": str, "lengths": dict}
+    schema = {"features": dict, "data": str, "lengths": dict}
     check(configs[0], schema, str(members[0] / "config.json"))
     splits, outputs = {}, {}
     for name in configs[0]["features"]:
@@ -61,7 +61,7 @@ def combine(folders: list[Path], output: Path) -> dict:
             continue
         found = [read_outputs(member, name) for member in members]
         _require_same(members, [about["key"] for _, about in found], name, task)
-        splits[name] = _open_split(configs[0], name)
+        splits[name] = _open_split(members[0], configs[0], name)
         outputs[name] = average([arrays for arrays, _ in found])
     output.mkdir(parents=True, exist_ok=True)
     about = {
@@ -87,10 +87,12 @@ def _require_same(members: list[Path], keys: list[str], split: str, task: str) -
             )
 
 
-def _open_split(config: dict, name: str) -> Split:
-    from albert_ds.tasks.features import Split, read_features
+def _open_split(member: Path, config: dict, name: str) -> Split:
+    from albert_ds.tasks.features import FEATURES, Split, read_features
 
-    path = Path(config["cache"]) / f"{config['features'][name]}.safetensors"
+    found = [folder / FEATURES for folder in (member, member.resolve().parent)]
+    path = next((folder for folder in found if folder.is_dir()), found[0])
+    path /= f"{config['features'][name]}.safetensors"
     if not path.is_file():
         raise UserError(f"{path}: the tokenised {name} set is gone; run finetune.py again")
     lengths = Lengths(**{f.name: config["lengths"][f.name] for f in fields(Lengths)})

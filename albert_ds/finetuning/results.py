@@ -19,7 +19,7 @@ from albert_ds.json_files import check
 from albert_ds.parallel.consensus import raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.settings.finetune import FinetuneConfig
-from albert_ds.tasks.features import Split, cached, fingerprint, read_features
+from albert_ds.tasks.features import FEATURES, Split, cached, fingerprint, read_features
 from albert_ds.tasks.registry import TASKS
 
 
@@ -57,7 +57,7 @@ def fingerprint_splits(config: FinetuneConfig, vocab: Vocab) -> dict[str, str]:
 
 
 def open_splits(config: FinetuneConfig, vocab: Vocab, mesh: Mesh) -> dict[str, Split]:
-    """Every split; rank 0 tokenises those that are not in the cache yet. Collective.
+    """Every split; rank 0 tokenises those that RUN does not have yet. Collective.
 
     Raises UserError and DamagedData on every rank where a file is missing or wrong.
     """
@@ -65,7 +65,7 @@ def open_splits(config: FinetuneConfig, vocab: Vocab, mesh: Mesh) -> dict[str, S
     with raise_together(mesh):
         for split, key in config.features.items() if mesh.rank == 0 else ():
             found = cached(
-                Path(config.cache),
+                config.run / FEATURES,
                 key,
                 lambda split=split: task.build(Path(config.data), split, vocab, config.lengths),
             )
@@ -76,8 +76,8 @@ def open_splits(config: FinetuneConfig, vocab: Vocab, mesh: Mesh) -> dict[str, S
 
 
 def read_split(config: FinetuneConfig, split: str) -> Split:
-    """A split that is in the cache."""
-    path = Path(config.cache) / f"{config.features[split]}.safetensors"
+    """A split that has been tokenised."""
+    path = config.run / FEATURES / f"{config.features[split]}.safetensors"
     return Split(
         data=Path(config.data), name=split, lengths=config.lengths, features=read_features(path)
     )

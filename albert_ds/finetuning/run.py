@@ -138,12 +138,7 @@ def build_model(config: FinetuneConfig, mesh: Mesh, weights: dict | None) -> Alb
 
     `weights` may hold the encoder alone; other parameters keep their initialisation.
     """
-    model = AlbertForTask(
-        config.model,
-        config.head,
-        seed=config.seed,
-        activation_checkpointing=config.activation_checkpointing,
-    )
+    model = AlbertForTask(config.model, config.head, seed=config.seed)
     if weights is not None:
         _, unknown = model.load_state_dict(weights, strict=False)
         assert not unknown, unknown

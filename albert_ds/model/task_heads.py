@@ -165,18 +165,11 @@ class AlbertForTask(nn.Module):
     The same seed gives the same weights on every machine.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        head: HeadConfig,
-        *,
-        seed: int = 0,
-        activation_checkpointing: str = "none",
-    ):
+    def __init__(self, config: ModelConfig, head: HeadConfig, *, seed: int = 0):
         super().__init__()
         assert config.pair_head == head.reads_pooled
         self.config = config
-        self.albert = AlbertModel(config, activation_checkpointing=activation_checkpointing)
+        self.albert = AlbertModel(config)
         self.head = HEADS.get(head.kind, PooledHead)(config, head)
         init_weights(self, config.initializer_range, seed)
 

@@ -70,7 +70,7 @@ def explain(error: Exception) -> Ending:
             if "out of memory" in text or "ALLOC_FAILED" in text:
                 return Ending(
                     UserError.code,
-                    "out of GPU memory: lower --micro-batch-size, or use "
+                    "out of GPU memory: lower --micro-batch-size, or pretrain with "
                     f"--activation-checkpointing block ({text[:120]})",
                 )
             found = re.search(

@@ -36,7 +36,7 @@ from albert_ds.settings.shared import (
     resolve_deepspeed,
     write_config,
 )
-from albert_ds.tasks.recipes import RECIPES, Lengths, Recipe
+from albert_ds.tasks.recipes import RECIPES, SHORTEST, Lengths, Recipe
 
 DS_CONFIG = PACKAGE / "ds_configs" / "zero1_fp32_adamw.json"
 EVALUATIONS = 10  # of the dev set in a run, unless --eval-every says otherwise
@@ -45,14 +45,6 @@ SETTINGS = "settings"
 BY_TASK = "the one published for the task"
 NARROWEST = 768  # hidden size of ALBERT-base, the narrowest model that rates were published for
 HIGHEST = 1e-3  # learning rate by default
-_SEQUENCE_LENGTH = Flag(
-    help="longest sequence, with [CLS] and [SEP]",
-    type=Number(low=1, high=1 << 20, whole=True),
-    metavar="TOKENS",
-    name="--sequence-length",
-    shown_default=BY_TASK,
-    group=SETTINGS,
-)
 # Flags that fill a part of a field, by its path.
 NESTED: dict[str, Flag] = {
     "deepspeed.optimizer.params.lr": replace(
@@ -61,35 +53,21 @@ NESTED: dict[str, Flag] = {
         group=SETTINGS,
     ),
     "model.dropout": Flag(
-        help="probability of dropout in ALBERT itself",
+        help="probability of dropout, in ALBERT and before the task's head",
         type=DROPOUT,
         metavar="P",
         name="--dropout",
         shown_default=BY_TASK,
         group=SETTINGS,
     ),
-    "head.dropout": Flag(
-        help="probability of dropout before the task's head",
-        type=DROPOUT,
-        metavar="P",
-        name="--classifier-dropout",
+    "lengths.sequence": Flag(
+        help="longest sequence, with [CLS] and [SEP]; what is kept of a question and the step "
+        "from window to window are at most two thirds of it",
+        type=positive,
+        metavar="TOKENS",
+        name="--sequence-length",
         shown_default=BY_TASK,
         group=SETTINGS,
-    ),
-    "lengths.sequence": _SEQUENCE_LENGTH,
-    "lengths.question": replace(
-        _SEQUENCE_LENGTH,
-        help="SQuAD: first tokens of a question that are kept; RACE: last tokens of question and "
-        "option that are kept",
-        name="--question-length",
-    ),
-    "lengths.stride": replace(
-        _SEQUENCE_LENGTH,
-        help="SQuAD: tokens from the start of a window to that of the next",
-        name="--stride",
-    ),
-    "lengths.answer": replace(
-        _SEQUENCE_LENGTH, help="SQuAD: longest answer", name="--answer-length"
     ),
 }
 
@@ -165,14 +143,6 @@ class FinetuneConfig(SharedConfig):
         group=WHAT,
         may_change=True,
     )
-    cache: str = flag(
-        "folder of tokenised features, which several runs may share",
-        shown_default="RUN/features",
-        type=path,
-        metavar="DIR",
-        group=LAYOUT,
-        may_change=True,
-    )
     log_every: int = flag(LOG_EVERY, default=50)
     eval_every: int = flag(EVAL_EVERY, shown_default="a tenth of --steps")
     save_every: int = flag(SAVE_EVERY, shown_default="that of --eval-every")
@@ -215,15 +185,14 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
     recipe, task = RECIPES[args.task], TASKS[args.task]
     _check_args(args, task)
     kind, num_labels = head_of(args.task)
-    dropout = (
-        recipe.classifier_dropout if args.classifier_dropout is None else args.classifier_dropout
-    )
+    is_typed = args.dropout is not None
+    dropout = args.dropout if is_typed else recipe.classifier_dropout
     head = HeadConfig(kind=kind, num_labels=num_labels, dropout=dropout, labels=task.labels)
     source = ModelFolder(args.checkpoint)
     found, _ = source.read_encoder()
-    dropout = recipe.dropout if args.dropout is None else args.dropout
+    dropout = args.dropout if is_typed else recipe.dropout
     model = replace(found, dropout=dropout, pair_head=head.reads_pooled)
-    lengths = _resolve_lengths(args, recipe.lengths, model)
+    lengths = _resolve_lengths(args.sequence_length, recipe.lengths, model)
     vocab = source.vocab
     batch_size, file = args.batch_size or recipe.batch_size, args.deepspeed_config or str(DS_CONFIG)
     micro, deepspeed = resolve_deepspeed(
@@ -247,7 +216,6 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
         "micro_batch_size": micro,
         "deepspeed_config": file,
         "deepspeed": deepspeed,
-        "cache": args.cache or str(Path(args.output) / "features"),
         # `resolve_steps` fills these in.
         **dict.fromkeys(("steps", "warmup_steps", "eval_every", "save_every"), 0),
     }
@@ -313,23 +281,15 @@ def describe_rate(config: FinetuneConfig) -> str:
     )
 
 
-def _resolve_lengths(args, lengths: Lengths, model: ModelConfig) -> Lengths:
+def _resolve_lengths(typed: int | None, published: Lengths, model: ModelConfig) -> Lengths:
     longest = model.max_position_embeddings
-    sequence = args.sequence_length or min(lengths.sequence, longest)
-    if sequence > longest:
-        raise UserError(f"--sequence-length {sequence}: the model takes at most {longest} tokens")
-    resolved = Lengths(
-        sequence=sequence,
-        question=args.question_length or lengths.question,
-        stride=args.stride or lengths.stride,
-        answer=args.answer_length or lengths.answer,
-    )
-    if not args.task.startswith("glue/") and resolved.question + 4 > sequence:
+    sequence = typed or min(published.sequence, longest)
+    if not SHORTEST <= sequence <= longest:
         raise UserError(
-            f"--question-length {resolved.question}: leaves no room for a passage in "
-            f"--sequence-length {sequence}; allowed: at most {sequence - 4}"
+            f"--sequence-length {sequence}: the model takes at most {longest} tokens, and "
+            f"fine-tuning needs {SHORTEST}"
         )
-    return resolved
+    return published.cut_to(sequence)
 
 
 def resolve_steps(config: FinetuneConfig, args, *, examples: int) -> FinetuneConfig:

@@ -90,6 +90,13 @@ class RunConfig(SharedConfig):
     micro_batch_size: int = flag(MICRO_BATCH_SIZE, group=WHAT)
     warmup_steps: int = flag(WARMUP_STEPS, shown_default="2.5 % of --steps", may_change=True)
     deepspeed_config: str = flag(DEEPSPEED_CONFIG, group=WHAT)
+    activation_checkpointing: str = flag(
+        "activations that the backward pass recomputes instead of storing",
+        default="none",
+        choices=("none", "attention", "block"),
+        group=LAYOUT,
+        may_change=True,
+    )
     compile: bool = flag(
         "run torch.compile on the blocks, once for all layers that share them; dropout then draws "
         "other random numbers",

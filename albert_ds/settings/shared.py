@@ -114,13 +114,6 @@ class SharedConfig:
         group=LAYOUT,
         may_change=True,
     )
-    activation_checkpointing: str = flag(
-        "activations that the backward pass recomputes instead of storing",
-        default="none",
-        choices=("none", "attention", "block"),
-        group=LAYOUT,
-        may_change=True,
-    )
     deterministic: bool = flag(
         "on CUDA: use only algorithms that give the same bits in every run; they are slower",
         default=False,

@@ -27,6 +27,7 @@ from albert_ds.errors import DamagedData, UserError
 from albert_ds.json_files import parse_json
 from albert_ds.tasks.recipes import Lengths
 
+FEATURES = "features"  # folder in RUN; of the runs with several seeds, beside them
 FORMAT = 1  # of the cached arrays; another number makes every older file a different one
 NO_TEXT = -1  # in the place of text B if a sequence has one text
 

@@ -11,7 +11,9 @@ second version of its models. SQuAD 1.1 agrees: Table 14's 3,649 steps are two e
 48 questions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+SHORTEST = 10  # tokens of a sequence: three marks, a question and at least one of a passage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +24,19 @@ class Lengths:
     question: int = 64  # SQuAD: the question's first; RACE: the last of question and option
     stride: int = 128  # SQuAD: from the start of a window to the start of the next
     answer: int = 30  # SQuAD: the longest answer that is predicted
+
+    def cut_to(self, sequence: int) -> "Lengths":
+        """These limits for sequences of that length, at least SHORTEST.
+
+        A question and a stride have at most two thirds of it: the rest is left for a passage.
+        """
+        most = 2 * sequence // 3
+        return replace(
+            self,
+            sequence=sequence,
+            question=min(self.question, most),
+            stride=min(self.stride, most),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

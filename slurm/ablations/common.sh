@@ -30,7 +30,7 @@ case $SCALE in
             --learning-rate 0.002 --deepspeed_config ds_configs/zero1_fp32_adamw.json
             --eval-every "${STEPS:-40}" --eval-samples 512)
         JUDGE=(--steps "${JUDGE_STEPS:-10}" --eval-every "${JUDGE_STEPS:-10}" --batch-size 8
-            --learning-rate 5e-4 --sequence-length 64 --question-length 24 --stride 24
+            --learning-rate 5e-4 --sequence-length 64
             --seeds "${SEEDS:-1}")
         pretrain() { "$PYTHON" -m albert_ds train --output "$OUTPUT" "$@"; }
         finetune() { "$PYTHON" -m albert_ds finetune --output "$OUTPUT" "$@"; }
@@ -96,7 +96,7 @@ row() {
         esac
         OUTPUT=$OUT/$name/${task#*/}
         num_nodes=1 finetune --task "$task" --data "$TASKS/$folder" --checkpoint "$OUT/$name/run" \
-            --cache "$OUT/features" "${JUDGE[@]}"
+            "${JUDGE[@]}"
     done
 }
 

@@ -20,12 +20,19 @@ from tests.finetuning import (
     write_squad,
 )
 
-QUESTIONS = {"question_length": 20, "stride": 8}
 TASKS = {
     "glue/cola": (write_cola, {}, "CoLA.tsv"),
-    "race": (write_race, {**QUESTIONS, "batch_size": 4}, "predictions.test.json"),
-    "squad1": (lambda folder: write_squad(folder, "v1.1"), QUESTIONS, "predictions.dev.json"),
-    "squad2": (lambda folder: write_squad(folder, "v2.0"), QUESTIONS, "null_odds.dev.json"),
+    "race": (write_race, {"batch_size": 4}, "predictions.test.json"),
+    "squad1": (
+        lambda folder: write_squad(folder, "v1.1"),
+        {"sequence_length": 32},
+        "predictions.dev.json",
+    ),
+    "squad2": (
+        lambda folder: write_squad(folder, "v2.0"),
+        {"sequence_length": 32},
+        "null_odds.dev.json",
+    ),
 }
 
 

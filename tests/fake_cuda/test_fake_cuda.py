@@ -111,7 +111,7 @@ def test_resuming_exporting_and_fine_tuning(fake_cuda, data, tmp_path):
     how = dict(deepspeed_config="ds_configs/zero1_bf16_adamw.json", micro_batch_size=2)
     rte = flags("glue/rte", write_rte(tmp_path / "RTE"), start, tmp_path / "rte", **how)
     asked = write_squad(tmp_path / "SQuAD", "v2.0")
-    squad = flags("squad2", asked, start, tmp_path / "squad2", question_length=16, stride=8, **how)
+    squad = flags("squad2", asked, start, tmp_path / "squad2", sequence_length=32, **how)
     reports = run_on_cuda(
         tmp_path,
         [

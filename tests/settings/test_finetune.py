@@ -12,15 +12,29 @@ from albert_ds.errors import UserError
 from albert_ds.finetuning.run import read_start
 from albert_ds.settings.finetune import NESTED, read_config, resolve_steps
 from albert_ds.settings.shared import as_json, check_resume
+from albert_ds.tasks.recipes import RECIPES, Lengths
 from tests.conftest import ROOT
 from tests.distributed import run_ranks
-from tests.finetuning import flags, tune_ranks, write_checkpoint, write_cola, write_mnli, write_rte
+from tests.finetuning import (
+    flags,
+    tune_ranks,
+    write_checkpoint,
+    write_cola,
+    write_mnli,
+    write_race,
+    write_rte,
+    write_squad,
+)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(text_file, tmp_path_factory):
+def vocab(text_file):
     lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
-    vocab = train_vocab(lines, Normalisation(), vocab_size=300)
+    return train_vocab(lines, Normalisation(), vocab_size=300)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(vocab, tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("pretrained"), vocab)
 
 
@@ -38,16 +52,14 @@ REFUSED = {
     "no data": ({"data": "none"}, "--data none: no such folder"),
     "no checkpoint": ({"checkpoint": "none"}, "none: neither a run"),
     "too long": ({"sequence_length": 65}, "--sequence-length 65: the model takes at most 64"),
+    "too short": ({"sequence_length": 9}, "--sequence-length 9: the model takes at most 64"),
     "uneven": ({"micro_batch_size": 3}, "--batch-size 8 is no multiple of --micro-batch-size 3"),
     "no task model": ({"from_task": "mnli"}, "--from-task mnli: no such folder"),
     "a file": ({"output": __file__}, "exists and is not a folder"),
     "no patience": ({"timeout_minutes": 0}, "--timeout-minutes 0: must be above 0"),
     "empty output": ({"output": ""}, "--output '': must be the name of a file or folder"),
     "rate": ({"learning_rate": "nan"}, "--learning-rate nan: must be at least 0 and at most 10"),
-    "share": (
-        {"classifier_dropout": 1.5},
-        "--classifier-dropout 1.5: must be at least 0 and below",
-    ),
+    "share": ({"dropout": 1.5}, "--dropout 1.5: must be at least 0 and below"),
     "hours": ({"max_hours": 1e300}, "--max-hours 1e+300: must be above 0 and at most 8784"),
     "heads": ({"tensor_parallel": 4}, "--tensor-parallel 4 does not divide"),
 }
@@ -65,6 +77,27 @@ def test_what_is_wrong_with_the_command_is_one_line(checkpoint, cola, tmp_path, 
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.parametrize(
+    ("task", "sequence_length", "expected"),
+    [
+        ("squad2", 64, Lengths(sequence=64, question=42, stride=42)),
+        ("squad2", 192, Lengths(sequence=192, question=64, stride=128)),
+        ("squad2", 384, RECIPES["squad2"].lengths),
+        ("race", 192, Lengths(sequence=192, question=128, stride=128)),
+        ("race", 512, RECIPES["race"].lengths),
+    ],
+)
+def test_short_sequences_leave_a_third_for_the_passage(
+    vocab, tmp_path, task, sequence_length, expected
+):
+    start = write_checkpoint(tmp_path / "pretrained", vocab, max_position_embeddings=512)
+    data = (
+        write_race(tmp_path / "task") if task == "race" else write_squad(tmp_path / "task", "v2.0")
+    )
+    argv = flags(task, data, start, tmp_path / "out", sequence_length=sequence_length)
+    assert read_config(argv, world_size=1)[0].lengths == expected
+
+
 def test_a_setting_inside_a_field_is_named_by_its_flag(checkpoint, cola, tmp_path):
     def resolve(**given):
         argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", **given)
@@ -77,7 +110,6 @@ def test_a_setting_inside_a_field_is_named_by_its_flag(checkpoint, cola, tmp_pat
     check_resume(resolve(max_hours=1, micro_batch_size=4, seeds=2, log_every=7), NESTED)
     for name, value, before in (
         ("dropout", 0.3, 0.0),
-        ("classifier_dropout", 0.2, 0.0),
         ("sequence_length", 32, 64),
         ("learning_rate", 0.5, 0.002),
         ("patience", 3, None),

@@ -226,8 +226,7 @@ def fine_tune(args, checkpoint: Path, layout: Layout) -> list[list[str]]:
                 command: list[object] = [*COMMAND, "finetune"]
                 command += ["--task", f"glue/{task}"]
                 command += ["--data", args.tasks / folder, "--checkpoint", checkpoint]
-                command += ["--output", output, "--cache", args.output / "features"]
-                command += ["--steps", steps, "--batch-size", batch, "--dropout", "0"]
+                command += ["--output", output, "--steps", steps, "--batch-size", batch]
                 command += ["--learning-rate", TUNING_RATE, "--seeds", args.seeds, *flags]
                 command += ["--deepspeed_config", PACKAGE / layout.ds_config]
                 run(command, args.output / "tasks.log", len(os.sched_getaffinity(0)))
