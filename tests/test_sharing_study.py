@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from albert_lab.sharing_study import read_curve
 
 from albert_ds.model.shapes import count_params
 from albert_ds.settings.pretrain import read_config
 from tests.conftest import ROOT
+from tools.lab.sharing_table import read_curve
 
 RECIPE = ROOT / "slurm" / "ablations" / "sharing.sh"
 SMALL_BUDGETS = ROOT / "slurm" / "ablations" / "recipe.sh"
@@ -83,7 +83,6 @@ def test_two_rows_of_three_steps_make_a_table_and_resume(data, tmp_path):
     assert rows["cycle-2"]["layers_a_step"] == [6.0]
     assert rows["cycle-2"]["loss"][0] == curve.losses[-1]
     assert rows["cycle-2"]["gradient_bytes"][0] == 4 * rows["cycle-2"]["parameters"][0]
-    assert (tmp_path / "sharing.png").stat().st_size > 1000
 
 
 def test_rows_of_equal_time_measure_their_speed_first(data, tmp_path):

@@ -1,6 +1,6 @@
 #!/bin/bash
 # What layers share, and what they have of their own: patterns and additions at equal parameters,
-# at equal FLOPs and at equal time, over seeds. Prints one table and draws one picture.
+# at equal FLOPs and at equal time, over seeds. Prints one table.
 #
 #   DATA=shards bash slurm/ablations/sharing.sh
 #   DATA=shards SCALE=paper ROWS=cycle-2 sbatch --nodes=2 slurm/ablations/sharing.sh
@@ -94,4 +94,4 @@ for pair in "${ALL[@]}"; do [ -d "${pair#*=}" ] && rows+=("$pair"); done
 against=()
 [ ! -d "$OUT/all" ] || against=(--against all)
 "$PYTHON" tools/lab/sharing_table.py --rows "${rows[@]}" "${against[@]}" \
-    --output "$OUT/table.json" --picture "$OUT/sharing.png"
+    --output "$OUT/table.json"

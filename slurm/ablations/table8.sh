@@ -8,6 +8,6 @@ row with-dropout $(size albert-xxlarge) --dropout 0.1 --eval-every "$every"
 row without-dropout $(size albert-xxlarge) --dropout 0 --eval-every "$every"
 if [ -f "$OUT/with-dropout/run/metrics.jsonl" ] && [ -f "$OUT/without-dropout/run/metrics.jsonl" ]; then
     "$PYTHON" tools/plots.py curves --runs "$OUT/with-dropout/run" "$OUT/without-dropout/run" \
-        --labels dropout none --output "$OUT/figure2.png"
+        --labels dropout none --output "$OUT/figure2.svg"
 fi
 table

@@ -209,7 +209,7 @@ def _configurations(folder: Path, data: Path) -> dict[str, Reader]:
 def _results(folder: Path) -> dict[str, Reader]:
     from types import SimpleNamespace
 
-    from albert_lab.plots.lines import read_models
+    from albert_lab.plots import read_models
     from albert_lab.tables import read_report
 
     from albert_ds.settings.finetune import find_task_model

@@ -13,7 +13,7 @@ import pytest
 from albert_lab.commands.report import main
 from albert_lab.report.chart import HEIGHT, LEFT, RIGHT, WIDTH, Chart, Line, Point, thin
 from albert_lab.report.corpus import read_corpus
-from albert_lab.runs import name_runs
+from albert_lab.report.folder import name_runs
 from PIL import Image
 
 from albert_ds.data.shards import Shard, open_shards

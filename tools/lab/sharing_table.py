@@ -1,4 +1,4 @@
-"""Compare what layers share: one table with intervals, one picture (slurm/ablations/sharing.sh).
+"""Compare what layers share, at equal FLOPs and at equal time (slurm/ablations/sharing.sh).
 
 A row is a folder with a run per seed (seed-1, seed-2, ...). Held-out losses are those of the last
 step, of the point with as many FLOPs as the row with the fewest has spent, and of the point with as
@@ -10,15 +10,25 @@ table of its own: the interval of a mean difference is much narrower than those 
 
 import json
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 
-from albert_lab.sharing_study import Curve, list_costs, read_curve
+import numpy as np
 from albert_lab.tables import table
 
 from albert_ds import cli
-from albert_ds.cli import Parser
+from albert_ds.cli import Number, Parser
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
+from albert_ds.json_files import build, check, read_json, read_lines
+from albert_ds.model.config import ModelConfig, count_flops
+from albert_ds.model.shapes import count_params
+
+LOGGED = {
+    **{"step": Number(low=1), "flops": Number(above=0), "step_seconds": Number(above=0)},
+    "tokens_per_second": Number(above=0),
+}
+GRADIENT_BYTES = 4  # gradients are reduced in fp32 in the shipped configurations
 
 COLUMNS = {  # of the table, and the field of a row
     "parameters": "parameters",
@@ -63,35 +73,95 @@ def build_parser() -> Parser:
     text = "row that the others are compared with, seed by seed (default: none)"
     add("--against", metavar="NAME", help=text)
     add("--output", type=cli.new_file, metavar="FILE", help="JSON with the same numbers")
-    add("--picture", type=cli.new_file, metavar="PNG", help="file to draw the losses into")
     return parser
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """A run's held-out MLM losses, and what was spent up to each evaluation."""
+
+    losses: list[float]
+    steps: list[int]
+    flops: list[float]
+    seconds: list[float]
+    reached: dict[str, float]  # fields of a row: costs, speed, and what probe.py measured
+
+
+def read_curve(run: Path) -> Curve:
+    """Raises UserError, naming the file, where a run has no held-out loss or no timed steps."""
+    config, path = read_json(run / "config.json"), run / "metrics.jsonl"
+    check(config, {"model": dict, "stream": {"sequence_length": int}}, str(run / "config.json"))
+    model = build(ModelConfig, config["model"], f"{run / 'config.json'}: model")
+    records = read_lines(path) if path.is_file() else []
+    logged = [record for record in records if "flops" in record]
+    held = [record for record in records if record.get("heldout_mlm_loss") is not None]
+    if not logged or not held:
+        raise UserError(f"{path}: has no logged steps or no held-out loss; the run is not trained")
+    for record in logged:
+        check({key: record.get(key) for key in LOGGED}, LOGGED, str(path))
+    ends = [0, *(record["step"] for record in logged)]
+    steps, at = np.diff(ends), [record["step"] for record in held]
+
+    def total(value) -> np.ndarray:
+        """The sum of a value of a step, up to the end of each interval."""
+        return np.concatenate([[0], np.cumsum(steps * [value(record) for record in logged])])
+
+    seconds = total(lambda record: record["step_seconds"])
+    tokens = total(lambda record: record["tokens_per_second"] * record["step_seconds"])
+    layers = total(lambda record: record.get("num_layers", model.num_layers))
+    blimp, probed = (
+        read_json(file) if file.is_file() else {}
+        for file in (run / "blimp.json", run / "probe.json")
+    )
+    length, parameters = config["stream"]["sequence_length"], sum(count_params(model).values())
+    flops = count_flops(
+        model, tokens=length, squared_lengths=length**2, masked=round(0.15 * length)
+    )
+    reached = {
+        "parameters": parameters,
+        "flops_a_token": flops / length,  # at full depth and length
+        "gradient_bytes": GRADIENT_BYTES * parameters,
+        "tokens_a_second": float(tokens[-1] / seconds[-1]),  # without evaluation and checkpoints
+        "layers_a_step": float(layers[-1] / ends[-1]),
+        "loss": held[-1]["heldout_mlm_loss"],
+        "bits": probed.get("heldout_bits_per_byte"),
+        "mlm": probed.get("heldout_mlm_accuracy"),
+        # probe.py trains a head where the run has none.
+        "sop": probed.get("heldout_sop_accuracy", held[-1].get("heldout_sop_accuracy")),
+        "nsp": probed.get("heldout_nsp_accuracy"),
+        "blimp": blimp.get("accuracy"),
+    }
+    return Curve(
+        losses=[record["heldout_mlm_loss"] for record in held],
+        steps=at,
+        flops=np.interp(at, ends, total(lambda record: record["flops"])).tolist(),
+        seconds=np.interp(at, ends, seconds).tolist(),
+        reached={name: value for name, value in reached.items() if value is not None},
+    )
 
 
 def summarise(curves: list[Curve], flops: float, seconds: float) -> dict[str, list[float]]:
     """The fields of a row, a value a seed; `flops` and `seconds` are the common budgets."""
-    found = {
-        **{name: [cost] * len(curves) for name, cost in list_costs(curves[0]).items()},
-        "tokens_a_second": [curve.tokens_a_second for curve in curves],
-        "layers_a_step": [curve.layers_a_step for curve in curves],
-        "loss_at_flops": [curve.loss_at(flops, curve.flops) for curve in curves],
-        "loss_at_time": [curve.loss_at(seconds, curve.seconds) for curve in curves],
-    }
-    for name in ("loss", "bits", "mlm", "sop", "nsp", "blimp"):
-        found[name] = [x for curve in curves if (x := getattr(curve, name)) is not None]
-    return {name: values for name, values in found.items() if values}
+    found: dict[str, list[float]] = {}
+    for curve in curves:
+        at = {
+            "loss_at_flops": float(np.interp(flops, curve.flops, curve.losses)),
+            "loss_at_time": float(np.interp(seconds, curve.seconds, curve.losses)),
+        }
+        for name, value in (curve.reached | at).items():
+            found.setdefault(name, []).append(value)
+    return found
 
 
 def compare(curves: dict[str, Curve], reference: dict[str, Curve]) -> dict[str, list[float]]:
     """Each field of COMPARED minus the reference's, for the seeds in which both have it."""
-    found = {}
+    found: dict[str, list[float]] = {}
     for field in COMPARED.values():
-        pairs = [
-            (getattr(curves[seed], field), getattr(reference[seed], field))
-            for seed in curves
-            if seed in reference
-        ]
-        found[f"{field}_difference"] = [x - y for x, y in pairs if None not in (x, y)]
-    return {name: values for name, values in found.items() if values}
+        for seed in sorted(curves.keys() & reference.keys()):
+            own, other = curves[seed].reached.get(field), reference[seed].reached.get(field)
+            if own is not None and other is not None:
+                found.setdefault(f"{field}_difference", []).append(own - other)
+    return found
 
 
 def as_cell(field: str, values: list[float] | None) -> str:
@@ -128,7 +198,7 @@ def main(argv: list[str]) -> None:
     if args.against and args.against not in rows:
         raise UserError(f"--against {args.against}: must be one of {', '.join(rows)}")
     every = [curve for curves in rows.values() for curve in curves.values()]
-    flops, seconds = (min(spent) for spent in zip(*(c.spent for c in every), strict=True))
+    flops, seconds = (min(getattr(c, name)[-1] for c in every) for name in ("flops", "seconds"))
     found = {name: summarise([*curves.values()], flops, seconds) for name, curves in rows.items()}
     for name, curves in rows.items():
         if args.against and name != args.against:
@@ -143,10 +213,6 @@ def main(argv: list[str]) -> None:
     print(f"\nSteps {steps}, seeds {seeds}; equal FLOPs: {flops:.3g}, equal time: {seconds:.3g} s")
     if args.output:
         write_file(args.output, json.dumps(found, indent=1) + "\n")
-    if args.picture:
-        from albert_lab.plots.lines import draw_study
-
-        draw_study({name: [*curves.values()] for name, curves in rows.items()}, args.picture)
 
 
 if __name__ == "__main__":

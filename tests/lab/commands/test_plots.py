@@ -1,92 +1,82 @@
-"""Every picture is drawn from the JSON that the other tools write, small, and refused otherwise."""
+"""Every picture is drawn from the files that other commands write, small, and refused otherwise."""
 
 import json
+import re
+from xml.etree import ElementTree
 
 import pytest
-from albert_lab.commands import plots
-from albert_lab.plots import bench
-from albert_lab.plots.lines import list_curves
+from albert_lab import plots
+from albert_lab.commands.plots import main
 
 from albert_ds.errors import UserError
 from tests.conftest import ROOT
 
 REPORT = ROOT / "docs/raw/bench_base_2.json"
 LIMIT = 100_000  # bytes of a picture
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def plot(*flags) -> None:
-    plots.main([str(flag) for flag in flags])
+    main([str(flag) for flag in flags])
 
 
-def assert_picture(path):
-    drawn = path.read_bytes()
-    assert drawn.startswith(b"\x89PNG") and 3000 < len(drawn) < LIMIT
+def write_run(folder, *records) -> None:
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
 
 
-@pytest.mark.parametrize("command", ["traffic", "split"])
-def test_measured_cells(tmp_path, command):
-    picture, only = tmp_path / "picture.png", ("--only", "micro_batch_size=1,ranks=2")
-    plot(command, "--input", REPORT, *only, "--output", picture)
-    assert_picture(picture)
-
-
-def test_layers(tmp_path):
+def test_bars_and_layers_are_pictures(tmp_path):
     values = {"sharing": "all", "l2": [3.0, 2.0, 2.5], "degrees": [40.0, 20.0, 15.0], "tokens": 9}
-    report, picture = tmp_path / "layers.json", tmp_path / "layers.png"
-    report.write_text(json.dumps({"models": {"albert": values, "bert": values}}))
-    plot("layers", "--input", report, "--output", picture)
-    assert_picture(picture)
-    report.write_text(json.dumps({"models": {"albert": {"l2": [1.0]}}}))
-    with pytest.raises(UserError, match="albert"):
-        plot("layers", "--input", report, "--output", picture)
+    similarity = tmp_path / "layers.json"
+    similarity.write_text(json.dumps({"models": {"albert": values, "bert": values}}))
+    only = ("--only", "micro_batch_size=1,ranks=2")
+    for command, report, more in (
+        ("traffic", REPORT, only),
+        ("split", REPORT, only),
+        ("layers", similarity, ()),
+    ):
+        picture = tmp_path / f"{command}.png"
+        plot(command, "--input", report, *more, "--output", picture)
+        drawn = picture.read_bytes()
+        assert drawn.startswith(b"\x89PNG") and 3000 < len(drawn) < LIMIT, command
 
 
 def test_curves_and_how_far_runs_are_apart(tmp_path, capsys):
+    """A chart for each loss and score that is there; places are those of the values."""
     for name, shift in (("one", 0.0), ("two", 0.25)):
-        (tmp_path / name).mkdir()
-        records = [
-            {"step": 10, "mlm_loss": 9.0 + shift, "mlm_accuracy": 0.1, "sop_loss": 0.7},
-            {"step": 10, "heldout_mlm_loss": 9.1, "heldout_mlm_accuracy": 0.1},
-            {"step": 20, "mlm_loss": 8.0, "mlm_accuracy": 0.2, "sop_loss": None},
-        ]
-        lines = "".join(json.dumps(record) + "\n" for record in records)
-        (tmp_path / name / "metrics.jsonl").write_text(lines)
-    picture = tmp_path / "curves.png"
-    runs = (tmp_path / "one", tmp_path / "two")
+        write_run(
+            tmp_path / name / "run",
+            {"step": 10, "loss": 9.7, "mlm_loss": 9.0 + shift, "sop_loss": 0.7, "lr": 1e-3},
+            {"step": 10, "heldout_mlm_loss": 9.1},
+            {"step": 20, "loss": 8.7, "mlm_loss": 8.0, "sop_loss": None, "lr": 1e-3},
+        )
+    write_run(tmp_path / "tuned", {"step": 1, "loss": 0.6}, {"step": 2, "dev_f1": 0.5})
+    picture = tmp_path / "curves.svg"
+    runs = [tmp_path / "one/run", tmp_path / "two/run", tmp_path / "tuned"]
     plot("curves", "--runs", *runs, "--output", picture)
-    assert_picture(picture)
-    said = "two against one: mlm_loss differs by 0.25 at most (logged steps in common: 2)"
-    assert said in capsys.readouterr().out
-
-
-def test_panels_are_those_of_the_keys_that_are_there():
-    shared = {"step", "loss", "lr"}
-    assert [c.key for c in list_curves(shared | {"dev_accuracy", "dev_f1"})] == [
-        "loss",
-        "dev_accuracy",
-        "dev_f1",
-    ]
-    nsp = shared | {"mlm_loss", "nsp_loss", "heldout_mlm_loss"}
-    assert [c.key for c in list_curves(nsp)] == ["mlm_loss", "nsp_loss"]
-    assert not list_curves({"step"})
-
-
-def test_two_folders_called_run_are_named_by_what_differs(tmp_path, capsys):
-    runs = [tmp_path / name / "run" for name in ("dropout", "none")]
-    for run in runs:
-        run.mkdir(parents=True)
-        (run / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0, "dev_accuracy": 0.5}\n')
-    plot("curves", "--runs", *runs, "--output", tmp_path / "curves.png")
-    assert_picture(tmp_path / "curves.png")
-    said = "none against dropout: dev_accuracy differs by 0 at most (logged steps in common: 1)"
-    assert said in capsys.readouterr().out
+    assert picture.stat().st_size < LIMIT
+    root = ElementTree.parse(picture).getroot()
+    titles = [text.text for text in root.iter(f"{SVG}tspan") if text.get("class") == "title"]
+    assert titles == ["Loss", "MLM loss", "SOP loss", "Loss", "Dev f1"]
+    names = [text.text for text in root.iter(f"{SVG}text") if text.get("class") == "run"]
+    assert names == ["A one", "B two", "C tuned"]
+    mlm = root.findall(f"{SVG}g")[1]
+    lines = [p.get("d") for p in mlm.iter(f"{SVG}path") if "line s" in (p.get("class") or "")]
+    (x0, one), (x1, end), (_, two), (_, same) = (
+        map(float, place) for d in lines for place in re.findall(r"[ML]([\d.]+),([\d.]+)", d)
+        if d.count(",") == 2
+    )  # fmt: skip
+    assert x0 < x1 and two < one < end == same  # y goes down
+    said = capsys.readouterr().out
+    assert "two against one: mlm_loss differs by 0.25 at most (logged steps in common: 2)" in said
+    assert "two against one: sop_loss differs by 0 at most (logged steps in common: 1)" in said
 
 
 def test_the_parts_of_the_baselines_step_are_one_step(tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(bench, "save", lambda figure, output: figures.append(figure))
-    cells = bench.read_cells(REPORT)
-    bench.draw_split(cells, tmp_path / "split.png")
+    monkeypatch.setattr(plots, "save", lambda figure, output: figures.append(figure))
+    cells = plots.read_cells(REPORT)
+    plots.draw_split(cells, tmp_path / "split.png")
     (axis,) = figures[0].axes
     ends = [bar.get_x() + bar.get_width() for bar in axis.containers[-1]]
     assert len(ends) == len(cells)
@@ -94,19 +84,20 @@ def test_the_parts_of_the_baselines_step_are_one_step(tmp_path, monkeypatch):
     assert sum(end == pytest.approx(1, abs=0.01) for end in ends) == of_baseline
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (("split", "--only", "ranks=9"), "ranks=9"),
-        (("traffic", "--input", "absent.json"), "absent.json"),
-        (("curves", "--runs", "absent"), "absent"),
-    ],
-)
-def test_wrong_input_is_one_line(tmp_path, flags, says):
-    given = list(flags)
-    if flags[0] != "curves" and "--input" not in flags:
-        given += ["--input", str(REPORT)]
-    with pytest.raises(UserError, match=says) as found:
-        plots.main([*given, "--output", str(tmp_path / "picture.png")])
-    assert "\n" not in str(found.value)
-    assert not (tmp_path / "picture.png").exists()
+def test_wrong_input_is_one_line(tmp_path):
+    write_run(tmp_path / "run", {"step": 1})
+    damaged = tmp_path / "layers.json"
+    damaged.write_text(json.dumps({"models": {"albert": {"l2": [1.0]}}}))
+    svg, run = tmp_path / "picture.svg", tmp_path / "run"
+    for flags, output, says in (
+        (("split", "--input", REPORT, "--only", "ranks=9"), "picture.png", "ranks=9"),
+        (("traffic", "--input", "absent.json"), "picture.png", "absent.json"),
+        (("layers", "--input", damaged), "picture.png", "albert"),
+        (("curves", "--runs", "absent"), svg, "absent"),
+        (("curves", "--runs", run), svg, "no loss and no accuracy is recorded yet"),
+        (("curves", "--runs", run), "picture.png", "picture.png: must end in .svg"),
+        (("curves", "--runs", run, run, "--labels", "a", "a"), svg, "1 different labels for 2"),
+    ):
+        with pytest.raises(UserError, match=says) as found:
+            plot(*flags, "--output", tmp_path / output)
+        assert "\n" not in str(found.value) and not (tmp_path / output).exists(), flags

@@ -251,7 +251,7 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
         f"{args.hours:g} h were asked for; {steps:,} steps of {BATCH} samples, {tokens / 1e6:.1f} "
         f"million tokens, on {name_device()} ({layout}; {seconds:.3f} s a step when measured).",
         f"    albert-ds train {' '.join([*recipe(args), *schedule(steps)])}",
-        "![curves](curves.png) More of it: report.html.",
+        "![curves](curves.svg) More of it: report.html.",
         "Held out, masked as in training, one word at a time: "
         f"{held['heldout_mlm_accuracy']:.1%} of {held['heldout_masked']:,} pieces. "
         "Below, up to three words together:",
@@ -281,7 +281,6 @@ def main(argv: list[str]) -> None:
         if args.vocab_size is not None:
             raise UserError("--vocab-size: not with --init-from, whose vocabulary is taken")
         args.init_from = Path(args.init_from).absolute()
-    cli.require("matplotlib", "plots", "the report's curves")
     out = args.output = args.output.absolute()
     out.mkdir(parents=True, exist_ok=True)
     vocab, data, checkpoint = out / "vocab" / "spiece.model", out / "data", out / "run"
@@ -319,7 +318,7 @@ def main(argv: list[str]) -> None:
             command = [*command, "--output", out / f"{name}.json"]
             write_file(out / f"{name}.md", run(command, log, len(os.sched_getaffinity(0))))
     curves = [*COMMAND, "plots", "curves", "--runs", checkpoint]
-    run([*curves, "--output", out / "curves.png"], log)
+    run([*curves, "--output", out / "curves.svg"], log)
     run([*COMMAND, "report", checkpoint, "--output", out / "report.html"], log)
     tasks = fine_tune(args, checkpoint, layout) if args.tasks else []
     write_report(args, layout, seconds, steps, tasks)

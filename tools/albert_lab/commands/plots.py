@@ -1,23 +1,26 @@
-"""Draw pictures of runs, measurements and predictions; lines differ in more than colour."""
+"""Draw pictures of runs and measurements; lines differ in more than colour."""
 
+import argparse
 from pathlib import Path
 
 from albert_ds import cli
 from albert_ds.cli import Parser
 from albert_ds.errors import UserError
+from albert_ds.files import refuse_input, write_file
+from albert_lab import plots
 
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
 
-    def command(name: str, meaning: str):
-        added = commands.add_parser(name, help=meaning, description=meaning)
-        text = "picture to write"
-        added.add_argument("--output", type=cli.new_file, required=True, metavar="PNG", help=text)
-        return added.add_argument
+    def command(name: str, meaning: str, kind: str = "PNG"):
+        add = commands.add_parser(name, help=meaning, description=meaning).add_argument
+        of_kind = svg_file if kind == "SVG" else cli.new_file
+        add("--output", type=of_kind, required=True, metavar=kind, help="picture to write")
+        return add
 
-    add = command("curves", "losses and accuracies of runs; prints the largest differences")
+    add = command("curves", "losses and accuracies of runs; prints the largest differences", "SVG")
     text = "RUN folders, or metrics.jsonl files"
     add("--runs", type=Path, nargs="+", required=True, metavar="RUN", help=text)
     add("--labels", nargs="+", help="names in the legend (default: the folders that differ)")
@@ -35,9 +38,16 @@ def build_parser() -> Parser:
     return parser
 
 
+def svg_file(text: str) -> Path:
+    if not text.endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"{text}: must end in .svg")
+    return cli.new_file(text)
+
+
 def plot_curves(args) -> None:
-    from albert_lab.plots.lines import draw_curves, largest_differences
-    from albert_lab.runs import name_runs
+    from albert_lab.report.folder import metrics_path, name_runs, read_runs
+    from albert_lab.report.page import build_picture
+    from albert_lab.report.panels import largest_differences
 
     labels = args.labels or name_runs(args.runs)
     if len(set(labels)) != len(args.runs):
@@ -45,32 +55,27 @@ def plot_curves(args) -> None:
             f"--labels: {len(set(labels))} different labels for {len(args.runs)} runs; "
             "allowed: one for each run"
         )
-    draw_curves(dict(zip(labels, args.runs, strict=True)), args.output)
-    for run, label in zip(args.runs[1:], labels[1:], strict=True):
-        for key, (largest, steps) in largest_differences(args.runs[0], run).items():
+    runs = read_runs(args.runs, labels)
+    refuse_input(args.output, map(metrics_path, args.runs))
+    write_file(args.output, build_picture(runs))
+    for run in runs[1:]:
+        for key, (largest, steps) in largest_differences(runs[0], run).items():
             difference = f"{key} differs by {largest:.2g} at most"
-            print(f"{label} against {labels[0]}: {difference} (logged steps in common: {steps:,})")
-
-
-def plot_cells(args) -> None:
-    from albert_lab.plots import bench
-
-    cells = [cell for path in args.input for cell in bench.read_cells(path)]
-    only = dict(part.partition("=")[::2] for part in args.only.split(",")) if args.only else {}
-    cells = bench.select(cells, only)
-    draw = bench.draw_traffic if args.command == "traffic" else bench.draw_split
-    draw(cells, args.output)
+            print(
+                f"{run.name} against {runs[0].name}: {difference} "
+                f"(logged steps in common: {steps:,})"
+            )
 
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
-    match args.command:
-        case "curves":
-            plot_curves(args)
-        case "layers":
-            from albert_lab.plots.lines import draw_layers, read_models
-
-            draw_layers(read_models(args.input), args.output)
-        case _:
-            plot_cells(args)
+    if args.command == "curves":
+        plot_curves(args)
+    elif args.command == "layers":
+        plots.draw_layers(plots.read_models(args.input), args.output)
+    else:
+        cells = [cell for path in args.input for cell in plots.read_cells(path)]
+        only = dict(part.partition("=")[::2] for part in args.only.split(",")) if args.only else {}
+        draw = plots.draw_traffic if args.command == "traffic" else plots.draw_split
+        draw(plots.select(cells, only), args.output)
     print(args.output)

@@ -7,7 +7,6 @@ may be on one page.
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.errors import UserError
 from albert_ds.files import refuse_input, write_file
 
 
@@ -22,23 +21,12 @@ def build_parser() -> cli.Parser:
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
-    from albert_lab.report.chart import LETTERS
-    from albert_lab.report.folder import read_folder
+    from albert_lab.report.folder import metrics_path, read_runs
     from albert_lab.report.page import build_page
-    from albert_lab.runs import metrics_path, name_runs
 
     found = {metrics_path(run).resolve(): run for run in reversed(args.runs)}
     paths = [run for run in args.runs if found.pop(metrics_path(run).resolve(), None)]
-    if len(paths) > len(LETTERS):
-        raise UserError(f"RUN: {len(paths)} runs; allowed: at most {len(LETTERS)} on one page")
-    notes = []
-    if len(paths) < len(args.runs):
-        notes.append("a RUN that was given twice is shown once")
-    names = name_runs(paths)
-    runs = [
-        read_folder(path, number, name)
-        for number, (path, name) in enumerate(zip(paths, names, strict=True))
-    ]
-    refuse_input(args.output, [run.path / "metrics.jsonl" for run in runs])
-    write_file(args.output, build_page(runs, notes))
+    twice = ["a RUN that was given twice is shown once"] * (len(paths) < len(args.runs))
+    refuse_input(args.output, map(metrics_path, paths))
+    write_file(args.output, build_page(read_runs(paths), twice))
     print(args.output)

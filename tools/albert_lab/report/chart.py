@@ -1,7 +1,8 @@
 """One chart as the numbers of an inline SVG: paths, ticks and places of labels.
 
 A chart is 360 units wide and is shown about that wide, on a phone as in a column of a wide page;
-so its text is as large in both. page.html holds the elements, and the colours for light and dark.
+so its text is as large in both. charts.svg holds the elements, charts.css the colours for light and
+dark; page.html is the page of a report, curves.svg the picture of `albert-ds plots curves`.
 """
 
 import math
@@ -24,6 +25,9 @@ MARKERS = (
     "m0,4.5l4.5,-8h-9z",  # triangle, point down
     "m-4,-4l8,8m0,-8l-8,8",  # cross
 )
+
+
+DASHES = ("", "6 3", "2 3", "8 3 2 3", "10 4", "4 2 1 2 1 2")
 
 
 class Point(NamedTuple):
@@ -135,6 +139,11 @@ class Chart:
         object.__setattr__(self, "x", across)
         up = Scale(low=low, high=high, begin=BOTTOM, end=TOP, is_log=is_log)
         object.__setattr__(self, "y", up)
+
+    @property
+    def scale(self) -> str:
+        """What stands beside the title."""
+        return f"{self.unit}, logarithmic" if self.y.is_log else self.unit
 
     @property
     def x_ticks(self) -> list[Label]:

@@ -1,6 +1,7 @@
 """One run as its folder tells it: configuration, records, history, and the data it read."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -9,7 +10,6 @@ from albert_ds.cli import Number
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, parse_json, read_json, read_lines
 from albert_lab.report.chart import LETTERS
-from albert_lab.runs import metrics_path
 
 NUMBER = Number(low=-1e99, high=1e99)  # what an axis can show
 EVENT = {"time": str, "event": ("start", "end")}
@@ -56,6 +56,14 @@ class RunFolder:
 
 def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and value in NUMBER
+
+
+def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None) -> list[RunFolder]:
+    """The runs in RUN folders or metrics.jsonl files. Raises UserError where one has no records."""
+    if len(paths) > len(LETTERS):
+        raise UserError(f"RUN: {len(paths)} runs; allowed: at most {len(LETTERS)} in one picture")
+    named = zip(paths, names or name_runs(paths), strict=True)
+    return [read_folder(path, number, name) for number, (path, name) in enumerate(named)]
 
 
 def read_folder(path: Path, number: int, name: str) -> RunFolder:
@@ -111,3 +119,36 @@ def _read_history(path: Path, notes: list[str]) -> list[dict]:
     if damaged:
         notes.append(f"{damaged} damaged lines of {path.name} are left out")
     return found
+
+
+def metrics_path(run: Path) -> Path:
+    """The metrics.jsonl of a run folder, or the file itself; UserError where there is none."""
+    path = run / "metrics.jsonl" if run.is_dir() else run
+    if not path.is_file():
+        raise UserError(
+            f"{run}: no metrics.jsonl there; allowed: a RUN that has been started (of several "
+            "seeds: one of its folders seed-S), or a metrics.jsonl"
+        )
+    return path
+
+
+def name_runs(runs: Sequence[Path]) -> list[str]:
+    """A short name for each run: the last folder of its path that is in no other run's path.
+
+    a/run and b/run are a and b. Where that is not enough, it is the shortest end of the paths that
+    tells them apart.
+    """
+    paths = [run.absolute() for run in runs]
+    parts = [(*path.parts[1:-1], path.name.removesuffix(".jsonl")) for path in paths]
+    own = [_own_part(number, parts) for number in range(len(parts))]
+    for length in range(1, max(map(len, parts)) + 1):
+        ends = ["/".join(path[-length:]) for path in parts]
+        if len(set(ends)) == len(set(parts)):
+            return [name or end for name, end in zip(own, ends, strict=True)]
+    raise AssertionError("paths that differ have ends that differ")
+
+
+def _own_part(number: int, paths: Sequence[tuple[str, ...]]) -> str | None:
+    """The last part of a path that no other path has."""
+    others = {part for n, path in enumerate(paths) if n != number for part in path}
+    return next((part for part in reversed(paths[number]) if part not in others), None)

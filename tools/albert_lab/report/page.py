@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from albert_ds.errors import UserError
 from albert_lab.report import chart
 from albert_lab.report.chart import as_percent
 from albert_lab.report.corpus import Corpus, read_corpus
 from albert_lab.report.folder import RunFolder, is_number
 from albert_lab.report.panels import (
     PAIRS,
-    draw_panels,
+    draw_losses,
+    draw_others,
     evaluated_data,
     interval,
 )
 
 ABSENT = "\u2013"
 HIDDEN = ("versions", "output")  # not part of the configuration that runs are compared by
-DASHES = ("", "6 3", "2 3", "8 3 2 3", "10 4", "4 2 1 2 1 2")
 STATES = {  # exit code -> sign and word
     "0": ("\u2713", "finished"),
     "2": ("\u2715", "wrong input"),
@@ -41,26 +42,15 @@ class Table:
 
 def build_page(runs: Sequence[RunFolder], notes: Sequence[str]) -> str:
     """The whole page. `notes` are about the runs as a whole."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     corpora = read_corpora(runs)
-    groups = {
-        title: [run for run in runs if run.is_finetuning == tuned]
-        for title, tuned in (("Pretraining", False), ("Fine-tuning", True))
+    groups = split_groups(runs)
+    panels = {
+        title: draw_losses(found, corpora) + draw_others(found) for title, found in groups.items()
     }
-    groups = {title: found for title, found in groups.items() if found}
-    panels = {title: draw_panels(found, corpora) for title, found in groups.items()}
-    environment = Environment(
-        loader=PackageLoader("albert_lab.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html").render(
+    return render(
+        "page.html",
         runs=runs,
         chart=chart,
-        dashes=DASHES,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         notes=[*notes, *(f"{run.name}: {note}" for run in runs for note in run.notes)],
         state=tell_state,
@@ -73,6 +63,37 @@ def build_page(runs: Sequence[RunFolder], notes: Sequence[str]) -> str:
         corpora=[(corpus, list_facts(corpus)) for corpus in corpora.values()],
         histories=[list_history(run) for run in runs],
     )
+
+
+def build_picture(runs: Sequence[RunFolder]) -> str:
+    """The curves alone, as an SVG. Raises UserError where no run has a value to draw."""
+    charts = [c for found in split_groups(runs).values() for c in draw_losses(found, {})]
+    if not charts:
+        names = ", ".join(str(run.path) for run in runs)
+        raise UserError(f"{names}: no loss and no accuracy is recorded yet")
+    return render("curves.svg", runs=runs, chart=chart, charts=charts)
+
+
+def render(template: str, **values: Any) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("albert_lab.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(values)
+
+
+def split_groups(runs: Sequence[RunFolder]) -> dict[str, list[RunFolder]]:
+    """The runs of pretraining and those of fine-tuning, which have charts of their own."""
+    groups = {
+        title: [run for run in runs if run.is_finetuning == tuned]
+        for title, tuned in (("Pretraining", False), ("Fine-tuning", True))
+    }
+    return {title: found for title, found in groups.items() if found}
 
 
 def read_corpora(runs: Sequence[RunFolder]) -> dict[str, Corpus]:

@@ -45,22 +45,48 @@ BOTH = [
 ]
 
 
-def draw_panels(runs: Sequence[RunFolder], corpora: dict[str, Corpus]) -> list[Chart]:
-    """A chart for every quantity that one of `runs` has; all are pretraining or all fine-tuning.
+def draw_losses(runs: Sequence[RunFolder], corpora: dict[str, Corpus]) -> list[Chart]:
+    """A chart of every loss and score that one of `runs` has; all pretrain or all fine-tune.
 
     `corpora` are by the folder's name; the first folder of a run is the one that is evaluated.
     """
     levels: dict[str, list[Level]] = {}
-    if runs[0].is_finetuning:
-        scores = sorted({k for run in runs for r in run.records for k in r if k.startswith("dev_")})
-        panels = [Panel("loss", "Loss", "mean of an example", MAY_BE_LOG)]
-        panels += [Panel(key, f"Dev {key[4:]}", "of the task", {}) for key in scores]
-    else:
-        panels = PRETRAINING
+    if not runs[0].is_finetuning:
         levels = list_levels(runs, corpora)
         levels |= {f"{task}_{what}": [coin] for task in PAIRS for what, coin in COIN.items()}
-    charts = [_draw(runs, panel, levels.get(panel.key, ())) for panel in [*panels, *BOTH]]
+    return _draw_all(runs, list_losses(runs), levels)
+
+
+def draw_others(runs: Sequence[RunFolder]) -> list[Chart]:
+    """A chart of everything else that one of `runs` has."""
+    return _draw_all(runs, BOTH, {})
+
+
+def list_losses(runs: Sequence[RunFolder]) -> list[Panel]:
+    if not runs[0].is_finetuning:
+        return PRETRAINING
+    scores = sorted({k for run in runs for r in run.records for k in r if k.startswith("dev_")})
+    panels = [Panel("loss", "Loss", "mean of an example", MAY_BE_LOG)]
+    return panels + [Panel(key, f"Dev {key[4:]}", "of the task", {}) for key in scores]
+
+
+def _draw_all(
+    runs: Sequence[RunFolder], panels: Sequence[Panel], levels: dict[str, list[Level]]
+) -> list[Chart]:
+    charts = [_draw(runs, panel, levels.get(panel.key, ())) for panel in panels]
     return [chart for chart in charts if chart is not None]
+
+
+def largest_differences(first: RunFolder, other: RunFolder) -> dict[str, tuple[float, int]]:
+    """The largest absolute difference of each quantity, and how many steps both logged."""
+    found = {}
+    for key, *_ in list_losses([first, other]):
+        one, two = dict(first.values(key)), dict(other.values(key))
+        if one and two:
+            gaps = [abs(one[step] - two[step]) for step in one.keys() & two.keys()]
+            known = [gap for gap in gaps if not math.isnan(gap)]
+            found[key] = max(known, default=math.nan), len(known)
+    return found
 
 
 def list_levels(runs: Sequence[RunFolder], corpora: dict[str, Corpus]) -> dict[str, list[Level]]:

@@ -1,17 +1,38 @@
-"""Pictures of throughput_bench.py's reports: bytes and parts of a step.
+"""Pictures of benchmarks' reports and of a model's layers; they are readable without colour.
 
 Times are relative to the baseline: the first model of the same report, in the same layout. Seconds
 of one machine alone would mean little.
 """
 
+from __future__ import annotations
+
+import io
 import statistics
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from albert_ds import cli
+from albert_ds.cli import Number
 from albert_ds.errors import UserError
-from albert_lab.plots.style import FILLS, HATCHES, label, new_figure, save
+from albert_ds.json_files import check, read_json
 from albert_lab.step_breakdown import PARTS
 from albert_lab.tables import read_report
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Line styles, markers and hatches differ, and so does the lightness of the colours.
+LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 4)))
+MARKERS = ("o", "s", "^", "D", "v", "x")
+COLORS = ("#0b3c5d", "#d1495b", "#328cc1", "#7a7a7a", "#edae49", "#2e8b57")
+HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++")
+FILLS = ("white", "#9fb8cc", "#e9a3ad", "#dddddd", "#f6d899", "#a9cdb7")  # of bars
+SHADES = 128  # colours in the file
+DISTANCES = (
+    ("l2", "L2 distance of input and output"),
+    ("degrees", "angle of input and output (degrees)"),
+)
 # The layout: fields in which two cells must agree to be compared, and how a picture names them.
 LAYOUT = {
     "ranks": "{} ranks",
@@ -125,3 +146,59 @@ def _finish_bars(axis, names: list[str]) -> None:
     axis.set_yticks(range(len(names)), names, fontsize=7)
     axis.invert_yaxis()
     axis.legend(**LEGEND)
+
+
+def read_models(path: Path) -> dict[str, dict]:
+    """The models in what probe.py --similarity --output wrote; UserError where it is not that."""
+    report, name = read_json(path, f"--input {path}"), f"--input {path}"
+    check(report, {"models": dict}, name)
+    distances = {key: [Number()] for key, _ in DISTANCES}
+    check(report["models"], dict.fromkeys(report["models"], distances), f"{name}: models")
+    return report["models"]
+
+
+def draw_layers(models: dict[str, dict], output: Path) -> None:
+    """`models`: what tools/probe.py --similarity writes; a number per layer in l2 and degrees."""
+    figure, axes = new_figure(len(DISTANCES), width=5)
+    for axis, (key, title) in zip(axes, DISTANCES, strict=True):
+        for number, (name, values) in enumerate(models.items()):
+            look = number % len(LINES)
+            style = {"linestyle": LINES[look], "marker": MARKERS[look], "color": COLORS[look]}
+            layers = range(1, len(values[key]) + 1)
+            axis.plot(layers, values[key], **style, markersize=4, label=name)
+        axis.set_yscale("log")
+        label(axis, "layer", title)
+    axes[0].legend(fontsize=8)
+    save(figure, output)
+
+
+def new_figure(panels: int = 1, *, width: float = 5.5, height: float = 4.0):
+    """A figure with its axes side by side: (figure, list of axes)."""
+    cli.require("matplotlib", "plots", "a picture")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, panels, figsize=(width * panels, height), squeeze=False)
+    return figure, list(axes[0])
+
+
+def label(axis: Axes, x: str, y: str, title: str = "") -> None:
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.set_title(title, fontsize=10)
+    axis.grid(alpha=0.3)
+
+
+def save(figure: Figure, output: Path) -> None:
+    """Write a PNG with SHADES colours, which keeps it under 100 kB."""
+    from matplotlib import pyplot
+    from PIL import Image
+
+    figure.tight_layout()
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110, format="png", bbox_inches="tight")
+    pyplot.close(figure)
+    drawn.seek(0)
+    Image.open(drawn).convert("RGB").quantize(SHADES).save(output, "PNG", optimize=True)
