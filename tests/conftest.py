@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed import METHOD, Program, free_port
+from tests.command import run_command
+from tests.distributed import METHOD, Program, take_port
 
 ROOT = Path(__file__).parents[1]
 TRAINERS = [[sys.executable, f"albert_ds/{name}.py"] for name in ("train", "finetune")]
@@ -26,13 +27,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if not {*item.path.parents}.isdisjoint(NIGHTLY):
             item.add_marker("nightly")
-
-
-def run_tool(*argv: str | Path) -> None:
-    """Run a tool to its end, which must be code 0."""
-    command = [sys.executable, *map(str, argv)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, f"{argv[0]} ended with {done.returncode}:\n{done.stderr[-3000:]}"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,13 +53,12 @@ def text_file(tmp_path_factory) -> Path:
 def data(text_file, tmp_path_factory) -> Path:
     """A built folder: 800 pieces, sequences of at most 64 tokens, several shards, 5 % held out."""
     folder = tmp_path_factory.mktemp("data")
-    vocab = folder / "vocab"
-    run_tool("tools/build_vocab.py", "--input", text_file, "--output", vocab, "--vocab-size", "800")
-    run_tool(
-        "tools/build_shards.py",
-        *("--input", text_file, "--vocab", vocab / "spiece.model", "--output", folder / "shards"),
-        *("--sequence-length", "64", "--holdout", "0.05"),
-    )
+    vocab = ("--output", folder / "vocab", "--vocab-size", 800)
+    shards = ("--vocab", folder / "vocab" / "spiece.model", "--output", folder / "shards")
+    shards += ("--sequence-length", 64, "--holdout", 0.05)
+    for command, flags in (("vocab", vocab), ("shards", shards)):
+        done = run_command(command, "--input", text_file, *flags)
+        assert done.code == 0, done.err
     return folder / "shards"
 
 
@@ -106,7 +99,7 @@ def start_ranks(command: list[str], world_size: int) -> list[subprocess.Popen | 
     import torch
 
     share_gpu = 0 < torch.cuda.device_count() < world_size
-    port = str(free_port())
+    port = str(take_port())
     environments = [
         {
             **os.environ,

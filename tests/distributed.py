@@ -15,6 +15,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 
 # Importing torch, DeepSpeed and megatron-core takes 8 s, so ranks are forked from one process that
@@ -22,10 +23,25 @@ from pathlib import Path
 METHOD = "spawn" if Path("/dev/nvidiactl").exists() else "forkserver"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def take_port() -> int:
+    """A port that nobody else is given while this process lives.
+
+    It is bound and nobody listens on it yet, so the store of a test's ranks can.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    atexit.register(held.close)
+    return held.getsockname()[1]
+
+
+def wait_for(condition: Callable, what: str, timeout: float = 240, explain: Callable = str):
+    """Poll until `condition()` is true and return that; AssertionError after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {timeout} s for {what}\n{explain()}"
+        time.sleep(0.02)
+    return value
 
 
 def run_ranks(function: Callable, world_size: int, *args) -> list:
@@ -34,36 +50,39 @@ def run_ranks(function: Callable, world_size: int, *args) -> list:
     Every process gets the environment that a launcher would set. Raises AssertionError with the
     first traceback if a rank fails.
     """
-    context = _open_context()
-    results = context.SimpleQueue()
-    port = free_port()
-    ranks = [
-        context.Process(target=_enter, args=(function, rank, world_size, port, results, args))
-        for rank in range(world_size)
-    ]
-    for process in ranks:
-        process.start()
+    context, port, pipes, ranks = _open_context(), take_port(), [], []
+    for rank in range(world_size):
+        mine, theirs = context.Pipe(duplex=False)
+        given = (function, rank, world_size, port, theirs, args)
+        ranks.append(context.Process(target=_enter, args=given))
+        ranks[-1].start()
+        theirs.close()  # so that the end of the rank is the end of the pipe
+        pipes.append(mine)
     gathered: dict = {}
     while len(gathered) < world_size:
-        rank, value, failure = results.get()
-        if failure is not None:
-            for process in ranks:
-                process.terminate()
-            raise AssertionError(f"rank {rank} failed:\n{failure}")
-        gathered[rank] = pickle.loads(value)
-    for process in ranks:
+        for pipe in wait([pipe for rank, pipe in enumerate(pipes) if rank not in gathered]):
+            rank = pipes.index(pipe)
+            try:
+                value, failure = pipe.recv()
+            except EOFError:
+                failure = "it ended without a result"
+            if failure is not None:
+                for process in ranks:
+                    process.terminate()
+                raise AssertionError(f"rank {rank} failed:\n{failure}")
+            gathered[rank] = pickle.loads(value)
+    for process, pipe in zip(ranks, pipes, strict=True):
         process.join()
+        pipe.close()
     return [gathered[rank] for rank in range(world_size)]
 
 
-def end_ranks(function: Callable, world_size: int, *args, timeout: float = 60) -> list[int]:
+def end_ranks(function: Callable, world_size: int, *args, timeout: float = 300) -> list[int]:
     """Call `function(rank, *args)` in `world_size` processes; returns their exit codes by rank.
 
-    The function ends its process. Raises AssertionError where one has not ended in `timeout`
-    seconds.
+    The function ends its process. Raises AssertionError if one has not ended in `timeout` seconds.
     """
-    context = _open_context()
-    port = free_port()
+    context, port = _open_context(), take_port()
     ranks = [
         context.Process(target=_end, args=(function, rank, world_size, port, args))
         for rank in range(world_size)
@@ -171,11 +190,11 @@ def _set_environment(rank, world_size, port) -> None:
     }
 
 
-def _enter(function, rank, world_size, port, results, args) -> None:
+def _enter(function, rank, world_size, port, pipe, args) -> None:
     _set_environment(rank, world_size, port)
     try:
         share_gpus(world_size)
         # Plain pickle: torch's own passes tensors through files that vanish with this process.
-        results.put((rank, pickle.dumps(function(rank, *args)), None))
+        pipe.send((pickle.dumps(function(rank, *args)), None))
     except BaseException:  # the parent fails the test with it
-        results.put((rank, None, traceback.format_exc()))
+        pipe.send((None, traceback.format_exc()))

@@ -2,9 +2,7 @@
 
 import json
 import signal
-import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -12,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from albert_ds.data.vocab import Normalisation, train_vocab
-from tests.conftest import ROOT
-from tests.distributed import run_ranks
+from tests.conftest import start_ranks
+from tests.distributed import run_ranks, wait_for
 from tests.finetuning import (
     flags,
     tune_ranks,
@@ -145,12 +143,10 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(checkpoint, cola, tmp_path)
     argv = flags("glue/cola", cola, checkpoint, whole, **common)
     assert run_ranks(tune_ranks, 1, argv) == [0]
     argv = flags("glue/cola", cola, checkpoint, killed, **common)
-    process = subprocess.Popen([sys.executable, "albert_ds/finetune.py", *argv], cwd=ROOT)
-    deadline = time.monotonic() + 240
-    while not (killed / "checkpoints" / "latest").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    (process,) = start_ranks([sys.executable, "albert_ds/finetune.py", *argv], 1)
+    wait_for((killed / "checkpoints" / "latest").exists, "a checkpoint")
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
     assert not (killed / "exit.json").exists() and not (killed / "results.json").exists()
     assert run_ranks(tune_ranks, 1, argv) == [0]
     for name, tensor in best_of(whole).items():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.distributed import free_port
+from tests.distributed import take_port
 from tests.test_recipes import JOB
 
 pytestmark = pytest.mark.nightly
@@ -88,7 +88,7 @@ def test_every_step_in_an_empty_folder(installed, text_file, tmp_path):
         "ds_configs/zero1_fp32.json",
     )
     albert("train", *flags, "--steps", 2)
-    launcher = ("python", "-m", "deepspeed.launcher.runner", "--master_port", free_port())
+    launcher = ("python", "-m", "deepspeed.launcher.runner", "--master_port", take_port())
     ask(*launcher, "--num_gpus", 2, "--module", "albert_ds.train", *flags, "--steps", 4)
     records = (tmp_path / "run/metrics.jsonl").read_text()
     assert all(f'"step": {step},' in records for step in (2, 4))

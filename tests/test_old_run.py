@@ -10,7 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from albert_ds.interop.folder import ModelFolder
-from tests.conftest import finish, run_tool, start_ranks, train_command
+from tests.command import run_on_rank
+from tests.conftest import finish, start_ranks, train_command
+from tests.distributed import run_ranks
+from tests.models import run_export
 
 FIXTURE = Path(__file__).parent / "fixtures" / "run_7085d03"
 DS_CONFIGS = {"adamw": "zero1_fp32_adamw.json", "lamb": "zero1_fp32.json"}
@@ -68,15 +71,14 @@ def test_an_old_run_resumes_to_the_result_of_the_uninterrupted_one(old, tmp_path
 
 def test_an_old_run_is_exported_and_probed(old, tmp_path):
     run = old / "adamw"
-    run_tool("tools/convert_hf.py", "export", "--checkpoint", run, "--output", tmp_path / "hf")
+    run_export(run, tmp_path / "hf")
     config, exported = ModelFolder(tmp_path / "hf").read_pretrained()
     assert (config.vocab_size, config.num_layers, config.hidden_size) == (150, 2, 16)
     saved = load_file(run / "checkpoints" / "step-00000006" / "weights.safetensors")
     torch.testing.assert_close(exported, saved, rtol=0, atol=0)
-    run_tool(
-        "tools/probe.py",
-        *("--checkpoint", run, "--data", old / "data", "--samples", "40", "--head-samples", "80"),
-        *("--output", tmp_path / "probe.json"),
-    )
+    words = ["probe", "--checkpoint", run, "--data", old / "data", "--samples", 40]
+    words += ["--head-samples", 80, "--output", tmp_path / "probe.json"]
+    (done,) = run_ranks(run_on_rank, 1, words)
+    assert done.code == 0, done.err
     found = json.loads((tmp_path / "probe.json").read_text())
     assert 0 <= found["heldout_mlm_accuracy"] <= 1

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,7 +13,7 @@ import pytest
 from albert_ds.checkpoint.folder import find_newest
 from albert_ds.process.stop_request import POLL_SECONDS
 from tests.conftest import ROOT, finish, start_ranks, train_command
-from tests.distributed import free_port
+from tests.distributed import take_port, wait_for
 
 
 def records(run: Path) -> list[dict]:
@@ -27,14 +26,9 @@ def records(run: Path) -> list[dict]:
     ]
 
 
-def wait_for_step(run: Path, step: int, timeout: float = 240) -> None:
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        path = run / "metrics.jsonl"
-        if path.exists() and f'{{"step": {step},' in path.read_text():
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"step {step} was not reached in {timeout} s")
+def wait_for_step(run: Path, step: int) -> None:
+    path = run / "metrics.jsonl"
+    wait_for(lambda: path.exists() and f'{{"step": {step},' in path.read_text(), f"step {step}")
 
 
 def files_of(checkpoint: Path) -> dict[str, bytes]:
@@ -113,7 +107,7 @@ def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path):
     launcher = Path(sys.executable).with_name("deepspeed")
     command = train_command(data, run, steps=100_000)[1:]
     process = subprocess.Popen(
-        [launcher, "--num_gpus", "2", "--master_port", str(free_port()), *command],
+        [launcher, "--num_gpus", "2", "--master_port", str(take_port()), *command],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -134,17 +128,21 @@ def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("launcher", ["", "-m torch.distributed.run --master_port PORT"])
 def test_a_run_outlives_the_shell_that_started_it(data, tmp_path, launcher):
-    run, launcher = tmp_path / "run", launcher.replace("PORT", str(free_port()))
+    run, launcher = tmp_path / "run", launcher.replace("PORT", str(take_port()))
     wait = f"until grep -q '\"step\": 2,' {run}/metrics.jsonl 2> /dev/null; do sleep 0.1; done"
     python, *script = train_command(data, run, steps=100_000)
     line = f'nohup {python} {launcher} "$@" > /dev/null 2>&1 & {wait}'
     subprocess.run(["bash", "-c", line, "bash", *script], cwd=ROOT, check=True)
-    time.sleep(3 * POLL_SECONDS)
-    assert not (run / "exit.json").exists()
+    # The shell is gone. By the trainer's own clock it has looked for its launcher since then.
+    begun = len(records(run))
+
+    def looked() -> bool:
+        lines = (run / "metrics.jsonl").read_text().split("\n")[begun:-1]
+        return sum(json.loads(line).get("step_seconds", 0) for line in lines) > 3 * POLL_SECONDS
+
+    wait_for(looked, "steps after the end of the shell")
     (run / "STOP").touch()
-    deadline = time.monotonic() + 300
-    while not (run / "exit.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for((run / "exit.json").exists, "exit.json")
     assert "STOP exists" in json.loads((run / "exit.json").read_text())["reason"]
 
 

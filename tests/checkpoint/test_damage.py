@@ -201,7 +201,11 @@ def test_best_weights_that_are_not_whole_are_an_error(tmp_path):
             read_best(tmp_path / str(number), shapes)
 
 
-def read_everywhere(rank: int, run: Path, data: Path, work: Path) -> dict[str, str]:
+def read_all_everywhere(rank: int, runs: list[Path], data: Path, work: Path) -> list[dict]:
+    return [read_everywhere(run, data, work) for run in runs]
+
+
+def read_everywhere(run: Path, data: Path, work: Path) -> dict[str, str]:
     """By command: what it says on stderr of the run, or the error that it ends with."""
     import contextlib
     import io
@@ -243,31 +247,37 @@ def test_every_command_reads_the_newest_whole_checkpoint_and_says_which(data, tm
     weights = load_file(first / "checkpoints" / "step-00000001" / FILES[0])
     write_weights(first, {name: 2 * x for name, x in weights.items()}, step=2)
     write_cola(tmp_path / "cola")
-    latest = first / "checkpoints" / "latest"
-    cases = {"sound": None, "flipped": flip(FILES[0]), "no-state": DAMAGES[6][0]}
-    for name, spoil in cases.items():
-        # The pointer for scripts may be of before a kill, or empty: nobody believes it.
-        latest.write_text({"sound": "", "flipped": "step-00000002\n"}.get(name, "step-00000001"))
-        run = first if spoil is None else Path(shutil.copytree(first, tmp_path / name))
-        step = 2
+    # The pointer for scripts may be of before a kill, or empty: nobody believes it.
+    cases = {
+        "sound": ("", None),
+        "flipped": ("step-00000002\n", flip(FILES[0])),
+        "no-state": ("step-00000001", DAMAGES[6][0]),
+    }
+    runs = {name: first if name == "sound" else tmp_path / name for name in cases}
+    for name, (pointer, spoil) in cases.items():
         if spoil is not None:
-            spoil(folder_of(run, 2))
-            step = 1
-        (said,) = run_ranks(read_everywhere, 1, run, data, tmp_path)
-        for command, words in said.items():
+            shutil.copytree(first, runs[name])
+            spoil(folder_of(runs[name], 2))
+        (runs[name] / "checkpoints" / "latest").write_text(pointer)
+    # All are damaged, or the damaged one is named itself: no weights without their checksum.
+    alone = Path(shutil.copytree(runs["no-state"], tmp_path / "alone"))
+    shutil.rmtree(folder_of(alone, 1))
+    damaged = [alone, folder_of(alone, 2)]
+    (said,) = run_ranks(read_all_everywhere, 1, [*runs.values(), *damaged], data, tmp_path)
+    for (name, run), of_run in zip(runs.items(), said[: len(runs)], strict=True):
+        step = 2 if name == "sound" else 1
+        for command, words in of_run.items():
             assert "code" not in words, (name, command, words)
             is_said = f"{folder_of(run, 2)}: " in words and "using step-00000001" in words
-            assert is_said == (spoil is not None), (name, command, words)
-        assert said["probe"].endswith(f"{name}/step-0000000{step}")
+            assert is_said == (name != "sound"), (name, command, words)
+        assert of_run["probe"].endswith(f"{name}/step-0000000{step}")
         embedding = load_file(tmp_path / "hf" / name / "model.safetensors")
         found = embedding["albert.embeddings.word_embeddings.weight"]
         assert torch.equal(found, step * weights["albert.embeddings.word.weight"]), name
-    # All are damaged, or the damaged one is named itself: no weights without their checksum.
-    shutil.rmtree(folder_of(run, 1))
-    for folder in (run, folder_of(run, 2)):
-        (said,) = run_ranks(read_everywhere, 1, folder, data, tmp_path)
-        for command, words in said.items():
+    for of_run in said[len(runs) :]:
+        for command, words in of_run.items():
             assert "code 3: " in words and "state.json is missing" in words, (command, words)
+    assert not (tmp_path / "hf" / "alone").exists()
     assert not (tmp_path / "hf" / "step-00000002").exists()
 
 

@@ -2,29 +2,22 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import asdict
 
 from albert_ds.data.samples import StreamConfig
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import training_batches
-from tests.conftest import ROOT
-
-
-def inspect(data, *flags):
-    command = [sys.executable, "tools/inspect_shards.py", "--data", str(data), *flags]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+from tests.command import run_command
 
 
 def test_samples_and_counts_are_those_of_training(data):
     count = 48
     length = open_shards(data, "train").sequence_length
-    done = inspect(
-        *(data, "--count", str(count), "--show", "2"),
-        *("--sequence-length", str(length), "--seed", "7"),
+    done = run_command(
+        *("inspect", "--data", data, "--count", count, "--show", 2),
+        *("--sequence-length", length, "--seed", 7),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     source = open_shards(data, "train")
     batch = next(
         training_batches(
@@ -39,12 +32,12 @@ def test_samples_and_counts_are_those_of_training(data):
         )
     )
     tokens, masked = batch.tokens, batch.masked
-    assert f"{count} samples, {tokens:,} tokens" in done.stdout
-    assert f"masked: {masked / tokens:.2%} of the tokens" in done.stdout
+    assert f"{count} samples, {tokens:,} tokens" in done.out
+    assert f"masked: {masked / tokens:.2%} of the tokens" in done.out
     swapped = sum(label == 1 for label in batch.tensors["pair_labels"].tolist())
-    assert f"pairs with label 1: {swapped / batch.pairs:.1%}" in done.stdout
+    assert f"pairs with label 1: {swapped / batch.pairs:.1%}" in done.out
     # The text of the first sample, put back together, is what is stored.
-    first = done.stdout.split("sample 1:")[0]
+    first = done.out.split("sample 1:")[0]
     shown = "".join(re.findall(r"^  [AB]: (.*)$", first, re.M))
     text = re.sub(r"=>[^}]+\}", "}", shown).replace("[CLS]", "").replace("[SEP]", "")
     ids = batch.tensors["input_ids"].clone()
@@ -61,9 +54,8 @@ def test_wrong_input_is_one_line_and_code_2(data, tmp_path):
         ((data, "--count", "0"), "--count"),
         ((data, "--sequence-length", "4096"), "--sequence-length 4096"),
     ):
-        done = inspect(*flags)
-        assert done.returncode == 2 and words in done.stderr
-        assert done.stderr.count("\n") == 1
+        done = run_command("inspect", "--data", *flags)
+        assert done.code == 2 and words in done.err and done.err.count("\n") == 1
 
 
 def test_a_step_of_a_run_is_what_its_ranks_read(data, tmp_path):
@@ -74,10 +66,9 @@ def test_a_step_of_a_run_is_what_its_ranks_read(data, tmp_path):
     run.mkdir()
     config = {"data": [str(data)], "data_weights": [1.0], "batch_size": 8}
     (run / "config.json").write_text(json.dumps({**config, "stream": asdict(stream)}))
-    command = [sys.executable, "tools/inspect_shards.py", "--run", str(run), "--step", "3"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    shown = re.split(r"^sample (\d+): .*$", done.stdout, flags=re.M)[1:]
+    done = run_command("inspect", "--run", run, "--step", 3)
+    assert done.code == 0, done.err
+    shown = re.split(r"^sample (\d+): .*$", done.out, flags=re.M)[1:]
     texts = dict(zip(map(int, shown[::2]), shown[1::2], strict=True))
     assert list(texts) == list(range(16, 24))
     for rank in range(2):
@@ -93,5 +84,5 @@ def test_a_step_of_a_run_is_what_its_ranks_read(data, tmp_path):
             label = int(batch.tensors["pair_labels"][at])
             assert {0: "in order", 1: "swapped", -100: "no pair"}[label] in texts[position]
     for flags in (["--run", str(run)], ["--step", "3"], ["--run", str(run), "--data", str(data)]):
-        done = subprocess.run([*command[:2], *flags], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 2 and "--run with --step" in done.stderr
+        done = run_command("inspect", *flags)
+        assert done.code == 2 and "--run with --step" in done.err

@@ -2,17 +2,17 @@
 
 import errno
 import os
-import subprocess
-import sys
 
 import pytest
 
+from albert_ds import __main__ as albert_ds
 from albert_ds import cli
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
-from tests.conftest import ROOT
+from tests.command import run_main
 from tests.models import run_export, run_import
 from tools.demo import small_tasks, tei_to_text
+from tools.lab import paper_table
 
 TEI = '<TEI xmlns="http://www.tei-c.org/ns/1.0"><text><body><p>One.</p></body></text></TEI>'
 
@@ -51,24 +51,19 @@ def test_conversion_in_place_is_refused(tmp_path, convert):
     assert (tmp_path / "config.json").read_text() == "{}"
 
 
-@pytest.mark.parametrize(
-    ("tool", "flags"),
-    [
-        ("tools/probe.py", ("--checkpoint", "a", "--data", "b")),
-        ("tools/lab/paper_table.py", ("--rows", "a=b")),
-        ("tools/comm_volume.py", ()),
-        ("tools/throughput_bench.py", ()),
-    ],
-)
-@pytest.mark.parametrize("name", ["absent/file", ".", "a-file/below", "/dev/null"])
-def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, tool, flags, name):
+def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a-file").write_text("")
-    command = [sys.executable, str(ROOT / tool), *flags, "--output", name]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert f"--output {name}: must be a file in a folder" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    for command in (
+        (albert_ds.main, "probe", "--checkpoint", "a", "--data", "b"),
+        (albert_ds.main, "traffic"),
+        (albert_ds.main, "bench"),
+        (paper_table.main, "--rows", "a=b"),
+    ):
+        for name in ("absent/file", ".", "a-file/below", "/dev/null"):
+            done = run_main(*command, "--output", name)
+            assert done.code == 2 and len(done.err.strip().splitlines()) == 1, done
+            assert f"--output {name}: must be a file in a folder" in done.err
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 from albert_ds.data.samples import StreamConfig
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches
-from albert_ds.errors import UserError
 from albert_ds.evals.probe import interval
 from albert_ds.interop.folder import ModelFolder
+from tests.command import run_on_rank
 from tests.conftest import ROOT
 from tests.data.corpus import SHARED
 from tests.distributed import run_ranks
@@ -23,22 +23,17 @@ from tests.finetuning import write_checkpoint
 from tests.models import run_export, small_vocab, write_weights
 
 
-def probe_rank(rank: int, argv: list[str]) -> str:
-    """The tool on this rank; the error that it ended with, if any."""
-    from albert_ds.commands.probe import main
-
-    try:
-        main(argv)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def probe(tmp_path, *argv) -> dict:
+def probe(tmp_path, *words) -> dict:
     output = tmp_path / "values.json"
-    words = [*map(str, argv), "--output", str(output)]
-    assert run_ranks(probe_rank, 1, words) == [""]
+    (done,) = run_ranks(run_on_rank, 1, ["probe", *words, "--output", output])
+    assert done.code == 0, done.err
     return json.loads(output.read_text())
+
+
+def refuse(*words) -> str:
+    (done,) = run_ranks(run_on_rank, 1, ["probe", *words])
+    assert done.code in (2, 3) and done.err.count("\n") == 1, done
+    return done.err
 
 
 def make(folder, data, objective, **changes):
@@ -160,8 +155,7 @@ def test_bits_per_byte_are_those_of_hugging_face(data, tmp_path):
 
 def test_depths_that_leave_blocks_out_are_refused(data, tmp_path):
     run = make(tmp_path / "run", data, "sop", num_layers=3, sharing="none")
-    argv = ["--checkpoint", str(run), "--data", str(data), "--num-layers", "2"]
-    (error,) = run_ranks(probe_rank, 1, argv)
+    error = refuse("--checkpoint", run, "--data", data, "--num-layers", 2)
     assert "--sharing none uses other blocks there" in error
 
 
@@ -187,8 +181,7 @@ def test_similarity_is_that_of_hugging_faces_states(data, tmp_path, changes):
 
 def test_another_vocabulary_is_refused(data, text_file, tmp_path):
     run = write_checkpoint(tmp_path / "run", small_vocab(text_file))
-    argv = ["--checkpoint", str(run), "--data", str(data), "--output", str(tmp_path / "none")]
-    (error,) = run_ranks(probe_rank, 1, argv)
+    error = refuse("--checkpoint", run, "--data", data, "--output", tmp_path / "none")
     assert "its model has 300 pieces, the data's vocabulary 800" in error
     assert not (tmp_path / "none").exists()
 
@@ -250,10 +243,8 @@ def test_minimal_pairs_of_a_folder(data, tmp_path):
     assert found["phenomena"] == {"agreement": [3.5 / 4, 4], "binding": [0.0, 2]}
     assert (found["accuracy"], found["pairs"], found["ties"]) == (3.5 / 6, 6, 1)
     (folder / "c.jsonl").write_text('{"sentence_good": "no other"}\n')
-    words = ["--checkpoint", str(run), "--minimal-pairs", str(folder)]
-    assert run_ranks(probe_rank, 1, words) == [
-        f'{folder / "c.jsonl"}, line 1: no "sentence_bad" in it'
-    ]
+    error = refuse("--checkpoint", run, "--minimal-pairs", folder)
+    assert f'{folder / "c.jsonl"}, line 1: no "sentence_bad" in it' in error
 
 
 def test_blimp_has_the_phenomena_of_its_published_tables(tmp_path):

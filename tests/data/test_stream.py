@@ -4,7 +4,6 @@ import itertools
 import multiprocessing
 import pickle
 import shutil
-import time
 from dataclasses import fields
 
 import pytest
@@ -27,6 +26,7 @@ from tests.data.drawing import (
     stream,
     take,
 )
+from tests.distributed import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +74,7 @@ def test_workers_make_two_steps_ahead(train, monkeypatch):
     monkeypatch.setattr(MicroBatchReader, "read", count)
     batches = stream([train], micro=1, workers=1)  # 8 micro-batches a step
     next(batches)
-    deadline = time.monotonic() + 60
-    while made.value < 2 * BATCH and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert made.value >= 2 * BATCH
+    wait_for(lambda: made.value >= 2 * BATCH, "the batches of two steps")
 
 
 def test_a_reader_can_be_sent_to_another_process(train):

@@ -2,26 +2,17 @@
 
 import gzip
 import json
-import runpy
-import subprocess
-import sys
 
-import pytest
+from tests.command import run_command
+from tests.data.corpus import make_documents, write_wiki
 
-from tests.data.corpus import ROOT, make_documents, write_wiki
-
-VOCAB, SHARDS = "tools/build_vocab.py", "tools/build_shards.py"
-
-
-def run(tool, *argv):
-    command = [sys.executable, ROOT / tool, *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+VOCAB, SHARDS = "vocab", "shards"
 
 
 def test_both_tools_leave_what_they_promise(tmp_path):
     corpus = write_wiki(tmp_path / "wiki", make_documents(60))
-    done = run(VOCAB, "--input", corpus, "--output", tmp_path / "v", "--vocab-size", 200)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run_command(VOCAB, "--input", corpus, "--output", tmp_path / "v", "--vocab-size", 200)
+    assert (done.code, done.err) == (0, "")
     names = {path.name for path in (tmp_path / "v").iterdir()}
     tokenizer = {"tokenizer_config.json", "tokenizer.json"}
     assert names == {"spiece.model", "spiece.vocab", *tokenizer}
@@ -33,9 +24,9 @@ def test_both_tools_leave_what_they_promise(tmp_path):
 
     model, data = tmp_path / "v" / "spiece.model", tmp_path / "d"
     argv = ["--input", corpus, "--vocab", model, "--output", data, "--sequence-length", 32]
-    done = run(SHARDS, *argv, "--holdout", 0.1, "--samples-per-shard", 50)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("\n") == 1 and "have one sentence and so no pair" in done.stderr
+    done = run_command(SHARDS, *argv, "--holdout", 0.1, "--samples-per-shard", 50)
+    assert done.code == 0, done.err
+    assert done.err.count("\n") == 1 and "have one sentence and so no pair" in done.err
     index = json.loads((data / "index.json").read_text())
     listed = [s["name"] for entry in index["splits"].values() for s in entry["shards"]]
     assert {"train-000000.tar", "train-000001.tar", "heldout-000000.tar"} <= set(listed)
@@ -44,8 +35,8 @@ def test_both_tools_leave_what_they_promise(tmp_path):
     assert (data / "spiece.model").read_bytes() == model.read_bytes()
     assert index["sequence_length"] == 32 and index["vocab_size"] == 200
     # A folder that holds a data set is never written to.
-    done = run(SHARDS, *argv)
-    assert done.returncode == 2 and "holds a built data set already" in done.stderr
+    done = run_command(SHARDS, *argv)
+    assert done.code == 2 and "holds a built data set already" in done.err
 
 
 def bad_inputs(tmp_path, model):
@@ -73,34 +64,10 @@ def bad_inputs(tmp_path, model):
     yield SHARDS, ["--input", text, "--output", text, "--vocab", model], 2, "cannot be made"
 
 
-def test_bad_input_is_one_line_and_writes_nothing(tmp_path, vocab, monkeypatch, capfd):
+def test_bad_input_is_one_line_and_writes_nothing(tmp_path, vocab):
     (tmp_path / "vocab").mkdir()
     vocab.write(tmp_path / "vocab")
-    for tool, argv, code, words in bad_inputs(tmp_path, tmp_path / "vocab" / "spiece.model"):
-        monkeypatch.setattr(sys, "argv", [tool, *map(str, argv)])
-        with pytest.raises(SystemExit) as ending:
-            runpy.run_path(str(ROOT / tool), run_name="__main__")
-        error = capfd.readouterr().err
-        assert ending.value.code == code, (argv, error)
-        assert error.count("\n") == 1 and words in error, (argv, error)
+    for command, argv, code, words in bad_inputs(tmp_path, tmp_path / "vocab" / "spiece.model"):
+        done = run_command(command, *argv)
+        assert done.code == code and done.err.count("\n") == 1 and words in done.err, (argv, done)
         assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("tool", [VOCAB, SHARDS, "tools/lab/data_bench.py"])
-def test_help_explains_every_flag_and_loads_nothing_heavy(tool):
-    script = (
-        "import runpy, sys\n"
-        "sys.argv = [sys.argv[1], '--help']\n"
-        "try:\n"
-        "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "except SystemExit:\n"
-        "    heavy = {'torch', 'transformers', 'webdataset', 'sentencepiece', 'tokenizers'}\n"
-        "    print(heavy & set(sys.modules))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(ROOT / tool)], capture_output=True, text=True
-    )
-    assert done.stdout.rstrip().endswith("set()"), done.stdout + done.stderr
-    for line in done.stdout.splitlines():
-        if line.startswith("  --"):
-            assert len(line.split()) > 1

@@ -3,12 +3,12 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.distributed import take_port
 from tests.golden import material
 from tests.golden.hashes import hash_files
 
@@ -164,7 +164,7 @@ class Cases:
             "DS_ACCELERATOR": "cpu",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_port()), "WORLD_SIZE": ranks}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(take_port()), "WORLD_SIZE": ranks}
         with (self.work / log).open("a") as file:
             running = []
             for rank in range(ranks):
@@ -211,9 +211,3 @@ def check_equal(what: str, one: Hashes, two: Hashes) -> None:
     difference = find_difference({name: list(items.values()) for name, items in one.items()}, two)
     if difference:
         raise Failure(f"{what} differ: {difference}")
-
-
-def find_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

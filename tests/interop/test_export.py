@@ -2,8 +2,6 @@
 
 import json
 import stat
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from albert_ds.data.vocab import Vocab
 from albert_ds.errors import UserError
 from albert_ds.interop import export, hugging_face
 from albert_ds.model.albert import AlbertForPretraining
-from tests.conftest import ROOT
+from tests.command import run_command
 from tests.finetuning import MODEL
 from tests.models import run_export, run_import, shake, small_vocab, write_run
 
@@ -182,13 +180,7 @@ def test_the_command_prints_where_it_wrote(make_run, tmp_path, capsys):
 
 
 def test_a_wrong_checkpoint_is_exit_code_2_and_one_line(tmp_path):
-    command = [sys.executable, "tools/convert_hf.py", "export", "--checkpoint", tmp_path / "no"]
-    done = subprocess.run(
-        [*map(str, command), "--output", str(tmp_path / "hf")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("albert-ds: ") and done.stderr.count("\n") == 1
-    assert str(tmp_path / "no") in done.stderr and not (tmp_path / "hf").exists()
+    done = run_command("export", "--checkpoint", tmp_path / "no", "--output", tmp_path / "hf")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("albert-ds: ") and done.err.count("\n") == 1
+    assert str(tmp_path / "no") in done.err and not (tmp_path / "hf").exists()

@@ -15,7 +15,7 @@ from albert_ds.errors import DamagedData, MachineFailed, Stopped, UserError
 from albert_ds.process.ending import Ending, explain, leave_process
 from albert_ds.process.heartbeat import LOST, SILENCE, TOGETHER, Beat, Monitor
 from albert_ds.process.rendezvous import list_ranks
-from tests.distributed import end_ranks
+from tests.distributed import end_ranks, wait_for
 
 LOST_PEER = explain(
     RuntimeError("[/w/pair.cc:5] Read error [10.0.0.1]:1: Connection reset by peer. This is")
@@ -170,13 +170,14 @@ def trainer(rank: int, run: str, failing: int, what: str) -> None:
 
 def freeze(run: Path) -> None:
     """Stop this process; a child kills it after the run has ended."""
-    me, until = os.getpid(), time.monotonic() + 60
+    me = os.getpid()
     if os.fork():
         os.kill(me, signal.SIGSTOP)
-    while not (run / "exit.json").exists() and time.monotonic() < until:
-        time.sleep(0.1)
-    os.kill(me, signal.SIGKILL)
-    os._exit(0)
+    try:
+        wait_for((run / "exit.json").exists, "exit.json")
+    finally:
+        os.kill(me, signal.SIGKILL)
+        os._exit(0)
 
 
 FAULTS = {

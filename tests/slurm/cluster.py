@@ -12,10 +12,11 @@ cut it from the network, bring it back, and limit the rate of its link.
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
+
+from tests.distributed import wait_for
 
 TOOLS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter")
 HEAD = "10.77.0.254"
@@ -261,12 +262,3 @@ class Cluster:
         for number in range(1, self.size + 1):
             bucket = ("rate", rate, "burst", "1mb", "latency", "50ms")
             self.run(*f"tc -n n{number} qdisc replace dev eth0 root tbf".split(), *bucket)
-
-
-def wait_for(condition, what: str, timeout: float = 60, explain=lambda: ""):
-    """Poll until `condition()` is true and return that; AssertionError after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {timeout} s for {what}\n{explain()}"
-        time.sleep(0.1)
-    return value

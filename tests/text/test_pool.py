@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from albert_ds.errors import UserError
 from albert_ds.text.pool import Pool, count_started
 from tests.data.corpus import ROOT, SEQUENCE_LENGTH, make_documents, write_wiki
+from tests.distributed import wait_for
 from tests.text.test_pipeline import content_of
 
 DRIVER = ROOT / "tests" / "data" / "driver.py"
@@ -124,18 +124,19 @@ def test_nothing_outlives_the_process_that_was_started(arguments, tmp_path, way)
     """Killed outright, it takes the others with it, so that the folder is free."""
     flags, launcher = ((), of_mpi(3)) if way == "mpi" else (("--processes", 2), ())
     process = start(tmp_path / "data", arguments, *flags, launcher=launcher, PAUSE="300")
-    work, deadline = tmp_path / "data" / "building", time.monotonic() + 120
-    while not list(work.glob("unit-*.json")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
+    work = tmp_path / "data" / "building"
+    wait_for(lambda: list(work.glob("unit-*.json")) or process.poll() is not None, "a unit")
     process.kill()
-    process.communicate(timeout=60)  # until no process holds its stdout and stderr any more
+    process.communicate(timeout=240)  # until no process holds its stdout and stderr any more
     with (work / ".lock").open("w") as lock:
-        while time.monotonic() < deadline + 60:
+
+        def is_free() -> bool:
             with contextlib.suppress(BlockingIOError):
-                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            time.sleep(0.1)  # mpirun's processes have pipes of their own
-    pytest.fail("a process goes on without the one that started it")
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            return False
+
+        wait_for(is_free, "the others to end")  # mpirun's processes have pipes of their own
 
 
 def test_other_text_or_settings_take_nothing_over(arguments, undisturbed, tmp_path):
