@@ -63,10 +63,10 @@ def _figures(off: Difference) -> list[str]:
 
 def describe_machine() -> list[str]:
     """Where and when the tables of a page were measured."""
-    from tools.lab.data_bench import read_cpu_name
+    from albert_ds.process.world import name_device
 
     today = datetime.now(UTC).strftime("%-d %B %Y")
-    return [f"Measured on {today}: {read_cpu_name()}, torch {torch.__version__}."]
+    return [f"Measured on {today}: {name_device()}, torch {torch.__version__}."]
 
 
 def worst_table(rows: list[Row]) -> list[str]:

@@ -3,7 +3,7 @@
 Three moments compete: the MLM head's scores and every layer's activations; the last layer's
 backward and every layer's activations; the optimizer's temporaries, when the activations are
 freed. Added to each: the weights, master weights and moments, which always exist. Bytes per
-parameter were counted in DeepSpeed's optimizers and this project's LAMB; tools/lab/memory_bench.py
+parameter were counted in DeepSpeed's optimizers and this project's LAMB; a test
 measures them.
 """
 
