@@ -9,7 +9,6 @@ import argparse
 import math
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -300,23 +299,6 @@ def require(module: str, extra: str, what: str) -> None:
     if find_spec(module) is None:
         install = f"pip install 'albert-ds[{extra}]'"
         raise UserError(f"{what}: the package {module} is not installed; {install}")
-
-
-def as_command(program: str, parser: Parser, values: dict[str, Any]) -> str:
-    """The command line that gives `values`, by dest; of files and folders only the names.
-
-    What equals a flag's default is left out.
-    """
-    words = program.split()
-    for action in list_actions(parser):
-        value = values.get(action.dest)
-        if value is None or value is False or value == action.default:
-            continue
-        words.append(action.option_strings[-1])
-        if value is not True:
-            found = map(str, value if isinstance(value, list) else [value])
-            words += [Path(word).name if action.type is path else word for word in found]
-    return shlex.join(words)
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:

@@ -109,7 +109,6 @@ def show_set(args: Namespace) -> None:
     source = open_shards(args.data, args.split)
     typed = {name: getattr(args, name) for name in cli.flags_of(StreamConfig)}
     typed["sequence_length"] = args.sequence_length or source.sequence_length
-    typed["word_boundaries"] = args.word_boundaries or "scripts"
     config = StreamConfig(**typed)
     reader = MicroBatchReader([source], None, config)
     count = min(args.count, int(source.sizes.sum()))

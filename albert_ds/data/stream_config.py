@@ -98,7 +98,7 @@ class StreamConfig:
         group=TASK,
     )
 
-    format: int = field(init=False, metadata={"absent": 1})  # of the draws, in OBJECTIVES
+    format: int = field(init=False)  # of the draws, in OBJECTIVES
 
     def __post_init__(self):
         check_ranges(self)
@@ -109,25 +109,19 @@ class StreamConfig:
 
     @classmethod
     def read(cls, recorded: dict, run: str) -> "StreamConfig":
-        """How `run` draws, from "stream" of its config.json. Raises UserError where it is wrong."""
-        known = {field.name for field in fields(cls) if field.init}
-        given = {k: v for k, v in recorded.items() if k in known and v is not None}
-        try:
-            stream = cls(**given)
-        except TypeError as error:
-            raise UserError(f"{run}: config.json: stream: {error}") from None
-        stream.check_format(recorded, run)
-        return stream
+        """How `run` draws, from "stream" of its config.json.
 
-    def check_format(self, recorded: dict, run: str) -> None:
-        """Refuse to resume `run`, whose config.json has `recorded`, where draws have changed.
-
-        A run without a recorded format is of format 1. Raises UserError.
+        Raises UserError if that is wrong, or if this version draws in another format.
         """
-        found = recorded.get("format", 1)
-        if found != self.format and recorded.get("objective") == self.objective:
+        names = [field.name for field in fields(cls) if field.init]
+        try:
+            stream = cls(**{name: recorded[name] for name in names})
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{run}: config.json: stream: {error}") from None
+        if recorded.get("format") != stream.format:
             raise UserError(
-                f"{run} was started with format {found} of the samples for --objective "
-                f"{self.objective}, and this version draws format {self.format}; finish it with "
-                "the commit that its config.json names, or use another --output"
+                f"{run} draws --objective {stream.objective} in format {recorded.get('format')}, "
+                f"and this version in format {stream.format}: read it with the commit that its "
+                "config.json names"
             )
+        return stream

@@ -16,7 +16,6 @@ from albert_ds.errors import UserError
 from albert_ds.files import PACKAGE
 from albert_ds.json_files import check, read_json
 from albert_ds.model.config import DROPOUT, HeadConfig, ModelConfig
-from albert_ds.settings import shared as run_config
 from albert_ds.settings.shared import (
     BATCH_SIZE,
     DEEPSPEED_CONFIG,
@@ -33,6 +32,7 @@ from albert_ds.settings.shared import (
     SharedConfig,
     check_output,
     check_resume,
+    join_command,
     resolve_deepspeed,
     write_config,
 )
@@ -204,7 +204,8 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
         deepspeed_config=file,
         default_learning_rate=find_rate(recipe, model),
     )
-    typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(FinetuneConfig)}
+    typed: dict[str, Any] = {"command": join_command("finetune", argv)}
+    typed |= {name: getattr(args, name) for name in flags_of(FinetuneConfig)}
     resolved: dict[str, Any] = {
         "from_task": str(find_task_model(args)) if args.from_task else None,
         "model": model,
@@ -220,11 +221,6 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
         **dict.fromkeys(("steps", "warmup_steps", "eval_every", "save_every"), 0),
     }
     return FinetuneConfig(**typed | resolved), args
-
-
-def describe_command(record: dict) -> str:
-    """The command line of a fine-tuning run, from its config.json. Raises KeyError without one."""
-    return run_config.describe_command("albert-ds finetune", build_parser(), record, NESTED)
 
 
 def _check_args(args, task) -> None:

@@ -5,7 +5,7 @@ before anything is written. Nothing heavy is imported at the top: `--help` answe
 """
 
 import argparse
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from albert_ds.errors import UserError
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig
 from albert_ds.model.depth import count_layers, model_at
 from albert_ds.model.sharing import ADDITIONS, list_patterns
-from albert_ds.settings import shared as run_config
 from albert_ds.settings.shared import (
     BATCH_SIZE,
     DEEPSPEED_CONFIG,
@@ -44,6 +43,7 @@ from albert_ds.settings.shared import (
     SharedConfig,
     check_output,
     check_resume,
+    join_command,
     read_previous,
     resolve_deepspeed,
     write_config,
@@ -247,7 +247,8 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     if args.wandb:
         require("wandb", "wandb", "--wandb")
     check_output(args.output)
-    typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(RunConfig)}
+    typed: dict[str, Any] = {"command": join_command("train", argv)}
+    typed |= {name: getattr(args, name) for name in flags_of(RunConfig)}
     resolved: dict[str, Any] = {
         "model": model,
         "stream": stream,
@@ -260,16 +261,8 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     }
     config = RunConfig(**typed | resolved)
     config.model_at(0)  # refuses a wrong --depth-schedule
-    _check_previous(config)
+    check_resume(config, NESTED)
     return config
-
-
-def describe_command(record: dict) -> str:
-    """The command line of a pretraining run, from its config.json. Raises KeyError without one."""
-    size = asdict(SIZES[record["size"]])
-    shape = {name: value for name, value in record["model"].items() if value != size.get(name)}
-    values = {**shape, **record["stream"], **record}
-    return run_config.describe_command("albert-ds train", build_parser(), values, NESTED)
 
 
 def resolve_workers(config: RunConfig, device_type: str) -> RunConfig:
@@ -277,14 +270,6 @@ def resolve_workers(config: RunConfig, device_type: str) -> RunConfig:
     if config.num_workers is not None:
         return config
     return replace(config, num_workers=2 if device_type == "cuda" else 0)
-
-
-def _check_previous(config: RunConfig) -> None:
-    """Raise UserError where RUN was started with values that may not change."""
-    previous = read_previous(config.output)
-    if previous is not None:
-        config.stream.check_format(previous.get("stream", {}), config.output)
-    check_resume(config, NESTED)
 
 
 def _check_initial_weights(folder: str, model: ModelConfig, vocab) -> None:
@@ -381,7 +366,7 @@ def write_run_files(config: RunConfig) -> None:
     from albert_ds.data.shards import open_shards
 
     # Another start may have written RUN/config.json since the command line was read.
-    _check_previous(config)
+    check_resume(config, NESTED)
     vocab = open_shards(config.data[0], "train").vocab
     write_config(config, vocab_sha256=vocab.sha256)
     vocab.write(config.run)

@@ -5,13 +5,12 @@ that stand there, except for the fields whose flag says `may_change`.
 """
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
-from functools import reduce
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
-from albert_ds.cli import Flag, Number, Parser, as_command, as_flag, flag, path, positive
+from albert_ds.cli import Flag, Number, as_flag, flag, path, positive
 from albert_ds.engine.deepspeed_config import (
     check_fp16,
     check_fused_lamb,
@@ -92,6 +91,7 @@ SAVE_EVERY = Flag(
 class SharedConfig:
     """The fields of every run of the trainer."""
 
+    command: str = ""  # as typed
     output: str = flag(
         "folder of this run; given again, the run resumes",
         type=path,
@@ -195,6 +195,12 @@ def resolve_deepspeed(
     )
 
 
+def join_command(name: str, argv: list[str]) -> str:
+    """The command line as the user typed it: a launcher adds --local_rank."""
+    typed = [word for word in argv if not word.startswith("--local_rank")]
+    return shlex.join(["albert-ds", name, *typed])
+
+
 def check_output(output: str) -> None:
     """Raise UserError where --output cannot be a folder."""
     if Path(output).exists() and not Path(output).is_dir():
@@ -227,20 +233,6 @@ def read_previous(output: str) -> dict | None:
     return before
 
 
-def describe_command(program: str, parser: Parser, record: dict, nested: Mapping[str, Flag]) -> str:
-    """The command line of a run whose config.json has `record`.
-
-    `nested` holds the flags that fill a part of a field, by its path ("head.dropout"). Raises
-    KeyError where the record lacks one of them.
-    """
-    values = dict(record)
-    for place, how in nested.items():
-        assert how.name
-        found = reduce(lambda inner, key: inner[key], place.split("."), record)
-        values[how.name.removeprefix("--").replace("-", "_")] = found
-    return as_command(program, parser, values)
-
-
 def check_resume(config: SharedConfig, nested: Mapping[str, Flag]) -> None:
     """Raise UserError for the first value that differs from RUN/config.json and may not change.
 
@@ -260,11 +252,10 @@ def _differences(config, before: dict, now: dict, nested, path: str) -> Iterator
     """(name, old, new) of every value that may not change and did."""
     for declared in fields(config):
         how: Flag | None = declared.metadata.get("flag")
-        if how is not None and how.may_change:
+        if declared.name == "command" or (how is not None and how.may_change):
             continue
         value, here = getattr(config, declared.name), f"{path}{declared.name}"
-        old = before[declared.name] if declared.name in before else _value_if_absent(declared)
-        new = now[declared.name]
+        old, new = before.get(declared.name, "nothing"), now[declared.name]
         if declared.name == "deepspeed" and isinstance(old, dict):
             yield from _deepspeed_differences(config, old, new)
         elif is_dataclass(value) and isinstance(old, dict):
@@ -273,15 +264,6 @@ def _differences(config, before: dict, now: dict, nested, path: str) -> Iterator
             how = how or nested.get(here)
             name = (how.name or as_flag(declared.name)) if how else f'"{here}" of config.json'
             yield name, old, new
-
-
-def _value_if_absent(declared: Field) -> Any:
-    """The value that held while config.json did not have this field yet.
-
-    A field whose default has changed since it was added says so: `metadata={"absent": VALUE}`.
-    """
-    value = declared.metadata.get("absent", declared.default)
-    return "nothing" if value is MISSING else json.loads(json.dumps(value))
 
 
 def _deepspeed_differences(config, old: dict, new: dict) -> Iterator[tuple]:

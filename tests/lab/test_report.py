@@ -6,6 +6,7 @@ import lzma
 import math
 import shutil
 from collections import Counter
+from dataclasses import asdict
 from html.parser import HTMLParser
 
 import numpy as np
@@ -146,11 +147,11 @@ def test_configurations_differ_where_they_do(tmp_path, runs):
 
 def test_guessing_is_computed_from_the_tokens_that_the_run_predicts(data):
     """The lines to compare with, against a plain count with the trainer's own batches."""
-    recorded = {"objective": "sop", "sequence_length": 32, "seed": 3}
-    corpus = read_corpus(str(data), recorded, eval_samples=12)
+    stream = StreamConfig(objective="sop", sequence_length=32, seed=3)
+    corpus = read_corpus(str(data), asdict(stream), eval_samples=12)
     assert corpus.unigram is not None and not corpus.notes
     batches = heldout_batches(
-        open_shards(data, "heldout"), StreamConfig(**recorded), limit=12, micro_batch_size=4,
+        open_shards(data, "heldout"), stream, limit=12, micro_batch_size=4,
         dp_rank=0, dp_size=1,
     )  # fmt: skip
     labels = [int(label) for batch in batches for label in batch.tensors["masked_labels"]]

@@ -1,13 +1,14 @@
 """What is typed is what is resolved."""
 
 import json
+import shlex
 
 import pytest
 
 from albert_ds.data.stream_config import OBJECTIVES
 from albert_ds.errors import UserError
 from albert_ds.settings.pretrain import read_config, resolve_workers
-from albert_ds.settings.shared import as_json
+from albert_ds.settings.shared import write_config
 from tests.conftest import train_command
 
 
@@ -36,29 +37,25 @@ def test_cuda_gets_loader_processes_unless_typed(data, tmp_path, typed, on_cuda,
     assert resolve_workers(config, "cpu").num_workers == on_cpu
 
 
-def write_config(config, **stream) -> None:
-    """RUN/config.json as a run leaves it, with other values in its "stream"."""
-    record = as_json(config)
-    record["stream"] = {k: v for k, v in {**record["stream"], **stream}.items() if v is not None}
-    config.run.mkdir(exist_ok=True)
-    (config.run / "config.json").write_text(json.dumps(record))
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_run_is_resumed_only_in_the_format_of_its_draws(data, tmp_path, objective):
     run = tmp_path / "run"
     argv = train_command(data, run, objective=objective)[2:]
-    config = read_config(argv, world_size=2)
-    assert as_json(config)["stream"]["format"] == OBJECTIVES[objective].format
+    config, number = read_config(argv, world_size=2), OBJECTIVES[objective].format
     write_config(config)
-    assert read_config(argv, world_size=2) == config
-    refusal = f"{run} was started with format .* for --objective {objective}, and this version"
-    write_config(config, format=99)
-    with pytest.raises(UserError, match=refusal):
+    record = json.loads((run / "config.json").read_text())
+    assert record["stream"]["format"] == number and read_config(argv, world_size=2) == config
+    record["stream"]["format"] = 99
+    (run / "config.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=f'"stream.format" .* is {number}, but {run} .* with 99'):
         read_config(argv, world_size=2)
-    write_config(config, format=None)  # from before formats were recorded: format 1
-    if OBJECTIVES[objective].format == 1:
-        assert read_config(argv, world_size=2) == config
-    else:
-        with pytest.raises(UserError, match=refusal):
-            read_config(argv, world_size=2)
+
+
+def test_config_json_has_the_command_as_typed(data, tmp_path):
+    """Without what a launcher adds; a resumed run may have another."""
+    run = tmp_path / "a run"
+    argv = [str(word) for word in train_command(data, run)[2:]]
+    write_config(read_config(["--local_rank=0", *argv], world_size=2))
+    typed = json.loads((run / "config.json").read_text())["command"]
+    assert shlex.split(typed) == ["albert-ds", "train", *argv]
+    assert read_config([*argv, "--log-every", "3"], world_size=2).command != typed
