@@ -214,7 +214,7 @@ def _results(folder: Path) -> dict[str, Reader]:
 
     from albert_ds.settings.finetune import find_task_model
     from albert_ds.text.manifest import Piece, read_note
-    from tools.lab.paper_table import STATISTICS, read_cell, read_lead
+    from tools.lab.paper_table import read_cell, read_lead
 
     raw, table = ROOT / "docs" / "raw", folder / "table"
     (table / "rte").mkdir(parents=True)
@@ -239,7 +239,7 @@ def _results(folder: Path) -> dict[str, Reader]:
             results,
             table / "rte" / "results.json",
             lambda: (read_cell(table, "glue/rte"), find_task_model(args)),
-            lambda path: path == ("task",) or path[2:3] in [(name,) for name in STATISTICS],
+            lambda path: path == ("task",) or path[2:3] == ("median",),
         ),
         "probe.json": Reader(
             accuracies, table / "probe.json", lambda: read_lead(table), lambda path: True

@@ -147,6 +147,7 @@ class Volume:
     def report(self, steps: int) -> dict:
         """Means per step, as the reports have them."""
         return {
+            "collectives": {name: count / steps for name, count in self.by.items()},
             "calls": self.calls / steps,
             "bytes": self.bytes / steps,
             "wire_bytes": self.wire / steps,

@@ -3,14 +3,12 @@
 
 The parameters are stored as ZeRO stores them on one rank: a flat vector of matrices and one of
 biases and LayerNorms. AdamW reads and writes them once. LAMB needs the norms of the whole update
-before it can apply any of it, so it needs a second pass. The norms are timed alone as well, against
-fp32 sums (inaccurate on a CPU) and float64 copies of the tensors (slow on a CPU).
+before it can apply any of it, so it needs a second pass.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from typing import TYPE_CHECKING
 
@@ -84,31 +82,6 @@ def time_steps(name: str, rounds: int) -> dict[str, list[float]]:
     return {kind: values[1:] for kind, values in seconds.items()}
 
 
-def time_norms(name: str, rounds: int) -> dict[str, float]:
-    """Median CPU seconds of the norms of all tensors of a model, by kind of sum."""
-    import torch
-
-    from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.optim.norms import compute_norms
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tensors = [p.detach().to(device) for p in AlbertForPretraining(SIZES[name]).parameters()]
-    kinds = {
-        "short rows": lambda: compute_norms(tensors),
-        "fp32 sums": lambda: torch._foreach_norm(tensors),
-        "float64 copies": lambda: [torch.linalg.vector_norm(t.double()) for t in tensors],
-    }
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for _ in range(1 + rounds):
-        for kind, compute in kinds.items():
-            started = time.process_time()
-            compute()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            seconds[kind].append(time.process_time() - started)
-    return {kind: statistics.median(values[1:]) for kind, values in seconds.items()}
-
-
 def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     report = {name: time_steps(name, args.rounds) for name in args.models}
@@ -117,10 +90,7 @@ def main(argv: list[str]) -> int:
         for name, seconds in report.items()
     }
     rows = [(name, *three(values)) for name, values in ratios.items()]
-    print(table(("model", "LAMB / fused AdamW: min", "median", "max"), rows), "\n")
-    norms = {name: time_norms(name, args.rounds).values() for name in args.models}
-    rows = [(name, *(f"{1e3 * value:.1f}" for value in values)) for name, values in norms.items()]
-    print(table(("model", "norms by short rows, ms", "fp32 sums", "float64 copies"), rows))
+    print(table(("model", "LAMB / fused AdamW: min", "median", "max"), rows))
     if args.output:
         write_file(args.output, json.dumps(report, indent=1) + "\n")
     return 0

@@ -1,10 +1,10 @@
 """Print fine-tuned runs as a table in the paper's layout, with its Avg column (Tables 2 to 8).
 
 A row is a folder with one fine-tuned run per task: squad1, squad2, mnli, sst2, race, ... A cell is
-the median over the seeds; with --spread it is mean and standard deviation. Avg first averages the
-F1 and EM of each SQuAD, as in the paper. If the folder contains the pretrained `run`, the table
-has its parameters, and with the flags below its steps, hours, speed and held-out loss. If it
-contains a `probe.json` of tools/probe.py, the table has the accuracies of the pretraining tasks.
+the median over the seeds. Avg first averages the F1 and EM of each SQuAD, as in the paper. If the
+folder contains the pretrained `run`, the table has its parameters, and with the flags below its
+steps, hours, speed and held-out loss. If it contains a `probe.json` of tools/probe.py, the table
+has the accuracies of the pretraining tasks.
 """
 
 import json
@@ -25,7 +25,6 @@ from albert_ds.tasks.registry import TASKS
 TITLES = {"squad1": "SQuAD1.1", "squad2": "SQuAD2.0", "race": "RACE"}
 PAPER = ("squad1", "squad2", "glue/mnli", "glue/sst2", "race")
 SCORE = Number(low=-100, high=100)
-STATISTICS = ("median", "mean", "std")
 SQUAD_METRICS = ("f1", "exact")
 
 
@@ -48,13 +47,12 @@ def build_parser() -> Parser:
         help="print samples per second relative to this row (Table 2)",
     )
     add("--heldout", action="store_true", help="print the last held-out MLM loss of pretraining")
-    add("--spread", action="store_true", help="print mean and standard deviation over the seeds")
     add("--output", type=cli.new_file, help="JSON with the same numbers")
     return parser
 
 
-def read_cell(folder: Path, task: str) -> dict[str, dict[str, float]] | None:
-    """Median, mean and std in percent of the metrics in the paper's tables; None without a run."""
+def read_cell(folder: Path, task: str) -> dict[str, float] | None:
+    """Medians in percent of the metrics in the paper's tables; None without a run."""
     path = folder / task.rpartition("/")[2] / "results.json"
     if not path.is_file():
         return None
@@ -68,11 +66,9 @@ def read_cell(folder: Path, task: str) -> dict[str, dict[str, float]] | None:
         check(found, {"dev": {name: (SCORE, dict)}}, str(path))
         value = found["dev"][name]
         if isinstance(value, dict):
-            check(value, dict.fromkeys(STATISTICS, SCORE), f"{path}: dev.{name}")
-        over_seeds = (
-            value if isinstance(value, dict) else {"median": value, "mean": value, "std": 0}
-        )
-        cell[name] = {key: scale * over_seeds[key] for key in STATISTICS}
+            check(value, {"median": SCORE}, f"{path}: dev.{name}")
+            value = value["median"]
+        cell[name] = scale * value
     return cell
 
 
@@ -139,37 +135,27 @@ def add_training(leads: dict[str, dict], folders: dict[str, Path], args) -> None
             leads[name]["MLM loss"] = f"{training['heldout']:.3f}"
 
 
-def average_row(cells: list[dict | None], statistic: str) -> float | None:
+def average_row(cells: list[dict[str, float] | None]) -> float | None:
     """The paper's Avg over the cells; SQuAD counts as the mean of F1 and EM. None without cells."""
-    columns = [
-        sum(numbers[statistic] for numbers in cell.values()) / len(cell) for cell in cells if cell
-    ]
-    return sum(columns) / len(columns) if columns else None
+    columns = [statistics.fmean(cell.values()) for cell in cells if cell]
+    return statistics.fmean(columns) if columns else None
 
 
-def as_table(rows: dict[str, list], leads: dict[str, dict], tasks, *, spread: bool) -> str:
+def as_table(rows: dict[str, list], leads: dict[str, dict], tasks) -> str:
     """A line per row: leading columns, one column per task, and Avg."""
     leading = list(dict.fromkeys(title for lead in leads.values() for title in lead))
     titles = leading + [TITLES.get(task, task.rpartition("/")[2].upper()) for task in tasks]
     lines = []
     for name, cells in rows.items():
         words = [leads[name].get(title, "-") for title in leading]
-        words += [_write_cell(cell, spread=spread) for cell in cells]
-        mean = average_row(cells, "mean" if spread else "median")
+        words += ["/".join(f"{x:.1f}" for x in cell.values()) if cell else "-" for cell in cells]
+        mean = average_row(cells)
         complete = all(cell is not None for cell in cells)
         words.append("-" if mean is None else f"{mean:.1f}" + ("" if complete else "*"))
         lines.append([name, *words])
     note = any(cell is None for cells in rows.values() for cell in cells)
     text = "\n\n\\* over the columns with a run" if note else ""
     return table(["", *titles, "Avg"], lines) + text
-
-
-def _write_cell(cell: dict | None, *, spread: bool) -> str:
-    if cell is None:
-        return "-"
-    if spread:
-        return " / ".join(f"{x['mean']:.1f} +- {x['std']:.1f}" for x in cell.values())
-    return "/".join(f"{x['median']:.1f}" for x in cell.values())
 
 
 def main(argv: list[str]) -> None:
@@ -182,7 +168,7 @@ def main(argv: list[str]) -> None:
     rows = {n: [read_cell(folder, task) for task in args.tasks] for n, folder in folders.items()}
     leads = {name: read_lead(folder) for name, folder in folders.items()}
     add_training(leads, folders, args)
-    print(as_table(rows, leads, args.tasks, spread=args.spread))
+    print(as_table(rows, leads, args.tasks))
     if args.output:
         write_file(args.output, json.dumps(rows, indent=1) + "\n")
 

@@ -1,12 +1,11 @@
 #!/usr/bin/env python
 """Compare a pretraining step with Hugging Face's: same weights, sequences and type, in turns.
 
-The peer is `AlbertForPreTraining` with torch's AdamW or under DeepSpeed (--peer-engine). It runs
-with each of its attentions, compiled and not; compare with the fastest. It pads to the longest
-sequence of a batch, or with --padding row to the full row, and scores every position; ours does
-neither. With --compile ours runs a second time, with compiled blocks. A step is forward, backward
-and update of one micro-batch; reading the batch is not timed, nor is padding and copying the
-peer's. Its optimizer is torch's fused AdamW, with either engine. The table also has the first
+The peer is `AlbertForPreTraining` with torch's fused AdamW. It runs with each of its attentions,
+compiled and not; compare with the fastest. It pads to the longest sequence of a batch, or with
+--padding row to the full row, and scores every position; ours does neither. With --compile ours
+runs a second time, with compiled blocks. A step is forward, backward and update of one micro-batch;
+reading the batch is not timed, nor is padding and copying the peer's. The table also has the first
 step's loss (without dropout the losses agree) and its seconds, which include compiling.
 """
 
@@ -18,7 +17,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 OURS, COMPILED = "albert-ds", "albert-ds compiled"
 PEERS = ("sdpa", "eager", "sdpa compiled", "eager compiled")
 FLASH = ("flash_attention_2", "flash_attention_2 compiled")  # where flash-attn is installed
-NUM_OPERATORS = 8  # of a profile
 IGNORED = -100  # label of a position without one
 
 
@@ -66,8 +63,6 @@ def build_parser() -> Parser:
     add("--padding", choices=("longest", "row"), default="longest", help=text)
     text = "attentions of the peer (default: all that are installed)"
     add("--peers", nargs="+", choices=(*PEERS, *FLASH), help=text)
-    text = "what updates the peer's weights"
-    add("--peer-engine", choices=("torch", "deepspeed"), default="torch", help=text)
     add("--compile", action="store_true", help="also run ours with compiled blocks")
     add("--dropout", type=Number(low=0, below=1), help="probability, in both (default: the size's)")
     text = "DeepSpeed's JSON; its type is the peer's too (default: of ds_configs/ "
@@ -75,7 +70,6 @@ def build_parser() -> Parser:
     add("--deepspeed_config", type=cli.path, help=text)
     add("--warmup", type=natural, default=1, help="steps of each that do not count")
     add("--rounds", type=positive, default=5, help="steps of each that count")
-    add("--profile", action="store_true", help="print the operators of one more step of each")
     add("--output", type=cli.new_file, help="JSON with every raw number")
     add("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser
@@ -84,7 +78,7 @@ def build_parser() -> Parser:
 class Peer:
     """Hugging Face's model with our run's weights, and an optimizer."""
 
-    def __init__(self, run: Run, kind: str, engine: str, row: int | None):
+    def __init__(self, run: Run, kind: str, row: int | None):
         import torch
         from transformers import AlbertConfig, AlbertForPreTraining
 
@@ -100,25 +94,11 @@ class Peer:
             model.state_dict() | {name: value.clone() for name, value in hf_state.items()}
         )
         dtype = next(iter(state.values())).dtype
-        self.device, self.row, self.engine = run.device, row, None
+        self.device, self.row = run.device, row
         self.model = model.to(self.device, dtype).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        if engine == "deepspeed":
-            self._wrap(run)
         if compiled:
             self.model.compile(dynamic=None)
-
-    def _wrap(self, run: Run) -> None:
-        import deepspeed
-
-        config = {k: v for k, v in run.config.deepspeed.items() if k != "optimizer"}
-        # Its own AdamW is an extension that a compiler of CUDA must build first.
-        self.engine, *_ = deepspeed.initialize(
-            model=self.model,
-            optimizer=self.optimizer,
-            config={**config, "zero_allow_untested_optimizer": True},
-            dist_init_required=False,
-        )
 
     def rows(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """A padded copy of `batch` on the device. Full rows have no mask: attention is faster."""
@@ -129,15 +109,10 @@ class Peer:
 
     def step(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
         """One optimizer step; the loss before it, a scalar."""
-        if self.engine is not None:
-            loss = self.engine(**rows).loss
-            self.engine.backward(loss)
-            self.engine.step()
-        else:
-            loss = self.model(**rows).loss
-            loss.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+        loss = self.model(**rows).loss
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         return loss.detach()
 
 
@@ -205,7 +180,7 @@ def measure(args) -> dict:
     if args.compile:
         ours[COMPILED] = open_bench_run(replace(config, compile=True), mesh, device, traffic)
     row = args.sequence_length if args.padding == "row" else None
-    peers = {kind: Peer(run, kind, args.peer_engine, row) for kind in args.peers}
+    peers = {kind: Peer(run, kind, row) for kind in args.peers}
     rounds, fills, losses, first_seconds = [], [], {}, {}
     for number in range(args.warmup + args.rounds):
         batch = next_batch(run)
@@ -228,12 +203,7 @@ def measure(args) -> dict:
             rounds.append(seconds)
             width = row or int(micro_batch.tensors["max_seqlen"])
             fills.append(micro_batch.tokens / (micro_batch.samples * width))
-    steps = {}
-    if args.profile:
-        steps |= {kind: partial(train_step, one, batch) for kind, one in ours.items()}
-        steps |= {kind: partial(peer.step, peer.rows(micro_batch)) for kind, peer in peers.items()}
     return {
-        "profiles": {kind: profile(device, step) for kind, step in steps.items()},
         "device": device.type,
         "settings": {name: str(value) for name, value in vars(args).items()},
         "versions": read_versions(),
@@ -242,23 +212,6 @@ def measure(args) -> dict:
         "fill": statistics.mean(fills),
         "rounds": rounds,
     }
-
-
-def profile(device: torch.device, step: Callable) -> dict[str, float]:
-    """Own time of operators as shares of the step: the largest ones, and all others together."""
-    import torch
-
-    with torch.profiler.profile() as trace:
-        step()
-    kind = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
-    # An operator's device time is that of its kernels, which the trace has as events of their own.
-    host = torch.profiler.DeviceType.CPU
-    operators = [found for found in trace.key_averages() if found.device_type == host]
-    spent = {operator.key: getattr(operator, kind) for operator in operators}
-    total = sum(spent.values())
-    largest = sorted(spent, key=spent.__getitem__, reverse=True)[:NUM_OPERATORS]
-    shares = {name: spent[name] / total for name in largest}
-    return {**shares, "everything else": 1 - sum(shares.values())}
 
 
 def loss_of(run: Run, batch: MicroBatch) -> float:
@@ -302,16 +255,12 @@ def as_table(report: dict) -> str:
         cells = [f"{total[kind] / total[OURS]:.2f}", middle, low, high]
         rows.append([kind + mark, *cells, f"{losses[kind]:.5f}", f"{first[kind]:.1f}"])
     header = ("", "together", "median", "min", "max", "first loss", "first step, s")
-    profiles = [
-        table((kind, "share of a step"), [(name, f"{share:.1%}") for name, share in shares.items()])
-        for kind, shares in report["profiles"].items()
-    ]
     title = (
         f"{settings['model']}, {settings['micro_batch_size']} sequences per step, "
         f"{Path(settings['deepspeed_config']).name}, {report['device']}; the peer's rows are "
         f"{report['fill']:.1%} full; time / ours over {len(rounds)} rounds"
     )
-    return "\n\n".join([title, table(header, rows), *profiles])
+    return f"{title}\n\n{table(header, rows)}"
 
 
 def main(argv: list[str]) -> int:

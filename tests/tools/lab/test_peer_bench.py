@@ -19,7 +19,7 @@ def test_every_peer_begins_at_our_loss(tmp_path):
         *(sys.executable, "-W", "ignore", "tools/lab/peer_bench.py", "--model", "albert-tiny"),
         *("--micro-batch-size", "2", "--sequence-length", "64", "--dropout", "0"),
         *("--peers", "sdpa", "eager", "--compile", "--warmup", "0", "--rounds", "2"),
-        *("--profile", "--output", report),
+        *("--output", report),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -29,9 +29,6 @@ def test_every_peer_begins_at_our_loss(tmp_path):
     for loss in found["first_losses"].values():
         assert abs(loss - ours) < 1e-5 * ours
     assert [set(times) for times in found["rounds"]] == [{OURS, COMPILED, "sdpa", "eager"}] * 2
-    for shares in found["profiles"].values():
-        assert sum(shares.values()) == pytest.approx(1) and min(shares.values()) >= 0
-    assert found["profiles"].keys() == {OURS, COMPILED, "sdpa", "eager"}
     assert found["fill"] == 1.0 and "(its best)" in done.stdout
 
 

@@ -35,7 +35,7 @@ from albert_lab.bench_run import (
     stage_of,
     take_step,
 )
-from albert_lab.comm_trace import sum_up
+from albert_lab.measurement import measure_round
 from albert_lab.ranks import start_ranks
 from albert_lab.scaling.collectives import ACTIVATIONS, GRADIENTS, WEIGHTS, ring_bytes
 from albert_lab.tables import table
@@ -138,16 +138,8 @@ def measure_models(args, traffic: Traffic) -> list[dict]:
 
 def measure_step(run: Run, traffic: Traffic) -> dict:
     """The traffic of a run's second step by kind; the first also sets things up. Collective."""
-    import torch
-
-    from albert_lab.step_breakdown import watch
-
     take_step(run)
-    with watch(run, traffic) as stopwatch:
-        take_step(run)
-    if run.device.type == "cuda":
-        torch.cuda.synchronize()
-    volumes = sum_up(stopwatch.events, run.mesh, stopwatch.clock)
+    kinds = measure_round(run, 1, traffic)["kinds"]
     parameters = count_parameters(run)
     minimum = count_minimum(run.config, run.mesh, parameters)
     return {
@@ -160,12 +152,8 @@ def measure_step(run: Run, traffic: Traffic) -> dict:
         "accumulation": accumulation_of(run.config, run.mesh),
         "parameters_a_rank": parameters,
         "kinds": {
-            kind: {
-                **volume.report(1),
-                "collectives": dict(volume.by),
-                "minimum_wire_bytes": minimum.get(kind),
-            }
-            for kind, volume in volumes.items()
+            kind: {**found, "minimum_wire_bytes": minimum.get(kind)}
+            for kind, found in kinds.items()
         },
     }
 
@@ -212,7 +200,7 @@ def as_table(report: dict) -> str:
         rows.append(
             [
                 kind,
-                ", ".join(f"{number} {name}" for name, number in found["collectives"].items()),
+                ", ".join(f"{number:g} {name}" for name, number in found["collectives"].items()),
                 f"{found['bytes'] / 1e6:.3f}",
                 f"{found['wire_bytes'] / 1e6:.3f}",
                 f"{minimum / 1e6:.3f}" if minimum else "",
