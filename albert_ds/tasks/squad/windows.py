@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from albert_ds.data.vocab import WORD_MARK, Vocab
+from albert_ds.data.vocab import COMPOSED_AGAIN, WORD_MARK, Vocab
 from albert_ds.tasks.features import FeatureBuilder, Features
 from albert_ds.tasks.squad.dataset import SquadQuestion
 
 CLS_POSITION = 0
+# Pairs of characters that normalisation makes one.
+JOINED = re.compile("|".join(("``", "''", *COMPOSED_AGAIN)))
 
 
 def build_squad(paragraphs, vocab: Vocab, lengths, *, with_spans: bool) -> Features:
@@ -76,9 +78,10 @@ def encode_with_characters(tokenizer: Any, text: str) -> tuple[list[int], np.nda
     found = tokenizer.encode(text)
     spans = np.array(found.offsets, np.int32).reshape(-1, 2)
     first, after = spans[:, 0].copy(), spans[:, 1].copy()
-    # Of two characters that became one quote, the library names the second.
-    first -= np.isin(first, [pair.start() + 1 for pair in re.finditer("``|''", text)])
     is_mark = np.array(found.ids) == tokenizer.token_to_id(WORD_MARK)
+    # Of two characters that became one, the library names the second; the first has no token.
+    seconds = [pair.start() + 1 for pair in JOINED.finditer(text)]
+    first -= np.isin(first, seconds) & ~np.isin(first, after[~is_mark])
     after[is_mark] = first[is_mark]
     real = np.flatnonzero(~is_mark)
     begins, ends = np.append(first[real], len(text)), after[real]
