@@ -84,10 +84,12 @@ def ask_recipe(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_papers_recipe(name, data, tmp_path):
+    """Its settings are the paper's; layout and hours are those that the planner computes."""
+    from albert_lab.commands import scaling_model
+
     recipe = ROOT / "slurm" / f"{name}.sh"
     # The test's shards hold shorter sequences than the recipe asks for.
-    programs = ask_recipe(recipe, data, tmp_path, "--sequence-length", "64")
-    asked = programs["train"]
+    asked = ask_recipe(recipe, data, tmp_path, "--sequence-length", "64")["train"]
     assert asked.index("512") == asked.index("--sequence-length") + 1
     config = read_config(asked, world_size=count_ranks(recipe))
     assert config.size == PAPER[name] and config.stream.objective == "sop"
@@ -100,20 +102,11 @@ def test_the_papers_recipe(name, data, tmp_path):
     assert config.deepspeed["optimizer"]["type"] == "Lamb"
     assert config.deepspeed["zero_optimization"]["stage"] == 1
 
-
-@pytest.mark.parametrize("name", PAPER)
-def test_the_layout_and_the_hours_are_those_of_the_plan(name, data, tmp_path):
-    """The header's command, as the planner computes it, against the recipe's flags and header."""
-    from albert_lab.commands import scaling_model
-
-    recipe = ROOT / "slurm" / f"{name}.sh"
     text = recipe.read_text()
     typed = re.search(r"^# Plan: +albert-ds (plan .*)$", text, re.M)[1].split()
     args = scaling_model.build_parser().parse_args(typed)
     best = scaling_model.choose_plans(args)[0][0]
 
-    asked = ask_recipe(recipe, data, tmp_path, "--sequence-length", "64")["train"]
-    config = read_config(asked, world_size=count_ranks(recipe))
     assert str(args.sequence_length) == asked[asked.index("--sequence-length") + 1]
     assert (args.model, args.gpus) == (config.size, count_ranks(recipe))
     assert (args.steps, args.batch_size) == (config.steps, config.batch_size)

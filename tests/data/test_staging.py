@@ -104,43 +104,48 @@ def test_another_process_is_waited_for(data, disk, monkeypatch):
     assert sum(copying) == shard_bytes(data)
 
 
-def stage_as(rank: int, data: str, disks: list[str], hosts: list[str]) -> tuple[bool, str]:
-    """Whether this rank copied, and where it will read or why it ended; ranks are on `hosts`."""
+def stage_as(rank: int, data: str, cases: list) -> list[tuple[bool, str]]:
+    """Of each case: whether this rank copied, and where it will read or why it ended.
+
+    A case has the --stage and the host of each rank.
+    """
     from dataclasses import replace
 
     from albert_ds.pretraining import loop as train
     from tests.training import join, small_config
 
     _, mesh, _ = join(1)
-    asked = []
+    asked, found = [], []
 
     def copy(folders: list[str], stage: Path):
         asked.append(stage)
         return copy_folders(folders, stage)
 
-    train.gather_hosts = lambda mesh: hosts
     train.copy_folders = copy
-    config = replace(small_config(world_size=2), data=[data], stage=disks[rank])
-    try:
-        found = train.stage(config, mesh).data[0]
-    except UserError as error:
-        found = str(error)
-    return bool(asked), found
+    for disks, hosts in cases:
+        asked.clear()
+        train.gather_hosts = lambda mesh, hosts=hosts: hosts
+        config = replace(small_config(world_size=2), data=[data], stage=str(disks[rank]))
+        try:
+            place = train.stage(config, mesh).data[0]
+        except UserError as error:
+            place = str(error)
+        found.append((bool(asked), place))
+    return found
 
 
-@pytest.mark.parametrize("hosts", [["one", "one"], ["one", "two"]])
-def test_each_node_copies_once(data, disk, hosts):
-    found = run_ranks(stage_as, 2, str(data), [str(disk)] * 2, hosts)
-    assert [is_copying for is_copying, _ in found] == [True, hosts[1] == "two"]
-    assert {folder for _, folder in found} == {str(find_copy(str(data), disk))}
-    assert files_of(find_copy(str(data), disk)).items() <= files_of(data).items()
-
-
-def test_a_node_without_the_folder_ends_all_ranks(data, disk):
-    disks = [str(disk), str(disk / "missing")]
-    found = run_ranks(stage_as, 2, str(data), disks, ["one", "two"])
-    wanted = f"--stage {disks[1]}: must be a folder; there is none on {os.uname().nodename}"
-    assert [message for _, message in found] == [wanted, wanted]
+def test_each_node_copies_once_and_one_without_the_folder_ends_all_ranks(data, tmp_path):
+    one, two, missing = (tmp_path / name for name in ("one", "two", "missing"))
+    one.mkdir(), two.mkdir()
+    cases = [([one] * 2, ["a", "a"]), ([two] * 2, ["a", "b"]), ([one, missing], ["a", "b"])]
+    by_rank = run_ranks(stage_as, 2, str(data), cases)
+    together, apart, refused = zip(*by_rank, strict=True)
+    for disk, found, who in ((one, together, [True, False]), (two, apart, [True, True])):
+        assert [is_copying for is_copying, _ in found] == who
+        assert {folder for _, folder in found} == {str(find_copy(str(data), disk))}
+        assert files_of(find_copy(str(data), disk)).items() <= files_of(data).items()
+    wanted = f"--stage {missing}: must be a folder; there is none on {os.uname().nodename}"
+    assert [message for _, message in refused] == [wanted] * 2
 
 
 def test_a_run_stages_and_a_resumed_one_reads_the_copy(data, disk, tmp_path):

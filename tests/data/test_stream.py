@@ -162,17 +162,6 @@ def test_damage_is_named_in_the_stream(built, tmp_path, workers):
     assert str(error.value) == f"{path}: record train-000001-00004.seq: its checksum is wrong"
 
 
-def test_bad_numbers(train):
-    with pytest.raises(UserError, match="--sequence-length 512: .* at most 64 tokens"):
-        stream([train], StreamConfig())
-    for field in ("objective", "word_boundaries"):
-        with pytest.raises(UserError, match="must be one of"):
-            StreamConfig(**{field: "other"})
-    for setting in ({"short_fraction": 2}, {"max_ngram": 0}, {"max_predictions": 0}, {"seed": -1}):
-        with pytest.raises(UserError, match="--" + next(iter(setting)).replace("_", "-")):
-            StreamConfig(**setting)
-
-
 def test_sources_share_a_vocabulary(built, documents, tmp_path):
     text = [sentence for document in documents for sentence in document]
     vocab = train_vocab(text, Normalisation(), vocab_size=100)

@@ -152,7 +152,11 @@ def test_in_bf16_it_differs_from_one_process_only_by_rounding_partial_sums():
             assert error <= 0.01 * max(plain.values()), (name, error, plain[name])
 
 
-def drop(rank: int, config, checkpointing: str):
+def drop_both(rank: int, config):
+    return [drop(config, checkpointing) for checkpointing in ("none", "block")]
+
+
+def drop(config, checkpointing: str):
     """Dropout on this rank: hidden state, attention output of its heads, gradients."""
     from albert_ds.model.albert import AlbertForPretraining
     from albert_ds.parallel.random import seed_step
@@ -180,8 +184,7 @@ def drop(rank: int, config, checkpointing: str):
 
 def test_dropout_agrees_on_replicas_differs_on_shards_and_is_replayed_by_checkpointing():
     config = replace(SMALL, dropout=0.3)
-    plain = run_ranks(drop, 2, config, "none")
-    again = run_ranks(drop, 2, config, "block")
+    plain, again = zip(*run_ranks(drop_both, 2, config), strict=True)
     (hidden0, heads0, gradients0), (hidden1, heads1, gradients1) = plain
     assert torch.equal(hidden0, hidden1)
     assert not torch.equal(heads0, heads1)

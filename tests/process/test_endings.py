@@ -240,11 +240,6 @@ def test_a_rank_that_is_gone_is_named_by_the_other(tmp_path, failing, what):
     assert f"albert-ds: {ending['reason']}" in said and "frame #" not in said
 
 
-def test_all_ranks_come_to_a_good_end(tmp_path):
-    codes, ending = end_trainers(tmp_path, 0, "nothing")
-    assert codes == [0, 0] and ending["code"] == 0
-
-
 def leave(rank: int, path: str) -> None:
     """Leave while a library would abort and a checkpoint is being written."""
     import atexit

@@ -1,9 +1,6 @@
 """Rank and world size are read correctly from each launcher, or refused with a reason."""
 
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +8,7 @@ import pytest
 from albert_ds.errors import UserError
 from albert_ds.process.rendezvous import check_kinds, choose_device
 from albert_ds.process.world import World, check_memory, find_gpu_grant, read_world, wants_cpu
-from tests.conftest import ROOT, finish, start_ranks, train_command
+from tests.conftest import finish, start_ranks, train_command
 
 TORCHRUN = {
     "RANK": "3",
@@ -62,29 +59,20 @@ def test_torchrun_and_deepspeed():
     assert (world.rank, world.local_rank, world.size) == (3, 1, 4)
 
 
-@pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "LOCAL_SIZE"])
-def test_ranks_of_a_machine_share_its_cores(name):
-    program = """
-import torch
-all_cores = torch.get_num_threads()
-from albert_ds.process.world import read_world
-from albert_ds.process.rendezvous import join_world
-join_world(read_world())
-print(all_cores, torch.get_num_threads())
-"""
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    environ = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    for own in ({}, {"OMP_NUM_THREADS": "2"}):  # what the user set stays
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program],
-            env={**environ, **TORCHRUN, **alone, "MASTER_ADDR": "127.0.0.1", name: "2", **own},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        all_cores, used = map(int, done.stdout.split()[-2:])
-        assert used == (2 if own else max(1, all_cores // 2))
+def test_ranks_of_a_machine_share_its_cores(monkeypatch):
+    import torch
+
+    used = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 9)
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
+        for own in (False, True):  # what the user set stays
+            monkeypatch.setenv("OMP_NUM_THREADS", "2") if own else monkeypatch.delenv(
+                "OMP_NUM_THREADS", raising=False
+            )
+            used.clear()
+            choose_device(read_world({**TORCHRUN, name: "2"}), has_cuda=False)
+            assert used == ([] if own else [4])
 
 
 def test_srun_one_task_a_rank():

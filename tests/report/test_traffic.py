@@ -35,15 +35,18 @@ def measure(rank: int, configs, batches):
 
 def test_bytes_of_a_step():
     deep = replace(SMALL, num_layers=6)  # shared: as many parameters as with 3 layers
+    lamb_and_adamw = [
+        {"optimizer": {"type": name, "params": {"lr": 0.01}}} for name in ("Lamb", "AdamW")
+    ]
     configs = [
         small_config(world_size=2, model=model, batch_size=16, ds_changes=changes)
-        for model in (SMALL, deep)
-        for changes in (
-            {"zero_optimization": {"stage": 0}},
-            {"zero_optimization": {"stage": 1}},
+        for model, changes in (
+            *((SMALL, {"zero_optimization": {"stage": stage}}) for stage in (0, 1)),
+            *((deep, {"zero_optimization": {"stage": stage}}) for stage in (0, 1)),
+            *((SMALL, changes) for changes in lamb_and_adamw),
         )
     ]
-    shallow0, shallow1, deep0, deep1 = run_ranks(measure, 2, configs, BATCHES)[0]
+    shallow0, shallow1, *deeper, lamb, adamw = run_ranks(measure, 2, configs, BATCHES)[0]
     parameters = sum(count_params(SMALL).values())
     gradients = 4 * parameters
     # ZeRO-0: the gradients once, after 4 micro-batches, and small vectors.
@@ -55,23 +58,13 @@ def test_bytes_of_a_step():
     assert gradients <= moved["all_reduce"] <= gradients * 1.02
     assert gradients <= moved["all_gather_into_tensor"] <= gradients * 1.001
     # A block used six times is reduced once.
-    assert (deep0, deep1) == (shallow0, shallow1)
-
-
-def test_lamb_adds_one_small_reduction_over_the_adapted_group():
-    configs = [
-        small_config(
-            world_size=2,
-            batch_size=16,
-            ds_changes={"optimizer": {"type": name, "params": {"lr": 0.01}}},
-        )
-        for name in ("Lamb", "AdamW")
-    ]
-    (lamb_calls, lamb), (adamw_calls, adamw) = run_ranks(measure, 2, configs, BATCHES)[0]
-    assert lamb_calls["all_reduce"] - adamw_calls["all_reduce"] == 1
-    # word, type, position, projection; q, k, v, output, up, down; pooler, MLM transform, pair head
-    adapted = 13
-    assert lamb["all_reduce"] - adamw["all_reduce"] == 2 * 8 * adapted  # two float64 sums each
+    assert deeper == [shallow0, shallow1]
+    # LAMB adds one small reduction, of two float64 sums for each tensor that it adapts: word, type,
+    # position, projection; q, k, v, output, up, down; pooler, MLM transform, pair head.
+    more_calls, more_bytes = (
+        a["all_reduce"] - b["all_reduce"] for a, b in zip(lamb, adamw, strict=True)
+    )
+    assert (more_calls, more_bytes) == (1, 2 * 8 * 13)
 
 
 def reduce_in_a_compiled_function(rank: int, times: int) -> tuple[dict, float]:

@@ -8,7 +8,6 @@ import pytest
 from albert_ds.data.shards import Shard, open_shards
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.text.documents import split_sentences
-from albert_ds.text.pipeline import BuildConfig
 from tests.data.corpus import SEQUENCE_LENGTH, build, make_documents, read_all, write_wiki
 
 
@@ -200,18 +199,3 @@ def test_a_built_folder_is_not_overwritten(built, vocab, corpus):
     with pytest.raises(UserError, match="holds a built data set already"):
         build(built, vocab, [corpus])
     assert content_of(built) == before
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"max_damaged": 2},
-        {"sequence_length": 4},
-        {"holdout": 1.0},
-        {"samples_per_shard": 0},
-        {"seed": -1},
-    ],
-)
-def test_bad_settings(setting):
-    with pytest.raises(UserError, match="--" + next(iter(setting)).replace("_", "-")):
-        BuildConfig(**setting)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from albert_ds.data.storage import find_files
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.errors import UserError
 from albert_ds.text.sources import cut_units, read_documents
 from tests.data.corpus import make_documents, read_all, write_wiki
 from tests.text.test_documents import DOCUMENTS, JSON, TEXT, WIKI
@@ -77,12 +77,3 @@ def test_find_files(tmp_path):
 def test_missing_file(tmp_path):
     with pytest.raises(UserError, match="absent: cannot be opened: No such file"):
         read_all([tmp_path / "absent"])
-
-
-def test_a_file_that_cannot_be_read_through_is_named_with_the_line(tmp_path):
-    import gzip
-
-    path = tmp_path / "a.gz"
-    path.write_bytes(gzip.compress(WIKI.encode())[:-20])
-    with pytest.raises(DamagedData, match=r"a.gz: cannot be read after line \d+: "):
-        read_all([path])
