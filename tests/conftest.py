@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.command import run_command
 from tests.distributed import METHOD, Program, take_port
@@ -17,6 +18,9 @@ NIGHTLY = [ROOT / "tests" / name for name in ("fake_cuda", "slurm")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Some virtual machines report AMX and stop a bf16 matrix product of oneDNN with SIGILL.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+# Kernels on tensors of the host; Triton reads it when it is imported.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 # pytest turns warnings into errors in its own process; this does it in those that tests start.
 STRICT = str(ROOT / "tests" / "strict")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STRICT, os.environ.get("PYTHONPATH")]))

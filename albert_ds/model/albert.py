@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from albert_ds.model.config import ModelConfig, count_score_rows
-from albert_ds.model.cross_entropy import CachedCrossEntropy, sum_cross_entropy
+from albert_ds.model.cross_entropy import sum_cross_entropy, sum_over_vocabulary
 from albert_ds.model.dropout import Dropout
 from albert_ds.model.encoder import Encoder
 from albert_ds.model.even_shapes import (
@@ -24,6 +24,7 @@ from albert_ds.model.even_shapes import (
     round_positions,
     round_tokens,
 )
+from albert_ds.model.fused import Linear, linear
 
 
 class FactorizedEmbedding(nn.Module):
@@ -41,7 +42,7 @@ class FactorizedEmbedding(nn.Module):
         self.layer_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.dropout)
         factorized = width != config.hidden_size
-        self.projection = nn.Linear(width, config.hidden_size) if factorized else nn.Identity()
+        self.projection = Linear(width, config.hidden_size) if factorized else nn.Identity()
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Embed ids, each int64 [N]; returns [N, H]."""
@@ -131,7 +132,7 @@ class MlmHead(nn.Module):
         """
         if is_shape_bound(hidden):
             hidden, labels = round_labelled(hidden, labels)
-        x, rows = self.project(hidden), count_score_rows(len(word))
+        x, rows = self.project(hidden), count_score_rows(len(word), hidden.dtype.itemsize)
         # split() of no rows is one chunk of no rows.
         chunks = list(zip(x.split(rows), labels.split(rows), strict=True))
         score = score_words
@@ -144,8 +145,7 @@ class MlmHead(nn.Module):
 
 def score_words(x: Tensor, labels: Tensor, word: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of cross entropies and number of correct predictions for states [rows, E]."""
-    logits = F.linear(x, word, bias)  # [rows, V]
-    return (CachedCrossEntropy.apply if logits.is_cpu else sum_cross_entropy)(logits, labels)
+    return sum_over_vocabulary(linear(x, word, bias), labels)  # [rows, V]
 
 
 class AlbertForPretraining(nn.Module):

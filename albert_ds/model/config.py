@@ -210,10 +210,8 @@ def count_flops(config: ModelConfig, *, tokens: int, squared_lengths: int, maske
     return 6 * (tokens * per_token + squared_lengths * scores_and_mix + masked * (h * e + e * v))
 
 
-# Scores over the vocabulary exist for as many masked positions at once as fit in MAX_SCORE_BYTES.
-# One takes the most in the backward pass: softmax's output and two gradients, in fp32.
+# Scores over the vocabulary and their gradients exist for as many masked positions as fit.
 MAX_SCORE_BYTES = 3 << 29
-SCORE_BYTES = 12
 # On a CPU: scores of 4 bytes that are worked on together, half of a core's second-level cache.
 CACHED_SCORES = 1 << 18
 # On a CPU in 16 bits (model/even_shapes.py): tokens, and output or masked positions, are rounded up
@@ -221,9 +219,9 @@ CACHED_SCORES = 1 << 18
 ROUND_TOKENS, ROUND_ROWS, ROUND_WIDTH = 128, 64, 16
 
 
-def count_score_rows(vocab_size: int) -> int:
-    """Masked positions whose scores exist at once: 4,473 for 30,000 pieces."""
-    return max(1, MAX_SCORE_BYTES // (SCORE_BYTES * vocab_size))
+def count_score_rows(vocab_size: int, width: int) -> int:
+    """Masked positions whose scores of `width` bytes exist at once: 13,421 for 30,000 pieces, 2."""
+    return max(1, MAX_SCORE_BYTES // (2 * width * vocab_size))
 
 
 CHOICES = 4  # options of a question

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from albert_ds.model.attention import VarlenAttention
 from albert_ds.model.config import ModelConfig
+from albert_ds.model.fused import Linear, linear
 from albert_ds.model.per_layer import PerLayer, ResidualNorm, build_per_layer
 
 
@@ -27,11 +28,16 @@ class SelfAttention(nn.Module):
         super().__init__()
         width = config.hidden_size
         self.head_dim = width // config.num_heads
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
+        self.query = Linear(width, width)
+        self.key = Linear(width, width)
+        self.value = Linear(width, width)
         self.core = VarlenAttention(config.dropout)
-        self.output = nn.Linear(width, width)
+        self.output = Linear(width, width)
+
+    def join_projections(self) -> tuple[Tensor, Tensor]:
+        """Query, key and value as one projection: weight [3H, H] and bias [3H]."""
+        three = (self.query, self.key, self.value)
+        return torch.cat([p.weight for p in three]), torch.cat([p.bias for p in three])
 
     def forward(
         self,
@@ -40,12 +46,22 @@ class SelfAttention(nn.Module):
         max_seqlen: int,
         output_positions: Tensor | None = None,
         own: nn.ModuleDict | None = None,
+        joined: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Mix the tokens of each sequence: [N, H] -> [R, H], without the residual."""
-        q_ends, needed = cu_seqlens, select(x, output_positions)  # [R, H]
-        if output_positions is not None:
+        """Mix the tokens of each sequence: [N, H] -> [R, H], without the residual.
+
+        joined: of `join_projections`, which layers that share the block make once; None: made here.
+        """
+        weight, bias = joined or self.join_projections()
+        if output_positions is None:
+            needed, q_ends = x, cu_seqlens
+            q, k, v = linear(x, weight, bias).chunk(3, dim=1)
+        else:
+            needed = x.index_select(0, output_positions)  # [R, H]
             q_ends = torch.searchsorted(output_positions, cu_seqlens, out_int32=True)
-        q, k, v = self.query(needed), self.key(x), self.value(x)
+            width = len(bias) // 3
+            q = linear(needed, weight[:width], bias[:width])
+            k, v = linear(x, weight[width:], bias[width:]).chunk(2, dim=1)
         q, k, v = (
             add_own(own, name, y, projected).unflatten(1, (-1, self.head_dim))
             for name, y, projected in (("query", needed, q), ("key", x, k), ("value", x, v))
@@ -69,8 +85,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.up = nn.Linear(config.hidden_size, config.ffn_size)
-        self.down = nn.Linear(config.ffn_size, config.hidden_size)
+        self.up = Linear(config.hidden_size, config.ffn_size)
+        self.down = Linear(config.ffn_size, config.hidden_size)
 
     def forward(self, x: Tensor, own: nn.ModuleDict | None = None) -> Tensor:
         """Transform each token separately: [N, H] -> [N, H], without the residual."""
@@ -97,9 +113,10 @@ class AttentionBlock(nn.Module):
         max_seqlen: int,
         output_positions: Tensor | None = None,
         own: nn.ModuleDict | None = None,
+        joined: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """[N, H] -> [R, H]; [N, H] without output positions."""
-        mixed = self.self_attention(x, cu_seqlens, max_seqlen, output_positions, own)
+        mixed = self.self_attention(x, cu_seqlens, max_seqlen, output_positions, own, joined)
         return end_block(self, select(x, output_positions), mixed, own)
 
 
@@ -162,9 +179,13 @@ class Encoder(nn.Module):
         layer is computed for these alone, and its state is [R, H]. None: all.
         """
         states = [x]
+        joined = []
+        for block in self.attention:
+            assert isinstance(block, AttentionBlock)
+            joined.append(block.self_attention.join_projections())
         for layer, (a, f) in enumerate(self.plan):
             last_positions = output_positions if layer + 1 == len(self.plan) else None
-            attention, ffn = self.attention[a], self.ffn[f]
+            attention, ffn = partial(self.attention[a], joined=joined[a]), self.ffn[f]
             if len(self.own):
                 own = self.own[layer]
                 assert isinstance(own, PerLayer)

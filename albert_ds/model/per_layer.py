@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
-from albert_ds.model.dropout import Dropout
+from albert_ds.model.fused import residual_norm
 from albert_ds.model.sharing import ADDITIONS, read_additions
 
 FULL_NAMES = {  # of the projections within their block
@@ -40,10 +40,11 @@ class ResidualNorm(nn.LayerNorm):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = config.dropout
 
     def forward(self, x: Tensor, added: Tensor) -> Tensor:  # ty: ignore[incompatible-method-override]
-        return super().forward(x + self.dropout(added))
+        dropout = self.dropout if self.training else 0.0
+        return residual_norm(x, added, self.weight, self.bias, self.eps, dropout)
 
 
 class Scale(nn.Module):

@@ -148,19 +148,19 @@ def test_without_a_pair_head_there_is_no_pooler(make_config, make_batch):
     [
         "embeddings.dropout",
         "encoder.attention.0.self_attention.core",
-        "encoder.attention.0.layer_norm.dropout",
-        "encoder.ffn.0.layer_norm.dropout",
+        "encoder.attention.0.layer_norm",
+        "encoder.ffn.0.layer_norm",
     ],
 )
 def test_dropout_falls_in_four_places(make_config, make_batch, place):
     model, inputs = AlbertModel(make_config(dropout=0.3)), list(make_batch(LENGTHS).values())[:5]
-    attribute = "dropout" if place.endswith("core") else "p"
-    assert getattr(model.get_submodule(place), attribute) == 0.3
+    drops = {}
     for name, module in model.named_modules():
-        if name != place and isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        elif name != place and name.endswith("core"):
-            module.dropout = 0.0
+        attribute = "p" if isinstance(module, torch.nn.Dropout) else "dropout"
+        if isinstance(getattr(module, attribute, None), float):
+            drops[name] = getattr(module, attribute)
+            setattr(module, attribute, drops[name] if name == place else 0.0)
+    assert drops[place] == 0.3
     first, second = (model(*inputs)["last_hidden_state"] for _ in range(2))
     assert not torch.equal(first, second)
 

@@ -82,7 +82,7 @@ def multiply(x, linear, peer: int, number: int, *, rows: bool = False):
     return product if rows else product + linear.bias.chunk(number)[peer]
 
 
-def attend_in_parts(module, number: int, x, cu_seqlens, max_seqlen, output_positions, own):
+def attend_in_parts(module, number: int, x, cu_seqlens, max_seqlen, output_positions, own, joined):
     """SelfAttention.forward as `number` tensor-parallel peers compute it, in one process."""
     from albert_ds.model.encoder import select
 
@@ -92,12 +92,16 @@ def attend_in_parts(module, number: int, x, cu_seqlens, max_seqlen, output_posit
     assert own is None
     parts = []
     for peer, y in enumerate(Copies.apply(x, number)):
-        inputs = (select(y, output_positions), y, y)
-        linears = (module.query, module.key, module.value)
-        q, k, v = (
-            multiply(z, linear, peer, number).view(len(z), -1, module.head_dim)
-            for z, linear in zip(inputs, linears, strict=True)
-        )
+        three = (module.query, module.key, module.value)
+        weight = torch.cat([p.weight.chunk(number)[peer] for p in three])
+        bias = torch.cat([p.bias.chunk(number)[peer] for p in three])
+        width = len(bias) // 3
+        if output_positions is None:
+            products = (y @ weight.t() + bias).chunk(3, dim=1)
+        else:
+            q = select(y, output_positions) @ weight[:width].t() + bias[:width]
+            products = q, *(y @ weight[width:].t() + bias[width:]).chunk(2, dim=1)
+        q, k, v = (z.unflatten(1, (-1, module.head_dim)) for z in products)
         heads = module.core(q, k, v, q_ends, cu_seqlens, max_seqlen).flatten(1)
         parts.append(multiply(heads, module.output, peer, number, rows=True))
     return sum(parts[1:], parts[0]) + module.output.bias

@@ -9,7 +9,7 @@ measures them.
 
 from dataclasses import dataclass
 
-from albert_ds.model.config import CACHED_SCORES, ROUND_ROWS, SCORE_BYTES, count_score_rows
+from albert_ds.model.config import CACHED_SCORES, ROUND_ROWS, count_score_rows
 from albert_lab.scaling.layout import Layout
 
 
@@ -79,7 +79,7 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
         return parameters * (pair[0] + pair[1] / replicas)
 
     width, tokens = layout.weight_bytes, layout.tokens_a_pass
-    rows = min(layout.masked_a_pass, count_score_rows(model.vocab_size))
+    rows = min(layout.masked_a_pass, count_score_rows(model.vocab_size, width))
     kept, again = bytes_a_token(layout, on_cuda=on_cuda)
     # Of a token whose last state no head needs, the last layer keeps only input, key and value.
     unneeded = tokens - layout.needed_a_pass
@@ -97,7 +97,7 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
         lives=held(states.lives),
         activations=tokens * (model.num_layers * kept + 2 * model.hidden_size * width)
         - max(0.0, spared - unneeded * again),
-        head=rows * model.vocab_size * SCORE_BYTES if on_cuda else count_head_on_cpu(layout, rows),
+        head=2 * rows * model.vocab_size * width if on_cuda else count_head_on_cpu(layout, rows),
         backward=word + matrix + 2 * tokens * inner * width + tokens * again + growth,
         gradients=held(states.gradients) * (layout.accumulation > 1) + parameters * states.bucket,
         update=max(held(states.update), 0 if layout.zero else norm),
@@ -123,13 +123,12 @@ def bytes_a_token(layout: Layout, *, on_cuda: bool) -> tuple[float, float]:
     inside = 4 * h if on_cuda else 5 * h if width == 4 else 4 * h + model.num_heads * length
     attention = 2 * h + inside / tp  # its input and its sum before LayerNorm
     ffn = 2 * h + 2 * f / tp  # the same, and the inner layer before and after GELU
-    masks = 0 if width == 4 or not model.dropout else h  # one byte per element
     # Kept of what a layer has of its own: a factor keeps the result, a low-rank pair what lies
     # between its factors.
     scaled, rank = h * model.has_per_layer("attention.result"), model.lora_rank
     attention += scaled + 4 * rank
     ffn += scaled + 2 * rank
-    attention, ffn = attention * width + masks, ffn * width + masks
+    attention, ffn = attention * width, ffn * width
     match layout.activation_checkpointing:
         case "block":
             return h * width, attention + ffn

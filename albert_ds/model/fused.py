@@ -1,0 +1,64 @@
+"""What several operators of torch do, as one: on CUDA by the kernels of `model/kernels.py`.
+
+Elsewhere, and on CUDA without Triton, torch's operators do the same, and their results differ by
+rounding only. Dropout draws other random numbers there.
+Shapes: N tokens, H hidden.
+"""
+
+import functools
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from albert_ds.model.dropout import drop
+
+SPREAD = 0x9E3779B97F4A7C15  # golden ratio x 2^64: seeds of successive offsets are far apart
+
+
+@functools.cache
+def has_triton() -> bool:
+    # Without CUDA in torch a device called cuda is a simulated one.
+    return torch.version.cuda is not None and find_spec("triton") is not None
+
+
+def takes_kernels(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype != torch.float64 and has_triton()
+
+
+def residual_norm(
+    x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout: float
+) -> Tensor:
+    """LN(x + dropout(added)): [N, H] and [N, H] -> [N, H]."""
+    if not takes_kernels(x):
+        return F.layer_norm(x + drop(added, dropout), weight.shape, weight, bias, eps)
+    from albert_ds.model import kernels  # imports Triton
+
+    seed = draw_seed(x.device) if dropout else 0
+    return kernels.ResidualNorm.apply(x, added, weight, bias, eps, dropout, seed)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x W^T + b: x [N, in], W [out, in], b [out] -> [N, out]."""
+    if not takes_kernels(x):
+        return F.linear(x, weight, bias)
+    from albert_ds.model import kernels
+
+    return kernels.Linear.apply(x, weight, bias)
+
+
+class Linear(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
+
+
+def draw_seed(device: torch.device) -> int:
+    """A seed from torch's generator of a CUDA device, without a kernel and without waiting.
+
+    Restoring the generator's state, as activation checkpointing does, gives the same seed again.
+    """
+    generator = torch.cuda.default_generators[device.index]
+    offset = generator.get_offset()
+    generator.set_offset(offset + 4)  # it counts in fours
+    return (generator.initial_seed() + SPREAD * (offset // 4 + 1)) % 2**63

@@ -1,0 +1,118 @@
+"""The Triton kernels against torch's operators in float64: values and gradients.
+
+Without a GPU they run in Triton's interpreter (tests/conftest.py).
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from albert_ds.model import kernels
+from albert_ds.model.cross_entropy import sum_cross_entropy
+
+EPS = 1e-12
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Differences over the largest value. In 16 bits: one rounding of the result.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+TYPES = pytest.mark.parametrize("dtype", TOLERANCE)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def draw(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape, device=DEVICE, dtype=dtype).requires_grad_()
+
+
+def with_gradients(function, inputs, gradient):
+    result = function(*inputs)
+    return [result, *torch.autograd.grad(result, inputs, gradient)]
+
+
+def assert_near(ours, reference, dtype: torch.dtype):
+    """reference: of float64."""
+    for one, other in zip(ours, reference, strict=True):
+        assert one.shape == other.shape
+        off = (one.double() - other).abs().max() / other.abs().max()
+        assert off < TOLERANCE[dtype]
+
+
+def in_float64(inputs):
+    return [x.detach().double().requires_grad_() for x in inputs]
+
+
+@TYPES
+@pytest.mark.parametrize(("rows", "width"), [(1, 32), (7, 48), (33, 768)])
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_residual_norm(dtype, rows, width, dropout):
+    inputs = [
+        draw(*shape, dtype=dtype) for shape in ((rows, width), (rows, width), (width,), (width,))
+    ]
+    gradient = torch.randn(rows, width, device=DEVICE, dtype=dtype)
+    kept = find_kept(rows, width, dropout, seed=2**61 + 5)
+
+    def reference(x, added, weight, bias):
+        return F.layer_norm(x + kept * added, (width,), weight, bias, EPS)
+
+    def ours(x, added, weight, bias):
+        return kernels.ResidualNorm.apply(x, added, weight, bias, EPS, dropout, 2**61 + 5)
+
+    expected = with_gradients(reference, in_float64(inputs), gradient.double())
+    assert_near(with_gradients(ours, inputs, gradient), expected, dtype)
+
+
+def find_kept(rows: int, width: int, dropout: float, seed: int) -> torch.Tensor:
+    """1 / (1 - dropout) at what the kernel keeps, else 0: where a gradient reaches `added`."""
+    unit, none = torch.ones(width, device=DEVICE), torch.zeros(width, device=DEVICE)
+    ramp = torch.arange(width, device=DEVICE).expand(rows, width).contiguous() * 1.0
+    added = torch.zeros(rows, width, device=DEVICE, requires_grad=True)
+    y = kernels.ResidualNorm.apply(ramp, added, unit, none, EPS, dropout, seed)
+    (flowed,) = torch.autograd.grad(y, added, torch.randn_like(y))
+    return (flowed != 0) / (1 - dropout)
+
+
+def test_dropout_keeps_its_share_and_follows_the_seed():
+    kept = [find_kept(60, 1024, 0.1, seed) > 0 for seed in (1, 1, 2)]
+    assert torch.equal(kept[0], kept[1])
+    assert abs(kept[0].double().mean() - 0.9) < 0.006  # 5 standard deviations
+    both = (kept[0] & kept[2]).double().mean()
+    assert abs(both - 0.81) < 0.008  # independent
+    neighbours = (kept[0][:, 1:] & kept[0][:, :-1]).double().mean()
+    assert abs(neighbours - 0.81) < 0.008
+
+
+@TYPES
+def test_linear(dtype):
+    inputs = [draw(*shape, dtype=dtype) for shape in ((300, 40), (200, 40), (200,))]
+    gradient = torch.randn(300, 200, device=DEVICE, dtype=dtype)
+    expected = with_gradients(F.linear, in_float64(inputs), gradient.double())
+    assert_near(with_gradients(kernels.Linear.apply, inputs, gradient), expected, dtype)
+
+
+@TYPES
+@pytest.mark.parametrize("classes", [11, 9001])
+def test_cross_entropy(dtype, classes):
+    logits = draw(9, classes, dtype=dtype)
+    labels = torch.randint(classes, (9,), device=DEVICE)
+    labels[3], labels[4], labels[5] = -100, logits[4].argmax(), logits[5].argmax()
+    loss, correct = kernels.CrossEntropy.apply(logits, labels, -100)
+    (gradient,) = torch.autograd.grad(loss * 0.5, logits)
+    (wide,) = in_float64([logits])
+    expected = F.cross_entropy(wide, labels, ignore_index=-100, reduction="sum")
+    (wide_gradient,) = torch.autograd.grad(expected * 0.5, wide)
+    assert loss.dtype == torch.float32 and gradient.dtype == dtype
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+    assert_near([gradient], [wide_gradient], dtype)
+    assert not gradient[3].any()
+    assert correct == sum_cross_entropy(logits, labels)[1] >= 2
+
+
+def test_no_rows():
+    x = torch.randn(0, 32, device=DEVICE, requires_grad=True)
+    weight, bias = (torch.randn(32, device=DEVICE, requires_grad=True) for _ in range(2))
+    y = kernels.ResidualNorm.apply(x, x, weight, bias, EPS, 0.1, 1)
+    assert not any(g.any() for g in torch.autograd.grad(y.sum(), (x, weight, bias)))
+    loss, correct = kernels.CrossEntropy.apply(x, torch.zeros(0, dtype=torch.int64), -100)
+    assert (loss.item(), correct.item()) == (0, 0)
