@@ -40,15 +40,15 @@ def concatenate(samples: list[dict]) -> MicroBatch:
         "token_type_ids": _join(s["token_type_ids"] for s in samples),
         "position_ids": _join(np.arange(length) for length in lengths),
         "cu_seqlens": torch.tensor(starts, dtype=torch.int32),
-        "max_seqlen": max(lengths),
         "masked_positions": _join(
             s["masked_positions"] + start for s, start in zip(samples, starts, strict=False)
         ),
         "masked_labels": _join(s["masked_labels"] for s in samples),
         "pair_labels": torch.tensor(labels),
     }
-    return MicroBatch(
-        tensors=tensors,
+    return MicroBatch.pack(
+        tensors,
+        max_seqlen=max(lengths),
         samples=len(samples),
         tokens=int(starts[-1]),
         masked=len(tensors["masked_positions"]),

@@ -26,13 +26,16 @@ NUM_MARKS = 3  # [CLS] and two [SEP]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """The tensors that the model takes as keywords, and counts for the metrics.
+    """The model's keywords, and counts for the metrics.
 
     input_ids, token_type_ids, position_ids int64 [N]; cu_seqlens int32 [B+1]; max_seqlen int;
-    masked_positions, masked_labels int64 [P]; pair_labels int64 [B].
+    masked_positions, masked_labels int64 [P]; pair_labels int64 [B]. All tensors are one in memory:
+    each tensor of a loader's worker takes a file descriptor, and each copy to a device its time.
     """
 
-    tensors: dict[str, "torch.Tensor | int"]
+    packed: "torch.Tensor"  # int64: the tensors, one after the other
+    lengths: dict[str, int]  # of each tensor, in their order
+    max_seqlen: int
     samples: int  # B; 0 for the dummy that a rank without a sample is given
     tokens: int  # N of those samples
     masked: int  # P
@@ -42,24 +45,42 @@ class MicroBatch:
     available: int  # stored tokens of these sequences
     sample_ids: list[int]  # positions of the samples in the global stream
 
+    @classmethod
+    def pack(cls, tensors: "dict[str, torch.Tensor]", **others) -> "MicroBatch":
+        import torch
+
+        packed = torch.cat([x.long() for x in tensors.values()])
+        return cls(packed=packed, lengths={n: len(x) for n, x in tensors.items()}, **others)
+
+    @property
+    def tensors(self) -> dict[str, "torch.Tensor | int"]:
+        """The model's keywords on the host."""
+        return self._unpack(self.packed)
+
     def on(self, device: "torch.device") -> dict[str, "torch.Tensor | int"]:
         """The model's keywords on `device`."""
-        return to_device(self.tensors, device)
+        return self._unpack(send(self.packed, device))
+
+    def _unpack(self, packed: "torch.Tensor") -> dict[str, "torch.Tensor | int"]:
+        parts = packed.split(list(self.lengths.values()))
+        tensors = dict(zip(self.lengths, parts, strict=True))
+        tensors["cu_seqlens"] = tensors["cu_seqlens"].int()
+        return {**tensors, "max_seqlen": self.max_seqlen}
 
 
 def to_device(
     tensors: dict[str, "torch.Tensor | int"], device: "torch.device"
 ) -> dict[str, "torch.Tensor | int"]:
-    """Tensors of the host, copied to `device` without waiting for it; other values as they are.
+    """Tensors of the host, copied to `device` without waiting for it; other values as they are."""
+    return {name: x if isinstance(x, int) else send(x, device) for name, x in tensors.items()}
+
+
+def send(x: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
+    """x of the host, copied to `device` without waiting for it.
 
     CUDA copies from pinned memory while the host goes on, and from other memory it does not.
     """
-    if device.type != "cuda":
-        return tensors
-    return {
-        name: x if isinstance(x, int) else x.pin_memory().to(device, non_blocking=True)
-        for name, x in tensors.items()
-    }
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
 class Sample(NamedTuple):
@@ -111,6 +132,8 @@ def draw_sample(
 
 def collate(samples: list[Sample], sample_ids: list[int], objective: str) -> MicroBatch:
     """Concatenate samples; without samples, a dummy [CLS] [SEP] on which no loss depends."""
+    import torch
+
     none = np.empty(0, int)
     dummy = Sample(np.array([CLS, SEP]), 2, none, none, NO_LABEL, 0, 0, np.ones(2, bool))
     parts = samples or [dummy]
@@ -132,8 +155,9 @@ def collate(samples: list[Sample], sample_ids: list[int], objective: str) -> Mic
     pairs = int((arrays["pair_labels"] != NO_LABEL).sum())
     used = sum(sample.used for sample in samples)
     available = sum(sample.available for sample in samples)
-    return MicroBatch(
-        tensors=_to_tensors(arrays) | {"max_seqlen": int(lengths.max())},
+    return MicroBatch.pack(
+        {name: torch.from_numpy(np.asarray(array, np.int64)) for name, array in arrays.items()},
+        max_seqlen=int(lengths.max()),
         samples=len(samples),
         tokens=int(ends[-1]) if samples else 0,
         masked=len(arrays["masked_labels"]),
@@ -143,13 +167,3 @@ def collate(samples: list[Sample], sample_ids: list[int], objective: str) -> Mic
         available=available,
         sample_ids=sample_ids,
     )
-
-
-def _to_tensors(arrays: dict[str, np.ndarray]) -> dict[str, "torch.Tensor | int"]:
-    import torch
-
-    kinds = {"cu_seqlens": np.int32}
-    return {
-        name: torch.from_numpy(array.astype(kinds.get(name, np.int64), copy=False))
-        for name, array in arrays.items()
-    }
