@@ -70,7 +70,7 @@ def run_leg(rank: int, config, num_steps: int):
         seen.append([i for part in batch.micro_batches for i in part.sample_ids])
         train_step(run, batch)
         losses.append(run.window.close(mesh, config.stream.objective)["loss"])
-    saver = Saver(run.engine, run.config, resumed_at=0)
+    saver = Saver(run.engine, run.config.run, keep_last=run.config.keep_last)
     save(run, saver)
     saver.wait()
     end = {kind: gather(run.engine, kind) for kind in KINDS}

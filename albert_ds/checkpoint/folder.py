@@ -77,30 +77,38 @@ def write_checkpoint(
     keep_last: int,
     keep_every: int | None,
     lock: RunLock | None = None,
-) -> MachineFailed | Diverged | None:
+) -> None:
     """Write a checkpoint of `tensors` (by file and name), and delete what is older than those kept.
 
-    Returns the error if that failed.
+    Raises MachineFailed or Diverged.
     """
     root = output / "checkpoints"
+    write_folder(root / folder_name(state.step), tensors, asdict(state), lock)
     try:
-        write_folder(root / folder_name(state.step), tensors, asdict(state), lock)
         write_file(root / "latest", folder_name(state.step) + "\n", sync=True)
         sync_file(root)
-        _prune(root, keep_last, keep_every)
-    except (MachineFailed, Diverged) as error:
-        return error
+        too_old = list_checkpoints(root)[keep_last:]
     except OSError as caught:
-        return _storage_failed(root, tensors, caught)
-    return None
+        raise _storage_failed(root, tensors, caught) from caught
+    for folder in too_old:
+        if keep_every is None or step_of(folder) % keep_every:
+            try:
+                for file in (STATE, *FILES):
+                    (folder / file).unlink(missing_ok=True)
+                if not any(folder.iterdir()):  # the user may keep something in it
+                    folder.rmdir()
+            except OSError as error:
+                log_line(f"{folder}: not deleted ({error})")
 
 
 def write_folder(final: Path, tensors: dict, facts: dict, lock: RunLock | None = None) -> None:
     """Publish a folder with files of tensors and a state.json, completely or not at all.
 
-    Raises Diverged where a number is not finite, and MachineFailed where the folder cannot be
-    written, or where RUN at this path is no longer the one that `lock` holds.
+    Raises Diverged if a number is not finite, and MachineFailed if the folder cannot be written,
+    or if RUN at this path is no longer the one that `lock` holds.
     """
+    from safetensors.torch import save_file
+
     root = final.parent
     for file, content in tensors.items():
         for name, tensor in content.items():
@@ -111,55 +119,33 @@ def write_folder(final: Path, tensors: dict, facts: dict, lock: RunLock | None =
                 )
     if lock is not None:
         lock.check()
+    temporary, old = (final.with_name(f".{final.name}.{end}") for end in ("tmp", "old"))
     try:
         root.mkdir(exist_ok=True)  # never RUN itself: if that is gone, another one may follow
         for left_over in root.iterdir():  # of a run killed while saving
             if LEFT_OVER.fullmatch(left_over.name):
                 shutil.rmtree(left_over)
-        _write(final, tensors, facts)
-    except (OSError, SafetensorError) as caught:
-        shutil.rmtree(final.with_name(f".{final.name}.tmp"), ignore_errors=True)
-        raise _storage_failed(root, tensors, caught) from caught
-
-
-def _write(final: Path, tensors: dict, facts: dict) -> None:
-    from safetensors.torch import save_file
-
-    temporary, old = (final.with_name(f".{final.name}.{end}") for end in ("tmp", "old"))
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    checksums = {}
-    for file, content in tensors.items():
-        save_file(content, temporary / file)
-        sync_file(temporary / file)
-        checksums[file] = compute_crc32(temporary / file)
-    record = {"format": FORMAT, **facts, "crc32": checksums}
-    write_file(temporary / STATE, json.dumps(record, indent=1) + "\n", sync=True)
-    sync_file(temporary)
-    if final.is_dir() and not final.is_symlink():  # the last best, or a damaged one of this step
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        checksums = {}
+        for file, content in tensors.items():
+            save_file(content, temporary / file)
+            sync_file(temporary / file)
+            checksums[file] = compute_crc32(temporary / file)
+        record = {"format": FORMAT, **facts, "crc32": checksums}
+        write_file(temporary / STATE, json.dumps(record, indent=1) + "\n", sync=True)
+        sync_file(temporary)
+        if (
+            final.is_dir() and not final.is_symlink()
+        ):  # the last best, or a damaged one of this step
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(final, old)
+        os.replace(temporary, final)
+        sync_file(root)
         shutil.rmtree(old, ignore_errors=True)
-        os.rename(final, old)
-    os.replace(temporary, final)
-    sync_file(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _prune(root: Path, keep_last: int, keep_every: int | None) -> None:
-    """Delete the checkpoints that are older than the newest `keep_last`."""
-    for folder in list_checkpoints(root)[keep_last:]:
-        if keep_every is None or step_of(folder) % keep_every:
-            try:
-                _delete(folder)
-            except OSError as error:
-                log_line(f"{folder}: not deleted ({error})")
-
-
-def _delete(folder: Path) -> None:
-    """Delete the files of a checkpoint, and the folder unless somebody keeps more in it."""
-    for file in (STATE, *FILES):
-        (folder / file).unlink(missing_ok=True)
-    if not any(folder.iterdir()):
-        folder.rmdir()
+    except (OSError, SafetensorError) as caught:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise _storage_failed(root, tensors, caught) from caught
 
 
 def _storage_failed(root: Path, tensors: dict, caught: Exception) -> MachineFailed:
@@ -175,7 +161,7 @@ def _storage_failed(root: Path, tensors: dict, caught: Exception) -> MachineFail
 
 
 def list_checkpoints(root: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first. Raises OSError where it cannot be read.
+    """The checkpoints in a folder, newest first. Raises OSError if it cannot be read.
 
     Only folders that have a name which `folder_name` gives count; what else lies there is not ours.
     """
@@ -222,7 +208,7 @@ def find_newest(output: Path, shapes: Shapes | None = None) -> tuple[Path | None
 
 
 def _exists(path: Path) -> bool:
-    """Like Path.exists, but raises OSError where the path may not be read."""
+    """Like Path.exists, but raises OSError if the path may not be read."""
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -316,7 +302,7 @@ def read_best(output: Path, shapes: Shapes) -> dict | None:
     """
     folder = output / BEST
     old = folder.with_name(f".{BEST.name}.old")
-    if old.is_dir() and not _exists(folder):  # killed between the two renames of `_write`
+    if old.is_dir() and not _exists(folder):  # killed between the two renames of `write_folder`
         os.rename(old, folder)
     if not _exists(folder):
         return None

@@ -3,7 +3,7 @@
 Every layout writes whole tensors, and every layout reads them. Parameter sharing keeps them small:
 12 bytes for each of 12 to 223 million parameters. Random numbers are a function of (seed, step,
 rank) and the data position is one integer, so nothing else has to be saved. The files are those of
-`checkpoint_files.py`.
+`folder.py`.
 
 `Saver` writes while training goes on: training pauses while the tensors are gathered, then a thread
 of rank 0 writes them. Writing, syncing and checksumming release Python's lock.
@@ -11,6 +11,7 @@ of rank 0 writes them. Writing, syncing and checksumming release Python's lock.
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,46 +24,16 @@ from albert_ds.checkpoint.folder import (
     Shapes,
     TrainState,
     find_newest,
-    folder_name,
     read_state,
     write_checkpoint,
 )
 from albert_ds.cli import log_line
 from albert_ds.engine.engine import Engine
-from albert_ds.errors import DamagedData, MachineFailed, UserError
 from albert_ds.optim.zero import ParamFragment, set_step_count
-from albert_ds.parallel.consensus import from_rank_0, raise_first_error
+from albert_ds.parallel.consensus import from_rank_0, raise_first_error, raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.tensor import shard
 from albert_ds.process.run_folder import RunLock
-
-
-def save_checkpoint(
-    output: Path,
-    engine: Engine,
-    state: TrainState,
-    *,
-    keep_last: int,
-    keep_every: int | None = None,
-    lock: RunLock | None = None,
-) -> Path:
-    """Write a complete checkpoint and delete old ones. Collective.
-
-    The newest `keep_last` undamaged ones are kept, and every one whose step is a multiple of
-    `keep_every`. Raises MachineFailed or Diverged on all ranks.
-    """
-    tensors, error = gather_all(engine), None
-    if engine.mesh.rank == 0:
-        error = write_checkpoint(
-            output, tensors, state, keep_last=keep_last, keep_every=keep_every, lock=lock
-        )
-    raise_first_error(engine.mesh, error)
-    return output / "checkpoints" / folder_name(state.step)
-
-
-def gather_all(engine: Engine) -> dict[str, dict[str, Tensor]]:
-    """All tensors of a checkpoint by file, in rank 0's host memory. Collective."""
-    return {name: gather(engine, name) for name in FILES}
 
 
 def gather(engine: Engine, file: str) -> dict[str, Tensor]:
@@ -97,15 +68,12 @@ def _fp32(engine: Engine, fragment: ParamFragment, file: str) -> Tensor:
 
 def find_start(output: Path, mesh: Mesh, shapes: Shapes) -> Path | None:
     """`find_newest` on all ranks; rank 0 prints a line for each damaged checkpoint. Collective."""
-    folder, damaged, error = None, [], None
-    if mesh.rank == 0:
-        try:
+    folder = None
+    with raise_together(mesh):
+        if mesh.rank == 0:
             folder, damaged = find_newest(output, shapes)
-        except (UserError, DamagedData, MachineFailed) as caught:
-            error = caught
-    for line in damaged:
-        log_line(line)
-    raise_first_error(mesh, error)
+            for line in damaged:
+                log_line(line)
     return from_rank_0(mesh, folder)
 
 
@@ -141,12 +109,24 @@ def _loss_scaler(engine: Engine) -> dict:
 class Saver:
     """Writes the checkpoints of a run in the background, one at a time.
 
-    A failed write is raised on all ranks, by the next `save` or `wait`.
+    The newest `keep_last` are kept, and every one whose step is a multiple of `keep_every`. A
+    failed write is raised on all ranks, by the next `save` or `wait`.
     """
 
-    def __init__(self, engine: Engine, config, *, resumed_at: int, lock: RunLock | None = None):
-        self._engine, self._output = engine, config.run
-        self._keep_last, self._keep_every, self._lock = config.keep_last, config.keep_every, lock
+    def __init__(
+        self,
+        engine: Engine,
+        output: Path,
+        *,
+        keep_last: int,
+        keep_every: int | None = None,
+        lock: RunLock | None = None,
+        resumed_at: int = 0,
+    ):
+        self._engine = engine
+        self._write_kept = partial(
+            write_checkpoint, output, keep_last=keep_last, keep_every=keep_every, lock=lock
+        )
         self._newest = resumed_at  # step of the checkpoint that is saved or being written
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
@@ -157,12 +137,11 @@ class Saver:
         if state.step == self._newest > 0:
             return
         started = time.perf_counter()
-        tensors = gather_all(self._engine)
+        tensors = {file: gather(self._engine, file) for file in FILES}
         self._newest = state.step
         if self._engine.mesh.rank == 0:
             pause = time.perf_counter() - started
-            job = (tensors, state, pause)
-            self._writer = threading.Thread(target=self._write, args=job)
+            self._writer = threading.Thread(target=self._write, args=(tensors, state, pause))
             self._writer.start()
 
     def wait(self) -> None:
@@ -175,18 +154,11 @@ class Saver:
     def _write(self, tensors: dict, state: TrainState, pause: float) -> None:
         started = time.perf_counter()
         try:
-            self._error = write_checkpoint(
-                self._output,
-                tensors,
-                state,
-                keep_last=self._keep_last,
-                keep_every=self._keep_every,
-                lock=self._lock,
-            )
-        except Exception as defect:  # of ours: a run that cannot save must not go on
-            self._error = defect
-        if self._error is None:
-            seconds = time.perf_counter() - started
-            log_line(
-                f"saved step {state.step}: training paused {pause:.3f} s, written in {seconds:.2f}"
-            )
+            self._write_kept(tensors, state)
+        except Exception as error:  # a defect too: a run that cannot save must not go on
+            self._error = error
+            return
+        seconds = time.perf_counter() - started
+        log_line(
+            f"saved step {state.step}: training paused {pause:.3f} s, written in {seconds:.2f}"
+        )

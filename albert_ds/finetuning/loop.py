@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from albert_ds.checkpoint.folder import BEST, WEIGHTS, read_tensors
+from albert_ds.checkpoint.gather import Saver
 from albert_ds.cli import log_line
 from albert_ds.data.samples import to_device
 from albert_ds.errors import Stopped
@@ -84,15 +85,14 @@ def train_step(run: Run) -> tuple[float, float, int]:
 def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
     """Train to the end. Raises Stopped, Diverged or MachineFailed before it."""
     config = run.config
-    saved_step = run.step if run.step else None
+    saver = Saver(run.engine, config.run, keep_last=1, lock=run.lock, resumed_at=run.step)
     losses, tokens, steps, started = 0.0, 0, 0, time.perf_counter()
     loss = 0.0
     while not run.is_over:
         _, stop = agree(run.mesh, Counts(), stop=request.reason is not None)
         # After a skipped step the weights may have diverged: a stop waits for a step that is not.
         if stop and not run.skipped_in_a_row:
-            if saved_step != run.step:
-                save(run)
+            save(run, saver)
             reason = request.reason or "another rank was asked to stop"
             raise Stopped(f"stopped after step {run.step} of {config.steps}: {reason}")
         loss, norm, count = train_step(run)
@@ -110,8 +110,7 @@ def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
             metrics.write(run.step, evaluate(run))
             started += time.perf_counter() - before
         if run.is_due(config.save_every) and not run.skipped_in_a_row:
-            save(run)
-            saved_step = run.step
+            save(run, saver)
     if run.skipped_in_a_row:  # an overflow of the gradient alone, or a divergence?
         _, is_lost = agree(run.mesh, Counts(), stop=not math.isfinite(loss))
         if is_lost:

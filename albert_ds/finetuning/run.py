@@ -15,8 +15,15 @@ from types import NoneType
 import numpy as np
 import torch
 
-from albert_ds.checkpoint import gather as checkpoint
 from albert_ds.checkpoint.folder import BEST, WEIGHTS, read_best, read_tensors, write_folder
+from albert_ds.checkpoint.gather import (
+    Saver,
+    TrainState,
+    find_start,
+    gather,
+    read_loss_scale,
+    restore,
+)
 from albert_ds.cli import log_line
 from albert_ds.engine.engine import Engine, build_engine
 from albert_ds.errors import DamagedData, UserError
@@ -81,7 +88,7 @@ def start(
     2. The encoder of --from-task or --checkpoint, unless --from-scratch.
     3. Random weights.
     """
-    folder = checkpoint.find_start(config.run, mesh, build_shapes(config.model, config.head))
+    folder = find_start(config.run, mesh, build_shapes(config.model, config.head))
     if folder is not None:
         weights = read_tensors(folder / WEIGHTS)
     else:
@@ -90,7 +97,7 @@ def start(
     engine = build_engine(model.to(device), mesh, config.deepspeed)
     step = updates = 0
     if folder is not None:
-        state = checkpoint.restore(folder, engine)
+        state = restore(folder, engine)
         step, updates = state.step, state.updates
         if mesh.rank == 0:
             log_line(f"resuming from {folder}: step {step} of {config.steps}")
@@ -197,7 +204,7 @@ def read_evaluations(path: Path, name: str, last: int) -> dict[int, float]:
 
 def keep_best(run: Run) -> None:
     """Write OUTPUT/checkpoints/best. Collective; raises Diverged or MachineFailed on all ranks."""
-    tensors = {WEIGHTS: checkpoint.gather(run.engine, WEIGHTS)}
+    tensors = {WEIGHTS: gather(run.engine, WEIGHTS)}
     step, value = run.best
     # JSON has no infinity.
     facts = {"step": step, "value": value if math.isfinite(value) else None}
@@ -206,12 +213,13 @@ def keep_best(run: Run) -> None:
             write_folder(run.config.run / BEST, tensors, facts, run.lock)
 
 
-def save(run: Run) -> None:
-    """Write a complete checkpoint of the current state. Collective."""
-    state = checkpoint.TrainState(
+def save(run: Run, saver: Saver) -> None:
+    """Write a complete checkpoint of the current state, unless there is one. Collective."""
+    state = TrainState(
         step=run.step,
         samples=run.step * run.config.batch_size,
         updates=run.updates,
-        loss_scale=checkpoint.read_loss_scale(run.engine),
+        loss_scale=read_loss_scale(run.engine),
     )
-    checkpoint.save_checkpoint(run.config.run, run.engine, state, keep_last=1, lock=run.lock)
+    saver.save(state)
+    saver.wait()  # the best weights are written to the same folder

@@ -168,7 +168,14 @@ def update(run: Run, batch: Batch) -> float:
 def train(run: Run, request: StopRequest) -> None:
     """Train to the last step. Raises Stopped, Diverged, DamagedData or MachineFailed before it."""
     config = run.config
-    saver = Saver(run.engine, config, resumed_at=run.step, lock=run.lock)
+    saver = Saver(
+        run.engine,
+        config.run,
+        keep_last=config.keep_last,
+        keep_every=config.keep_every,
+        lock=run.lock,
+        resumed_at=run.step,
+    )
     metrics = Metrics(
         config.run,
         run.mesh,

@@ -17,7 +17,7 @@ KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 def train_and_save(rank: int, configs, batches, output: Path):
     """Train the first config, save, restore into the others; return the tensors of each."""
     from albert_ds.checkpoint.folder import TrainState, read_tensors
-    from albert_ds.checkpoint.gather import gather, restore, save_checkpoint
+    from albert_ds.checkpoint.gather import Saver, gather, restore
     from albert_ds.pretraining.loop import build, next_batch, train_step
 
     device, mesh, traffic = join(configs[0].tensor_parallel)
@@ -25,7 +25,10 @@ def train_and_save(rank: int, configs, batches, output: Path):
     for _ in batches:
         train_step(run, next_batch(run))
     state = TrainState(step=run.step, samples=48, updates=run.updates, loss_scale=None)
-    folder = save_checkpoint(output, run.engine, state, keep_last=3)
+    saver = Saver(run.engine, output, keep_last=3)
+    saver.save(state)
+    saver.wait()
+    folder = output / "checkpoints" / f"step-{run.step:08d}"
     held = [{kind: gather(run.engine, kind) for kind in KINDS}]
     for config in configs[1:]:
         engine = build(config, mesh, device, read_tensors(folder / "weights.safetensors"))

@@ -35,10 +35,10 @@ from tests.training import SMALL, join, open_small_run, small_config
 FILES = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 
 
-def save(run: Path, step: int, *, keep_last: int = 9, keep_every: int | None = None, value=1.0):
+def save(run: Path, step: int, *, keep_last=9, keep_every: int | None = None, value=1.0) -> None:
     tensors = {file: {"x": torch.full((8,), value)} for file in FILES}
     state = TrainState(step=step, samples=step, updates=step, loss_scale=None)
-    return write_checkpoint(run, tensors, state, keep_last=keep_last, keep_every=keep_every)
+    write_checkpoint(run, tensors, state, keep_last=keep_last, keep_every=keep_every)
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -87,7 +87,7 @@ def test_as_many_stay_as_were_asked_for(saves, keep_every):
         run, step, kept = Path(name), 0, set()
         for gap, keep_last in saves:
             step += gap
-            assert save(run, step, keep_last=keep_last, keep_every=keep_every) is None
+            save(run, step, keep_last=keep_last, keep_every=keep_every)
             kept.add(step)
             wanted = set(sorted(kept)[-keep_last:])
             wanted |= {step for step in kept if keep_every and step % keep_every == 0}
@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_is_written_again(tmp_path):
         save(tmp_path, step)
     damage(folder_of(tmp_path, 40))
     assert find_newest(tmp_path)[0] == folder_of(tmp_path, 30)
-    assert save(tmp_path, 40) is None
+    save(tmp_path, 40)
     assert find_newest(tmp_path) == (folder_of(tmp_path, 40), [])
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
         *("latest", "step-00000030", "step-00000040"),
@@ -109,7 +109,7 @@ def test_a_damaged_checkpoint_is_written_again(tmp_path):
 
 def test_nine_digits_of_steps(tmp_path):
     for step in (99_999_999, 100_000_000):
-        assert save(tmp_path, step, keep_last=1) is None
+        save(tmp_path, step, keep_last=1)
     assert find_newest(tmp_path) == (folder_of(tmp_path, 100_000_000), [])
     assert not folder_of(tmp_path, 99_999_999).exists()
 
@@ -119,7 +119,7 @@ def test_what_a_killed_save_left_is_cleared_away(tmp_path):
     left.mkdir(parents=True)
     (left / "weights.safetensors").write_bytes(b"half")
     assert find_newest(tmp_path) == (None, [])
-    assert save(tmp_path, 4) is None
+    save(tmp_path, 4)
     assert not left.exists()
 
 
@@ -127,7 +127,7 @@ def test_what_somebody_keeps_in_a_checkpoint_outlives_it(tmp_path):
     save(tmp_path, 1)
     (folder_of(tmp_path, 1) / "notes.txt").write_text("the good one")
     for step in (2, 3):
-        assert save(tmp_path, step, keep_last=1) is None
+        save(tmp_path, step, keep_last=1)
     assert [path.name for path in folder_of(tmp_path, 1).iterdir()] == ["notes.txt"]
     assert find_newest(tmp_path) == (folder_of(tmp_path, 3), [])
 
@@ -196,7 +196,7 @@ def test_what_a_run_did_not_write_is_left_alone(tmp_path, keep_every):
     before = foreign()
     assert find_newest(tmp_path) == (folder_of(tmp_path, 4), [])
     for step in (8, 12):
-        assert save(tmp_path, step, keep_last=1, keep_every=keep_every) is None
+        save(tmp_path, step, keep_last=1, keep_every=keep_every)
     assert find_newest(tmp_path) == (folder_of(tmp_path, 12), [])
     assert foreign() == before and (root / "step-foo").is_dir()
     assert folder_of(tmp_path, 8).exists() == (keep_every is not None)
@@ -205,16 +205,16 @@ def test_what_a_run_did_not_write_is_left_alone(tmp_path, keep_every):
 def test_a_name_that_is_taken_is_said_and_left_alone(tmp_path):
     save(tmp_path, 4)
     folder_of(tmp_path, 8).write_text("a note")
-    error = save(tmp_path, 8)
-    assert isinstance(error, MachineFailed) and "step-00000004" in str(error)
+    with pytest.raises(MachineFailed, match="step-00000004"):
+        save(tmp_path, 8)
     assert folder_of(tmp_path, 8).read_text() == "a note"
 
 
 def test_numbers_that_are_not_finite_are_never_saved(tmp_path):
     save(tmp_path, 1)
     for value in (float("nan"), float("-inf")):
-        error = save(tmp_path, 2, keep_last=1, value=value)
-        assert isinstance(error, Diverged) and "step-00000001" in str(error)
+        with pytest.raises(Diverged, match="step-00000001"):
+            save(tmp_path, 2, keep_last=1, value=value)
         assert find_newest(tmp_path) == (folder_of(tmp_path, 1), [])
 
 

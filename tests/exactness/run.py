@@ -92,7 +92,7 @@ def resume(run: "Run", batches: list[list[dict]]) -> "Run":
     from albert_ds.pretraining.loop import save, start
 
     run.config.run.mkdir(exist_ok=True)
-    saver = Saver(run.engine, run.config, resumed_at=0)
+    saver = Saver(run.engine, run.config.run, keep_last=run.config.keep_last)
     save(run, saver)
     saver.wait()
     engine, state = start(run.config, run.mesh, run.device)

@@ -79,7 +79,7 @@ def train_and_resume(rank: int, folder: Path):
     from deepspeed.ops.lamb import fused_lamb
 
     from albert_ds.checkpoint.folder import TrainState, read_tensors
-    from albert_ds.checkpoint.gather import gather, restore, save_checkpoint
+    from albert_ds.checkpoint.gather import Saver, gather, restore
     from albert_ds.pretraining.loop import build, next_batch, train_step
 
     fused_lamb.FusedLambBuilder = Kernel
@@ -96,7 +96,10 @@ def train_and_resume(rank: int, folder: Path):
         train_step(whole, next_batch(whole))
         if step == 1:
             state = TrainState(step=2, samples=16, updates=2, loss_scale=None)
-            saved = save_checkpoint(folder, whole.engine, state, keep_last=1)
+            saver = Saver(whole.engine, folder, keep_last=1)
+            saver.save(state)
+            saver.wait()
+            saved = folder / "checkpoints" / "step-00000002"
     again = open_small_run(config, BATCHES[2:], *joined)
     weights = read_tensors(saved / "weights.safetensors")
     again.engine = build(config, joined[1], joined[0], weights)
