@@ -35,7 +35,8 @@ def write_card(
     """
     config, head = folder.config, folder.head
     run = folder.record if folder.is_ours else {}
-    indexes = _read_indexes(run.get("data"))
+    found = {data: _read_object(Path(data) / "index.json") for data in run.get("data") or ()}
+    indexes = {data: index for data, index in found.items() if "splits" in index}
     results = _list_results(folder, run, probes)
     auto, pipeline = AUTO[head.kind] if head else ("AutoModelForMaskedLM", "fill-mask")
     if head is None and config.pair_head:
@@ -148,13 +149,6 @@ def _index_results(folder: ModelFolder, pipeline: str, results: list) -> list[di
         if facts
     ]
     return [{"name": folder.root.resolve().name, "results": found}] if found else []
-
-
-def _read_indexes(folders: object) -> dict[str, dict]:
-    """index.json of every folder of shards that can be read here."""
-    folders = folders if isinstance(folders, list) else []
-    found = {folder: _read_object(Path(folder) / "index.json") for folder in folders}
-    return {folder: index for folder, index in found.items() if "splits" in index}
 
 
 def _read_object(path: Path) -> dict:

@@ -1,15 +1,20 @@
-"""Whether Hugging Face's ALBERT computes what ours does, on a batch of several lengths.
+"""Whether Hugging Face's ALBERT computes what ours does: token ids, and logits of one batch.
 
 Both models run in float64, so that rounding stays far below the tolerance at every size and a
 difference means another function or other weights.
 Shapes: B sequences, N tokens, T longest sequence, H hidden, L layers.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from albert_ds.cli import log_line
+from albert_ds.data.vocab import SPECIAL_PIECES, Vocab
+from albert_ds.errors import UserError
+from albert_ds.interop.folder import ModelFolder
 from albert_ds.interop.hugging_face import Weights
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import HeadConfig, ModelConfig
@@ -19,13 +24,53 @@ LENGTHS = (3, 17, 33, 60)  # CHOICES of them, so that they can be the options of
 TOLERANCE = 1e-5  # of logits and hidden states, absolute
 
 
+def check_export(exported: Path, folder: ModelFolder, state: Weights) -> str:
+    """Compare what was written to `exported` with our model; what a card says about that.
+
+    Raises UserError if a token id or a logit differs.
+    """
+    if find_spec("transformers") is None:
+        what = "transformers is not installed, so it was not compared with Hugging Face's ALBERT"
+        log_line(f"{what}; pip install 'albert-ds[hf]'")
+        return f"Not checked: {what}."
+    import transformers
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    problem = compare_tokenizers(folder.vocab, exported)
+    problem = problem or compare_with_hf(exported, folder.config, folder.head, state)
+    if problem:
+        raise UserError(f"--checkpoint {folder.path}: not exported: {problem}")
+    return (
+        f"Checked at export: transformers {transformers.__version__} computes the same logits "
+        f"within {TOLERANCE:.0e} (random ids, several lengths, float64) and the same token ids."
+    )
+
+
+def compare_tokenizers(vocab: Vocab, exported: Path) -> str | None:
+    """None if Hugging Face's tokenizer gives our ids: for the text of every piece, and for the
+    same in upper case with an accent."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(exported, local_files_only=True)
+    assert tokenizer is not None
+    pieces = map(vocab.decode, ([number] for number in range(len(SPECIAL_PIECES), vocab.size)))
+    texts = [form for text in pieces if text for form in (text, text.upper() + "\u0301")]
+    theirs = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    for text, ours, found in zip(texts, vocab.encode(texts), theirs, strict=True):
+        if ours != found:
+            return f"its tokenizer encodes {text!r} as {found}, ours as {ours}"
+    return None
+
+
 def compare_with_hf(
     folder: Path, config: ModelConfig, head: HeadConfig | None, state: Weights
 ) -> str | None:
     """Load what was written to `folder` with transformers and run both models on the same batch.
 
-    Returns None where all logits agree within TOLERANCE, else one line that says what differs, with
-    the first layer whose hidden states do. Raises ImportError without transformers.
+    Returns None if all logits agree within TOLERANCE, else one line that says what differs, with
+    the first layer whose hidden states do.
     """
     import transformers
 

@@ -59,36 +59,22 @@ def read_initial_weights(folder: ModelFolder, config: ModelConfig, seed: int = 0
     from `seed`. A pooler and a sentence head are dropped if the new run has none.
     """
     origins, state = find_origins(folder, config), folder.read_weights()
-    started = _start_own(config, seed)
+    own = build_per_layer(config)
+    init_weights(own, config.initializer_range, seed)
+    started = {f"albert.encoder.own.{name}": x for name, x in own.state_dict().items()}
     weights = {}
     for name in build_shapes(config):
-        old = _rename_block(name, origins)
-        if old not in state and name.endswith((".layer_norm.weight", ".layer_norm.bias")):
-            old = _find_norm(old, folder.config)  # its own norm starts as the shared one
+        old = name
+        front, is_encoders, rest = name.partition(".encoder.")
+        if is_encoders:  # `encoder.ffn.3.` may have been `encoder.ffn.0.`
+            kind, number, leaf = rest.split(".", 2)
+            index = origins[kind, int(number)]
+            old = f"{front}.encoder.{kind}.{index}.{leaf}"
+            if old not in state and leaf.endswith(("layer_norm.weight", "layer_norm.bias")):
+                # A norm of the layer's own starts as that of the block which the layer uses.
+                kind, leaf = leaf.split(".", 1)
+                block = folder.config.plan[index][kind == "ffn"]
+                old = f"{front}.encoder.{kind}.{block}.{leaf}"
         # Copies, because several new blocks may start from one old block and are trained apart.
         weights[name] = (state[old] if old in state else started[name]).clone()
     return weights
-
-
-def _start_own(config: ModelConfig, seed: int) -> Weights:
-    """The initial values of what layers have of their own, by name."""
-    own = build_per_layer(config)
-    init_weights(own, config.initializer_range, seed)
-    return {f"albert.encoder.own.{name}": x for name, x in own.state_dict().items()}
-
-
-def _find_norm(name: str, config: ModelConfig) -> str:
-    """`encoder.own.3.ffn.layer_norm.bias` -> that of the block that layer 3 uses."""
-    encoder, _, rest = name.partition("own.")
-    layer, kind, leaf = rest.split(".", 2)
-    block = config.plan[int(layer)][kind == "ffn"]
-    return f"{encoder}{kind}.{block}.{leaf}"
-
-
-def _rename_block(name: str, origins: Origins) -> str:
-    """The old name of a new tensor: `encoder.ffn.3.` may have been `encoder.ffn.0.`"""
-    encoder, found, rest = name.partition(".encoder.")
-    if not found:
-        return name
-    kind, index, leaf = rest.split(".", 2)
-    return f"{encoder}{found}{kind}.{origins[kind, int(index)]}.{leaf}"

@@ -11,7 +11,7 @@ import torch
 from albert_ds.commands.convert_hf import main
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import UserError
-from albert_ds.interop import export, hugging_face
+from albert_ds.interop import check, export, hugging_face
 from albert_ds.model.albert import AlbertForPretraining
 from tests.command import run_command
 from tests.finetuning import MODEL
@@ -118,7 +118,7 @@ def test_a_refused_export_leaves_the_older_one_alone(make_run, tmp_path, monkeyp
     run_export(run, tmp_path / "hf")
     (tmp_path / "hf" / "notes.txt").write_text("mine")
     before = {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()}
-    monkeypatch.setattr(export, "compare_with_hf", lambda *_: "it differs")
+    monkeypatch.setattr(check, "compare_with_hf", lambda *_: "it differs")
     with pytest.raises(UserError, match="not exported: it differs"):
         run_export(run, tmp_path / "hf")
     assert {path.name: path.read_bytes() for path in (tmp_path / "hf").iterdir()} == before
@@ -166,7 +166,7 @@ def test_without_transformers_the_export_says_that_it_was_not_checked(
     make_run, tmp_path, monkeypatch, capsys
 ):
     run = make_run()
-    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    monkeypatch.setattr(check, "find_spec", lambda name: None)
     run_export(run, tmp_path / "hf")
     assert "transformers is not installed" in capsys.readouterr().err
     assert "Not checked: " in (tmp_path / "hf" / "README.md").read_text()
