@@ -17,13 +17,12 @@ The same sequences in the same order give the same bytes. Any WebDataset reader 
 here the headers are read directly, because records are needed in another order than in the file,
 and often only some of them (8 microseconds a member; WebDataset takes 50 and more).
 
-Nothing in a folder is believed before it is checked: a shard's size, its headers, the number of its
+Everything read from disk is checked: a shard's size, its headers, the number of its
 tokens and its sha256 when it is read, a record when it is unpacked.
 """
 
 import hashlib
 import io
-import json
 import re
 import struct
 import tarfile
@@ -130,7 +129,6 @@ class ShardSet:
     sequence_length: int  # tokens of the longest sample, with [CLS] and two [SEP]
     token_dtype: np.dtype
     segmented: bool = False  # built with --segmented
-    is_hashed: bool = True  # whether a shard's sha256 is compared when it is read
 
     @property
     def fingerprint(self) -> str:
@@ -175,10 +173,8 @@ class Shard:
         except FileNotFoundError:
             raise UserError(f"{self._path}: this shard of {INDEX_NAME} is missing") from None
         self._places = self._find_records()
-        found = {"tokens": self._count_tokens()}
-        if source.is_hashed:
-            found["sha256"] = hashlib.sha256(self._content).hexdigest()
-        for name, value in found.items():
+        sha256 = hashlib.sha256(self._content).hexdigest()
+        for name, value in (("tokens", self._count_tokens()), ("sha256", sha256)):
             if value != getattr(info, name):
                 for each in range(len(self)):  # the first damaged record is the better message
                     self[each]
@@ -251,21 +247,6 @@ def _read_header(header: bytes) -> tuple[str | None, int]:
         return header[:100].rstrip(b"\0").decode("ascii"), int(header[124:136].strip(b"\0 "), 8)
     except ValueError:
         return None, 0
-
-
-def write_index(folder: Path, index: dict) -> None:
-    """Write index.json in one atomic step."""
-    write_file(folder / INDEX_NAME, (json.dumps(index, indent=1) + "\n").encode())
-
-
-def index_split(shards: list[dict], documents: int) -> dict:
-    """The entry of one split in index.json; `shards` as dicts of ShardInfo."""
-    return {
-        "shards": shards,
-        "samples": sum(shard["samples"] for shard in shards),
-        "tokens": sum(shard["tokens"] for shard in shards),
-        "documents": documents,
-    }
 
 
 def read_index(folder: Path | str) -> dict:

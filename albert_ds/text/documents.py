@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import IO, NamedTuple
 
 from albert_ds.cli import Number, check_ranges, flag, path
@@ -172,7 +173,7 @@ def split_documents(
     for first in lines:
         if not first.text and not first.damage:
             continue
-        rest = _chain(first, lines)
+        rest = chain([first], lines)
         kind = kind or find_kind(first.text)
         if kind == "wiki":
             yield from _split_wiki(rest)
@@ -209,14 +210,12 @@ def read_lines(file: IO[bytes], *, is_start: bool = True) -> Iterator[Line]:
         elif b"\0" in raw:
             yield Line(number, "", NUL_BYTES, raw)
         else:
-            yield _decode(raw, number, "utf-8-sig" if is_start and number == 1 else "utf-8")
-
-
-def _decode(raw: bytes, number: int, encoding: str) -> Line:
-    try:
-        return Line(number, raw.decode(encoding).strip(), "", raw)
-    except UnicodeDecodeError:
-        return Line(number, "", WRONG_ENCODING, raw)
+            encoding = "utf-8-sig" if is_start and number == 1 else "utf-8"
+            try:
+                line = Line(number, raw.decode(encoding).strip(), "", raw)
+            except UnicodeDecodeError:
+                line = Line(number, "", WRONG_ENCODING, raw)
+            yield line
 
 
 def split_sentences(
@@ -255,11 +254,6 @@ def describe_encoding(head: bytes) -> str:
     encoding = next((name for name in _COMMON_ENCODINGS if name in alike), best.encoding)
     name = encoding.replace("_", "-").upper().replace("CP125", "WINDOWS-125")
     return f"; it looks like {name}: convert it with iconv -f {name} -t UTF-8"
-
-
-def _chain(first: Line, rest: Iterator[Line]) -> Iterator[Line]:
-    yield first
-    yield from rest
 
 
 def _split_wiki(lines: Iterable[Line]) -> Iterator[Document]:

@@ -7,14 +7,16 @@ which also decides whether it is held out, so copies of it are never in both spl
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 
-from albert_ds.data.segments import pack_sentences
+from albert_ds.cli import Number, flag
+from albert_ds.data.segments import PACKINGS, pack_sentences
 from albert_ds.data.shards import pack_sequence, token_dtype
 from albert_ds.data.vocab import UNK, Vocab
-from albert_ds.text.documents import DAMAGE, TextConfig, explain_damage
+from albert_ds.text.documents import DAMAGE, SEED, TextConfig, explain_damage
 from albert_ds.text.external_sort import KEYS, RunWriter, SortRecord
 from albert_ds.text.segmented import encode_segmented, find_starts
 from albert_ds.text.sources import Reading
@@ -36,15 +38,49 @@ COUNTS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildConfig(TextConfig):
+    """How shards are built of text. Raises UserError, naming the flag, for a wrong value."""
+
+    sequence_length: int = flag(
+        "longest sequence, with [CLS] and two [SEP]",
+        default=512,
+        type=Number(low=8, high=1 << 15, whole=True),
+        metavar="TOKENS",
+    )
+    packing: str = flag(
+        "whole: a sequence holds whole sentences only. full: sentences are added until the length "
+        "is reached, and training truncates every sample to it, as in the release",
+        default="whole",
+        choices=PACKINGS,
+    )
+    holdout: float = flag(
+        "share (0 to 1) of the documents that are held out",
+        default=0.01,
+        type=Number(low=0, below=1),
+        metavar="SHARE",
+    )
+    samples_per_shard: int = flag(
+        "mean number of sequences in a shard",
+        default=2048,
+        type=Number(low=1, high=1 << 20, whole=True),
+        metavar="SEQUENCES",
+    )
+    seed: int = flag(
+        "seed of the order and of the choice of held-out documents",
+        default=0,
+        type=SEED,
+        metavar="N",
+    )
+    dedup: bool = flag(
+        "keep one of the documents with the very same text (by default all are kept, and the "
+        "copies are counted)",
+        default=False,
+    )
+
+
 def encode_documents(
-    readings: Iterable[Reading],
-    vocab: Vocab,
-    runs: RunWriter,
-    *,
-    sequence_length: int,
-    packing: str,
-    seed: int,
-    text: TextConfig,
+    readings: Iterable[Reading], vocab: Vocab, runs: RunWriter, config: BuildConfig
 ) -> dict:
     """Write the sequences of a unit to `runs`. Returns a note about the unit:
 
@@ -53,9 +89,9 @@ def encode_documents(
     """
     counts = Counter(dict.fromkeys(COUNTS, 0))
     damage: dict[str, str] = {}
-    capacity = sequence_length - 3
-    dtype = np.dtype(token_dtype(vocab.size, segmented=text.segmented)).newbyteorder("<")
-    salt = seed.to_bytes(16, "little")
+    capacity = config.sequence_length - 3
+    dtype = np.dtype(token_dtype(vocab.size, segmented=config.segmented)).newbyteorder("<")
+    salt = config.seed.to_bytes(16, "little")
     lowest, highest = KEYS, -1
     for document, name, _, head in readings:
         if document.damage:
@@ -65,14 +101,18 @@ def encode_documents(
                 damage[document.damage] = f"{name}: line {document.line}{cause}"
             continue
         counts["cut_documents"] += document.cut
-        sentences, joined = _encode(document.lines, text, vocab)
-        counts["joined_words"] += joined
+        if config.segmented:
+            starts = find_starts(document.lines)
+            sentences, joined = encode_segmented(config.split(document.lines), starts, vocab)
+            counts["joined_words"] += joined
+        else:
+            sentences = vocab.encode(config.split(document.lines))
         kept = [sentence for sentence in sentences if sentence]
         counts["empty_sentences"] += len(sentences) - len(kept)
         if not kept:
             counts["empty_documents"] += 1
             continue
-        digest = blake2b("\n".join(text.plain(document.lines)).encode(), digest_size=8).digest()
+        digest = blake2b("\n".join(config.plain(document.lines)).encode(), digest_size=8).digest()
         draw = _hash(salt, digest)
         lowest, highest = min(lowest, draw), max(highest, draw)
         counts["documents"] += 1
@@ -80,7 +120,7 @@ def encode_documents(
         counts["cut_sentences"] += sum(len(sentence) > capacity for sentence in kept)
         unknown = (UNK, UNK + vocab.size)
         counts["unknown_tokens"] += sum(ids.count(token) for ids in kept for token in unknown)
-        for number, (ids, ends) in enumerate(pack_sentences(kept, capacity, packing)):
+        for number, (ids, ends) in enumerate(pack_sentences(kept, capacity, config.packing)):
             counts["sequences"] += 1
             counts["one_sentence_sequences"] += len(ends) == 1
             counts["tokens"] += len(ids)
@@ -90,14 +130,6 @@ def encode_documents(
             runs.add(SortRecord(key, record, len(ids), draw, number == 0))
     runs.flush()
     return {"counts": dict(counts), "draws": [lowest, highest], "damage": damage}
-
-
-def _encode(lines: list[str], text: TextConfig, vocab: Vocab) -> tuple[list[list[int]], int]:
-    """The stored ids of each sentence of a document, and the number of joined words."""
-    sentences = text.split(lines)
-    if text.segmented:
-        return encode_segmented(sentences, find_starts(lines), vocab)
-    return vocab.encode(sentences), 0
 
 
 def _hash(*parts: bytes) -> int:

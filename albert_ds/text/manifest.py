@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
@@ -18,10 +18,12 @@ from albert_ds.json_files import check, read_json
 
 
 class Piece(NamedTuple):
-    """A piece of work, by where its note is or will be, and by its identity."""
+    """A piece of work."""
 
-    path: Path  # FOLDER/unit-000000.json, FOLDER/range-000000.json, ...
+    path: Path  # of its note: FOLDER/unit-000000.json, FOLDER/range-000000.json, ...
     identity: str
+    input: Any  # a unit of text, or a range of shards
+    size: int  # in bytes, or in shards
 
 
 def fingerprint(*parts) -> str:

@@ -20,29 +20,25 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
-from albert_ds.cli import Number, flag, log_line
-from albert_ds.data.segments import PACKINGS
+from albert_ds.cli import log_line
 from albert_ds.data.shards import (
     FORMAT,
     INDEX_NAME,
     SHARD_NAME,
     SPLITS,
-    index_split,
     token_dtype,
-    write_index,
 )
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import ENDINGS, DamagedData, MachineFailed, UserError
-from albert_ds.text.documents import DAMAGE, SEED, TextConfig
-from albert_ds.text.encode import COUNTS, encode_documents
+from albert_ds.files import write_json
+from albert_ds.text.documents import DAMAGE
+from albert_ds.text.encode import COUNTS, BuildConfig, encode_documents
 from albert_ds.text.external_sort import (
     DUPLICATES,
     KEYS,
-    Range,
     RunWriter,
     cut_ranges,
     write_range,
@@ -64,47 +60,6 @@ NOT_IN_ENCODING = (
 )
 LINE_SECONDS = 30.0  # between two lines of progress where there is no terminal
 MAX_WITHOUT_PAIR, MIN_FILL = 0.05, 0.6  # beyond which a warning is printed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BuildConfig(TextConfig):
-    """How shards are built of text. Raises UserError, naming the flag, for a wrong value."""
-
-    sequence_length: int = flag(
-        "longest sequence, with [CLS] and two [SEP]",
-        default=512,
-        type=Number(low=8, high=1 << 15, whole=True),
-        metavar="TOKENS",
-    )
-    packing: str = flag(
-        "whole: a sequence holds whole sentences only. full: sentences are added until the length "
-        "is reached, and training truncates every sample to it, as in the release",
-        default="whole",
-        choices=PACKINGS,
-    )
-    holdout: float = flag(
-        "share (0 to 1) of the documents that are held out",
-        default=0.01,
-        type=Number(low=0, below=1),
-        metavar="SHARE",
-    )
-    samples_per_shard: int = flag(
-        "mean number of sequences in a shard",
-        default=2048,
-        type=Number(low=1, high=1 << 20, whole=True),
-        metavar="SEQUENCES",
-    )
-    seed: int = flag(
-        "seed of the order and of the choice of held-out documents",
-        default=0,
-        type=SEED,
-        metavar="N",
-    )
-    dedup: bool = flag(
-        "keep one of the documents with the very same text (by default all are kept, and the "
-        "copies are counted)",
-        default=False,
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +95,12 @@ def build_shards(
         writing = _write_ranges(encoding.notes, counts, threshold, output, work, config, pool)
         index = _make_index(writing.notes, counts, vocab, config)
         index["text"] = survey.as_index()
-        _publish(output, index, vocab)
+        listed = {shard["name"] for split in index["splits"].values() for shard in split["shards"]}
+        for path in _find_shards(output):  # of an earlier build with other settings
+            if path.name not in listed:
+                path.unlink()
+        vocab.write(output)
+        write_json(output / INDEX_NAME, index)
         warn_of_packing(index)
     return Built(
         index=index,
@@ -160,26 +120,19 @@ class Pass:
     redone: int
 
 
-def _run_pass(
-    pool: Pool,
-    pieces: list[Piece],
-    work: Callable[[Piece, Any], dict],
-    inputs: list,
-    sizes: list[int],
-    bar: tqdm,
-) -> Pass:
+def _run_pass(pool: Pool, pieces: list[Piece], work: Callable[[Piece], dict], bar: tqdm) -> Pass:
     """The notes of all pieces: what a killed build has left, and what `work` makes of the rest."""
     found = list(pool.map(read_note, pieces))
     notes = {number: note for number, note in enumerate(found) if isinstance(note, dict)}
     kept = len(notes)
     # The largest first, so that all processes end at about the same time.
-    todo = sorted(set(range(len(pieces))) - notes.keys(), key=lambda number: -sizes[number])
-    bar.total = sum(sizes[number] for number in todo)
+    todo = sorted(set(range(len(pieces))) - notes.keys(), key=lambda number: -pieces[number].size)
+    bar.total = sum(pieces[number].size for number in todo)
     with bar:
-        done = pool.map(work, [pieces[number] for number in todo], [inputs[n] for n in todo])
+        done = pool.map(work, [pieces[number] for number in todo])
         for number, note in zip(todo, done, strict=True):
             notes[number] = note
-            bar.update(sizes[number])
+            bar.update(pieces[number].size)
     ordered = [notes[number] for number in range(len(pieces))]
     return Pass(notes=ordered, kept=kept, redone=found.count("damaged"))
 
@@ -191,26 +144,22 @@ def _encode_units(
     settings = {**asdict(config), **dict.fromkeys(NOT_IN_ENCODING)}
     how = [FORMAT, vocab.sha256, asdict(vocab.normalisation), settings]
     pieces = [
-        Piece(work / f"unit-{number:06d}.json", fingerprint(how, unit))
+        Piece(
+            path=work / f"unit-{number:06d}.json",
+            identity=fingerprint(how, unit),
+            input=unit,
+            size=sum(part.size for part in unit),
+        )
         for number, unit in enumerate(units)
     ]
     encode = partial(_encode_unit, vocab=vocab, config=config)
-    sizes = [sum(part.size for part in unit) for unit in units]
-    return _run_pass(pool, pieces, encode, units, sizes, open_bar("encoding", "B"))
+    return _run_pass(pool, pieces, encode, open_bar("encoding", "B"))
 
 
-def _encode_unit(piece: Piece, unit: list[Slice], *, vocab: Vocab, config: BuildConfig) -> dict:
+def _encode_unit(piece: Piece, *, vocab: Vocab, config: BuildConfig) -> dict:
     runs = RunWriter(piece.path.with_suffix(""))
-    readings = tell_progress(read_documents(unit, config.text_field), unit)
-    note = encode_documents(
-        readings,
-        vocab,
-        runs,
-        sequence_length=config.sequence_length,
-        packing=config.packing,
-        seed=config.seed,
-        text=config,
-    )
+    readings = tell_progress(read_documents(piece.input, config.text_field), piece.size)
+    note = encode_documents(readings, vocab, runs, config)
     return write_note(piece, note, runs.files)
 
 
@@ -283,33 +232,40 @@ def _write_ranges(
     ranges = cut_ranges(counts, config.holdout, config.samples_per_shard)
     how = [sorted(runs.values()), threshold, config.dedup]
     pieces = [
-        Piece(work / f"range-{number:06d}.json", fingerprint(how, asdict(part)))
+        Piece(
+            path=work / f"range-{number:06d}.json",
+            identity=fingerprint(how, asdict(part)),
+            input=part,
+            size=part.last - part.first,
+        )
         for number, part in enumerate(ranges)
     ]
     write = partial(
         _write_range, runs=list(runs), output=output, threshold=threshold, dedup=config.dedup
     )
-    sizes = [part.last - part.first for part in ranges]
-    return _run_pass(pool, pieces, write, ranges, sizes, open_bar("writing", " shards"))
+    return _run_pass(pool, pieces, write, open_bar("writing", " shards"))
 
 
 def _write_range(
-    piece: Piece, part: Range, *, runs: list[Path], output: Path, threshold: int, dedup: bool
+    piece: Piece, *, runs: list[Path], output: Path, threshold: int, dedup: bool
 ) -> dict:
-    shards, counts = write_range(part, runs, output, threshold, dedup=dedup)
-    note = {"split": part.split, "shards": [asdict(shard) for shard in shards], "counts": counts}
+    shards, counts = write_range(piece.input, runs, output, threshold, dedup=dedup)
+    listed = [asdict(shard) for shard in shards]
+    note = {"split": piece.input.split, "shards": listed, "counts": counts}
     return write_note(piece, note, {output / shard.name: shard.sha256 for shard in shards})
 
 
 def _make_index(
     written: list[dict], counts: Counter[str], vocab: Vocab, config: BuildConfig
 ) -> dict:
-    splits = {}
+    splits: dict[str, dict] = {}
     duplicates = Counter(dict.fromkeys(DUPLICATES, 0))
     for split in SPLITS:
         mine = [note for note in written if note["split"] == split]
         documents = sum(note["counts"]["documents"] for note in mine)
-        splits[split] = index_split([shard for note in mine for shard in note["shards"]], documents)
+        shards = [shard for note in mine for shard in note["shards"]]
+        sums = {what: sum(shard[what] for shard in shards) for what in ("samples", "tokens")}
+        splits[split] = {"shards": shards, **sums, "documents": documents}
         for note in mine:
             duplicates.update({name: note["counts"][name] for name in DUPLICATES})
     tokens, samples = (
@@ -327,16 +283,6 @@ def _make_index(
         "counts": {**counts, **duplicates},
         "fill": tokens * read / (samples * (config.sequence_length - 3)),
     }
-
-
-def _publish(output: Path, index: dict, vocab: Vocab) -> None:
-    """Write the vocabulary and the index, and delete the shards of an earlier, different build."""
-    listed = {shard["name"] for entry in index["splits"].values() for shard in entry["shards"]}
-    for path in _find_shards(output):
-        if path.name not in listed:
-            path.unlink()
-    vocab.write(output)
-    write_index(output, index)
 
 
 def _find_shards(output: Path) -> list[Path]:
@@ -403,9 +349,9 @@ def open_bar(what: str, unit: str, total: int = 0) -> tqdm:
     return tqdm(total=total, desc=what, unit=unit, unit_scale=True, **how)
 
 
-def tell_progress(readings: Iterable[Reading], unit: list[Slice]) -> Iterator[Reading]:
-    """The documents of a unit, with a line now and then if there are very many."""
-    size, told = sum(part.size for part in unit), time.monotonic()
+def tell_progress(readings: Iterable[Reading], size: int) -> Iterator[Reading]:
+    """The documents of a unit of `size` bytes, with a line now and then if there are very many."""
+    told = time.monotonic()
     for number, reading in enumerate(readings, 1):
         if time.monotonic() > told + LINE_SECONDS:
             told = time.monotonic()

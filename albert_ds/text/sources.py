@@ -153,20 +153,14 @@ def _cut_file(location: str) -> Iterator[Slice]:
     begin, kind = 0, ""
     if size > UNIT_BYTES and not is_url(location) and not is_packed(location):
         with open(location, "rb") as file:
-            kind = _find_kind(file)
+            first = next((line for line in read_lines(file) if line.text or line.damage), None)
+            kind = find_kind(first.text if first else "")
             while size - begin > UNIT_BYTES:
                 end = _find_document(file, kind, begin + UNIT_BYTES, size)
                 yield Slice(location, begin, end, modified, kind)
                 begin = end
     if begin < size or not begin:
         yield Slice(location, begin, size, modified, kind)
-
-
-def _find_kind(file: IO[bytes]) -> str:
-    for line in read_lines(file):
-        if line.text or line.damage:
-            return find_kind(line.text)
-    return "text"
 
 
 def _find_document(file: IO[bytes], kind: str, offset: int, size: int) -> int:
