@@ -7,22 +7,16 @@ span, 0 where a model did not propose it, and the logit of "no answer".
 albert-ds ensemble --members DIR DIR [DIR ...] --output ENSEMBLE
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from albert_ds import cli
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json
 from albert_ds.tasks.recipes import RECIPES, Lengths
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from albert_ds.tasks.features import Split
 
 
 def build_parser() -> cli.Parser:
@@ -43,7 +37,8 @@ def build_parser() -> cli.Parser:
 
 def combine(folders: list[Path], output: Path) -> dict:
     """Average the members, score them and write the results; returns those of results.json."""
-    from albert_ds.finetuning.results import read_outputs, write_results
+    from albert_ds.finetuning.results import read_outputs, read_split, write_results
+    from albert_ds.tasks.features import FEATURES
 
     members = [seed for folder in folders for seed in sorted(folder.glob("seed-*")) or [folder]]
     configs = [read_json(member / "config.json") for member in members]
@@ -52,59 +47,39 @@ def combine(folders: list[Path], output: Path) -> dict:
         raise UserError(
             f"--members: they are of {', '.join(tasks)}; must be fine-tuned on one task"
         )
-    task = tasks[0]
+    task, config = tasks[0], configs[0]
     schema = {"features": dict, "data": str, "lengths": dict}
-    check(configs[0], schema, str(members[0] / "config.json"))
+    check(config, schema, str(members[0] / "config.json"))
+    lengths = Lengths(**{f.name: config["lengths"][f.name] for f in fields(Lengths)})
+    caches = [folder / FEATURES for folder in (members[0], members[0].resolve().parent)]
+    cache = next((folder for folder in caches if folder.is_dir()), caches[0])
     splits, outputs = {}, {}
-    for name in configs[0]["features"]:
+    for name, features in config["features"].items():
         if name == "train":
             continue
         found = [read_outputs(member, name) for member in members]
-        _require_same(members, [about["key"] for _, about in found], name, task)
-        splits[name] = _open_split(members[0], configs[0], name)
+        for member, (_, about) in zip(members, found, strict=True):
+            if about["key"] != found[0][1]["key"]:
+                raise UserError(
+                    f"--members {member}: its {name} set is not that of {members[0]}: data, "
+                    f"vocabulary and lengths of {task} must be the same"
+                )
+        splits[name] = read_split(
+            cache, features, data=Path(config["data"]), name=name, lengths=lengths
+        )
         outputs[name] = average([arrays for arrays, _ in found])
+    alone = []  # the members' own metrics
+    for path in (member / "results.json" for member in members):
+        results = read_json(path)
+        check(results, {"dev": dict}, str(path))
+        alone.append(results["dev"])
     output.mkdir(parents=True, exist_ok=True)
-    about = {
-        "members": [str(member) for member in members],
-        "alone": [_read_own(member / "results.json") for member in members],
-    }
+    about = {"members": [str(member) for member in members], "alone": alone}
     return write_results(output, task, splits, outputs, about)
-
-
-def _read_own(path: Path) -> dict:
-    """A member's own metrics."""
-    found = read_json(path)
-    check(found, {"dev": dict}, str(path))
-    return found["dev"]
-
-
-def _require_same(members: list[Path], keys: list[str], split: str, task: str) -> None:
-    for member, key in zip(members, keys, strict=True):
-        if key != keys[0]:
-            raise UserError(
-                f"--members {member}: its {split} set is not that of {members[0]}: data, "
-                f"vocabulary and lengths of {task} must be the same"
-            )
-
-
-def _open_split(member: Path, config: dict, name: str) -> Split:
-    from albert_ds.tasks.features import FEATURES, Split, read_features
-
-    found = [folder / FEATURES for folder in (member, member.resolve().parent)]
-    path = next((folder for folder in found if folder.is_dir()), found[0])
-    path /= f"{config['features'][name]}.safetensors"
-    if not path.is_file():
-        raise UserError(f"{path}: the tokenised {name} set is gone; run finetune.py again")
-    lengths = Lengths(**{f.name: config["lengths"][f.name] for f in fields(Lengths)})
-    return Split(
-        data=Path(config["data"]), name=name, lengths=lengths, features=read_features(path)
-    )
 
 
 def average(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The mean of every output; for proposed spans the mean probability."""
-    import numpy as np
-
     if "start_index" not in members[0]:
         return {name: np.mean([m[name] for m in members], axis=0) for name in members[0]}
     impossible = np.mean([member["impossible"] for member in members], axis=0)
@@ -116,8 +91,6 @@ def average_spans(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]
 
     They have the form of the conditional head: K starts, each with one end, whose score is 0.
     """
-    import numpy as np
-
     rows = len(members[0]["start_index"])
     merged: list[dict] = []
     for row in range(rows):

@@ -5,6 +5,9 @@ DIR/outputs.SPLIT.safetensors   logits, for tools/ensemble.py
 DIR/...                         predictions in the formats of the leaderboards
 """
 
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,81 +23,65 @@ from albert_ds.parallel.consensus import raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.settings.finetune import FinetuneConfig
 from albert_ds.tasks.features import FEATURES, Split, cached, fingerprint, read_features
+from albert_ds.tasks.recipes import Lengths
 from albert_ds.tasks.registry import TASKS
 
 
-def list_splits(config: FinetuneConfig) -> list[str]:
-    """train, the dev sets, and the test sets whose files exist."""
-    task, data = TASKS[config.task], Path(config.data)
-    tests = [s for s in task.test_splits if _is_there(task, data, s)]
-    return ["train", *task.dev_splits, *tests]
-
-
-def _is_there(task, data: Path, split: str) -> bool:
-    try:
-        return all(path.is_file() for path in task.files(data, split))
-    except UserError:  # the folder of this split has no files
-        return False
-
-
 def fingerprint_splits(config: FinetuneConfig, vocab: Vocab) -> dict[str, str]:
-    """Hashes that identify the tokenised splits: their content, vocabulary and lengths."""
-    lengths = config.lengths
+    """Hashes that identify the tokenised splits: their content, vocabulary and lengths.
+
+    The splits are train, the dev sets, and the test sets whose files exist. Raises UserError.
+    """
+    task, data, lengths = TASKS[config.task], Path(config.data), config.lengths
+    files = {split: task.files(data, split) for split in ("train", *task.dev_splits)}
+    for split in task.test_splits:
+        with suppress(UserError):  # RACE: the folder of this split has no files
+            found = task.files(data, split)
+            if all(path.is_file() for path in found):
+                files[split] = found
     return {
         split: fingerprint(
-            TASKS[config.task].files(Path(config.data), split),
+            paths,
             task=config.task,
             split=split,
             vocab=vocab.sha256,
-            lower_case=vocab.normalisation.lower_case,
-            keep_accents=vocab.normalisation.keep_accents,
-            # Absent for form albert, so that older runs keep their features.
-            **({"form": form} if (form := vocab.normalisation.form) != "albert" else {}),
+            normalisation=asdict(vocab.normalisation),
             lengths=[lengths.sequence, lengths.question, lengths.stride],
         )
-        for split in list_splits(config)
+        for split, paths in files.items()
     }
 
 
 def open_splits(config: FinetuneConfig, vocab: Vocab, mesh: Mesh) -> dict[str, Split]:
     """Every split; rank 0 tokenises those that RUN does not have yet. Collective.
 
-    Raises UserError and DamagedData on every rank where a file is missing or wrong.
+    Raises UserError and DamagedData on every rank if a file is missing or wrong.
     """
-    task = TASKS[config.task]
+    task, data, cache = TASKS[config.task], Path(config.data), config.run / FEATURES
     with raise_together(mesh):
         for split, key in config.features.items() if mesh.rank == 0 else ():
-            found = cached(
-                config.run / FEATURES,
-                key,
-                lambda split=split: task.build(Path(config.data), split, vocab, config.lengths),
-            )
-            _report(config, split, found.counts)
-        if mesh.rank == 0:
-            _report_absent(config)
-    return {split: read_split(config, split) for split in config.features}
+            build = partial(task.build, data, split, vocab, config.lengths)
+            counts = cached(cache, key, build).counts
+            parts = [f"{number:,} {what}" for what, number in counts.items()]
+            published = task.published.get(split)
+            if published not in (None, counts["examples"]):
+                parts[0] += f" (published: {published:,})"
+            log_line(f"{config.task} {split}: {', '.join(parts)}")
+        for split in task.test_splits if mesh.rank == 0 else ():
+            if split not in config.features:
+                log_line(f"{config.task} {split}: not in {data}, so nothing is predicted for it")
+    return {
+        split: read_split(cache, key, data=data, name=split, lengths=config.lengths)
+        for split, key in config.features.items()
+    }
 
 
-def read_split(config: FinetuneConfig, split: str) -> Split:
-    """A split that has been tokenised."""
-    path = config.run / FEATURES / f"{config.features[split]}.safetensors"
-    return Split(
-        data=Path(config.data), name=split, lengths=config.lengths, features=read_features(path)
-    )
-
-
-def _report(config: FinetuneConfig, split: str, counts: dict[str, int]) -> None:
-    parts = [f"{number:,} {what}" for what, number in counts.items()]
-    published = TASKS[config.task].published.get(split)
-    if published not in (None, counts["examples"]):
-        parts[0] += f" (published: {published:,})"
-    log_line(f"{config.task} {split}: {', '.join(parts)}")
-
-
-def _report_absent(config: FinetuneConfig) -> None:
-    for split in TASKS[config.task].test_splits:
-        if split not in config.features:
-            log_line(f"{config.task} {split}: not in {config.data}, so nothing is predicted for it")
+def read_split(cache: Path, key: str, *, data: Path, name: str, lengths: Lengths) -> Split:
+    """A split that was tokenised before; UserError if it is gone."""
+    path = cache / f"{key}.safetensors"
+    if not path.is_file():
+        raise UserError(f"{path}: the tokenised {name} set is gone; run finetune.py again")
+    return Split(data=data, name=name, lengths=lengths, features=read_features(path))
 
 
 def score_splits(task_name: str, splits: dict[str, Split], outputs: dict) -> dict[str, float]:

@@ -5,7 +5,6 @@ only), so columns are found by name. Predictions are written in the leaderboard'
 diagnostic set has no training data: it is another test set of MNLI, submitted as AX.tsv.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -39,10 +38,7 @@ class GlueTask:
     published: dict[str, int]  # examples of each split
     headless: tuple[str, ...] = ()  # all columns, if train and dev have no header
     tolerance: float = 0.0  # share of malformed rows that the published training file may have
-
-    @property
-    def has_test_labels(self) -> bool:
-        return False
+    has_test_labels: bool = False
 
     @property
     def dev_splits(self) -> tuple[str, ...]:
@@ -55,22 +51,6 @@ class GlueTask:
     def files(self, data: Path, split: str) -> list[Path]:
         names = DIAGNOSTIC_FILES if split == DIAGNOSTIC else (f"{split}.tsv",)
         return [next((data / name for name in names if (data / name).is_file()), data / names[0])]
-
-    def _table(self, data: Path, split: str) -> Table:
-        is_test = split.startswith("test")
-        has_header = is_test or not self.headless
-        columns = [*self.texts, *([] if is_test else [self.label_column])]
-        return Table(
-            path=self.files(data, split)[0],
-            columns=columns if has_header else list(self.headless),
-            has_header=has_header,
-            tolerance=self.tolerance if split == "train" else 0.0,
-        )
-
-    def _rows(self, table: Table, split: str) -> Iterator[tuple[int, list[str], float]]:
-        for line, row in table:
-            label = 0.0 if split.startswith("test") else self._label(row, table.path, line)
-            yield line, [row[name] for name in self.texts], label
 
     def _label(self, row: dict[str, str], path: Path, line: int) -> float:
         word = row[self.label_column]
@@ -93,15 +73,25 @@ class GlueTask:
 
         Raises UserError or DamagedData with the file and the line.
         """
-        table, builder, labels, example = self._table(data, split), FeatureBuilder(), [], 0
-        rows = self._rows(table, split)
+        is_test = split.startswith("test")
+        has_header = is_test or not self.headless
+        columns = [*self.texts, *([] if is_test else [self.label_column])]
+        table = Table(
+            path=self.files(data, split)[0],
+            columns=columns if has_header else list(self.headless),
+            has_header=has_header,
+            tolerance=self.tolerance if split == "train" else 0.0,
+        )
+        builder, labels = FeatureBuilder(), []
+        rows = iter(table)
         while block := list(islice(rows, BLOCK)):
-            encoded = iter(vocab.encode([text for _, texts, _ in block for text in texts]))
-            for _, texts, label in block:
-                self._add(builder, example, [next(encoded) for _ in texts], lengths.sequence)
-                labels.append(label)
-                example += 1
-        builder.count("examples", example)
+            texts = [row[name] for _, row in block for name in self.texts]
+            encoded = iter(vocab.encode(texts))
+            for line, row in block:
+                tokens = [next(encoded) for _ in self.texts]
+                self._add(builder, len(labels), tokens, lengths.sequence)
+                labels.append(0.0 if is_test else self._label(row, table.path, line))
+        builder.count("examples", len(labels))
         if table.malformed:
             builder.count("skipped: wrong number of fields", len(table.malformed))
         kind = np.int64 if self.labels else np.float32

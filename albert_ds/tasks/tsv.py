@@ -33,13 +33,23 @@ class Table:
                     line = line.rstrip("\r\n")
                     fields = (line.removeprefix("\ufeff") if number == 1 else line).split("\t")
                     if number == 1 and self.has_header:
-                        names = self._check_header(fields)
+                        names = fields
+                        if missing := [name for name in self.columns if name not in names]:
+                            raise DamagedData(
+                                f"{self.path}, line 1: the header has no column {missing[0]!r}; it "
+                                f"has {', '.join(names)[:200]}"
+                            )
                         continue
                     total += 1
-                    if len(fields) != len(names):
-                        self._note(number, len(fields), len(names))
-                        continue
-                    yield number, dict(zip(names, fields, strict=True))
+                    if len(fields) == len(names):
+                        yield number, dict(zip(names, fields, strict=True))
+                    elif self.tolerance:
+                        self.malformed.append(number)
+                    else:
+                        raise DamagedData(
+                            f"{self.path}, line {number}: {len(fields)} fields, must be "
+                            f"{len(names)}"
+                        )
         except FileNotFoundError:
             raise UserError(f"--data: {self.path}: no such file") from None
         except OSError as error:
@@ -53,17 +63,3 @@ class Table:
                 f"{self.path}: {len(self.malformed)} of {total} rows have a wrong number of "
                 f"fields, the first in line {self.malformed[0]}"
             )
-
-    def _check_header(self, fields: list[str]) -> list[str]:
-        missing = [name for name in self.columns if name not in fields]
-        if missing:
-            raise DamagedData(
-                f"{self.path}, line 1: the header has no column {missing[0]!r}; it has "
-                f"{', '.join(fields)[:200]}"
-            )
-        return fields
-
-    def _note(self, number: int, found: int, expected: int) -> None:
-        if not self.tolerance:
-            raise DamagedData(f"{self.path}, line {number}: {found} fields, must be {expected}")
-        self.malformed.append(number)
