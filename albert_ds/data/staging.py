@@ -64,11 +64,19 @@ def copy_folders(folders: list[str], stage: Path) -> Iterator[int]:
         for copy in copies.values():
             copy.mkdir(exist_ok=True)
         for folder, shard in missing:
-            write_file(copies[folder] / shard.name, _read_whole(folder, shard))
+            path = join(folder, shard.name)
+            content = read_bytes(path, shard.bytes + 1)
+            if hashlib.sha256(content).hexdigest() != shard.sha256:
+                raise DamagedData(f"{path}: its sha256 is not that of {INDEX_NAME}")
+            write_file(copies[folder] / shard.name, content)
             yield shard.bytes
         for folder, copy in copies.items():
-            _copy_vocab(folder, copy)
-            write_file(copy / INDEX_NAME, read_bytes(join(folder, INDEX_NAME), MAX_BYTES))
+            for name in (MODEL_NAME, CONFIG_NAME, INDEX_NAME):
+                try:
+                    write_file(copy / name, read_bytes(join(folder, name), MAX_BYTES))
+                except FileNotFoundError:
+                    if name != CONFIG_NAME:  # a model may lie alone
+                        raise
     finally:
         os.close(lock)
 
@@ -84,20 +92,3 @@ def _take(lock: int) -> bool:
 def _is_whole(path: Path, shard: ShardInfo) -> bool:
     is_there = path.is_file() and path.stat().st_size == shard.bytes
     return is_there and hashlib.sha256(path.read_bytes()).hexdigest() == shard.sha256
-
-
-def _read_whole(folder: str, shard: ShardInfo) -> bytes:
-    path = join(folder, shard.name)
-    content = read_bytes(path, shard.bytes + 1)
-    if hashlib.sha256(content).hexdigest() != shard.sha256:
-        raise DamagedData(f"{path}: its sha256 is not that of {INDEX_NAME}")
-    return content
-
-
-def _copy_vocab(folder: str, copy: Path) -> None:
-    write_file(copy / MODEL_NAME, read_bytes(join(folder, MODEL_NAME), MAX_BYTES))
-    try:
-        config = read_bytes(join(folder, CONFIG_NAME), MAX_BYTES)
-    except FileNotFoundError:
-        return
-    write_file(copy / CONFIG_NAME, config)

@@ -42,11 +42,13 @@ def connect_ranks(world: World, *, timeout_minutes: float):
     have one GPU.
     """
     has_cuda = torch.cuda.is_available() and not wants_cpu()
+    # Before the choice, which sets DS_ACCELERATOR.
+    grant = None if has_cuda or wants_cpu() else find_gpu_grant()
     # DeepSpeed takes the number of its device from LOCAL_RANK.
-    kind = _name_kind(has_cuda)  # before the choice, which sets DS_ACCELERATOR
     device, os.environ["LOCAL_RANK"] = choose_device(world, has_cuda)
+    kind = f"cpu despite {grant}" if grant else "cpu"
     if has_cuda:
-        kind += f" {torch.cuda.get_device_properties(device).uuid}"
+        kind = f"cuda {torch.cuda.get_device_properties(device).uuid}"
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(world.rank), str(world.size)
     if dist.is_initialized():
         return device, None
@@ -64,20 +66,16 @@ def open_groups(world: World, store, device, *, timeout_minutes: float) -> None:
             store=store,
             timeout=timedelta(minutes=timeout_minutes),
         )
-    if dist.get_world_size() != world.size:
-        raise UserError(f"{dist.get_world_size()} ranks joined, the launcher started {world.size}")
+    assert dist.get_world_size() == world.size
     _quieten_deepspeed()
 
 
-def _name_kind(has_cuda: bool) -> str:
-    """What this rank computes on: "cuda", "cpu", or "cpu despite NAME=VALUE" (a grant of GPUs)."""
-    grant = None if has_cuda or wants_cpu() else find_gpu_grant()
-    return "cuda" if has_cuda else f"cpu despite {grant}" if grant else "cpu"
-
-
 def check_kinds(kinds: list[str]) -> None:
-    """Raise UserError where a rank (`kinds[rank]`) lacks the GPU that it was granted or that others
-    have, and where two ranks have the same one."""
+    """Raise UserError if a rank lacks the GPU that it was granted or that others have, and if two
+    ranks have the same one.
+
+    kinds: of each rank "cuda UUID", "cpu", or "cpu despite NAME=VALUE" (a grant of GPUs).
+    """
     cpu = [rank for rank, kind in enumerate(kinds) if not kind.startswith("cuda ")]
     lost = [rank for rank in cpu if kinds[rank] != "cpu"]
     allowed = "allowed: GPUs that torch can use, or DS_ACCELERATOR=cpu to train on the CPU"

@@ -8,7 +8,10 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 POLL_SECONDS = 1.0
@@ -47,35 +50,24 @@ class StopRequest:
 
     def _watch_launcher(self) -> None:
         """Stop when the launcher is gone: a killed `deepspeed` leaves its ranks running."""
-        launcher = [pid for pid in _ancestors(self._parent) if _is_launcher(pid)]
+        launcher: list[psutil.Process] = []
+        with suppress(psutil.Error):  # /proc may hide what others run
+            parent = psutil.Process(self._parent)
+            launcher = [one for one in (parent, *parent.parents()) if _is_launcher(one)]
         while self._asked is None:
             time.sleep(POLL_SECONDS)
-            if os.getppid() != self._parent or any(not _is_alive(pid) for pid in launcher):
+            if os.getppid() != self._parent or not all(map(_is_alive, launcher)):
                 self._asked = "the launcher is gone"
 
 
-def _ancestors(pid: int) -> list[int]:
-    chain = []
-    while pid > 1 and Path(f"/proc/{pid}/stat").exists():
-        chain.append(pid)
-        # The name in parentheses may contain spaces; the parent is the second field after it.
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return chain
+def _is_launcher(process: psutil.Process) -> bool:
+    names = ("deepspeed.launcher", "bin/deepspeed", "torchrun", "torch.distributed.run")
+    # Of bash -c "torchrun ... &" no word counts: it may end before torchrun does.
+    words = [word for word in process.cmdline()[:4] if " " not in word]
+    return any(name in word for word in words for name in names)
 
 
-def _is_launcher(pid: int) -> bool:
-    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return any(
-        word in part
-        for part in command[:4]
-        if b" " not in part  # bash -c "torchrun ... &" may end before torchrun does
-        for word in (b"deepspeed.launcher", b"bin/deepspeed", b"torchrun", b"torch.distributed.run")
-    )
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
