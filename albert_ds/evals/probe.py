@@ -121,18 +121,20 @@ def tabulate(values: dict) -> str:
     for task, name in TASKS.items():
         count = values.get(f"heldout_{task}_pairs", values["heldout_pairs"])
         accuracy = values.get(f"heldout_{task}_accuracy")
-        label = f"{name} accuracy"
-        if task != values["objective"]:
-            label += ", only its head trained"
+        head = "" if task == values["objective"] else ", only its head trained"
         if count and accuracy is not None:
-            rows.append((label, accuracy, count))
-    rows.append(("a coin", 0.5, None))
-    lines = ["| held out | share | 95 % interval | of |", "| --- | --- | --- | --- |"]
-    for name, share, count in rows:
-        low, high = interval(share, count) if count else (share, share)
-        lines.append(f"| {name} | {share:.4f} | {low:.4f} .. {high:.4f} | {count or ''} |")
+            rows.append((f"{name} accuracy{head}", accuracy, count))
     bits = values["heldout_bits_per_byte"]
-    return "\n".join([*lines, "", f"{bits:.3f} bits per byte of masked words"])
+    return tabulate_shares("held out | share", rows, f"{bits:.3f} bits per byte of masked words")
+
+
+def tabulate_shares(heading: str, rows: list[tuple[str, float, int]], last: str) -> str:
+    """A Markdown table of (name, share, trials), and a line below it."""
+    lines = [f"| {heading} | 95 % interval | of |", "| --- | --- | --- | --- |"]
+    for name, share, count in rows:
+        low, high = interval(share, count)
+        lines.append(f"| {name} | {share:.4f} | {low:.4f} .. {high:.4f} | {count} |")
+    return "\n".join([*lines, "| a coin | 0.5000 | | |", "", last])
 
 
 def interval(share: float, count: int) -> tuple[float, float]:
@@ -153,15 +155,12 @@ def probe_pairs(args: Namespace, folder: ModelFolder, device: torch.device) -> d
 
 
 def tabulate_pairs(values: dict) -> str:
-    lines = ["| minimal pairs | accuracy | 95 % interval | of |", "| --- | --- | --- | --- |"]
-    rows = [*values["paradigms"].items(), *values["phenomena"].items()]
-    for name, (share, count) in [*rows, ("**all**", (values["accuracy"], values["pairs"]))]:
-        low, high = interval(share, count)
-        lines.append(f"| {name} | {share:.4f} | {low:.4f} .. {high:.4f} | {count} |")
+    groups = [*values["paradigms"].items(), *values["phenomena"].items()]
+    rows = [(name, share, count) for name, (share, count) in groups]
+    rows.append(("**all**", values["accuracy"], values["pairs"]))
     speed = values["pairs"] / values["seconds"]
-    return "\n".join(
-        [*lines, "| a coin | 0.5000 | | |", "", f"{speed:,.0f} pairs/s, {values['precision']}"]
-    )
+    last = f"{speed:,.0f} pairs/s, {values['precision']}"
+    return tabulate_shares("minimal pairs | accuracy", rows, last)
 
 
 def compare_layers(args: Namespace, device: torch.device) -> dict:

@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 from albert_ds.errors import MachineFailed
 from albert_ds.process.ending import UNTOUCHED, Ending, leave_process, print_ending
@@ -31,22 +31,17 @@ WRITING = 10.0  # seconds in which rank 0 writes exit.json
 FAILED = (RuntimeError, ValueError)  # raised by a store whose host is gone (DistError too)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Beat:
-    """A sign of life of one rank."""
+class Beat(NamedTuple):
+    """A sign of life of one rank; a list of JSON in the store."""
 
     count: int = 0
     ending: Ending | None = None  # what it has come to
     is_leaving: bool = False  # it knows how all ranks end
 
-    def encode(self) -> str:
-        return json.dumps(asdict(self))
-
     @staticmethod
     def decode(text: bytes) -> "Beat":
-        values = json.loads(text)
-        ending = values.pop("ending", None)
-        return Beat(**values, ending=Ending(*ending) if ending else None)
+        count, ending, is_leaving = json.loads(text)
+        return Beat(count, Ending(*ending) if ending else None, is_leaving)
 
 
 class Monitor:
@@ -196,7 +191,7 @@ class Heartbeat:
         ending = Ending(*json.loads(store.get("ending")))
         with suppress(*FAILED):
             store.wait(["written"], timedelta(seconds=WRITING))
-            store.set(f"life/{self._world.rank}", Beat(is_leaving=True).encode())
+            store.set(f"life/{self._world.rank}", json.dumps(Beat(is_leaving=True)))
             store.check(["ending"])  # `set` does not wait for an answer
         return ending
 
@@ -210,7 +205,7 @@ class Heartbeat:
         while True:
             self._count += 1
             beat = Beat(count=self._count, ending=self._mine)
-            store.set(f"life/{self._world.rank}", beat.encode())
+            store.set(f"life/{self._world.rank}", json.dumps(beat))
             now = time.monotonic()
             yield min(now - before, 2 * INTERVAL)
             before = now

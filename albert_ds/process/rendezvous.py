@@ -154,7 +154,7 @@ def wait_for_ranks(world: World, kind: str, *, minutes: float):
     patience = timedelta(minutes=minutes)
     try:
         store = open_store(world, patience, is_host=world.rank == 0)
-        store.set(f"life/{world.rank}", "{}")
+        store.set(f"life/{world.rank}", "[0, null, false]")  # the first beat of heartbeat.py
         store.set(f"kind/{world.rank}", kind)
         store.set(f"host/{world.rank}", os.uname().nodename)
     except dist.DistError as error:
