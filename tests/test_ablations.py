@@ -142,6 +142,10 @@ def test_only_some_tasks_and_equal_time_on_other_hardware(tmp_path):
     ]
 
 
+def test_every_table_has_a_recipe():
+    assert {recipe.stem for recipe in RECIPES} == ROWS.keys()
+
+
 def write_results(folder: Path, task: str, dev: dict) -> None:
     path = folder / task.rpartition("/")[2] / "results.json"
     path.parent.mkdir(parents=True)

@@ -91,12 +91,12 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def runs(tmp_path, data):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, data):
     """Copies of two real runs, which name their data where it is here."""
     found = []
     for name in ("lamb", "adamw"):
-        run = tmp_path / "runs" / name / "run"
+        run = tmp_path_factory.mktemp("runs") / name / "run"
         shutil.copytree(FIXTURE / name, run)
         config = json.loads((run / "config.json").read_text())
         (run / "config.json").write_text(json.dumps({**config, "data": [str(data)]}))
@@ -104,18 +104,17 @@ def runs(tmp_path, data):
     return found
 
 
-def test_the_numbers_are_those_of_metrics_jsonl(tmp_path, runs):
-    page, _ = make(tmp_path, *runs)
-    titles = {
-        "MLM loss": "mlm_loss",
-        "MLM accuracy": "mlm_accuracy",
-        "SOP accuracy": "sop_accuracy",
-        "SOP loss": "sop_loss",
-        "Loss": "loss",
-        "Learning rate": "lr",
-        "Gradient norm": "grad_norm",
-        "Throughput": "tokens_per_second",
-    }
+@pytest.fixture(scope="module")
+def both(tmp_path_factory, runs):
+    """The page of both runs, and its HTML."""
+    return make(tmp_path_factory.mktemp("both"), *runs)
+
+
+def test_the_numbers_are_those_of_metrics_jsonl(runs, both):
+    page, _ = both
+    titles = {"MLM loss": "mlm_loss", "MLM accuracy": "mlm_accuracy", "SOP loss": "sop_loss"}
+    titles |= {"SOP accuracy": "sop_accuracy", "Loss": "loss", "Learning rate": "lr"}
+    titles |= {"Gradient norm": "grad_norm", "Throughput": "tokens_per_second"}
     for number, run in enumerate(runs):
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         for title, key in titles.items():
@@ -136,8 +135,8 @@ def test_the_numbers_are_those_of_metrics_jsonl(tmp_path, runs):
                 assert cells in page.rows
 
 
-def test_configurations_differ_where_they_do(tmp_path, runs):
-    page, _ = make(tmp_path, *runs)
+def test_configurations_differ_where_they_do(runs, both):
+    page, _ = both
     configs = [json.loads((run / "config.json").read_text()) for run in runs]
     kinds = [config["deepspeed"]["optimizer"]["type"] for config in configs]
     assert ["deepspeed.optimizer.type", *kinds] in page.rows and kinds[0] != kinds[1]
@@ -150,17 +149,15 @@ def test_guessing_is_computed_from_the_tokens_that_the_run_predicts(data):
     stream = StreamConfig(objective="sop", sequence_length=32, seed=3)
     corpus = read_corpus(str(data), asdict(stream), eval_samples=12)
     assert corpus.unigram is not None and not corpus.notes
-    batches = heldout_batches(
-        open_shards(data, "heldout"), stream, limit=12, micro_batch_size=4,
-        dp_rank=0, dp_size=1,
-    )  # fmt: skip
+    drawn = {"limit": 12, "micro_batch_size": 4, "dp_rank": 0, "dp_size": 1}
+    batches = heldout_batches(open_shards(data, "heldout"), stream, **drawn)
     labels = [int(label) for batch in batches for label in batch.tensors["masked_labels"]]
     (piece, count), *_ = Counter(labels).most_common(1)
     train = open_shards(data, "train")
     assert (corpus.unigram.piece, corpus.unigram.masked) == (train.vocab.pieces[piece], len(labels))
     assert corpus.unigram.share == pytest.approx(count / len(labels))
-    seen = Counter(int(i) for n in range(min(4, len(train.shards))) for s in iterate(train, n)
-                   for i in s.ids)  # fmt: skip
+    shards = [Shard(train, number) for number in range(min(4, len(train.shards)))]
+    seen = Counter(int(i) for shard in shards for n in range(len(shard)) for i in shard[n].ids)
     total = sum(seen.values()) + train.vocab.size
     loss = -np.mean([math.log((seen[label] + 1) / total) for label in labels])
     assert corpus.unigram.loss == pytest.approx(loss)
@@ -170,11 +167,6 @@ def test_guessing_is_computed_from_the_tokens_that_the_run_predicts(data):
         "Words of a masked stretch",
         "Frequency of pieces",
     ]
-
-
-def iterate(source, number):
-    shard = Shard(source, number)
-    return [shard[i] for i in range(len(shard))]
 
 
 def test_merged_points_keep_the_mean_and_the_range():
@@ -187,19 +179,13 @@ def test_merged_points_keep_the_mean_and_the_range():
 
 
 def test_many_records_are_merged_and_the_page_says_so(tmp_path):
-    runs = [
-        write_run(
-            tmp_path / f"{name}/run",
-            [
-                {"step": s, "loss": 7 + 3 / s + 0.1 * math.sin(s * k), "mlm_loss": 7.0,
-                 "mlm_accuracy": 0.1 + 0.01 * math.sin(s), "sop_loss": 0.69, "sop_accuracy": 0.5,
-                 "lr": 1e-3 / s, "grad_norm": 1 + math.sin(s), "tokens_per_second": 1e4 + s,
-                 "mfu": 0.4, "num_layers": 12, "data_wait_fraction": 0.1, "skipped_steps": s % 2}
-                for s in range(1, 5001)
-            ],
-        )
-        for k, name in enumerate("abc")
-    ]  # fmt: skip
+    keys = ("mlm_loss", "mlm_accuracy", "sop_loss", "sop_accuracy", "lr", "grad_norm", "mfu")
+    keys += ("tokens_per_second", "num_layers", "data_wait_fraction", "skipped_steps")
+    runs = []
+    for k, name in enumerate("abc"):
+        waves = [{key: 1 + math.sin(s * (k + 1)) for key in keys} for s in range(5000)]
+        records = [{"step": s, "loss": 7 + 3 / s, **wave} for s, wave in enumerate(waves, start=1)]
+        runs.append(write_run(tmp_path / f"{name}/run", records))
     page, html = make(tmp_path, *runs)
     assert len(html.encode()) < MOST_BYTES
     assert "mean of about 21 records" in page.words
@@ -294,8 +280,8 @@ def test_text_of_files_is_shown_as_text(tmp_path):
     assert evil in page.words
 
 
-def test_a_page_asks_for_nothing(tmp_path, runs):
-    page, html = make(tmp_path, *runs)
+def test_a_page_asks_for_nothing(both):
+    page, html = both
     assert all(link.startswith("#") for link in page.links)
     assert "url(" not in html and "@import" not in html and "//" not in html.split("</style>")[0]
 
@@ -303,9 +289,9 @@ def test_a_page_asks_for_nothing(tmp_path, runs):
 @pytest.mark.nightly
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [375, 1280])
-def test_in_a_browser(tmp_path, runs, width, is_dark):
+def test_in_a_browser(tmp_path, runs, both, width, is_dark):
     """What a reader sees: no overflow, the colours asked for, every chart drawn, nothing loaded."""
-    make(tmp_path, *runs)
+    (tmp_path / "report.html").write_text(both[1])
 
     async def look(page):
         await page.open(tmp_path / "report.html", width=width, is_dark=is_dark)

@@ -37,7 +37,14 @@ from albert_lab.bench_run import (
 )
 from albert_lab.measurement import measure_round
 from albert_lab.ranks import start_ranks
-from albert_lab.scaling.collectives import ACTIVATIONS, GRADIENTS, WEIGHTS, ring_bytes
+from albert_lab.scaling.collectives import (
+    ACTIVATIONS,
+    GRADIENTS,
+    WEIGHTS,
+    count_collectives,
+    ring_bytes,
+)
+from albert_lab.scaling.layout import Layout
 from albert_lab.tables import table
 
 if TYPE_CHECKING:
@@ -175,18 +182,19 @@ def count_minimum(config: RunConfig, mesh: Mesh, parameters: int) -> dict[str, f
         2: {GRADIENTS: gradient * passes, WEIGHTS: weight},
         3: {GRADIENTS: gradient * passes, WEIGHTS: weight * passes},
     }[stage_of(ds_config)]
-    if mesh.tp_size > 1:
-        length = config.stream.sequence_length
-        needed = 1 + max(1, round(config.stream.masked_fraction * length))  # by the heads
-        # Two all-reduces per layer forward, two backward. Three of the last layer's hold only the
-        # tokens that the heads need.
-        rows = config.micro_batch_size * ((4 * model.num_layers - 3) * length + 3 * needed)
-        # A low-rank pair needs what lies between its factors whole, once forward or backward; for
-        # query, key and value their first factors' gradients are fewer.
-        narrow = config.micro_batch_size * 3 * ((model.num_layers - 1) * length + needed)
-        pairs = model.lora_rank * (narrow + 3 * model.num_layers * model.hidden_size)
-        layers = passes * (rows * model.hidden_size + pairs) * (2 if is_half else 4)
-        minimum[ACTIVATIONS] = ring_bytes(layers, mesh.tp_size, is_all_reduce=True)
+    if mesh.tp_size > 1:  # the trainer sends no more than it must: what the scaling model counts
+        layout = Layout(
+            name=config.size,
+            model=model,
+            ranks=mesh.world_size,
+            tensor_parallel=mesh.tp_size,
+            micro_batch_size=config.micro_batch_size,
+            accumulation=passes,
+            sequence_length=config.stream.sequence_length,
+            precision=precision_of(ds_config),
+        )
+        (activations,) = (c for c in count_collectives(layout) if c.kind == ACTIVATIONS)
+        minimum[ACTIVATIONS] = activations.wire_bytes
     return minimum
 
 

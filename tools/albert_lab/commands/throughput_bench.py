@@ -136,12 +136,9 @@ def fill_defaults(args, world: World) -> None:
 
 
 def write_report(path: Path | None, report: dict) -> None:
-    """The report of all cells so far, one line per cell."""
-    if path is None:
-        return
-    head = json.dumps({name: value for name, value in report.items() if name != "cells"}, indent=1)
-    cells = ",\n".join(map(json.dumps, report["cells"]))
-    write_file(path, f'{head.removesuffix("}").rstrip()},\n "cells": [\n{cells}\n]}}\n')
+    """The report of all cells so far."""
+    if path is not None:
+        write_file(path, json.dumps(report, indent=1) + "\n")
 
 
 def choose_layouts(args, world: World) -> list[tuple[int, int]]:

@@ -41,9 +41,6 @@ class Plan:
     def samples_per_second(self) -> float:
         return self.layout.batch_size / self.step.total
 
-    def hours(self, steps: int) -> float:
-        return steps * self.step.total / 3600
-
     @property
     def kind(self) -> tuple[int, int]:
         """Simpler is less."""
