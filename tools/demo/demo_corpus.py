@@ -23,7 +23,7 @@ MIN_WORDS = 6  # of a sentence
 MIN_SENTENCES = 3  # of a document
 MAX_SYMBOLS = 0.06  # share of characters that neither prose nor its punctuation has
 SKIPPED_FOLDERS = {
-    *("test", "tests", "testing", "idle_test", "_vendor", "site-packages", "dist-packages"),
+    *("test", "tests", "testing", "idle_test", "_vendor", "site-packages", "dist-packages")
 }
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

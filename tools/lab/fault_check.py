@@ -72,10 +72,7 @@ def resume(args) -> str:
     expect(alone, [0])
     disturbed = Trainer(argv, args.folder / "disturbed", 1)
     at = []
-    for word, share, code in (
-        ("SIGUSR1", 0.3, Stopped.code),
-        ("SIGKILL", 0.7, -signal.SIGKILL),
-    ):
+    for word, share, code in (("SIGUSR1", 0.3, Stopped.code), ("SIGKILL", 0.7, -signal.SIGKILL)):
         disturbed.start()
         wait_for_step(disturbed, int(share * steps))
         disturbed.send(0, signal.Signals[word])

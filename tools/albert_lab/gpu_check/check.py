@@ -123,11 +123,7 @@ def run_in_group(argv: list[str], log: Path, seconds: float) -> int | None:
     """Run a command to its end, at most `seconds` long; its exit code."""
     with log.open("wb") as printed:
         process = subprocess.Popen(
-            argv,
-            cwd=ROOT,
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            argv, cwd=ROOT, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             return process.wait(seconds)

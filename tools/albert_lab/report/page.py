@@ -12,13 +12,7 @@ from albert_lab.report import chart
 from albert_lab.report.chart import as_percent
 from albert_lab.report.corpus import Corpus, read_corpus
 from albert_lab.report.folder import RunFolder, is_number
-from albert_lab.report.panels import (
-    PAIRS,
-    draw_losses,
-    draw_others,
-    evaluated_data,
-    interval,
-)
+from albert_lab.report.panels import PAIRS, draw_losses, draw_others, evaluated_data, interval
 
 ABSENT = "\u2013"
 HIDDEN = ("versions", "output")  # not part of the configuration that runs are compared by
