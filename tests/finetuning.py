@@ -134,3 +134,14 @@ def tune_ranks(rank: int, argv: list[str]) -> int:
 
     torch.set_num_threads(1)
     return main(argv)
+
+
+def open_run(argv: list[str], device, mesh):
+    """A fine-tuning run, as finetune.py opens it in this process."""
+    from albert_ds.finetuning.loop import prepare
+    from albert_ds.finetuning.run import start
+    from albert_ds.settings.finetune import read_config
+
+    config, args = read_config(argv, world_size=1)
+    config, splits = prepare(config, args, mesh)
+    return start(config, splits, mesh, device)

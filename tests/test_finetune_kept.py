@@ -12,70 +12,11 @@ from safetensors.torch import load_file
 
 from albert_ds.checkpoint.folder import BEST
 from albert_ds.data.vocab import Normalisation, train_vocab
-from albert_ds.errors import DamagedData, Diverged, Stopped, UserError
+from albert_ds.errors import DamagedData, Diverged, UserError
 from albert_ds.process.run_folder import RunLock
 from tests.distributed import run_ranks
-from tests.finetuning import flags, write_checkpoint, write_cola
+from tests.finetuning import flags, open_run, write_checkpoint, write_cola
 from tests.training import join
-
-SCENARIOS = {
-    # steps, steps whose loss is spoilt, after which step a stop is asked for, patience
-    "stopped while steps are skipped": (9, {2, 3}, 3, None),
-    "diverged and asked to stop": (99, range(2, 99), 3, None),
-    "diverged just before the end": (6, {4, 5}, None, None),
-    "ended by patience while it diverged": (99, range(2, 99), None, 3),
-    "an overflow of the gradient alone at the end": (6, {5}, None, None),
-}
-
-
-def open_run(argv: list[str], device, mesh):
-    from albert_ds.finetuning.loop import prepare
-    from albert_ds.finetuning.run import start
-    from albert_ds.settings.finetune import read_config
-
-    config, args = read_config(argv, world_size=1)
-    config, splits = prepare(config, args, mesh)
-    return start(config, splits, mesh, device)
-
-
-def tune_spoilt(rank: int, common: list, folder: Path):
-    """Each scenario: (the ending, steps of the checkpoints that are left)."""
-    from albert_ds.finetuning import loop as finetune
-    from albert_ds.report.metrics import Metrics
-
-    device, mesh, _ = join(1)
-    endings = {}
-    for name, (steps, spoilt, stop_after, patience) in SCENARIOS.items():
-        out = folder / name / "run"
-        given = {"patience": patience} if patience else {}
-        argv = flags(*common, out, steps=steps, eval_every=1, save_every=1, **given)
-        run = open_run(argv, device, mesh)
-        is_overflow = "overflow" in name
-
-        def spoil(module, inputs, outputs, run=run, spoilt=spoilt, is_overflow=is_overflow):
-            if not module.training or run.step not in spoilt:
-                return outputs
-            if is_overflow:
-                outputs["loss_sum"].register_hook(lambda gradient: gradient * float("inf"))
-                return outputs
-            return {**outputs, "loss_sum": outputs["loss_sum"] * float("nan")}
-
-        run.engine.deepspeed.module.register_forward_hook(spoil)
-
-        class Request:
-            @property
-            def reason(self, run=run, stop_after=stop_after):
-                return "asked" if stop_after is not None and run.step >= stop_after else None
-
-        metrics = Metrics(run.config.run, mesh, run.step, num_steps=steps, wandb=False)
-        try:
-            finetune.train(run, metrics, Request())
-            ending = "all steps done"
-        except (Stopped, Diverged) as caught:
-            ending = f"{type(caught).__name__}: {caught}"
-        left = sorted(path.name for path in out.glob("checkpoints/step-*"))
-        endings[name] = SimpleNamespace(ending=ending, left=[int(n[5:]) for n in left])
-    return endings
 
 
 @pytest.fixture(scope="module")
@@ -85,36 +26,6 @@ def common(text_file, tmp_path_factory):
     vocab = train_vocab(lines, Normalisation(), vocab_size=300)
     folder = tmp_path_factory.mktemp("finetune")
     return ["glue/cola", write_cola(folder / "CoLA"), write_checkpoint(folder / "start", vocab)]
-
-
-@pytest.fixture(scope="module")
-def spoilt(common, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("spoilt")
-    return run_ranks(tune_spoilt, 1, common, folder)[0], folder
-
-
-def test_a_stop_waits_for_a_step_that_was_not_skipped(spoilt):
-    found = spoilt[0]["stopped while steps are skipped"]
-    assert found.ending.startswith("Stopped: stopped after step 5 of 9") and found.left == [5]
-
-
-@pytest.mark.parametrize(
-    ("name", "last"),
-    [
-        ("diverged and asked to stop", 2),
-        ("diverged just before the end", 4),
-        ("ended by patience while it diverged", 2),
-    ],
-)
-def test_a_run_that_diverged_saves_nothing_and_never_ends_well(spoilt, name, last):
-    found = spoilt[0][name]
-    assert found.ending.startswith("Diverged") and found.ending.endswith(f"step-{last:08d}")
-    assert found.left == [last]
-
-
-def test_an_overflow_in_the_last_step_is_not_a_divergence(spoilt):
-    found = spoilt[0]["an overflow of the gradient alone at the end"]
-    assert found.ending == "all steps done" and found.left == [5]
 
 
 def tune_and_resume(rank: int, common: list, folder: Path):

@@ -1,14 +1,11 @@
 """No run starts over, goes back too far, or loses a checkpoint that it may need."""
 
-import itertools
 import json
 import os
 import shutil
 import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -25,12 +22,9 @@ from albert_ds.checkpoint.folder import (
     write_checkpoint,
     write_folder,
 )
-from albert_ds.errors import Diverged, MachineFailed, Stopped, UserError
+from albert_ds.errors import Diverged, MachineFailed, UserError
 from albert_ds.settings.pretrain import read_config, write_run_files
-from tests.batches import random_samples
 from tests.conftest import finish, start_ranks, train_command
-from tests.distributed import run_ranks
-from tests.training import SMALL, join, open_small_run, small_config
 
 FILES = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 
@@ -216,89 +210,6 @@ def test_numbers_that_are_not_finite_are_never_saved(tmp_path):
         with pytest.raises(Diverged, match="step-00000001"):
             save(tmp_path, 2, keep_last=1, value=value)
         assert find_newest(tmp_path) == (folder_of(tmp_path, 1), [])
-
-
-BATCHES = [
-    random_samples(4, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(3)
-]
-SCENARIOS = {
-    # steps, steps that are spoilt, after which step a stop is asked for
-    "stopped while steps are skipped": (9, {2, 3}, 3),
-    "diverged and asked to stop": (99, range(2, 99), 3),
-    "diverged just before the end": (6, {4, 5}, None),
-    "an overflow of the gradient alone at the end": (6, {5}, None),
-}
-
-
-def train_spoilt(rank: int, output: Path):
-    """Each scenario: (the ending, steps of the checkpoints that are left)."""
-    from unittest.mock import patch
-
-    from albert_ds.pretraining import loop as train
-
-    joined, endings = join(1), {}
-    for name, (steps, spoilt, stop_after) in SCENARIOS.items():
-        config = small_config(world_size=1, steps=steps, batch_size=4, output=str(output / name))
-        config = replace(config, save_every=1, log_every=1, keep_last=2)
-        config.run.mkdir()
-        run = open_small_run(config, [], *joined)
-        run.batches = itertools.cycle(open_small_run(config, BATCHES, *joined).batches)
-        head = run.engine.deepspeed.module.mlm_head
-        is_overflow = "overflow" in name
-
-        def spoil(module, inputs, outputs, run=run, spoilt=spoilt, is_overflow=is_overflow):
-            if not module.training or run.step not in spoilt:
-                return outputs
-            total = outputs[0]
-            if is_overflow:
-                total.register_hook(lambda gradient: gradient * float("inf"))
-                return outputs
-            return (total * float("nan"), *outputs[1:])
-
-        head.register_forward_hook(spoil)
-
-        class Request:
-            @property
-            def reason(self, run=run, stop_after=stop_after):
-                return "asked" if stop_after is not None and run.step >= stop_after else None
-
-        with patch.object(train, "evaluate", return_value={}):
-            try:
-                train.train(run, Request())
-                ending = "all steps done"
-            except (Stopped, Diverged) as caught:
-                ending = f"{type(caught).__name__}: {caught}"
-        left = sorted(path.name for path in (config.run / "checkpoints").glob("step-*"))
-        endings[name] = SimpleNamespace(ending=ending, left=[int(n[5:]) for n in left])
-    return endings
-
-
-@pytest.fixture(scope="module")
-def endings(tmp_path_factory):
-    return run_ranks(train_spoilt, 1, tmp_path_factory.mktemp("spoilt"))[0]
-
-
-def test_a_stop_waits_for_a_step_that_was_not_skipped(endings):
-    found = endings["stopped while steps are skipped"]
-    assert found.ending.startswith("Stopped: stopped after step 5 of 9")
-    assert found.left == [2, 5]
-
-
-def test_a_stop_does_not_save_what_has_diverged(endings):
-    found = endings["diverged and asked to stop"]
-    assert found.ending.startswith("Diverged") and found.ending.endswith("step-00000002")
-    assert found.left == [1, 2]
-
-
-def test_a_run_that_diverged_just_before_its_end_has_not_done_all_steps(endings):
-    found = endings["diverged just before the end"]
-    assert found.ending.startswith("Diverged") and found.ending.endswith("step-00000004")
-    assert found.left == [3, 4]
-
-
-def test_an_overflow_in_the_last_step_is_not_a_divergence(endings):
-    found = endings["an overflow of the gradient alone at the end"]
-    assert found.ending == "all steps done" and found.left == [5, 6]
 
 
 def test_a_second_start_on_a_fresh_run_cannot_mix_with_the_first(data, tmp_path):

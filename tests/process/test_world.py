@@ -28,17 +28,59 @@ SRUN = {
 }
 
 
-def test_no_launcher_is_one_process():
-    world = read_world({})
-    assert (world.rank, world.local_rank, world.size) == (0, 0, 1)
+TWO_TASKS = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
+# Variables -> rank, local rank and number of ranks.
+WORLDS = {
+    "no launcher": ({}, (0, 0, 1)),
+    "one process": ({"WORLD_SIZE": "1", "LOCAL_RANK": "0"}, (0, 0, 1)),
+    "mpirun of one": ({"OMPI_COMM_WORLD_SIZE": "1", "PMI_SIZE": "1"}, (0, 0, 1)),
+    "torchrun, deepspeed": (TORCHRUN, (3, 1, 4)),
+    "srun, a task a rank": (SRUN, (9, 1, 16)),
+    "srun with a rest of torchrun's": ({"LOCAL_RANK": "1", **SRUN}, (9, 1, 16)),
+    "a launcher started by each task of srun": ({**SRUN, **TORCHRUN, **TWO_TASKS}, (3, 1, 4)),
+}
 
 
-@pytest.mark.parametrize("environ", [{"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, {"LOCAL_RANK": "1"}])
-def test_no_rank_of_several_trains_alone(environ):
-    with pytest.raises(UserError, match="RANK is not: use deepspeed or torchrun"):
-        read_world(environ)
-    assert read_world({"WORLD_SIZE": "1", "LOCAL_RANK": "0"}).size == 1
-    assert read_world({**environ, **SRUN}).size == 16
+def without(environ: dict[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in environ.items() if key != name}
+
+
+# What no rank may train with -> words of the refusal.
+REFUSED = [
+    *(({**TORCHRUN, "RANK": value}, "RANK") for value in ("-1", "4", "first")),
+    *(({**TORCHRUN, "WORLD_SIZE": value}, "WORLD_SIZE") for value in ("0", "4.0")),
+    *(({**TORCHRUN, "MASTER_PORT": value}, "MASTER_PORT") for value in ("http", "70000")),
+    ({**TORCHRUN, "LOCAL_RANK": ""}, "LOCAL_RANK"),
+    # Half a description.
+    *((without(TORCHRUN, name), name) for name in TORCHRUN if name != "RANK"),
+    *(
+        (environ, "RANK is not: use deepspeed or torchrun")
+        for environ in ({"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, {"LOCAL_RANK": "1"})
+    ),
+    (without(SRUN, "MASTER_ADDR"), "MASTER_ADDR"),
+    # Several processes that would be worlds of one.
+    *(({name: "4"}, "mpirun") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")),
+    ({"SLURM_NTASKS": "16", "SLURM_PROCID": "0"}, "start it with srun"),
+    *(
+        (
+            {**SRUN, **TORCHRUN, "SLURM_STEP_NUM_TASKS": tasks},
+            f"WORLD_SIZE=4 but Slurm started {tasks} tasks",
+        )
+        for tasks in ("16", "3", "5")
+    ),
+]
+
+
+def test_every_launcher_tells_rank_and_size():
+    for name, (environ, expected) in WORLDS.items():
+        world = read_world(environ)
+        assert (world.rank, world.local_rank, world.size) == expected, name
+
+
+def test_a_world_that_contradicts_itself_is_refused():
+    for environ, words in REFUSED:
+        with pytest.raises(UserError, match=words):
+            print(environ, read_world(environ))
 
 
 def test_a_model_that_memory_cannot_hold_is_refused(monkeypatch):
@@ -52,11 +94,6 @@ def test_a_model_that_memory_cannot_hold_is_refused(monkeypatch):
     for params, world, device in ((700_000_000, one, "cpu"), (1_300_000_000, two, "cuda")):
         with pytest.raises(UserError, match=rf"{params:,} parameters need 1\d GB .* 10 are free"):
             check_memory(params, world, device)
-
-
-def test_torchrun_and_deepspeed():
-    world = read_world(TORCHRUN)
-    assert (world.rank, world.local_rank, world.size) == (3, 1, 4)
 
 
 def test_ranks_of_a_machine_share_its_cores(monkeypatch):
@@ -75,66 +112,6 @@ def test_ranks_of_a_machine_share_its_cores(monkeypatch):
             assert used == ([] if own else [4])
 
 
-def test_srun_one_task_a_rank():
-    world = read_world(SRUN)
-    assert (world.rank, world.local_rank, world.size) == (9, 1, 16)
-
-
-def test_a_launcher_started_by_each_task_of_slurm_rules():
-    two_tasks = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
-    assert read_world({**SRUN, **TORCHRUN, **two_tasks}).size == 4
-
-
-@pytest.mark.parametrize("tasks", ["16", "3", "5"])
-def test_a_world_that_slurm_did_not_start_is_refused(tasks):
-    environ = {**SRUN, **TORCHRUN, "SLURM_STEP_NUM_TASKS": tasks}
-    with pytest.raises(UserError, match=f"WORLD_SIZE=4 but Slurm started {tasks} tasks"):
-        read_world(environ)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("RANK", "-1"),
-        ("RANK", "4"),
-        ("RANK", "first"),
-        ("LOCAL_RANK", ""),
-        ("WORLD_SIZE", "0"),
-        ("WORLD_SIZE", "4.0"),
-        ("MASTER_PORT", "http"),
-        ("MASTER_PORT", "70000"),
-    ],
-)
-def test_numbers_that_are_none_are_refused(name, value):
-    with pytest.raises(UserError, match=name):
-        read_world({**TORCHRUN, name: value})
-
-
-@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
-def test_mpirun_would_be_worlds_of_one_and_is_refused(name):
-    with pytest.raises(UserError, match="mpirun"):
-        read_world({name: "4"})
-    assert read_world({name: "1"}).size == 1
-
-
-@pytest.mark.parametrize("name", ["LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
-def test_half_a_description_is_refused(name):
-    environ = {key: value for key, value in TORCHRUN.items() if key != name}
-    with pytest.raises(UserError, match=name):
-        read_world(environ)
-
-
-def test_a_batch_script_that_forgot_srun_is_refused():
-    with pytest.raises(UserError, match="start it with srun"):
-        read_world({"SLURM_NTASKS": "16", "SLURM_PROCID": "0"})
-
-
-def test_srun_without_a_rendezvous_is_refused():
-    environ = {key: value for key, value in SRUN.items() if key != "MASTER_ADDR"}
-    with pytest.raises(UserError, match="MASTER_ADDR"):
-        read_world(environ)
-
-
 def test_deepspeed_gets_the_number_of_the_device_not_of_the_task(monkeypatch):
     import torch
 
@@ -146,36 +123,35 @@ def test_deepspeed_gets_the_number_of_the_device_not_of_the_task(monkeypatch):
     assert choose_device(world, has_cuda=True) == (torch.device("cuda", 3), "3")
 
 
-@pytest.mark.parametrize(
-    ("environ", "grant"),
-    [
+def test_a_grant_of_gpus_is_seen_and_the_cpu_can_be_chosen():
+    for environ, grant in (
         ({}, None),
         ({"SLURM_GPUS_ON_NODE": "8"}, "SLURM_GPUS_ON_NODE=8"),
         ({"SLURM_GPUS_ON_NODE": "0"}, None),
         ({"SLURM_STEP_GPUS": "0"}, "SLURM_STEP_GPUS=0"),
         ({"CUDA_VISIBLE_DEVICES": "0"}, "CUDA_VISIBLE_DEVICES=0"),
         ({"CUDA_VISIBLE_DEVICES": "0,1", "LOCAL_SIZE": "2"}, None),  # deepspeed, on a CPU
-    ],
-)
-def test_a_grant_of_gpus_is_seen(environ, grant):
-    assert find_gpu_grant(environ) == grant
-
-
-def test_the_cpu_can_be_chosen():
+    ):
+        assert find_gpu_grant(environ) == grant, environ
     assert wants_cpu({"CUDA_VISIBLE_DEVICES": ""}) and wants_cpu({"DS_ACCELERATOR": "cpu"})
     assert not wants_cpu({}) and not wants_cpu({"CUDA_VISIBLE_DEVICES": "0"})
 
 
-def test_ranks_with_and_without_a_gpu_are_refused():
+def test_every_rank_has_a_gpu_of_its_own_or_none_has_one():
     for kinds in ([f"cuda GPU-{rank}" for rank in range(4)], ["cpu"] * 4):
         check_kinds(kinds)
-    with pytest.raises(UserError, match="ranks 1, 3: no working GPU, but the other ranks have one"):
-        check_kinds(["cuda GPU-0", "cpu", "cuda GPU-1", "cpu"])
-
-
-def test_two_ranks_on_one_gpu_are_refused():
-    with pytest.raises(UserError, match="ranks 1, 2 have the same GPU .GPU-7.; allowed: one rank"):
-        check_kinds(["cuda GPU-6", "cuda GPU-7", "cuda GPU-7"])
+    for kinds, words in (
+        (
+            ["cuda GPU-0", "cpu", "cuda GPU-1", "cpu"],
+            "ranks 1, 3: no working GPU, but the other ranks have one",
+        ),
+        (
+            ["cuda GPU-6", "cuda GPU-7", "cuda GPU-7"],
+            "ranks 1, 2 have the same GPU .GPU-7.; allowed: one rank",
+        ),
+    ):
+        with pytest.raises(UserError, match=words):
+            check_kinds(kinds)
 
 
 @pytest.mark.nightly
