@@ -66,6 +66,30 @@ def data(text_file, tmp_path_factory) -> Path:
     return folder / "shards"
 
 
+@pytest.fixture(scope="session")
+def vocab(text_file):
+    """300 pieces; tests of a folder may have another one."""
+    from albert_ds.data.vocab import Normalisation, train_vocab
+
+    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
+    return train_vocab(lines, Normalisation(), vocab_size=300)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(vocab, tmp_path_factory) -> Path:
+    """A pretraining run to start from, as it is left behind. Nobody writes to it."""
+    from tests.finetuning import write_checkpoint
+
+    return write_checkpoint(tmp_path_factory.mktemp("pretrained"), vocab)
+
+
+@pytest.fixture(scope="session")
+def cola(tmp_path_factory) -> Path:
+    from tests.finetuning import write_cola
+
+    return write_cola(tmp_path_factory.mktemp("tasks") / "CoLA")
+
+
 def train_command(data: Path, output: Path, **flags) -> list[str]:
     """train.py on a very small model; keyword arguments are flags, in the order given."""
     given = {

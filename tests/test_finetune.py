@@ -9,14 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from albert_ds.data.vocab import Normalisation, train_vocab
 from tests.conftest import start_ranks
 from tests.distributed import run_ranks, wait_for
 from tests.finetuning import (
     flags,
     tune_ranks,
     write_checkpoint,
-    write_cola,
     write_mnli,
     write_race,
     write_rte,
@@ -30,22 +28,6 @@ ZERO3 = {
     "gradient_clipping": 1.0,
     "zero_optimization": {"stage": 3},
 }
-
-
-@pytest.fixture(scope="module")
-def vocab(text_file):
-    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
-    return train_vocab(lines, Normalisation(), vocab_size=300)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(vocab, tmp_path_factory):
-    return write_checkpoint(tmp_path_factory.mktemp("pretrained"), vocab)
-
-
-@pytest.fixture(scope="module")
-def cola(tmp_path_factory):
-    return write_cola(tmp_path_factory.mktemp("tasks") / "CoLA")
 
 
 def best_of(folder):

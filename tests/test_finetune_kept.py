@@ -11,21 +11,17 @@ import torch
 from safetensors.torch import load_file
 
 from albert_ds.checkpoint.folder import BEST
-from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import DamagedData, Diverged, UserError
 from albert_ds.process.run_folder import RunLock
 from tests.distributed import run_ranks
-from tests.finetuning import flags, open_run, write_checkpoint, write_cola
+from tests.finetuning import flags, open_run
 from tests.training import join
 
 
 @pytest.fixture(scope="module")
-def common(text_file, tmp_path_factory):
+def common(cola, checkpoint):
     """Task, data and checkpoint."""
-    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
-    vocab = train_vocab(lines, Normalisation(), vocab_size=300)
-    folder = tmp_path_factory.mktemp("finetune")
-    return ["glue/cola", write_cola(folder / "CoLA"), write_checkpoint(folder / "start", vocab)]
+    return ["glue/cola", cola, checkpoint]
 
 
 def tune_and_resume(rank: int, common: list, folder: Path):

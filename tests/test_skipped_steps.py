@@ -9,8 +9,7 @@ import pytest
 
 from tests.batches import random_samples
 from tests.distributed import run_ranks
-from tests.finetuning import flags, open_run, write_checkpoint, write_cola
-from tests.models import small_vocab
+from tests.finetuning import flags, open_run
 from tests.training import SMALL, join, open_small_run, small_config
 
 
@@ -124,9 +123,8 @@ def train_all(rank: int, trainer: str, folder: Path, common: list) -> dict[str, 
 
 
 @pytest.mark.parametrize("trainer", [PRETRAINING, FINE_TUNING])
-def test_steps_that_are_skipped_in_a_row(trainer, text_file, tmp_path):
-    start = write_checkpoint(tmp_path / "start", small_vocab(text_file))
-    common = ["glue/cola", write_cola(tmp_path / "CoLA"), start]
+def test_steps_that_are_skipped_in_a_row(trainer, cola, checkpoint, tmp_path):
+    common = ["glue/cola", cola, checkpoint]
     endings = run_ranks(train_all, 1, trainer, tmp_path, common)[0]
     for name, found in endings.items():
         ending, left = SCENARIOS[name].ending, SCENARIOS[name].left[trainer]

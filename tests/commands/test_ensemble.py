@@ -7,13 +7,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from albert_ds.commands.ensemble import average, main
-from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import UserError
 from tests.distributed import run_ranks
 from tests.finetuning import (
     flags,
     tune_ranks,
-    write_checkpoint,
     write_cola,
     write_race,
     write_rte,
@@ -34,13 +32,6 @@ TASKS = {
         "null_odds.dev.json",
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def checkpoint(text_file, tmp_path_factory):
-    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
-    vocab = train_vocab(lines, Normalisation(), vocab_size=300)
-    return write_checkpoint(tmp_path_factory.mktemp("pretrained"), vocab)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -89,8 +80,8 @@ def test_a_span_that_a_member_does_not_propose_has_no_share_from_it():
     assert found["impossible"][0] == pytest.approx(1.7 / 3)
 
 
-def test_members_that_do_not_fit_are_refused(checkpoint, tmp_path):
-    cola, rte = write_cola(tmp_path / "CoLA"), write_rte(tmp_path / "RTE")
+def test_members_that_do_not_fit_are_refused(checkpoint, cola, tmp_path):
+    rte = write_rte(tmp_path / "RTE")
     for name, task, data, given in (
         ("a", "glue/cola", cola, {}),
         ("b", "glue/rte", rte, {}),

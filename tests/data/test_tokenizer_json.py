@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from albert_ds.data.tokenizer_json import NORMALISATIONS, read_tokenizer_json
-from albert_ds.data.vocab import RELEASED, Vocab, train_vocab
+from albert_ds.data.vocab import Vocab, train_vocab
 from albert_ds.errors import UserError
+from tests.models import small_vocab
 
 LANGUAGES = Path(__file__).parents[3] / "shared" / "data" / "languages.tar.xz"
 NUM_LINES = 2000
@@ -69,8 +70,7 @@ def test_ids_are_equal_there_and_back(read_lines, tmp_path, language, normalisat
 
 @pytest.fixture(scope="module")
 def vocab(text_file):
-    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
-    return train_vocab(lines, RELEASED, vocab_size=300)
+    return small_vocab(text_file)
 
 
 @pytest.mark.parametrize("normalisation", NORMALISATIONS, ids=str)

@@ -13,12 +13,7 @@ from albert_ds.commands.convert_hf import build_parser
 from albert_ds.errors import UserError
 from albert_ds.model.albert import AlbertForPretraining
 from tests.finetuning import MODEL
-from tests.models import run_export, small_vocab, write_run, write_weights
-
-
-@pytest.fixture(scope="module")
-def vocab(text_file):
-    return small_vocab(text_file)
+from tests.models import run_export, write_run, write_weights
 
 
 @pytest.fixture

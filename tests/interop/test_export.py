@@ -15,14 +15,9 @@ from albert_ds.interop import check, export, hugging_face
 from albert_ds.model.albert import AlbertForPretraining
 from tests.command import run_command
 from tests.finetuning import MODEL
-from tests.models import run_export, run_import, shake, small_vocab, write_run
+from tests.models import run_export, run_import, shake, write_run
 
 CONFIG = replace(MODEL, num_layers=4, sharing="none")
-
-
-@pytest.fixture(scope="module")
-def vocab(text_file):
-    return small_vocab(text_file)
 
 
 @pytest.fixture

@@ -16,12 +16,7 @@ from albert_ds.settings import finetune
 from albert_ds.settings.pretrain import read_config
 from tests.conftest import train_command
 from tests.finetuning import flags, write_checkpoint, write_cola
-from tests.models import run_export, run_import, small_vocab
-
-
-@pytest.fixture(scope="module")
-def vocab(text_file):
-    return small_vocab(text_file)
+from tests.models import run_export, run_import
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import HeadConfig
 from albert_ds.model.task_heads import AlbertForTask
 from tests.finetuning import MODEL, write_checkpoint
-from tests.models import run_export, run_import, shake, small_vocab, write_run
+from tests.models import run_export, run_import, shake, write_run
 
 CONFIG = replace(MODEL, num_layers=4)
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -59,11 +59,6 @@ LOADERS = {
     "squad1": "AutoModelForQuestionAnswering",
 }
 PAIRS = [("one object", "two"), ("the class", "a list of types"), ("x", "y"), ("value", "state")]
-
-
-@pytest.fixture(scope="module")
-def vocab(text_file):
-    return small_vocab(text_file)
 
 
 @pytest.fixture

@@ -5,16 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.tasks.recipes import Lengths
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
-
-
-@pytest.fixture(scope="session")
-def vocab(text_file):
-    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
-    return train_vocab(lines, Normalisation(), vocab_size=300)
 
 
 @pytest.fixture
