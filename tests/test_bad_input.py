@@ -71,14 +71,6 @@ FLAGS = [
     ({"warmup_steps": 13}, ["--warmup-steps 13", "--steps 12"]),
     ({"max_hours": 0}, ["--max-hours 0", "above 0"]),
     ({"init_from": "nowhere"}, ["--init-from nowhere", "no such folder"]),
-    (
-        {"initial_attention": "neighbours", "init_from": "nowhere"},
-        ["--initial-attention neighbours", "not with --init-from"],
-    ),
-    (
-        {"initial_attention": "neighbours", "embedding_size": 4},
-        ["--initial-attention neighbours", "--embedding-size 4", "from 8 to --hidden-size 32"],
-    ),
     ({"pair_head_rate": 0}, ["--pair-head-rate 0", "above 0"]),
     (
         {"pair_head_rate": 0.1, "objective": "none"},

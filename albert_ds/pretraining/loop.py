@@ -27,7 +27,6 @@ from albert_ds.evals import heldout
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.interop.initial import read_initial_weights
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.model.neighbours import attend_to_neighbours
 from albert_ds.model.shapes import build_shapes
 from albert_ds.parallel.consensus import Counts, agree, gather_hosts, raise_together
 from albert_ds.parallel.mesh import Mesh
@@ -87,8 +86,6 @@ def build(
         )
     if weights:
         model.load_state_dict(weights, assign=True)
-    elif config.initial_attention == "neighbours":
-        attend_to_neighbours(model)
     apply_tensor_parallel(model, mesh)
     if config.compile:
         model.albert.encoder.compile_blocks()

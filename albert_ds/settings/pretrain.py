@@ -132,13 +132,6 @@ class RunConfig(SharedConfig):
         metavar="RUN_OR_HF",
         group=OPTIMIZATION,
     )
-    initial_attention: str = flag(
-        "random weights as they are, or with four heads that attend to the two tokens before and "
-        "after: a small model then learns in hundreds of steps what takes thousands",
-        default="random",
-        choices=("random", "neighbours"),
-        group=OPTIMIZATION,
-    )
     pair_head_rate: float = flag(
         "learning rate of the pooler and the sentence head, as a share of --learning-rate: a batch "
         "has one label a sequence for them, so a small one trains them on noise at a high rate",
@@ -238,8 +231,6 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         deepspeed_config=args.deepspeed_config,
         default_learning_rate=DEFAULT_LEARNING_RATE,
     )
-    if args.initial_attention == "neighbours":
-        _check_neighbours(args.init_from, model)
     if args.init_from is not None:
         _check_initial_weights(args.init_from, model, sources[0].vocab)
     if args.pair_head_rate != 1 and not model.pair_head:
@@ -281,18 +272,6 @@ def _check_initial_weights(folder: str, model: ModelConfig, vocab) -> None:
     source = ModelFolder(folder)
     find_origins(source, model)
     source.check_vocab(vocab, f"--init-from {folder}")
-
-
-def _check_neighbours(init_from: str | None, model: ModelConfig) -> None:
-    name = "--initial-attention neighbours"
-    if init_from is not None:
-        raise UserError(f"{name}: not with --init-from, whose weights a run would start from")
-    embedding, hidden = model.embedding_size, model.hidden_size
-    if not 8 <= embedding <= hidden or hidden < 2 * model.num_heads:
-        raise UserError(
-            f"{name}: --embedding-size {embedding} must be from 8 to --hidden-size {hidden}, and a "
-            "head at least 2 wide"
-        )
 
 
 def _resolve_warmup(args) -> int:

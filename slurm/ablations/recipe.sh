@@ -44,7 +44,7 @@ LAMB=${ADAMW/_adamw/}
 [ "$LAMB" != "$ADAMW" ] || stop "CONFIG=$ADAMW: must end in _adamw.json, beside the same for LAMB"
 [[ $ADAMW == *bf16* ]] && PRECISION=bf16 || PRECISION=fp32
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-RECIPE=$("$PYTHON" -c 'from albert_lab.commands import learn; print(*learn.RECIPE, *learn.FROM_RANDOM)')
+RECIPE=$("$PYTHON" -c 'from albert_lab.commands import learn; print(*learn.RECIPE)')
 read -ra RECIPE <<< "$RECIPE"
 BASE=("${RECIPE[@]}" --sequence-length "$LENGTH" --deepspeed_config "$ADAMW")
 
@@ -53,10 +53,15 @@ train() { # FOLDER STEPS BATCH FLAG...
     shift 3
     [[ "$*" =~ \{steps\*([0-9]+)/100\} ]] &&
         set -- "${@//"${BASH_REMATCH[0]}"/$((steps * BASH_REMATCH[1] / 100))}"
-    "$PYTHON" albert_ds/train.py --data "$DATA" --output "$folder" --steps "$steps" \
-        "${BASE[@]}" --batch-size "$batch" --micro-batch-size "$batch" \
-        --warmup-steps $((steps / 10)) --log-every "$every" --eval-every "$every" \
-        --eval-samples 1024 "$@"
+    set -- --data "$DATA" --steps "$steps" "${BASE[@]}" --batch-size "$batch" \
+        --micro-batch-size "$batch" --warmup-steps $((steps / 10)) --log-every "$every" \
+        --eval-every "$every" --eval-samples 1024 "$@"
+    if [[ $folder != "$OUT"/random-start/* && " $* " != *' --init-from '* ]]; then
+        [ -f "$folder/start/config.json" ] ||
+            "$PYTHON" -m albert_lab.neighbours "$@" --output "$folder/start"
+        set -- "$@" --init-from "$folder/start"
+    fi
+    "$PYTHON" albert_ds/train.py "$@" --output "$folder"
 }
 
 # measure NAME BATCH FLAG...: the steps that fit into MINUTES, measured once.
@@ -113,12 +118,12 @@ for rate in 0.001 0.003 0.01; do
     row lamb-$rate 32 --learning-rate $rate --deepspeed_config "$LAMB"
 done
 for percent in 2 20; do row warmup-$percent 32 --warmup-steps "{steps*$percent/100}"; done
-row random-start 32 --initial-attention random
+row random-start 32
 for share in 0.2 1; do row pair-rate-$share 32 --pair-head-rate $share; done
 row batch-16 16 --learning-rate 0.0007
 row batch-64 64
 row half-length 64 --sequence-length $((LENGTH / 2))
-row half-then-full 32 --initial-attention random --init-from '{out}/half-length/seed-{seed}'
+row half-then-full 32 --init-from '{out}/half-length/seed-{seed}'
 for share in 0.15 0.2 0.45; do row mask-$share 32 --masked-fraction $share; done
 row ngram-3 32 --max-ngram 3
 row layers-2 32 --num-layers 2

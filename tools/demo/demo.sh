@@ -21,12 +21,13 @@ python tools/build_shards.py --input demo/text.txt --vocab demo/vocab/spiece.mod
 # the matrix's own norm, so the rate at which 0.02-sized weights would learn is far too high for the
 # biases, which it leaves unscaled.
 echo "== 4. pretraining: a very small ALBERT, 2 ranks, ZeRO-1, AdamW"
-deepspeed -q --num_gpus 2 albert_ds/train.py --model albert-tiny --hidden-size 64 --data demo/data \
-    --output demo/run --steps 3000 --batch-size 32 --micro-batch-size 16 --learning-rate 0.002 \
-    --warmup-steps 250 --dropout 0 --depth-schedule 2@0,4@60% --max-ngram 1 --masked-fraction 0.3 \
-    --initial-attention neighbours --pair-head-rate 0.06 \
-    --deepspeed_config ds_configs/zero1_fp32_adamw.json --log-every 250 --eval-every 750 \
-    2> demo/train.log ||
+FLAGS=(--model albert-tiny --hidden-size 64 --data demo/data
+    --steps 3000 --batch-size 32 --micro-batch-size 16 --learning-rate 0.002
+    --warmup-steps 250 --dropout 0 --depth-schedule 2@0,4@60% --max-ngram 1 --masked-fraction 0.3
+    --pair-head-rate 0.06 --deepspeed_config ds_configs/zero1_fp32_adamw.json)
+python -m albert_lab.neighbours "${FLAGS[@]}" --output demo/start
+deepspeed -q --num_gpus 2 albert_ds/train.py "${FLAGS[@]}" --init-from demo/start \
+    --output demo/run --log-every 250 --eval-every 750 2> demo/train.log ||
     { tail -n 20 demo/train.log; exit 1; }
 echo "== 5. held-out accuracy"
 python tools/probe.py --checkpoint demo/run --data demo/data --output demo/probe.json \

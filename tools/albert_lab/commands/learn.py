@@ -35,7 +35,6 @@ RECIPE = (
     *("--pair-head-rate", "0.06", "--max-ngram", "1", "--masked-fraction", "0.3"),
     *("--sequence-length", str(LENGTH), "--batch-size", str(BATCH), "--learning-rate", "0.001"),
 )
-FROM_RANDOM = ("--initial-attention", "neighbours")  # where no --init-from brings other weights
 WARMUP_STEPS = 200  # at least, but where there are fewer than 1,000 steps
 MEASURED_STEPS, LOGGED_STEPS = 40, 4  # of a trial
 TRAINING_SHARE = 0.96  # of the time; the rest goes to evaluations and checkpoints
@@ -117,10 +116,19 @@ def failed(words: list[str], code: int, log: Path) -> MachineFailed:
 
 
 def recipe(args) -> list[str]:
-    """The flags of what is trained: RECIPE, from random weights or from --init-from."""
+    """The flags of what is trained: RECIPE, from the weights of --init-from or OUTPUT/start."""
     seed = args.seed if args.seed is not None else int(args.init_from is not None)
-    start = FROM_RANDOM if args.init_from is None else ("--init-from", str(args.init_from))
-    return [*RECIPE, *start, "--seed", str(seed)]
+    start = args.init_from or args.output / "start"
+    return [*RECIPE, "--init-from", str(start), "--seed", str(seed)]
+
+
+def write_start(args, data: Path) -> None:
+    """OUTPUT/start: weights whose attention begins at the neighbouring tokens."""
+    command = [sys.executable, "-m", "albert_lab.neighbours", *RECIPE, *schedule(20)]
+    command += ["--seed", str(args.seed or 0), "--micro-batch-size", str(BATCH)]
+    command += ["--deepspeed_config", str(PACKAGE / "ds_configs/zero1_fp32_adamw.json")]
+    command += ["--data", str(data), "--output", str(args.output / "start")]
+    run(command, args.output / "prepare.log")
 
 
 def trainer(flags: Sequence[str], layout: Layout, data: Path, output: Path) -> list[str]:
@@ -301,6 +309,8 @@ def main(argv: list[str]) -> None:
         print(f"== shards of {LENGTH} tokens", flush=True)
         made = ["--output", data, "--sequence-length", LENGTH, "--holdout", "0.02"]
         run([*COMMAND, "shards", *text, "--vocab", vocab, *made], log)
+    if args.init_from is None and not (out / "start" / "config.json").is_file():
+        write_start(args, data)
     print("== speed of this machine", flush=True)
     flags = recipe(args)
     layout, seconds = choose_layout(flags, data, out)

@@ -1,15 +1,16 @@
-"""--initial-attention neighbours: what the heads attend to before the first step."""
-
-from dataclasses import replace
+"""A start at the neighbours: what the heads attend to before the first step."""
 
 import pytest
 import torch
+from albert_lab.neighbours import OFFSETS, attend_to_neighbours, main
 
+from albert_ds.errors import UserError
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import ModelConfig
-from albert_ds.model.neighbours import OFFSETS, attend_to_neighbours
+from albert_ds.settings.pretrain import read_config
+from tests.conftest import train_command
 from tests.distributed import run_ranks
-from tests.training import join, small_config
+from tests.training import join
 
 SHAPES = {
     "learn": {"embedding_size": 128, "hidden_size": 256, "num_heads": 4},
@@ -78,17 +79,22 @@ def save_start(rank: int, config) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("tensor_parallel", "file"), [(1, "zero3_bf16"), (2, "zero1_fp32")])
-def test_a_run_starts_so_in_every_layout(tmp_path, tensor_parallel, file):
-    config = small_config(
-        world_size=2,
-        tensor_parallel=tensor_parallel,
-        ds_file=f"{file}.json",
-        output=str(tmp_path),
-        seed=3,
-    )
-    config = replace(config, initial_attention="neighbours")
+def test_a_run_starts_so_in_every_layout(data, tmp_path, tensor_parallel, file):
+    given = {"deepspeed_config": f"ds_configs/{file}.json", "seed": 3, "num_heads": 4}
+    start = tmp_path / "start"
+    main(train_command(data, start, **given)[2:])
+    with pytest.raises(UserError, match="was started with"):  # it is not written over
+        main(train_command(data, start, **given)[2:])
+    given |= {"init_from": start, "tensor_parallel": tensor_parallel}
+    config = read_config(train_command(data, tmp_path / "run", **given)[2:], world_size=2)
     model = AlbertForPretraining(config.model, seed=3)
     attend_to_neighbours(model)
     expected, found = model.state_dict(), run_ranks(save_start, 2, config)[0]
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_shape_without_room_is_one_line(data, tmp_path):
+    with pytest.raises(UserError, match="--embedding-size 4: must be from 8 to --hidden-size 32"):
+        main(train_command(data, tmp_path / "start", embedding_size=4)[2:])
+    assert not (tmp_path / "start").exists()

@@ -1,4 +1,7 @@
-"""A start whose attention looks at the neighbouring tokens.
+"""Weights to start from whose attention looks at the neighbouring tokens.
+
+python -m albert_lab.neighbours --output START FLAGS    the flags that `albert-ds train` will take
+albert-ds train --output RUN --init-from START FLAGS
 
 From random weights attention begins uniform, and a small model takes thousands of steps to find
 that the tokens beside a mask tell most about it (docs/learning.md). Here the positions, the queries
@@ -12,15 +15,38 @@ Shapes: T positions, E embedding, H hidden, D <= E / 4 columns that hold the pos
 width H / n.
 """
 
+from dataclasses import asdict
+
 import torch
 from torch import Tensor
 
+from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, write_folder
+from albert_ds.cli import run
+from albert_ds.errors import UserError
+from albert_ds.files import write_json
 from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.settings.pretrain import read_config
 
 OFFSETS = (-1, 1, -2, 2)  # of the first heads; further heads begin at random
 SLOWEST = 1 / 30  # radians a token; the fastest frequency is 1
 AMPLITUDE = 5  # of a position's numbers, in standard deviations of a word's
 PEAK = 10.0  # logit of the token a head attends to
+
+
+def main(argv: list[str]) -> None:
+    """Write the weights that a run with these flags starts from, to its --output."""
+    config = read_config(argv, world_size=1)
+    embedding, hidden = config.model.embedding_size, config.model.hidden_size
+    if not 8 <= embedding <= hidden or hidden < 2 * config.model.num_heads:
+        raise UserError(
+            f"--embedding-size {embedding}: must be from 8 to --hidden-size {hidden}, and a head "
+            "at least 2 wide"
+        )
+    model = AlbertForPretraining(config.model, seed=config.seed)
+    attend_to_neighbours(model)
+    config.run.mkdir(parents=True, exist_ok=True)
+    write_folder(config.run / IMPORTED, {WEIGHTS: model.state_dict()}, {"step": 0})
+    write_json(config.run / "config.json", {"model": asdict(config.model)})  # now it is whole
 
 
 @torch.no_grad()
@@ -57,3 +83,7 @@ def _turn(angles: Tensor) -> Tensor:
     """The matrix [D, D] that adds `angles` [D / 2] to those of a position."""
     sin, cos = angles.sin().diag(), angles.cos().diag()
     return torch.cat([torch.cat([cos, sin], dim=1), torch.cat([-sin, cos], dim=1)]).float()
+
+
+if __name__ == "__main__":
+    run(main)
