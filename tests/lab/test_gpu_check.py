@@ -12,7 +12,7 @@ import psutil
 import pytest
 from albert_lab.commands.gpu_check import main
 from albert_lab.gpu_check.check import Check, Finding, ended, open_folder
-from albert_lab.gpu_check.pieces import PIECES, measure_speed
+from albert_lab.gpu_check.pieces import PIECES, interrupt_and_resume, measure_speed
 
 from albert_ds.errors import UserError
 from tests.conftest import ROOT
@@ -53,12 +53,11 @@ def test_what_passed_is_kept_and_what_failed_is_repeated(check, tmp_path):
     for runs, is_broken in ((1, True), (2, True), (3, False), (3, False)):
         if not is_broken:
             broken.unlink(missing_ok=True)
-        check.piece("one", look)
-        assert (tmp_path / "count").read_text() == str(runs)
-        (row,) = json.loads((check.folder / "pieces/one.json").read_text())["findings"]
-        says = "code 1: Error: it is broken" if is_broken else "done"
-        assert row == {"what": "it runs", "passed": not is_broken, "says": says}
-        assert check.write_report(["one"]) != is_broken
+        look(check)
+        assert check.write_report({"one": look}) != is_broken
+        assert (tmp_path / "count").read_text() == str(runs)  # the report runs nothing
+        says = "**FAIL** | code 1: Error: it is broken" if is_broken else "PASS | done"
+        assert f"| it runs | {says} |" in (check.folder / "report.md").read_text()
 
 
 def test_a_command_that_takes_too_long_ends_with_all_that_it_started(check, tmp_path):
@@ -90,13 +89,12 @@ def test_the_report_names_failures_and_says_that_the_device_is_fake(check):
     done = {"code": 0, "seconds": 1.0, "last_words": "", "result": report}
     (check.folder / "cells/speed").mkdir(parents=True)
     (check.folder / "cells/speed/albert-tiny.json").write_text(json.dumps(done))
-    check.piece("speed", measure_speed)
     bad = Finding(what="exact", passed=False, says="off by 2")
-    check.piece("exactness", lambda check: [bad])
-    assert not check.write_report(["exactness", "speed", "gpus"])
+    pieces = {"exactness": lambda check: [bad], "speed": measure_speed}
+    assert not check.write_report({**pieces, "resume": interrupt_and_resume})
     text = (check.folder / "report.md").read_text()
     assert "# FAIL: 1 of 2 rows" in text and "fake H200" in text and "device: fake" in text
-    assert "| exact | **FAIL** | off by 2 |" in text and "Not run yet: gpus." in text
+    assert "| exact | **FAIL** | off by 2 |" in text and "Not run yet: resume." in text
     assert "| albert-tiny, 1 sequences | - | 100 tokens/s, 1.0 GB, MFU 46.0% |" in text
 
 
@@ -120,5 +118,5 @@ def test_the_whole_command_runs_on_the_fake_device(fake_cuda, tmp_path, devices)
     report = (tmp_path / "report.md").read_text()
     assert done.returncode == 0, report
     assert report.startswith("# PASS: fake H200") and "device: fake" in report
-    ran = {path.stem for path in (tmp_path / "pieces").glob("*.json")}
+    ran = {line[3:] for line in report.splitlines() if line.startswith("## ")}
     assert ran == ({"gpus"} if devices > 1 else set(PIECES))

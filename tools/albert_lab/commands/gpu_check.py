@@ -2,8 +2,8 @@
 
 Nothing is downloaded. Every measurement is a process of its own with a time limit; what has
 finished is kept in the folder, so the same command continues after an interruption and repeats what
-failed. The report is REPORT/report.md; the exit code is 1 where
-a row failed. docs/gpu.md explains the report.
+failed. The report is REPORT/report.md; the exit code is 1 where a row failed. docs/gpu.md explains
+the report.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     check.data = str(args.data.absolute()) if args.data else build_text(check)
     is_good = True
     for name in chosen:
-        check.piece(name, PIECES[name])
-        is_good = check.write_report(list(PIECES))
+        PIECES[name](check)
+        is_good = check.write_report(PIECES)
     log_line(f"gpu_check: {'PASS' if is_good else 'FAIL'}: {folder / 'report.md'}")
     return 0 if is_good else 1

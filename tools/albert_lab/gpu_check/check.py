@@ -1,9 +1,8 @@
-"""One check of a machine: commands in processes of their own, and what was found in each piece.
+"""One check of a machine: commands in processes of their own, and what their results say.
 
-REPORT/cells/PIECE/NAME.json is a command's end and result, NAME.log what it printed, and
-REPORT/pieces/PIECE.json a finished piece. All are written as soon as they are known, so a check
-that is started again continues: it repeats only the pieces in which something failed, and in these
-only the commands that failed.
+REPORT/cells/PIECE/NAME.json is a command's end and result, NAME.log what it printed. They are
+written as soon as they are known, and the report is made of them alone. So a check that is started
+again continues: it repeats only the commands that failed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from albert_ds.cli import log_line
@@ -37,6 +36,10 @@ class Finding:
     says: str
 
 
+class NotRun(Exception):
+    """A command of a piece has not run yet."""
+
+
 @dataclass(kw_only=True)
 class Check:
     """A report folder and the machine that it is about."""
@@ -45,6 +48,7 @@ class Check:
     gpus: int
     quick: bool  # everything small: it shows that the commands work, and no figure means anything
     data: str = ""  # shards of real text
+    reads_only: bool = False  # what has run; raises NotRun for the rest
 
     def run(
         self,
@@ -61,8 +65,11 @@ class Check:
         no --output.
         """
         path = self.folder / "cells" / f"{cell}.json"
-        if path.exists() and (known := read_json(path, str(path)))["code"] == 0:
+        known = read_json(path, str(path)) if path.exists() else None
+        if known and (known["code"] == 0 or self.reads_only):
             return known
+        if self.reads_only:
+            raise NotRun(cell)
         path.parent.mkdir(parents=True, exist_ok=True)
         written = path.with_suffix(".result.json")
         written.unlink(missing_ok=True)
@@ -82,39 +89,28 @@ class Check:
         write_file(path, json.dumps(ended, indent=1) + "\n")
         return ended
 
-    def piece(self, name: str, look: Callable[[Check], list[Finding]]) -> None:
-        """Do a piece, unless it was done and nothing in it failed."""
-        path = self.folder / "pieces" / f"{name}.json"
-        path.parent.mkdir(exist_ok=True)
-        if path.exists():
-            known = read_json(path, str(path))["findings"]
-            if all(row["passed"] is not False for row in known):
-                return
-        started = time.monotonic()
-        findings = look(self)
-        done = {"piece": name, "seconds": round(time.monotonic() - started, 1)}
-        done["findings"] = [asdict(finding) for finding in findings]
-        write_file(path, json.dumps(done, indent=1) + "\n")
-
-    def write_report(self, names: list[str]) -> bool:
-        """Write report.md about all pieces `names`; returns whether nothing has failed."""
+    def write_report(self, pieces: dict[str, Callable[[Check], list[Finding]]]) -> bool:
+        """Write report.md about all that has run; returns whether nothing has failed."""
         about = read_json(self.folder / "about.json", "about.json")
-        paths = {name: self.folder / "pieces" / f"{name}.json" for name in names}
-        pieces = [read_json(path, str(path)) for path in paths.values() if path.exists()]
-        rows = [row for piece in pieces for row in piece["findings"]]
-        failed = sum(row["passed"] is False for row in rows)
+        reader, found, missing = replace(self, reads_only=True), {}, []
+        for name, look in pieces.items():
+            try:
+                found[name] = look(reader)
+            except NotRun:
+                missing.append(name)
+        rows = [row for piece in found.values() for row in piece]
+        failed = sum(row.passed is False for row in rows)
         verdict = f"FAIL: {failed} of {len(rows)} rows" if failed else "PASS"
         title = f"# {verdict}: {about['device']}, {about['gpus']} GPU(s), commit {about['commit']}"
         lines = [title, ""]
         reasons = ["device: fake"] * ("fake" in about["device"]) + ["--quick"] * about["quick"]
         if reasons:
             lines += [f"**{', '.join(reasons)}: no figure below means anything**.", ""]
-        if missing := [name for name, path in paths.items() if not path.exists()]:
+        if missing:
             lines += [f"Not run yet: {', '.join(missing)}.", ""]
-        for piece in pieces:
-            found = [(row["what"], WORDS[row["passed"]], row["says"]) for row in piece["findings"]]
-            lines += [f"## {piece['piece']} ({piece['seconds']:.0f} s)", ""]
-            lines += [table(("what", "", "found"), found), ""]
+        for name, piece in found.items():
+            said = [(row.what, WORDS[row.passed], row.says) for row in piece]
+            lines += [f"## {name}", "", table(("what", "", "found"), said), ""]
         write_file(self.folder / "report.md", "\n".join(lines))
         return not failed
 
