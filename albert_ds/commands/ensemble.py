@@ -2,7 +2,7 @@
 
 For classes, scores and options it averages the logits; for SQuAD 1.1 the start and end logits of
 every token. Each model of SQuAD 2.0 proposes its own spans: there it averages the probability of a
-span, 0 where a model did not propose it, and the logit of "no answer".
+span, 0 if a model did not propose it, and the logit of "no answer".
 
 albert-ds ensemble --members DIR DIR [DIR ...] --output ENSEMBLE
 """

@@ -56,7 +56,7 @@ def build_parser() -> cli.Parser:
         metavar="TOKENS",
         help="longest sequence (default: that of the shards or of the model, the smaller)",
     )
-    text = "layers to run, where they share all their blocks (default: the model's)"
+    text = "layers to run, if they share all their blocks (default: the model's)"
     add("--num-layers", type=cli.positive, metavar="LAYERS", help=text)
     add("--seed", type=cli.natural, default=0, metavar="N", help="seed of masks and swaps")
     add("--output", type=cli.new_file, metavar="FILE", help="JSON file for the same numbers")

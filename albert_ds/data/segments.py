@@ -18,7 +18,7 @@ PACKINGS = ("whole", "full")
 
 class Pair(NamedTuple):
     first: np.ndarray  # token ids of segment A
-    second: np.ndarray  # of segment B; empty where the window is a single sentence
+    second: np.ndarray  # of segment B; empty if the window is a single sentence
     label: int  # 0 in order, 1 swapped (sop) or from another document (nsp), NO_LABEL
     used: int  # tokens of both segments
 
@@ -60,7 +60,7 @@ def draw_window(ends: np.ndarray, target: int, rng: np.random.Generator) -> tupl
     """Sentences [i, j): from a random i on, the fewest that hold `target` tokens.
 
     i is uniform over the sentences after which `target` tokens are left, counting their own; it is
-    0 where the sequence has fewer tokens.
+    0 if the sequence has fewer tokens.
     """
     spare = int(ends[-1]) - target
     if spare <= 0:
@@ -103,7 +103,7 @@ class SentenceRuns:
     ) -> tuple[int, int, int] | None:
         """(sequence, begin, end) of a run of `length` tokens outside `document`, drawn at random.
 
-        Where there is none, a run whose length is the nearest; None where there is no other
+        If there is none, a run whose length is the nearest; None if there is no other
         document with two sentences in a sequence.
         """
         count = len(self._starts)

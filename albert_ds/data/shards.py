@@ -250,7 +250,7 @@ def _read_header(header: bytes) -> tuple[str | None, int]:
 
 
 def read_index(folder: Path | str) -> dict:
-    """The content of a built folder's index.json. Raises UserError where it is not one."""
+    """The content of a built folder's index.json. Raises UserError if it is not one."""
     path = join(str(folder), INDEX_NAME)
     try:
         content = read_bytes(path, MAX_BYTES + 1)
@@ -266,7 +266,7 @@ def read_index(folder: Path | str) -> dict:
 
 
 def _check_index(index: dict, path: str) -> None:
-    """Raise UserError where the entries of an index contradict each other."""
+    """Raise UserError if the entries of an index contradict each other."""
     seen: dict[str, str] = {}
     for split in SPLITS:
         entry = index["splits"][split]
@@ -299,7 +299,7 @@ def list_shards(index: dict, split: str) -> tuple[ShardInfo, ...]:
 def open_shards(folder: Path | str, split: str) -> ShardSet:
     """Open the "train" or "heldout" split of a built folder, at a path or a URL.
 
-    Raises UserError where the folder, a shard or the vocabulary is missing, or where the vocabulary
+    Raises UserError if the folder, a shard or the vocabulary is missing, or if the vocabulary
     is not the one that index.json names. A shard's content is read and checked when it is needed.
     """
     folder = str(folder)

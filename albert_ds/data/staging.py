@@ -36,8 +36,8 @@ def copy_folders(folders: list[str], stage: Path) -> Iterator[int]:
 
     Yields after each file the bytes that were written, 0 for what was there, so that the caller can
     keep in touch with others meanwhile. One process copies at a time; the next one finds its work.
-    Raises UserError, before anything is written, where `stage` is no folder or has too little
-    space; DamagedData where a shard is not the one of its index.json.
+    Raises UserError, before anything is written, if `stage` is no folder or has too little
+    space; DamagedData if a shard is not the one of its index.json.
     """
     node = os.uname().nodename
     if not stage.is_dir():

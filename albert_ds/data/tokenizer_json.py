@@ -42,7 +42,7 @@ NORMALISATIONS = [
 def read_tokenizer_json(path: Path) -> Vocab:
     """Build the vocabulary of a `tokenizer.json` of an ALBERT, ours or `AlbertTokenizer`'s.
 
-    Raises UserError, with the path, where the file is not that of an ALBERT, or where the
+    Raises UserError, with the path, if the file is not that of an ALBERT, or if the
     `tokenizer_config.json` beside it contradicts it.
     """
     content = read_json(path)
@@ -88,7 +88,7 @@ def _read_splits(pre_tokenizer: dict) -> list[str]:
 
 
 def _find_normalisation(path: Path, steps: list[dict], charsmap: bytes) -> Normalisation:
-    """The normalisation with exactly these steps; UserError where there is none."""
+    """The normalisation with exactly these steps; UserError if there is none."""
     from tokenizers import Tokenizer, models
 
     tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0)], 0))

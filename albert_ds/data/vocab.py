@@ -227,7 +227,7 @@ class Vocab:
         ]
 
     def write(self, folder: Path) -> None:
-        """Write `spiece.model`, `tokenizer_config.json` and, where needed, `tokenizer.json`."""
+        """Write `spiece.model`, `tokenizer_config.json` and, if needed, `tokenizer.json`."""
         (folder / MODEL_NAME).write_bytes(self.model)
         config: dict[str, Any] = {
             "tokenizer_class": "AlbertTokenizer",
@@ -263,7 +263,7 @@ def read_vocab(location: Path | str, *, sha256: str | None = None) -> Vocab:
     """Read a `spiece.model`, at a path or a URL, with the `tokenizer_config.json` beside it.
 
     A model that lies alone is normalised as `AlbertTokenizer` does unasked: lower case, no accents.
-    Raises UserError where it is no model of ALBERT's, or not the one of `sha256`.
+    Raises UserError if it is no model of ALBERT's, or not the one of `sha256`.
     """
     location = str(location)
     try:
@@ -292,7 +292,7 @@ def read_vocab(location: Path | str, *, sha256: str | None = None) -> Vocab:
 
 
 def open_vocab(model: bytes, normalisation: Normalisation, name: str) -> Vocab:
-    """The vocabulary of a model; UserError, with `name`, where the libraries cannot use it."""
+    """The vocabulary of a model; UserError, with `name`, if the libraries cannot use it."""
     try:
         return Vocab(model, normalisation)
     except Exception as error:  # the tokenizers library raises nothing narrower
@@ -416,7 +416,7 @@ def make_portable(model: bytes, name: str) -> bytes:
     3. Scores are rounded to multiples of 2**-10, so that sums are exact in float32 (SentencePiece)
        and in float64 (Hugging Face) and both break a tie ("0|00" or "00|0") alike.
 
-    Applying it again changes nothing. Raises UserError where the layout is not ALBERT's.
+    Applying it again changes nothing. Raises UserError if the layout is not ALBERT's.
     """
     proto = _parse(model, name)
     first = tuple(piece.piece for piece in proto.pieces[: len(SPECIAL_PIECES)])

@@ -70,7 +70,7 @@ def score_pairs(
 def score_sentences(
     model: AlbertForPretraining, vocab: Vocab, sentences: list[str], device: torch.device
 ) -> list[float]:
-    """The pseudo-log-likelihood of each sentence, in nats. Raises UserError where one is too long.
+    """The pseudo-log-likelihood of each sentence, in nats. Raises UserError if one is too long.
 
     Sentences of one length share a pass, so nothing is padded. The encoder may be in bf16: its
     states and the word embedding are scored in fp32.

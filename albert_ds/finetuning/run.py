@@ -120,7 +120,7 @@ def start(
 
 
 def read_start(config: FinetuneConfig, mesh: Mesh) -> dict:
-    """The encoder to start from; UserError where --from-task has another shape or vocabulary."""
+    """The encoder to start from; UserError if --from-task has another shape or vocabulary."""
     folder = ModelFolder(config.from_task or config.checkpoint)
     found, weights = folder.read_encoder()
     for name in (f.name for f in fields(found) if f.name not in ("dropout", "pair_head")):
@@ -174,7 +174,7 @@ def restore_best(
 ) -> tuple[list[int], tuple[int, float]]:
     """`evaluations` and `best` of a run that goes on after `step`. Collective.
 
-    Raises DamagedData or UserError on all ranks where the best weights are gone or not whole.
+    Raises DamagedData or UserError on all ranks if the best weights are gone or not whole.
     """
     found, best = {}, NO_BEST
     with raise_together(mesh):

@@ -159,7 +159,7 @@ def run_theirs(
 
 
 def distance(x: Tensor, y: Tensor) -> float:
-    """The largest absolute difference; infinite where shapes differ or a value is no number."""
+    """The largest absolute difference; infinite if shapes differ or a value is no number."""
     if x.shape != y.shape:
         return float("inf")
     difference = (x.double() - y.double()).abs().max().item()

@@ -89,7 +89,7 @@ TIED = {
 
 
 def name_pairs(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Every (our name, their name) of a model. Ours repeats where Hugging Face cannot share."""
+    """Every (our name, their name) of a model. Ours repeats if Hugging Face cannot share."""
     for ours, theirs in TABLES:
         yield f"{ours}.weight", f"{theirs}.weight"
     yield "mlm_head.bias", "predictions.bias"
@@ -126,7 +126,7 @@ def list_groups(config: ModelConfig) -> list[tuple[int, int]]:
 def to_hf(config: ModelConfig, state: Weights) -> tuple[dict, Weights]:
     """A pretrained model in Hugging Face's form (config.json as a dict, state dict).
 
-    Loads as AlbertForPreTraining, or as AlbertForMaskedLM where there is no sentence head.
+    Loads as AlbertForPreTraining, or as AlbertForMaskedLM if there is no sentence head.
     """
     architecture = "AlbertForPreTraining" if config.pair_head else "AlbertForMaskedLM"
     config, state = fold(config, state)
@@ -182,7 +182,7 @@ def build_hf_config(config: ModelConfig, architecture: str) -> dict:
 
 
 def build_identity(config: ModelConfig) -> Weights:
-    """Hugging Face's map E -> H as an identity where E = H; empty elsewhere."""
+    """Hugging Face's map E -> H as an identity if E = H; empty elsewhere."""
     if config.embedding_size != config.hidden_size:
         return {}
     eye, zeros = torch.eye(config.hidden_size), torch.zeros(config.hidden_size)
@@ -212,7 +212,7 @@ def from_hf(
     if config.embedding_size == config.hidden_size:
         for name, identity in build_identity(config).items():
             if not torch.equal(state.pop(name, torch.empty(0)), identity):
-                raise UserError(f"{where}: {IDENTITY} must be an identity where E = H")
+                raise UserError(f"{where}: {IDENTITY} must be an identity if E = H")
     lacks_pair_head = not any(name.startswith("sop_classifier.") for name in state)
     if config.pair_head and lacks_pair_head and not encoder_only:
         logging.getLogger(__name__).warning(

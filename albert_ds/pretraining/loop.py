@@ -126,7 +126,7 @@ def run_passes(run: Run, batch: Batch) -> None:
     """The gradients of the global batch. On CUDA they are still being computed on return.
 
     Losses are normalised over the GLOBAL batch, so that the update does not depend on how the
-    batch is cut into ranks and micro-batches. Raises DamagedData on every rank where one rank
+    batch is cut into ranks and micro-batches. Raises DamagedData on every rank if one rank
     found damaged data in this batch.
     """
     if batch.error is not None:

@@ -30,7 +30,7 @@ class World:
 
 
 def read_world(environ=os.environ) -> World:
-    """Read the launcher's variables. Raises UserError where they contradict each other."""
+    """Read the launcher's variables. Raises UserError if they contradict each other."""
     tasks = _read_tasks(environ)
     if "RANK" in environ:
         missing = [name for name in TORCH_NAMES if name not in environ]
@@ -84,7 +84,7 @@ def read_world(environ=os.environ) -> World:
 
 
 def check_memory(params: int, world: World, device_type: str) -> None:
-    """Raise UserError where this machine's memory cannot hold a model of so many parameters.
+    """Raise UserError if this machine's memory cannot hold a model of so many parameters.
 
     It compares the least that any layout takes: every rank builds all weights in fp32, and on a
     CPU the ranks together also hold the gradient and both moments.

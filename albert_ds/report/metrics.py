@@ -44,7 +44,7 @@ PEAK_FLOPS = {
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """The device's dense 16-bit peak in FLOP/s; None where it is unknown (MFU is then null)."""
+    """The device's dense 16-bit peak in FLOP/s; None if it is unknown (MFU is then null)."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)

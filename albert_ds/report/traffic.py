@@ -34,7 +34,7 @@ Observer = Callable[[str, Any, int, Callable[[], Any]], Any]
 
 @dataclass(kw_only=True, slots=True)
 class Traffic:
-    """Calls and bytes by collective. An `observer`, where there is one, makes each call itself."""
+    """Calls and bytes by collective. An `observer`, if there is one, makes each call itself."""
 
     calls: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)

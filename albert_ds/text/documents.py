@@ -199,7 +199,7 @@ def begins_document(line: str, kind: str, *, after_blank: bool) -> bool:
 
 
 def read_lines(file: IO[bytes], *, is_start: bool = True) -> Iterator[Line]:
-    """The lines of a stream; `is_start` where a byte order mark may stand before the first."""
+    """The lines of a stream; `is_start` if a byte order mark may stand before the first."""
     number = 0
     while raw := file.readline(MAX_LINE_BYTES):
         number += 1

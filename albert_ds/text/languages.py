@@ -70,7 +70,7 @@ _REPEATS = "\u0e46\u0e2f\u0ec6\u0eaf"  # signs of repetition and abbreviation af
 
 
 def default_ends(language: str) -> str:
-    """What ends a sentence where nothing else is asked for, of SENTENCE_ENDS."""
+    """What ends a sentence if nothing else is asked for, of SENTENCE_ENDS."""
     return "spaces" if language in _ENDED_BY_SPACES else "rules"
 
 

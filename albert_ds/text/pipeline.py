@@ -58,7 +58,7 @@ NOT_IN_ENCODING = (
     "max_unknown",
     "any_script",
 )
-LINE_SECONDS = 30.0  # between two lines of progress where there is no terminal
+LINE_SECONDS = 30.0  # between two lines of progress if there is no terminal
 MAX_WITHOUT_PAIR, MIN_FILL = 0.05, 0.6  # beyond which a warning is printed
 
 
@@ -164,7 +164,7 @@ def _encode_unit(piece: Piece, *, vocab: Vocab, config: BuildConfig) -> dict:
 
 
 def warn_of_packing(index: dict) -> None:
-    """Say on stderr where sequences are short or have no pair, why, and what to do."""
+    """Say on stderr if sequences are short or have no pair, why, and what to do."""
     counts, capacity = index["counts"], index["sequence_length"] - 3
     single = counts["one_sentence_sequences"] / counts["sequences"]
     if single <= MAX_WITHOUT_PAIR and index["fill"] >= MIN_FILL:
@@ -189,7 +189,7 @@ def warn_of_packing(index: dict) -> None:
 
 
 def check_damage(counts: Mapping[str, int], places: dict[str, str], max_damaged: float) -> None:
-    """Raise DamagedData where more than that share of the documents is damaged."""
+    """Raise DamagedData if more than that share of the documents is damaged."""
     damaged = sum(counts.get(f"damaged_{kind}", 0) for kind in DAMAGE)
     documents = counts.get("documents", 0)
     if damaged > max_damaged * (damaged + documents + counts.get("empty_documents", 0)):

@@ -164,7 +164,7 @@ def _cut_file(location: str) -> Iterator[Slice]:
 
 
 def _find_document(file: IO[bytes], kind: str, offset: int, size: int) -> int:
-    """Where the first document that opens after `offset` begins; `size` where none does."""
+    """Where the first document that opens after `offset` begins; `size` if none does."""
     file.seek(offset)
     file.readline()  # the rest of a line that began before `offset`
     at, after_blank = file.tell(), False

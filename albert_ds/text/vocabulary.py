@@ -26,7 +26,7 @@ class VocabConfig(TextConfig):
         metavar="PIECES",
     )
     keep_case: bool = flag(
-        "keep capital letters (by default text is lower-cased where its script has case)",
+        "keep capital letters (by default text is lower-cased if its script has case)",
         default=False,
     )
     strip_accents: bool = flag(
@@ -45,7 +45,7 @@ class VocabConfig(TextConfig):
         default=False,
     )
     sample_size: int = flag(
-        "number of sentences to train on, drawn at random where there are more",
+        "number of sentences to train on, drawn at random if there are more",
         default=10_000_000,
         type=Number(low=1, high=1 << 31, whole=True),
         metavar="SENTENCES",

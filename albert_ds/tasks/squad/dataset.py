@@ -22,7 +22,7 @@ WITH_ANSWERS = _schema_of({**_QUESTION, "answers": [_ANSWER]})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SquadQuestion:
-    """A question; `answers` are (text, first character), empty where it cannot be answered."""
+    """A question; `answers` are (text, first character), empty if it cannot be answered."""
 
     id: str
     text: str
@@ -39,7 +39,7 @@ def read_squad(
         answerable: 1.1: every question has an answer; 2.0: some have none.
         has_answers: False for a test file, whose answers are ignored.
 
-    Raises UserError where the file cannot be read, DamagedData, with field or question, where it is
+    Raises UserError if the file cannot be read, DamagedData, with field or question, if it is
     not SQuAD or an answer is not in its context at its `answer_start`.
     """
     schema = WITH_ANSWERS if has_answers else WITHOUT_ANSWERS

@@ -27,7 +27,7 @@ def exact(reference: str, predicted: str) -> float:
 
 
 def f1(reference: str, predicted: str) -> float:
-    """Harmonic mean of precision and recall over words; 1 where neither has any, as in 2.0."""
+    """Harmonic mean of precision and recall over words; 1 if neither has any, as in 2.0."""
     wanted, found = simplify(reference).split(), simplify(predicted).split()
     if not wanted or not found:
         return float(wanted == found)
@@ -40,7 +40,7 @@ def score_answers(
 ) -> dict[str, tuple[float, float]]:
     """(EM, F1) from 0 to 1 of every question that has a prediction.
 
-    The versions differ where an answer simplifies to nothing. Under 2.0 such a reference does not
+    The versions differ if an answer simplifies to nothing. Under 2.0 such a reference does not
     count, and "" is the right answer to a question without references. Under 1.1 (`answerable`)
     such a reference counts like any other and has an F1 of 0.
     """
@@ -63,7 +63,7 @@ def summarise(scores: dict[str, tuple[float, float]], num_questions: int) -> dic
     """`exact` and `f1` in percent over all questions; one without a prediction scores 0.
 
     The official script of 1.1 counts like this. That of 2.0 leaves questions without a prediction
-    out of the mean: where there are any, the result also has `exact_predicted` and `f1_predicted`,
+    out of the mean: if there are any, the result also has `exact_predicted` and `f1_predicted`,
     over the predicted questions alone, and `questions_without_prediction`, their number.
     """
     totals = {name: 100 * sum(s[i] for s in scores.values()) for i, name in enumerate(METRICS)}

@@ -102,7 +102,7 @@ class SquadTask:
 
 
 def withhold(predicted: dict[str, str], odds: dict[str, float], threshold: float) -> dict[str, str]:
-    """The answers, empty where the null odds are above the threshold."""
+    """The answers, empty if the null odds are above the threshold."""
     return {name: "" if odds[name] > threshold else text for name, text in predicted.items()}
 
 
