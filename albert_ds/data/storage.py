@@ -44,18 +44,17 @@ def find_files(patterns: Iterable[str]) -> list[str]:
     """The files that match the patterns (`**` descends), sorted, each once."""
     found: set[str] = set()
     for pattern in patterns:
-        matches = _match_urls(pattern) if is_url(pattern) else _match_paths(pattern)
+        if is_url(pattern):
+            matches = _match_urls(pattern)
+        else:
+            names = [pattern, *glob.glob(pattern, recursive=True)]  # a name may look like a pattern
+            matches = [str(Path(name)) for name in names if Path(name).is_file()]
         if not matches:
             in_folder = not is_url(pattern) and Path(pattern).is_dir()
             hint = f"; for the files in this folder: '{pattern}/**'" if in_folder else ""
             raise UserError(f"--input {pattern}: matches no file{hint}")
         found.update(matches)
     return sorted(found)
-
-
-def _match_paths(pattern: str) -> list[str]:
-    names = [pattern, *glob.glob(pattern, recursive=True)]  # a name may look like a pattern
-    return [str(Path(name)) for name in names if Path(name).is_file()]
 
 
 def _match_urls(pattern: str) -> list[str]:

@@ -31,7 +31,7 @@ class World:
 
 def read_world(environ=os.environ) -> World:
     """Read the launcher's variables. Raises UserError if they contradict each other."""
-    tasks = _read_tasks(environ)
+    tasks = _read_size(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     if "RANK" in environ:
         missing = [name for name in TORCH_NAMES if name not in environ]
         if missing:
@@ -51,7 +51,8 @@ def read_world(environ=os.environ) -> World:
         return World(
             rank=rank,
             local_rank=local_rank,
-            local_size=_read_local_size(environ),
+            # torchrun's, deepspeed's
+            local_size=_read_size(environ, "LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
             size=size,
             launcher="torch",
             address=_read_address(environ),
@@ -128,19 +129,9 @@ def find_gpu_grant(environ=os.environ) -> str | None:
     return next((f"{n}={environ[n]}" for n in granted if (n, environ[n]) != (names[-1], "0")), None)
 
 
-def _read_tasks(environ) -> int:
-    """The number of tasks that Slurm started; 1 outside Slurm."""
-    for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"):
-        if name in environ:
-            return max(_read_number(environ, name), 1)
-    return 1
-
-
-def _read_local_size(environ) -> int:
-    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):  # torchrun's, deepspeed's
-        if name in environ:
-            return max(_read_number(environ, name), 1)
-    return 1
+def _read_size(environ, *names: str) -> int:
+    """The first of these variables that is set; 1 if none is."""
+    return next((max(_read_number(environ, name), 1) for name in names if name in environ), 1)
 
 
 def _read_number(environ, name: str) -> int:

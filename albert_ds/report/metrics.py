@@ -86,16 +86,16 @@ class Window:
         self.steps = 0
         self.skipped = 0
         self.data_seconds = 0.0  # whoever takes batches from the loader adds to it
-        self.moved = self._traffic.copy()
+        self.sent = self._traffic.total_bytes  # before the window, and outside it
         self.started = time.perf_counter()
 
     @contextmanager
     def paused(self) -> Generator[None]:
         """Leave the block (evaluation, saving) out of the window's time and traffic."""
-        stopped, before = time.perf_counter(), self._traffic.copy()
+        stopped, before = time.perf_counter(), self._traffic.total_bytes
         yield
         self.started += time.perf_counter() - stopped
-        self.moved += self._traffic - before
+        self.sent += self._traffic.total_bytes - before
 
     def add_outputs(self, outputs: dict[str, Tensor]) -> None:
         self.outputs += torch.stack([outputs[name].detach().double() for name in OUTPUTS])
@@ -114,7 +114,7 @@ class Window:
 
     def close(self, mesh: Mesh, objective: str) -> dict[str, float | None]:
         """The window's metrics, the same on every rank. Collective; starts a new window."""
-        comm_bytes = (self._traffic - self.moved).total_bytes // self.steps
+        comm_bytes = (self._traffic.total_bytes - self.sent) // self.steps
         dist.all_reduce(self.outputs, group=mesh.dp_group)
         values = summarise(self.outputs, self.counts, objective)  # waits for the device
         seconds = time.perf_counter() - self.started

@@ -47,9 +47,6 @@ class Traffic:
     def copy(self) -> Traffic:
         return Traffic(calls=self.calls.copy(), bytes=self.bytes.copy())
 
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(calls=self.calls + other.calls, bytes=self.bytes + other.bytes)
-
     def __sub__(self, earlier: Traffic) -> Traffic:
         return Traffic(calls=self.calls - earlier.calls, bytes=self.bytes - earlier.bytes)
 
