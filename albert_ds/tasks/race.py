@@ -5,7 +5,6 @@ in its question, or follows it. B keeps its last 128 tokens, the passage its fir
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,13 +115,9 @@ def read_passage(path: Path) -> tuple[str, list[Question]]:
     if len({len(column) for column in columns}) != 1:
         sizes = ", ".join(str(len(column)) for column in columns)
         raise DamagedData(f"{path}: questions, options and answers are {sizes}; must be equal")
-    return passage, list(_read_questions(*columns))
-
-
-def _read_questions(questions, options, answers) -> Iterator[Question]:
-    for question, choices, answer in zip(questions, options, answers, strict=True):
-        endings = [
-            question.replace("_", option) if "_" in question else f"{question} {option}"
-            for option in choices
-        ]
-        yield Question(endings=endings, label=OPTIONS.index(answer))
+    found = []
+    for question, choices, answer in zip(*columns, strict=True):
+        blank = question if "_" in question else f"{question} _"
+        endings = [blank.replace("_", option) for option in choices]
+        found.append(Question(endings=endings, label=OPTIONS.index(answer)))
+    return passage, found

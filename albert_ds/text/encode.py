@@ -16,7 +16,7 @@ from albert_ds.cli import Number, flag
 from albert_ds.data.segments import PACKINGS, pack_sentences
 from albert_ds.data.shards import pack_sequence, token_dtype
 from albert_ds.data.vocab import UNK, Vocab
-from albert_ds.text.documents import DAMAGE, SEED, TextConfig, explain_damage
+from albert_ds.text.documents import DAMAGE, SEED, TextConfig
 from albert_ds.text.external_sort import KEYS, RunWriter, SortRecord
 from albert_ds.text.segmented import encode_segmented, find_starts
 from albert_ds.text.sources import Reading
@@ -93,12 +93,12 @@ def encode_documents(
     dtype = np.dtype(token_dtype(vocab.size, segmented=config.segmented)).newbyteorder("<")
     salt = config.seed.to_bytes(16, "little")
     lowest, highest = KEYS, -1
-    for document, name, _, head in readings:
+    for reading in readings:
+        document = reading.document
         if document.damage:
             counts[f"damaged_{document.damage}"] += 1
             if document.damage not in damage:
-                cause = explain_damage(document.damage, bytes(head))
-                damage[document.damage] = f"{name}: line {document.line}{cause}"
+                damage[document.damage] = reading.describe_damage()
             continue
         counts["cut_documents"] += document.cut
         if config.segmented:

@@ -26,6 +26,7 @@ from albert_ds.text.documents import (
     Document,
     Line,
     begins_document,
+    explain_damage,
     find_kind,
     read_lines,
     split_documents,
@@ -66,6 +67,11 @@ class Reading(NamedTuple):
     name: str  # of the file, and of the member in it
     bytes_read: int  # of all the slices so far, as stored
     head: bytearray  # the first HEAD_BYTES of the file or member, as far as they are read
+
+    def describe_damage(self) -> str:
+        """Where the document is, and what the head tells of the cause of its damage."""
+        cause = explain_damage(self.document.damage, bytes(self.head))
+        return f"{self.name}: line {self.document.line}{cause}"
 
 
 def cut_units(locations: Iterable[str]) -> list[list[Slice]]:

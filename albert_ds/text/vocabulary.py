@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from albert_ds.cli import Number, flag
-from albert_ds.data.vocab import NUM_FIXED, Normalisation, Vocab, train_vocab
+from albert_ds.data.vocab import NUM_FIXED, Normalisation, train_vocab
 from albert_ds.errors import UserError
-from albert_ds.text.documents import SEED, TextConfig, explain_damage
+from albert_ds.text.documents import SEED, TextConfig
 from albert_ds.text.pipeline import check_damage, open_bar
 from albert_ds.text.segmented import split_into_words
 from albert_ds.text.sources import Slice, cut_units, read_documents
@@ -72,7 +72,7 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
     units = cut_units(locations)
     survey = survey_text(units, config, config.normalisation)
     counts: Counter[str] = Counter()
-    vocab: Vocab = train_vocab(
+    vocab = train_vocab(
         _read_sentences(units, config, counts),
         config.normalisation,
         vocab_size=config.vocab_size,
@@ -100,12 +100,13 @@ def _read_sentences(
     slices = [part for unit in units for part in unit]
     places: dict[str, str] = {}
     with open_bar("reading", "B", sum(part.size for part in slices)) as bar:
-        for document, name, bytes_read, head in read_documents(slices, config.text_field):
-            bar.update(bytes_read - bar.n)
+        for reading in read_documents(slices, config.text_field):
+            document = reading.document
+            bar.update(reading.bytes_read - bar.n)
             if document.damage:
                 counts[f"damaged_{document.damage}"] += 1
-                cause = explain_damage(document.damage, bytes(head))
-                places.setdefault(document.damage, f"{name}: line {document.line}{cause}")
+                if document.damage not in places:
+                    places[document.damage] = reading.describe_damage()
             elif document.lines:
                 counts["documents"] += 1
                 if config.segmented:
