@@ -14,7 +14,7 @@ from albert_ds.cli import Number
 from albert_ds.data.storage import find_files
 from albert_ds.data.vocab import read_vocab
 from albert_ds.text.documents import add_input_flag
-from albert_ds.text.pipeline import BuildConfig, Built, build_shards
+from albert_ds.text.pipeline import BuildConfig, BuildResult, build_shards
 from albert_ds.text.pool import open_pool
 
 
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
         )
 
 
-def print_summary(output: Path, built: Built) -> None:
+def print_summary(output: Path, built: BuildResult) -> None:
     index = built.index
     for split, entry in index["splits"].items():
         print(

@@ -112,20 +112,20 @@ def show_set(args: Namespace) -> None:
     config = StreamConfig(**typed)
     reader = MicroBatchReader([source], None, config)
     count = min(args.count, int(source.sizes.sum()))
-    seen = Seen()
+    found = Statistics()
     for position in range(count):
         sample = reader.draw(position)
         if position < args.show:
             print(f"sample {position}:")
             show_sample(sample, config, source)
-        seen.add(sample)
-    print_statistics(seen, count, config, source.vocab.pieces)
+        found.add(sample)
+    print_statistics(found, count, config, source.vocab.pieces)
     index = read_index(args.data)
     print_text_figures(index)
 
 
 @dataclass(kw_only=True, slots=True)
-class Seen:
+class Statistics:
     """Counts over all samples."""
 
     lengths: list[int] = field(default_factory=list)
@@ -163,34 +163,37 @@ def count_runs(masked: dict[int, int], starts: list[bool]) -> Iterator[int]:
             words = 0
 
 
-def print_statistics(seen: Seen, count: int, config: StreamConfig, pieces: list[str]) -> None:
-    tokens, masked = sum(seen.lengths), seen.replaced.total()
+def print_statistics(
+    found: Statistics, count: int, config: StreamConfig, pieces: list[str]
+) -> None:
+    tokens, masked = sum(found.lengths), found.replaced.total()
     room = config.sequence_length * count
     print(f"{count:,} samples, {tokens:,} tokens")
     print(f"fill: {tokens / room:.1%} of {config.sequence_length} (no row is ever padded)")
     print(
         f"truncated by short draws: "
-        f"{seen.truncated_tokens / (tokens + seen.truncated_tokens):.1%} of the tokens"
+        f"{found.truncated_tokens / (tokens + found.truncated_tokens):.1%} of the tokens"
     )
-    for name, values in (("length", seen.lengths), ("[CLS] A [SEP]", seen.first_lengths)):
+    for name, values in (("length", found.lengths), ("[CLS] A [SEP]", found.first_lengths)):
         spread = f"{min(values)} / {statistics.median(values):.0f} / {max(values)}"
         print(f"{name}: min / median / max {spread}")
-    print(f"masked: {masked / tokens:.2%} of the tokens; of these " + shares(seen.replaced))
+    print(f"masked: {masked / tokens:.2%} of the tokens; of these " + shares(found.replaced))
     harmonic = sum(1 / n for n in range(1, config.max_ngram + 1))
     drawn = ", ".join(f"{n}: {1 / n / harmonic:.1%}" for n in range(1, config.max_ngram + 1))
-    print(f"words of a masked stretch: {shares(seen.runs)} (n-grams are drawn as {drawn})")
-    labelled = count - seen.pair_labels[NO_LABEL]
+    print(f"words of a masked stretch: {shares(found.runs)} (n-grams are drawn as {drawn})")
+    labelled = count - found.pair_labels[NO_LABEL]
     if labelled:
-        share = seen.pair_labels[1] / labelled
+        share = found.pair_labels[1] / labelled
         error = 1.96 * (share * (1 - share) / labelled) ** 0.5
         print(f"pairs with label 1: {share:.1%} +- {error:.1%}; samples without a pair: ", end="")
-        print(f"{seen.pair_labels[NO_LABEL]:,}")
+        print(f"{found.pair_labels[NO_LABEL]:,}")
     print(
-        "special pieces: " + ", ".join(f"{p} {seen.ids[i]:,}" for i, p in enumerate(SPECIAL_PIECES))
+        "special pieces: "
+        + ", ".join(f"{p} {found.ids[i]:,}" for i, p in enumerate(SPECIAL_PIECES))
     )
-    common = ", ".join(f"{pieces[i]} {n / tokens:.1%}" for i, n in seen.ids.most_common(12))
+    common = ", ".join(f"{pieces[i]} {n / tokens:.1%}" for i, n in found.ids.most_common(12))
     print(f"most frequent: {common}")
-    print(f"pieces that occur: {len(seen.ids):,} of {len(pieces):,}")
+    print(f"pieces that occur: {len(found.ids):,} of {len(pieces):,}")
 
 
 def print_text_figures(index: dict) -> None:

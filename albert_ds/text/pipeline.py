@@ -63,7 +63,7 @@ MAX_WITHOUT_PAIR, MIN_FILL = 0.05, 0.6  # beyond which a warning is printed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Built:
+class BuildResult:
     index: dict
     report: list[str]  # on normalisation and unknown tokens, of a sample
     damage: dict[str, str]  # by kind, where the first damaged document is
@@ -73,7 +73,7 @@ class Built:
 
 def build_shards(
     locations: list[str], vocab: Vocab, output: Path, config: BuildConfig, pool: Pool
-) -> Built:
+) -> BuildResult:
     """Write the shards of the text at `locations`, the vocabulary and index.json.
 
     Raises UserError for text that cannot be split as asked, DamagedData for files that cannot be
@@ -102,7 +102,7 @@ def build_shards(
         vocab.write(output)
         write_json(output / INDEX_NAME, index)
         warn_of_packing(index)
-    return Built(
+    return BuildResult(
         index=index,
         report=report,
         damage=damage,

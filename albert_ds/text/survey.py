@@ -34,7 +34,7 @@ _RUNS = re.compile("[\u30a0-\u30ff]+|[^\u30a0-\u30ff]+")  # Katakana words stand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Merged:
+class MergedWords:
     """Distinct words that normalisation made equal to another word."""
 
     words: int = 0
@@ -50,8 +50,8 @@ class Survey:
     changed: int  # characters that were replaced or removed, by anything but lower-casing
     lower_cased: int  # characters
     words: int  # distinct ones, as written
-    merged: Merged  # by anything but lower-casing
-    case_merged: Merged  # by lower-casing
+    merged: MergedWords  # by anything but lower-casing
+    case_merged: MergedWords  # by lower-casing
     script_share: float  # letters of the language's scripts, of all letters
     script: str  # the script with the most letters
 
@@ -206,7 +206,7 @@ def _is_of_word(char: str) -> bool:
     return unicodedata.category(char)[0] in "LM"
 
 
-def _find_merged(words: Counter[str], forms: dict[str, str]) -> Merged:
+def _find_merged(words: Counter[str], forms: dict[str, str]) -> MergedWords:
     groups: dict[str, list[str]] = {}
     for word in words:
         groups.setdefault(forms[word], []).append(word)
@@ -214,4 +214,4 @@ def _find_merged(words: Counter[str], forms: dict[str, str]) -> Merged:
     # The second most frequent spelling tells how much is lost.
     ranked = sorted(equal, key=lambda group: -sorted(words[word] for word in group)[-2])
     examples = [" = ".join(sorted(group, key=lambda w: -words[w])[:3]) for group in ranked[:3]]
-    return Merged(words=sum(map(len, equal)), examples=examples)
+    return MergedWords(words=sum(map(len, equal)), examples=examples)
