@@ -13,7 +13,7 @@ from albert_ds.errors import DamagedData, UserError
 from albert_lab.report.chart import Chart, Line, Point
 
 if TYPE_CHECKING:
-    from albert_ds.commands.inspect_shards import Seen
+    from albert_ds.commands.inspect_shards import Statistics
     from albert_ds.data.shards import ShardSet
 
 SAMPLES = 1000  # drawn for the pictures
@@ -97,19 +97,19 @@ def count_pieces(train: "ShardSet") -> np.ndarray:
     return total
 
 
-def look_at(train: "ShardSet", stream: StreamConfig) -> "Seen":
+def look_at(train: "ShardSet", stream: StreamConfig) -> "Statistics":
     """Counts over the first samples that a training reads."""
-    from albert_ds.commands.inspect_shards import Seen
+    from albert_ds.commands.inspect_shards import Statistics
     from albert_ds.data.stream import MicroBatchReader
 
     reader = MicroBatchReader([train], None, stream)
-    seen = Seen()
+    seen = Statistics()
     for position in range(min(SAMPLES, int(train.sizes.sum()))):
         seen.add(reader.draw(position))
     return seen
 
 
-def draw_pictures(seen: "Seen", stream: StreamConfig) -> list[Chart]:
+def draw_pictures(seen: "Statistics", stream: StreamConfig) -> list[Chart]:
     """The distributions of the counts of `albert-ds inspect`."""
     runs = dict(sorted(seen.runs.items()))
     width = max(1, math.ceil(stream.sequence_length / 32))
