@@ -40,7 +40,7 @@ COMMANDS = {
         "bench": ("albert_lab.commands.throughput_bench", "measure training steps of models"),
         "traffic": ("albert_lab.commands.comm_volume", "count the bytes that a step sends"),
         "gpu-check": ("albert_lab.commands.gpu_check", "check a machine with GPUs"),
-        "plots": ("albert_lab.commands.plots", "draw runs, measurements and predictions"),
+        "plots": ("albert_lab.commands.plots", "draw runs and measurements"),
     },
 }
 # Their module holds several commands, and its parser expects this word first.

@@ -11,6 +11,8 @@ from albert_ds.commands import path, recipes
 from albert_ds.errors import UserError
 from tests.conftest import ROOT
 
+BENCHMARK = str(ROOT / "docs/raw/bench_base_2.json")
+
 
 @pytest.mark.parametrize(("argv", "says"), [(["vocabs"], "'vocabs'"), ([], "COMMAND")])
 def test_a_wrong_command_is_one_line(argv, says):
@@ -57,7 +59,7 @@ def test_a_missing_extra_is_one_line_that_says_how_to_get_it(tmp_path):
     )
     folder = str(tmp_path)
     for words, extra in (
-        (["learn", "--text", __file__, "--output", f"{folder}/new"], "plots"),
+        (["plots", "traffic", "--input", BENCHMARK, "--output", f"{folder}/x.png"], "plots"),
         (["vocab", "--input", "s3://bucket/x", "--output", folder], "s3"),
     ):
         command = [sys.executable, "-c", script, *words]
