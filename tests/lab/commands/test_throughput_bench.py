@@ -21,6 +21,20 @@ def bench(*flags: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+def check_cell(cell: dict, rounds: int) -> None:
+    """A model on two ranks under ZeRO-1 in fp32: its bytes, and parts that add up to the step."""
+    assert len(cell["rounds"]) == rounds and cell["ranks"] == 2 and cell["zero"] == 1
+    gradients = 4 * cell["parameters"]  # each unique parameter once
+    for turn in cell["rounds"]:
+        assert gradients <= turn["bytes_a_step"]["gradients"] <= 1.01 * gradients
+        assert gradients <= turn["bytes_a_step"]["weights"] <= 1.01 * gradients
+        assert turn["wire_bytes_a_step"] == pytest.approx(1.5 * gradients, rel=0.01)
+        parts = [turn[f"{part}_seconds"] for part in PARTS]
+        assert sum(parts) == pytest.approx(turn["seconds_a_step"], rel=0.02)
+        assert turn["tokens_a_second"] == pytest.approx(16 * turn["samples_a_second"])
+        assert turn["flops_a_step"] == cell["flops_a_step"]
+
+
 @pytest.mark.nightly
 def test_two_models_on_two_ranks(tmp_path):
     report, trace = tmp_path / "report.json", tmp_path / "trace.json"
@@ -35,16 +49,7 @@ def test_two_models_on_two_ranks(tmp_path):
     bert, albert = measured["cells"]
     assert (bert["model"], albert["model"]) == ("bert-base", "albert-base")
     for cell in (bert, albert):
-        assert len(cell["rounds"]) == 2 and cell["ranks"] == 2 and cell["zero"] == 1
-        gradients = 4 * cell["parameters"]  # fp32, each unique parameter once
-        for turn in cell["rounds"]:
-            assert gradients <= turn["bytes_a_step"]["gradients"] <= 1.01 * gradients
-            assert gradients <= turn["bytes_a_step"]["weights"] <= 1.01 * gradients
-            assert turn["wire_bytes_a_step"] == pytest.approx(1.5 * gradients, rel=0.01)
-            parts = [turn[f"{part}_seconds"] for part in PARTS]
-            assert sum(parts) == pytest.approx(turn["seconds_a_step"], rel=0.02)
-            assert turn["tokens_a_second"] == pytest.approx(16 * turn["samples_a_second"])
-            assert turn["flops_a_step"] == cell["flops_a_step"]
+        check_cell(cell, rounds=2)
     assert bert["parameters"] > 10 * albert["parameters"]  # what sharing saves
     # Weights, gradients, DeepSpeed's bucket, half of the master weights and of both moments: those
     # of this model alone, though the other one is in the process as well.
@@ -65,11 +70,7 @@ def test_a_tiny_model_on_two_ranks(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-4000:]
     (cell,) = json.loads(report.read_text())["cells"]
-    (turn,) = cell["rounds"]
-    gradients = 4 * cell["parameters"]
-    assert gradients <= turn["bytes_a_step"]["gradients"] <= 1.01 * gradients
-    parts = [turn[f"{part}_seconds"] for part in PARTS]
-    assert sum(parts) == pytest.approx(turn["seconds_a_step"], rel=0.02)
+    check_cell(cell, rounds=1)
     assert "| albert-tiny |" in done.stdout
 
 

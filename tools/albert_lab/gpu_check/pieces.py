@@ -153,19 +153,12 @@ def build_text(check: Check) -> str:
     size, length = (200_000, 64) if check.quick else (4_000_000, 512)
     pieces = 800 if check.quick else 8000
     shards = check.folder / "shards"
+    input_ = ("--input", text)
     commands = {
         "corpus": ("tools/demo/demo_corpus.py", "--max-bytes", size, "--output", text),
-        "vocab": (
-            "tools/build_vocab.py",
-            "--input",
-            text,
-            "--vocab-size",
-            pieces,
-            "--output",
-            vocab,
-        ),
+        "vocab": ("tools/build_vocab.py", *input_, "--vocab-size", pieces, "--output", vocab),
         "shards": (
-            *("tools/build_shards.py", "--input", text, "--vocab", vocab / "spiece.model"),
+            *("tools/build_shards.py", *input_, "--vocab", vocab / "spiece.model"),
             *("--sequence-length", length, "--holdout", 0.05, "--output", shards),
         ),
     }
