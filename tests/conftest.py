@@ -146,7 +146,7 @@ def start_ranks(command: list[str], world_size: int) -> list[subprocess.Popen | 
     return [subprocess.Popen(command, cwd=ROOT, env=env, **pipes) for env in environments]
 
 
-def finish(processes: list[subprocess.Popen | Program], timeout: float = 300) -> list[int]:
+def finish(processes: list[subprocess.Popen | Program], timeout: float = 500) -> list[int]:
     """Wait for all ranks; returns their exit codes. pytest shows their output if the test fails."""
     for process in processes:
         out, err = process.communicate(timeout=timeout)

@@ -349,7 +349,7 @@ def test_the_password_of_a_url_is_not_in_config_json(data, tmp_path):
 def test_the_program_ends_with_2_one_line_and_nothing_written(data, tmp_path):
     run = tmp_path / "run"
     ranks = start_ranks(train_command(data, run, batch_size=9), 2)
-    outputs = [process.communicate(timeout=180) for process in ranks]
+    outputs = [process.communicate(timeout=500) for process in ranks]
     assert [process.returncode for process in ranks] == [2, 2]
     lines = outputs[0][1].strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("albert-ds: --batch-size 9")
@@ -361,7 +361,7 @@ def test_a_model_that_no_memory_holds_ends_with_2_before_anything_is_written(dat
     run = tmp_path / "run"
     command = train_command(data, run, hidden_size=1 << 20, ffn_size=1 << 20)
     (rank,) = start_ranks(command, 1)
-    err = rank.communicate(timeout=180)[1]
+    err = rank.communicate(timeout=500)[1]
     lines = [line for line in err.splitlines() if line.startswith("albert-ds: ")]
     assert rank.returncode == 2 and len(lines) == 1, err
     assert " GB of this machine's memory, " in lines[0] and "Traceback" not in err
@@ -387,7 +387,7 @@ def test_damaged_data_ends_every_rank_with_3_and_names_shard_and_record(data, tm
     shard.write_bytes(content)
     run = tmp_path / "run"
     ranks = start_ranks(train_command(copy, run, steps=1000, eval_every=2000), 2)
-    outputs = [process.communicate(timeout=300) for process in ranks]
+    outputs = [process.communicate(timeout=500) for process in ranks]
     assert [process.returncode for process in ranks] == [3, 3]
     ending = json.loads((run / "exit.json").read_text())
     assert ending["code"] == 3

@@ -1,10 +1,9 @@
 """Try wrong input of every kind and count how each ended, by class.
 
-python -m tests.bad_input --output docs/raw/bad_input.json --page docs/raw/bad_input.md
+python -m tests.bad_input --page docs/raw/bad_input.md
 """
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -76,7 +75,6 @@ def as_table(tried: list[tuple]) -> list[str]:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bad_input", description=__doc__)
     add = parser.add_argument
-    add("--output", type=Path, help="JSON with every case that did not end as promised")
     add("--page", type=Path, help="page whose table is replaced")
     add("--share", type=float, default=1.0, help="share of the cases to try (%(default)s)")
     add("--seed", type=int, default=0, help="seed of the choice (%(default)s)")
@@ -91,15 +89,6 @@ def main(argv: list[str]) -> int:
         print(*(str(part)[:300] for part in case), sep=" | ")
     table = as_table(tried)
     print("\n".join(table))
-    if args.output:
-        names = ("class", "case", "verdict", "said")
-        report = {
-            "seed": args.seed,
-            "tried": len(tried),
-            "table": table,
-            "failed": [dict(zip(names, case, strict=True)) for case in failed],
-        }
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
     if args.page:
         from tests.exactness.document import replace_section
 

@@ -154,7 +154,7 @@ def test_a_run_stages_and_a_resumed_one_reads_the_copy(data, disk, tmp_path):
     flags = {"stage": disk, "eval_every": 4, "save_every": 4}
     for steps, ranks, copied in ((4, 2, shard_bytes(data)), (8, 1, 0)):
         processes = start_ranks(train_command(source, run, **flags, steps=steps), ranks)
-        said = [process.communicate(timeout=300) for process in processes]
+        said = [process.communicate(timeout=500) for process in processes]
         assert [process.returncode for process in processes] == [0] * ranks, said
         errors = "".join(error for _, error in said).splitlines()
         errors = [line for line in errors if NO_GPU not in line]

@@ -61,7 +61,7 @@ def test_a_run_whose_storage_gives_no_answer_to_any_rank_ends(data, tmp_path, si
         fcntl.fcntl(shard, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     run = tmp_path / "run"
     ranks = start_ranks(train_command(folder, run, num_workers=1, timeout_minutes=0.2), size)
-    said = [process.communicate(timeout=200)[1] for process in ranks]
+    said = [process.communicate(timeout=500)[1] for process in ranks]
     for shard in shards:
         shard.close()
     signal.signal(signal.SIGIO, signal.SIG_DFL)
@@ -80,7 +80,7 @@ def test_a_rank_whose_loader_is_frozen_ends_the_run_and_is_named(data, tmp_path,
     wait_for_step(run, 2)
     (loader,) = psutil.Process(ranks[frozen].pid).children()
     loader.suspend()
-    said = [process.communicate(timeout=300)[1] for process in ranks]
+    said = [process.communicate(timeout=500)[1] for process in ranks]
     loader.kill()
     assert [process.returncode for process in ranks] == [5, 5]
     ending = json.loads((run / "exit.json").read_text())

@@ -1,47 +1,44 @@
 """Weights & Biases, offline, with the real package: it gets all numbers, and a run keeps its id."""
 
+import contextlib
+import io
 import json
+import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.distributed import run_ranks
 
 wandb_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-TRAIN = """
-import os, sys
-from pathlib import Path
-from types import SimpleNamespace
-import psutil
-from albert_ds.report.metrics import Metrics
-
-numbers = {"loss": 0.5, "lr": 0.1, "grad_norm": 1.0, "tokens_per_second": 9.0, "mfu": None}
-def run(first, last, broken=False):
-    metrics = Metrics(Path(sys.argv[1]), SimpleNamespace(rank=0), first, num_steps=9, wandb=True)
-    for step in range(first + 1, last + 1):
-        metrics.write(step, {**numbers, "loss": step / 2})
-        for child in psutil.Process().children(recursive=True) if broken else ():
-            child.kill()
-    metrics.close()
-"""
 
 
-def train(run: Path, lines: str, monkeypatch) -> str:
-    """Run `lines` after TRAIN; returns stderr."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    run.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", TRAIN + lines, run],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+def train(rank: int, folder: Path) -> str:
+    """A run that is resumed, and one whose service dies: what that one says."""
+    import psutil
+
+    from albert_ds.report.metrics import Metrics
+
+    os.environ["WANDB_MODE"] = "offline"
+    numbers = {"loss": 0.5, "lr": 0.1, "grad_norm": 1.0, "tokens_per_second": 9.0, "mfu": None}
+
+    def run(name: str, first: int, last: int, is_broken: bool = False) -> None:
+        (folder / name).mkdir(exist_ok=True)
+        mesh = SimpleNamespace(rank=0)
+        metrics = Metrics(folder / name, mesh, first, num_steps=9, wandb=True)  # ty: ignore
+        for step in range(first + 1, last + 1):
+            metrics.write(step, {**numbers, "loss": step / 2})
+            for child in psutil.Process().children(recursive=True) if is_broken else ():
+                child.kill()
+        metrics.close()
+
+    run("run", 0, 2)
+    run("run", 1, 3)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        run("broken", 0, 4, is_broken=True)
+    return said.getvalue()
 
 
 def read_records(path: Path) -> list:
@@ -60,8 +57,8 @@ def read_records(path: Path) -> list:
     return records
 
 
-def test_all_numbers_arrive_and_a_resumed_run_has_the_same_id(tmp_path, monkeypatch):
-    train(tmp_path / "run", "run(0, 2)\nrun(1, 3)\n", monkeypatch)
+def test_all_numbers_arrive_a_resumed_run_has_the_same_id_and_a_dead_service_is_one_line(tmp_path):
+    (said,) = run_ranks(train, 1, tmp_path)
     ids, logged = set(), []
     files = sorted(tmp_path.glob("run/wandb/offline-run-*/*.wandb"))
     for path in files:
@@ -77,10 +74,6 @@ def test_all_numbers_arrive_and_a_resumed_run_has_the_same_id(tmp_path, monkeypa
         (step, {"loss": step / 2, **rest}) for step in (1, 2, 2, 3)
     ]
     assert len(files) == 2 and ids == {(tmp_path / "run" / "wandb" / "id").read_text()}
-
-
-def test_a_dead_service_is_one_line_and_no_end(tmp_path, monkeypatch):
-    said = train(tmp_path / "run", "run(0, 4, broken=True)\n", monkeypatch)
     assert said.count("Weights & Biases failed") == 1
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    lines = (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]

@@ -51,7 +51,7 @@ def start(output, arguments, *flags, launcher=(), **environ):
 def build(*given, code=0, **how):
     """What is said on stdout and on stderr by a build that must end with `code`."""
     process = start(*given, **how)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=500)
     assert process.returncode == code, err
     return out, err
 
@@ -111,7 +111,7 @@ def test_killed_and_taken_up_again(arguments, undisturbed, tmp_path):
 @pytest.mark.nightly
 def test_killed_under_mpi_and_taken_up_by_another_number(arguments, undisturbed, tmp_path):
     process = start(tmp_path / "data", arguments, launcher=of_mpi(3), KILL_AT="4")
-    process.communicate(timeout=300)
+    process.communicate(timeout=500)
     assert process.returncode != 0
     damage(tmp_path / "data" / "building")
     out, _ = build(tmp_path / "data", arguments, launcher=of_mpi(2))
@@ -127,7 +127,7 @@ def test_nothing_outlives_the_process_that_was_started(arguments, tmp_path, way)
     work = tmp_path / "data" / "building"
     wait_for(lambda: list(work.glob("unit-*.json")) or process.poll() is not None, "a unit")
     process.kill()
-    process.communicate(timeout=240)  # until no process holds its stdout and stderr any more
+    process.communicate(timeout=500)  # until no process holds its stdout and stderr any more
     with (work / ".lock").open("w") as lock:
 
         def is_free() -> bool:
