@@ -78,9 +78,6 @@ fi
 # srun of Slurm >= 22.05 no longer takes this from sbatch.
 [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
-# Tensor parallelism overlaps an all-reduce with a matrix product. With one hardware queue kernels
-# run in the order in which they were issued, so the all-reduce starts first.
-export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}
 # A collective that times out ends its process without aborting the communicator, because the abort
 # can hang too. This is torch's default; it is set here because requeueing depends on it.
 export TORCH_NCCL_ASYNC_ERROR_HANDLING=3

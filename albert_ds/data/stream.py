@@ -14,6 +14,7 @@ import functools
 import itertools
 import math
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,8 @@ from albert_ds.data.segments import SentenceRuns
 from albert_ds.data.shards import Shard, ShardSet
 from albert_ds.data.words import build_word_starts
 from albert_ds.errors import ENDINGS, UserError
+
+MAX_PREFETCH = 16  # micro-batches that a worker is ahead
 
 
 def training_batches(
@@ -59,13 +62,16 @@ def training_batches(
     if not num_workers:
         return iter(pipeline)
     pipeline.append(_carry_endings)
+    # A micro-batch from a worker is a file descriptor until its step is done.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # A step takes its micro-batches at once; meanwhile the workers make those of the next step.
     accumulation = batch_size // (dp_size * micro_batch_size)
     loader = WebLoader(
         pipeline,
         batch_size=None,
         num_workers=num_workers,
-        prefetch_factor=math.ceil(2 * accumulation / num_workers),
+        prefetch_factor=min(math.ceil(2 * accumulation / num_workers), MAX_PREFETCH),
         timeout=timeout,
         worker_init_fn=_obey_trainer_only,
     )

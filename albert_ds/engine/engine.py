@@ -4,7 +4,9 @@ One optimizer step reduces the unique parameters once (a shared block once, not 
 with ZeRO, gathers the updated weights once; LAMB adds one all-reduce of a small vector.
 """
 
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 
 import deepspeed
 import torch
@@ -26,7 +28,7 @@ from albert_ds.optim.zero import (
     use_exact_norms,
 )
 from albert_ds.parallel.mesh import Mesh
-from albert_ds.parallel.tensor import shard_dim
+from albert_ds.parallel.shard import shard_dim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,13 +124,14 @@ def build_engine(
     if is_half:
         check_head_width(model)
     masters = {name: p.detach().clone() for name, p in model.named_parameters()} if is_half else {}
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=optimizer,
-        config=_complete(ds_config, sum(p.numel() for p in model.parameters())),
-        mpu=mesh,
-        dist_init_required=False,
-    )
+    with redirect_stdout(StringIO()):  # its bf16 form prints 18 lines about memory
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            config=_complete(ds_config, sum(p.numel() for p in model.parameters())),
+            mpu=mesh,
+            dist_init_required=False,
+        )
     built = Engine(
         deepspeed=engine,
         optimizer=optimizer,

@@ -65,6 +65,8 @@ def open_groups(world: World, store, device, *, timeout_minutes: float) -> None:
             world_size=world.size,
             store=store,
             timeout=timedelta(minutes=timeout_minutes),
+            # NCCL connects now and not in the first step, so a broken fabric shows here.
+            device_id=device if device.type == "cuda" else None,
         )
     assert dist.get_world_size() == world.size
     _quieten_deepspeed()
@@ -101,6 +103,9 @@ def check_kinds(kinds: list[str]) -> None:
 def choose_device(world: World, has_cuda: bool):
     """This rank's device, and its number for DeepSpeed."""
     if has_cuda:
+        # Batches of text differ in size. torch's allocator keeps blocks of every size, and so may
+        # reserve twice the memory, unless blocks can grow. It reads this when CUDA starts.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         # With one GPU visible to each task the local rank counts tasks, not devices.
         device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)

@@ -10,6 +10,7 @@ return process.code
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from typing import TYPE_CHECKING, Protocol
@@ -101,6 +102,10 @@ class TrainerProcess:
         )
         if deterministic:
             rendezvous.use_deterministic_algorithms()
+        if tensor_parallel > 1:
+            # An all-reduce overlaps a matrix product. With one hardware queue kernels run in the
+            # order in which they were issued, so the all-reduce starts first.
+            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         self._native_log = NativeLog() if world.size > 1 else None
         self.device, self._store = rendezvous.connect_ranks(world, timeout_minutes=timeout_minutes)
         self._heartbeat = Heartbeat(world, folder, record=self._record, minutes=timeout_minutes)

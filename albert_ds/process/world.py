@@ -10,6 +10,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from albert_ds.cli import log_line
 from albert_ds.errors import UserError
 
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
@@ -87,18 +88,24 @@ def read_world(environ=os.environ) -> World:
 def check_memory(params: int, world: World, device_type: str) -> None:
     """Raise UserError if this machine's memory cannot hold a model of so many parameters.
 
-    It compares the least that any layout takes: every rank builds all weights in fp32, and on a
-    CPU the ranks together also hold the gradient and both moments.
+    With GPUs it only warns: some machines' memory grows with use. It compares the least that any
+    layout takes: every rank builds all weights in fp32, and on a CPU the ranks together also hold
+    the gradient and both moments.
     """
     import psutil
 
     bytes_a_rank = params * max(4.0, 16 / world.size if device_type == "cpu" else 0.0)
     needed, free = bytes_a_rank * world.local_size, psutil.virtual_memory().available
     if needed > free:
-        raise UserError(
+        cause = (
             f"the model's {params:,} parameters need {needed / 1e9:,.0f} GB of this machine's "
-            f"memory, {free / 1e9:,.0f} are free; choose a smaller --model, --hidden-size, "
-            "--num-layers or more --sharing"
+            f"memory, {free / 1e9:,.0f} are free"
+        )
+        if device_type == "cuda":
+            log_line(f"warning: {cause}")
+            return
+        raise UserError(
+            f"{cause}; choose a smaller --model, --hidden-size, --num-layers or more --sharing"
         )
 
 

@@ -2,7 +2,9 @@
 
 import itertools
 import multiprocessing
+import os
 import pickle
+import resource
 import shutil
 from dataclasses import fields
 
@@ -169,3 +171,13 @@ def test_sources_share_a_vocabulary(built, documents, tmp_path):
     argv = train_command([built, tmp_path / "other"], tmp_path / "run")
     with pytest.raises(UserError, match="--data .*other: its vocabulary differs from that of"):
         read_config(argv[2:], world_size=1)
+
+
+def test_the_micro_batches_of_a_large_step_need_no_larger_limit_of_open_files(train):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 60, before[1]))
+    try:
+        batches = stream([train], micro=1, workers=2)
+        assert len(list(itertools.islice(batches, 200))) == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
