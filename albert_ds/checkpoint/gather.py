@@ -32,7 +32,7 @@ from albert_ds.engine.engine import Engine
 from albert_ds.optim.zero import ParamFragment, set_step_count
 from albert_ds.parallel.consensus import from_rank_0, raise_first_error, raise_together
 from albert_ds.parallel.mesh import Mesh
-from albert_ds.parallel.tensor import shard
+from albert_ds.parallel.shard import shard
 from albert_ds.process.run_folder import RunLock
 
 

@@ -33,7 +33,6 @@ from albert_ds.model.shapes import build_shapes
 from albert_ds.model.task_heads import AlbertForTask
 from albert_ds.parallel.consensus import from_rank_0, raise_together
 from albert_ds.parallel.mesh import Mesh
-from albert_ds.parallel.tensor import apply_tensor_parallel
 from albert_ds.process.run_folder import RunLock
 from albert_ds.settings.finetune import FinetuneConfig
 from albert_ds.tasks.features import Split
@@ -149,7 +148,10 @@ def build_model(config: FinetuneConfig, mesh: Mesh, weights: dict | None) -> Alb
     if weights is not None:
         _, unknown = model.load_state_dict(weights, strict=False)
         assert not unknown, unknown
-    apply_tensor_parallel(model, mesh)
+    if mesh.tp_size > 1:
+        from albert_ds.parallel.tensor import apply_tensor_parallel  # imports megatron-core
+
+        apply_tensor_parallel(model, mesh)
     return model
 
 

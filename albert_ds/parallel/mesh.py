@@ -93,7 +93,39 @@ def build_mesh(tensor_parallel: int, *, timeout_minutes: float = 10) -> Mesh:
     timeout_minutes: how long a collective of its groups waits for a peer.
     """
     import torch.distributed as dist
-    from megatron.core import parallel_state
+
+    rank, world_size, timeout = (
+        dist.get_rank(),
+        dist.get_world_size(),
+        timedelta(minutes=timeout_minutes),
+    )
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    if tensor_parallel == 1:
+        tp_group, _ = dist.new_subgroups(1, timeout=timeout)
+        dp_group = everyone
+    else:
+        tp_group, dp_group = _cut_by_megatron(tensor_parallel, timeout_minutes)
+    control_group = everyone
+    if dist.get_backend() != "gloo":
+        control_group = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(control_group, dist.ProcessGroup)
+    return Mesh(
+        rank=rank,
+        world_size=world_size,
+        tp_rank=rank % tensor_parallel,
+        tp_size=tensor_parallel,
+        tp_group=tp_group,
+        dp_rank=rank // tensor_parallel,
+        dp_size=world_size // tensor_parallel,
+        dp_group=dp_group,
+        control_group=control_group,
+    )
+
+
+def _cut_by_megatron(tensor_parallel: int, timeout_minutes: float):
+    """This rank's tensor-parallel and data-parallel groups, which megatron-core's layers use."""
+    from megatron.core import parallel_state  # takes 2 s
 
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
@@ -102,18 +134,7 @@ def build_mesh(tensor_parallel: int, *, timeout_minutes: float = 10) -> Mesh:
             # megatron-core passes it to timedelta, which takes a fraction of a minute too.
             distributed_timeout_minutes=timeout_minutes,  # ty: ignore
         )
-    control_group = dist.group.WORLD
-    if dist.get_backend() != "gloo":
-        control_group = dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
-    assert isinstance(control_group, dist.ProcessGroup)
-    return Mesh(
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
-        tp_size=tensor_parallel,
-        tp_group=parallel_state.get_tensor_model_parallel_group(),
-        dp_rank=parallel_state.get_data_parallel_rank(),
-        dp_size=parallel_state.get_data_parallel_world_size(),
-        dp_group=parallel_state.get_data_parallel_group(),
-        control_group=control_group,
+    return (
+        parallel_state.get_tensor_model_parallel_group(),
+        parallel_state.get_data_parallel_group(),
     )

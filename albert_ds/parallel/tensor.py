@@ -10,7 +10,6 @@ encoder needs six replacements. Embedding (E = 128) and heads stay replicated.
 from functools import partial
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core import ModelParallelConfig
 from megatron.core.tensor_parallel import (
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.random import PerRankRandom
+from albert_ds.parallel.shard import shard
 
 SHARED_INPUT = "self_attention"  # query, key and value have the same input
 DROPS_SHARDED = "core"  # its dropout applies to this rank's heads only
@@ -119,9 +119,7 @@ PAIRS = {  # of what a layer adds to them
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: Mesh) -> None:
-    """Replace the layers named in `PLAN`, in place; do nothing at tensor-parallel size 1."""
-    if mesh.tp_size == 1:
-        return
+    """Replace the layers named in `PLAN`, in place."""
     config = ModelParallelConfig(
         tensor_model_parallel_size=mesh.tp_size,
         use_cpu_initialization=True,
@@ -162,40 +160,3 @@ def _shard(full: nn.Module, linear: Column | Row | ColumnPair | RowPair, mesh: M
             # DeepSpeed's norm counts a shard on every rank only if this is set.
             set_tensor_model_parallel_attributes(parameter, is_parallel=True, dim=dim, stride=1)
     return linear
-
-
-def shard_dim(parameter: nn.Parameter) -> int | None:
-    """The dimension along which tensor parallelism cuts `parameter`; None if it is whole."""
-    if getattr(parameter, "tensor_model_parallel", False):
-        return getattr(parameter, "partition_dim", None)
-    return None
-
-
-def shard(whole: Tensor, dim: int | None, mesh: Mesh) -> Tensor:
-    """This rank's shard of a logical tensor, as a view; the whole tensor if `dim` is None."""
-    return whole if dim is None else whole.chunk(mesh.tp_size, dim)[mesh.tp_rank]
-
-
-def find_drift(model: nn.Module, mesh: Mesh) -> list[str]:
-    """Names of replicated parameters that are not bit-equal on all tensor-parallel peers.
-
-    Kernels that are not deterministic could make replicas drift apart without any error. This costs
-    one all-reduce of two integer checksums per parameter. Collective over tensor-parallel peers.
-    """
-    if mesh.tp_size == 1:
-        return []
-    replicated = [(n, p) for n, p in model.named_parameters() if shard_dim(p) is None]
-    # Under ZeRO-3 a rank holds a partition, and so does its peer of the same data-parallel rank.
-    sums = torch.stack([_checksum(getattr(p, "ds_tensor", p).data) for _, p in replicated])
-    extremes = torch.cat([sums, -sums])
-    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=mesh.tp_group)
-    highest, lowest = extremes.chunk(2)
-    differs = (highest != -lowest).tolist()
-    return [name for (name, _), differ in zip(replicated, differs, strict=True) if differ]
-
-
-def _checksum(tensor: Tensor) -> Tensor:
-    """Sum of the bits as integers, weighted by position so that swapped values change it."""
-    bits = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32).flatten()
-    weights = torch.arange(bits.numel(), device=bits.device) % 8191 + 1
-    return (bits.long() * weights).sum()

@@ -27,7 +27,8 @@ def loss_of(model, tensors) -> torch.Tensor:
 def compare_with_one_rank(rank: int, tensor_parallel: int, config, checkpointing: str):
     """Compare size `tensor_parallel` with 1: (losses, worst gradient error, names of shards)."""
     from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.parallel.tensor import apply_tensor_parallel, shard, shard_dim
+    from albert_ds.parallel.shard import shard, shard_dim
+    from albert_ds.parallel.tensor import apply_tensor_parallel
 
     _, mesh, _ = join(tensor_parallel)
     tensors = concatenate(SAMPLES).tensors
@@ -123,7 +124,8 @@ def feed_in_parts(module, number: int, x, own):
 def round_in_parts(rank: int, tensor_parallel: int, config):
     """bf16 gradients: (this size against one process, against one that rounds the same sums)."""
     from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.parallel.tensor import apply_tensor_parallel, shard, shard_dim
+    from albert_ds.parallel.shard import shard, shard_dim
+    from albert_ds.parallel.tensor import apply_tensor_parallel
 
     _, mesh, _ = join(tensor_parallel)
     tensors = concatenate(SAMPLES).tensors
@@ -200,7 +202,8 @@ def test_dropout_agrees_on_replicas_differs_on_shards_and_is_replayed_by_checkpo
 
 def drift(rank: int, name: str):
     from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.parallel.tensor import apply_tensor_parallel, find_drift
+    from albert_ds.parallel.shard import find_drift
+    from albert_ds.parallel.tensor import apply_tensor_parallel
 
     _, mesh, _ = join(2)
     model = AlbertForPretraining(SMALL, seed=3)
