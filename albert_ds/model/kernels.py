@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-SUM_ROWS, SUM_COLUMNS = 64, 128  # a tile of `sum_rows`
+SUM_ROWS = 32  # of a tile of `sum_rows` and of `add_parts`
+SUM_COLUMNS, PART_COLUMNS = 128, 32
 SCORES = 4096  # of a row of the vocabulary, read at once
 DRAWS = 4  # numbers of 32 bits that one Philox counter gives
 
@@ -21,7 +22,7 @@ def count_programs(x: Tensor) -> int:
     """Programs that fill the device, each of which takes many rows."""
     if not x.is_cuda:  # Triton's interpreter
         return 3
-    return 4 * torch.cuda.get_device_properties(x.device).multi_processor_count
+    return 3 * torch.cuda.get_device_properties(x.device).multi_processor_count
 
 
 def shape_rows(width: int) -> dict:
@@ -146,13 +147,13 @@ class ResidualNorm(torch.autograd.Function):
 def _sum_tile(x_at, parts_at, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < width
-    total = tl.zeros([COLUMNS], tl.float32)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(tl.program_id(1) * ROWS, rows, tl.num_programs(1) * ROWS):
         row = first + tl.arange(0, ROWS)
         at = row.to(tl.int64)[:, None] * width + column[None, :]
         x = tl.load(x_at + at, mask=(row < rows)[:, None] & inside[None, :], other=0.0)
-        total += tl.sum(x.to(tl.float32), 0)
-    tl.store(parts_at + tl.program_id(1) * width + column, total, mask=inside)
+        total += x.to(tl.float32)
+    tl.store(parts_at + tl.program_id(1) * width + column, tl.sum(total, 0), mask=inside)
 
 
 @triton.jit
@@ -160,20 +161,20 @@ def _add_parts(parts_at, out_at, count, width, ROWS: tl.constexpr, COLUMNS: tl.c
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < width
     parts_at += tl.program_id(1) * count * width
-    total = tl.zeros([COLUMNS], tl.float32)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(0, count, ROWS):
         row = first + tl.arange(0, ROWS)
         at = row[:, None] * width + column[None, :]
-        total += tl.sum(tl.load(parts_at + at, (row < count)[:, None] & inside[None, :], 0.0), 0)
-    tl.store(out_at + tl.program_id(1) * width + column, total, mask=inside)
+        total += tl.load(parts_at + at, (row < count)[:, None] & inside[None, :], 0.0)
+    tl.store(out_at + tl.program_id(1) * width + column, tl.sum(total, 0), mask=inside)
 
 
 def add_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
     """The sums of fp32 parts [K, count, H] over count: [K, H] of `dtype`."""
     kinds, count, width = parts.shape
     sums = parts.new_empty(kinds, width, dtype=dtype)
-    grid = (triton.cdiv(width, SUM_COLUMNS), kinds)
-    _add_parts[grid](parts, sums, count, width, SUM_ROWS, SUM_COLUMNS)
+    grid = (triton.cdiv(width, PART_COLUMNS), kinds)
+    _add_parts[grid](parts, sums, count, width, SUM_ROWS, PART_COLUMNS)
     return sums
 
 
