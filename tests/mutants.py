@@ -137,13 +137,6 @@ MUTANTS = (
         test="tests/optim/test_zero.py::test_16_bit_runs_start_from_the_fp32_weights[1-2]",
     ),
     Mutant(
-        trap="counts of collectives that the compiler compiles again",
-        file="albert_ds/report/traffic.py",
-        fix="torch.compiler.disable(counted)",
-        without="counted",
-        test="tests/report/test_traffic.py::test_counting_compiles_nothing_again",
-    ),
-    Mutant(
         trap="the norm of a long tensor summed in fp32",
         file="albert_ds/optim/norms.py",
         fix="flat[:whole].view(-1, ROW)",

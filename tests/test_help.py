@@ -101,7 +101,7 @@ def test_the_reference_is_the_declaration():
     assert cells["--steps"].endswith("| STEPS, at least 1 and at most 1000000000 | required |")
     assert cells["--masked-fraction"].endswith("| SHARE, above 0 and below 1 | 0.15 |")
     assert cells["--max-hours"].endswith(" | no limit |")
-    assert cells["--compile"].endswith(" | off |")
+    assert cells["--deterministic"].endswith(" | off |")
 
 
 def test_the_bounds_of_a_range():

@@ -21,7 +21,8 @@ BATCHES = [
 
 def tensor_parallel_traps(rank: int):
     """Drift after steps with dropout, and a transposed gradient after its reduction."""
-    from albert_ds.parallel.tensor import apply_tensor_parallel, find_drift
+    from albert_ds.parallel.shard import find_drift
+    from albert_ds.parallel.tensor import apply_tensor_parallel
     from albert_ds.pretraining.loop import next_batch, train_step
 
     joined = join(2)

@@ -51,7 +51,6 @@ class VarlenAttention(nn.Module):
         return attend(q, k, v, *ends, dropout, is_causal, returns_mask)[0]
 
 
-@torch.compiler.disable  # the number of calls depends on the data
 def attend_each(
     q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, dropout: float
 ) -> Tensor:
@@ -66,7 +65,6 @@ def attend_each(
     return torch.cat(attended, dim=2).squeeze(0).transpose(0, 1)
 
 
-@torch.compiler.disable  # the widths depend on the data
 def attend_rounded(
     q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, dropout: float
 ) -> Tensor:

@@ -26,7 +26,7 @@ def drop(x: Tensor, probability: float) -> Tensor:
     """Set each value of x [...] to 0 with `probability`; divide the others by 1 - probability."""
     if not probability:
         return x
-    if x.device.type != "cpu" or probability == 1 or torch.compiler.is_compiling():
+    if x.device.type != "cpu" or probability == 1:
         return F.dropout(x, probability)
     return _Drop.apply(x, draw_dropped(x.numel(), probability), 1 / (1 - probability))
 

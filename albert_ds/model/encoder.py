@@ -165,11 +165,6 @@ class Encoder(nn.Module):
         """Run this many layers from now on; UserError if they would leave parameters out."""
         self.plan = self.config.at_depth(num_layers).plan
 
-    def compile_blocks(self) -> None:
-        """Compile each distinct block once, for any number of tokens; all its layers use it."""
-        for block in (*self.attention, *self.ffn):
-            block.compile(dynamic=True)
-
     def forward(
         self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, output_positions: Tensor | None = None
     ) -> list[Tensor]:

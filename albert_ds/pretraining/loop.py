@@ -31,7 +31,6 @@ from albert_ds.model.shapes import build_shapes
 from albert_ds.parallel.consensus import Counts, agree, gather_hosts, raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.random import seed_step
-from albert_ds.parallel.tensor import apply_tensor_parallel
 from albert_ds.process.run_folder import RunLock
 from albert_ds.process.stop_request import StopRequest
 from albert_ds.report.health import check_health, diverged
@@ -86,9 +85,10 @@ def build(
         )
     if weights:
         model.load_state_dict(weights, assign=True)
-    apply_tensor_parallel(model, mesh)
-    if config.compile:
-        model.albert.encoder.compile_blocks()
+    if mesh.tp_size > 1:
+        from albert_ds.parallel.tensor import apply_tensor_parallel  # imports megatron-core
+
+        apply_tensor_parallel(model, mesh)
     pair_rate = config.pair_head_rate
     return build_engine(model.to(device), mesh, config.deepspeed, pair_rate=pair_rate)
 

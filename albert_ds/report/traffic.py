@@ -58,14 +58,11 @@ def record_traffic() -> Traffic:
     imported: both keep references to the gather and scatter functions that they find, and calls
     through such a reference would not be counted.
     """
-    import torch
     import torch.distributed as dist
 
     traffic = Traffic()
     for name, position in COLLECTIVES.items():
-        counted = _counting(getattr(dist, name), name, position, traffic)
-        # The compiler would compile it again for every new count.
-        setattr(dist, name, torch.compiler.disable(counted))
+        setattr(dist, name, _counting(getattr(dist, name), name, position, traffic))
     return traffic
 
 

@@ -51,7 +51,6 @@ from albert_ds.settings.shared import (
 
 DEFAULT_LEARNING_RATE = 0.00176  # the paper's, for a batch of 4096
 WARMUP_FRACTION = 0.025  # the release's 3,125 of 125,000
-COMPILATION = "speed (compiled parts draw other random numbers for dropout)"
 # Flags that fill a part of a field.
 NESTED: dict[str, Flag] = {
     "deepspeed.optimizer.params.lr": replace(
@@ -95,13 +94,6 @@ class RunConfig(SharedConfig):
         default="none",
         choices=("none", "attention", "block"),
         group=LAYOUT,
-        may_change=True,
-    )
-    compile: bool = flag(
-        "run torch.compile on the blocks, once for all layers that share them; dropout then draws "
-        "other random numbers",
-        default=False,
-        group=COMPILATION,
         may_change=True,
     )
     stage: str | None = flag(
@@ -195,7 +187,7 @@ def build_parser() -> Parser:
         description="Pretrain ALBERT (or a BERT baseline). Given the same --output again, resumes.",
         epilog=_describe_layers(),
     )
-    for title in (WHAT, SHAPE, TASK, OPTIMIZATION, LAYOUT, COMPILATION, RHYTHM):
+    for title in (WHAT, SHAPE, TASK, OPTIMIZATION, LAYOUT, RHYTHM):
         parser.add_argument_group(title)
     add_flags(parser, RunConfig)
     add_flags(parser, ModelConfig, suppress=True)

@@ -25,7 +25,6 @@ def main(argv: list[str]) -> int:
     tables = {
         "pairwise": modes_.pairwise_modes(),
         "sharing": modes_.sharing_modes(),
-        "compiled": modes_.compiled_modes(),
         **({} if args.short else {"crossed": modes_.crossed_modes()}),
     }
     chosen = [*itertools.chain(*tables.values()), *modes_.half_precision_modes()]

@@ -38,7 +38,6 @@ class Mode:
     per_layer: str = "none"
     objective: str = "sop"
     resumed: bool = False  # stopped after some steps, and continued from the checkpoint
-    compiled: bool = False
     dealt_to: int = 1  # samples are ordered as that many data-parallel ranks would take them
 
     @property
@@ -152,21 +151,6 @@ def sharing_modes() -> list[Mode]:
         )
         for row, sharing in enumerate(FACTORS["sharing"])
         for column, mode in enumerate(plain)
-    ]
-
-
-def compiled_modes() -> list[Mode]:
-    """Every pattern and every addition with --compile, in every stage on two ranks."""
-    return [
-        Mode(
-            grid=((1, 2), (2, 1))[number % 2],
-            stage=number // 2,
-            sharing=sharing,
-            per_layer=ALONE[number % len(ALONE)],
-            checkpointing=FACTORS["checkpointing"][number % 3],
-            compiled=True,
-        )
-        for number, sharing in enumerate(FACTORS["sharing"])
     ]
 
 

@@ -83,7 +83,7 @@ def config_of(mode: Mode, output: str = "unused") -> RunConfig:
         output=output,
     )
     stream = replace(config.stream, objective=mode.objective)
-    return replace(config, stream=stream, compile=mode.compiled)
+    return replace(config, stream=stream)
 
 
 def resume(run: "Run", batches: list[list[dict]]) -> "Run":
@@ -110,7 +110,6 @@ def train_modes(rank: int, modes: list[Mode], folder: Path) -> list[Outcome]:
     outcomes = []
     for number, mode in enumerate(modes):
         config, batches = config_of(mode, str(folder / str(number))), batches_of(mode)
-        torch.compiler.reset()  # what was compiled for another mode
         run = open_small_run(config, batches, *joined)
         initial, before, losses, norms = gather(run.engine, "weights.safetensors"), {}, [], []
         for step in range(NUM_STEPS):

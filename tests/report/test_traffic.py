@@ -67,29 +67,6 @@ def test_bytes_of_a_step():
     assert (more_calls, more_bytes) == (1, 2 * 8 * 13)
 
 
-def reduce_in_a_compiled_function(rank: int, times: int) -> tuple[dict, float]:
-    import torch._dynamo.config
-
-    _, _, traffic = join(1)
-    torch._dynamo.config.recompile_limit = 2
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
-
-    @torch.compile(backend="eager")
-    def reduce(x):
-        torch.distributed.all_reduce(x)
-        return x
-
-    before, x = traffic.copy(), torch.ones(3)
-    for _ in range(times):
-        x = reduce(x)
-    return dict((traffic - before).bytes), float(x[0])
-
-
-def test_counting_compiles_nothing_again():
-    """Each count is another number, for which the compiler would make another graph."""
-    assert run_ranks(reduce_in_a_compiled_function, 2, 5)[0] == ({"all_reduce": 5 * 12}, 2.0**5)
-
-
 def record_too_late(rank: int, config) -> tuple[int, int]:
     """Bytes of a step's gathers as counted from the start, and by a recorder that starts late."""
     from albert_ds.pretraining.loop import next_batch, train_step

@@ -47,7 +47,6 @@ def bench_config(
     tensor_parallel: int = 1,
     accumulation: int = 1,
     activation_checkpointing: str = "none",
-    compile: bool = False,
     data: list[str] | None = None,
 ) -> RunConfig:
     """The configuration of a run without a last step.
@@ -77,7 +76,6 @@ def bench_config(
         warmup_steps=0,
         tensor_parallel=tensor_parallel,
         activation_checkpointing=activation_checkpointing,
-        compile=compile,
         deepspeed_config=deepspeed_config,
         deepspeed=resolve_ds_config(
             _read_at_stage(deepspeed_config, zero),

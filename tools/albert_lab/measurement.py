@@ -180,7 +180,6 @@ def describe(cell: Measurement) -> dict:
         "accumulation": accumulation_of(config, mesh),
         "sequence_length": config.stream.sequence_length,
         "activation_checkpointing": config.activation_checkpointing,
-        "compile": config.compile,
         "ranks": mesh.world_size,
         "tensor_parallel": mesh.tp_size,
         "process_memory": cell.process_memory,

@@ -56,7 +56,7 @@ def _speed(cell: dict, cells: list[dict], peak: float | None) -> list[str]:
         for own, other in zip(rounds, cells[0]["rounds"], strict=True)
     ]
     return [
-        _name(cell),
+        cell["model"],
         f"{cell['parameters']:,}",
         f"{cell['zero']} {cell['precision']}",
         cell["activation_checkpointing"],
@@ -77,16 +77,12 @@ def _split(cell: dict) -> list[str]:
         for name in SECONDS.values()
     ]
     return [
-        _name(cell),
+        cell["model"],
         f"{cell['zero']} {cell['precision']}",
         cell["activation_checkpointing"],
         *(f"{share:.1%}" for share in shares),
         f"{statistics.median(r['wire_bytes_a_step'] for r in rounds) / 1e6:.2f}",
     ]
-
-
-def _name(cell: dict) -> str:
-    return f"{cell['model']}, compiled" if cell.get("compile") else cell["model"]
 
 
 def paper_speed_up(model: str, baseline: str) -> str:

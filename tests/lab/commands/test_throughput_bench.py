@@ -108,12 +108,6 @@ def test_on_a_gpu_the_defaults_are_those_of_a_gpu(monkeypatch):
         assert (ROOT / "ds_configs" / f"{file}.json").samefile(*args.deepspeed_config)
 
 
-def test_the_compiled_form_is_a_run_beside_the_plain_one():
-    args = throughput_bench.build_parser().parse_args(["--models", "albert-tiny", "--compile"])
-    args.deepspeed_config = ["ds_configs/zero1_bf16.json"]
-    assert [config.compile for config in throughput_bench.plan(args, 1, 1, 4)] == [False, True]
-
-
 @pytest.mark.parametrize(
     "flags, named",
     [

@@ -66,7 +66,6 @@ def build_parser() -> Parser:
         metavar="MODE",
         help="none, attention or block: what backward recomputes",
     )
-    add("--compile", action="store_true", help="also measure each model with compiled blocks")
     add("--warmup", type=natural, default=1, help="steps of each model that are not counted")
     text = "steps of each model per round (default: 5 on a GPU, 1 on a CPU)"
     add("--steps", type=positive, help=text)
@@ -168,12 +167,11 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
 def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> list[RunConfig]:
     """A run for every model, ZeRO stage, configuration and checkpointing mode in one layout."""
     configs = []
-    for file, zero, name, mode, compiled in itertools.product(
+    for file, zero, name, mode in itertools.product(
         args.deepspeed_config,
         args.zero or [None],
         args.models,
         args.activation_checkpointing,
-        [False, True] if args.compile else [False],
     ):
         size = replace(SIZES[name], vocab_size=args.vocab_size)
         check_tensor_parallel(
@@ -196,7 +194,6 @@ def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> li
                 tensor_parallel=tensor_parallel,
                 accumulation=args.accumulation,
                 activation_checkpointing=mode,
-                compile=compiled,
                 data=args.data,
             )
         )
