@@ -52,7 +52,9 @@ def copy_folders(folders: list[str], stage: Path) -> Iterator[int]:
         for folder, copy in copies.items():
             index = read_index(folder)
             for shard in (shard for split in SPLITS for shard in list_shards(index, split)):
-                if not _is_whole(copy / shard.name, shard):
+                path = copy / shard.name
+                is_there = path.is_file() and path.stat().st_size == shard.bytes
+                if not is_there or hashlib.sha256(path.read_bytes()).hexdigest() != shard.sha256:
                     missing.append((folder, shard))
                 yield 0
         needed, free = sum(shard.bytes for _, shard in missing), shutil.disk_usage(stage).free
@@ -64,10 +66,10 @@ def copy_folders(folders: list[str], stage: Path) -> Iterator[int]:
         for copy in copies.values():
             copy.mkdir(exist_ok=True)
         for folder, shard in missing:
-            path = join(folder, shard.name)
-            content = read_bytes(path, shard.bytes + 1)
+            source = join(folder, shard.name)
+            content = read_bytes(source, shard.bytes + 1)
             if hashlib.sha256(content).hexdigest() != shard.sha256:
-                raise DamagedData(f"{path}: its sha256 is not that of {INDEX_NAME}")
+                raise DamagedData(f"{source}: its sha256 is not that of {INDEX_NAME}")
             write_file(copies[folder] / shard.name, content)
             yield shard.bytes
         for folder, copy in copies.items():
@@ -87,8 +89,3 @@ def _take(lock: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _is_whole(path: Path, shard: ShardInfo) -> bool:
-    is_there = path.is_file() and path.stat().st_size == shard.bytes
-    return is_there and hashlib.sha256(path.read_bytes()).hexdigest() == shard.sha256

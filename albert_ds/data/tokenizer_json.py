@@ -51,40 +51,30 @@ def read_tokenizer_json(path: Path) -> Vocab:
     pieces = [(piece, float(score)) for piece, score in model["vocab"]]
     kind, unk, byte_fallback = model["type"], model["unk_id"], model.get("byte_fallback", False)
     check(byte_fallback, (bool, None), f"{path}: model.byte_fallback")
-    charsmap = _find_charsmap(path, steps)
-    splits = _read_splits(content["pre_tokenizer"])
-    added = [(int(token["id"]), token["content"]) for token in content["added_tokens"]]
+    charsmap = b""
+    for step in steps:
+        if step["type"] == "Precompiled":
+            check(step, {"precompiled_charsmap": (str, None)}, str(path))
+            try:
+                charsmap = base64.b64decode(step["precompiled_charsmap"] or "", validate=True)
+            except ValueError as error:
+                raise UserError(f"{path}: precompiled_charsmap: {error}") from None
     if (kind, unk) != ("Unigram", UNK):
         raise UserError(
             f"{path}: its model is {kind}, unk_id {unk}; an ALBERT's is Unigram, unk_id {UNK}"
         )
+    splits = []
+    for step in content["pre_tokenizer"]["pretokenizers"]:
+        has_prefix = step.get("prepend_scheme") == "always" or step.get("add_prefix_space", False)
+        splits.append(step["type"] if step["type"] != "Metaspace" or has_prefix else "no prefix")
     if splits != ["WhitespaceSplit", "Metaspace"]:
         raise UserError(f"{path}: splits text by {splits}, an ALBERT by white space")
-    for number, token in added:
+    for number, token in ((int(one["id"]), one["content"]) for one in content["added_tokens"]):
         if number >= len(pieces) or pieces[number][0] != token:
             raise UserError(f"{path}: added token {token!r}, id {number}, is no piece of the model")
     normalisation = _find_normalisation(path, steps, charsmap)
     model_file = _build_model(pieces, charsmap, bool(byte_fallback))
     return open_vocab(make_portable(model_file, str(path)), normalisation, str(path))
-
-
-def _find_charsmap(path: Path, steps: list[dict]) -> bytes:
-    for step in steps:
-        if step["type"] == "Precompiled":
-            check(step, {"precompiled_charsmap": (str, None)}, str(path))
-            try:
-                return base64.b64decode(step["precompiled_charsmap"] or "", validate=True)
-            except ValueError as error:
-                raise UserError(f"{path}: precompiled_charsmap: {error}") from None
-    return b""
-
-
-def _read_splits(pre_tokenizer: dict) -> list[str]:
-    found = []
-    for step in pre_tokenizer["pretokenizers"]:
-        has_prefix = step.get("prepend_scheme") == "always" or step.get("add_prefix_space", False)
-        found.append(step["type"] if step["type"] != "Metaspace" or has_prefix else "no prefix")
-    return found
 
 
 def _find_normalisation(path: Path, steps: list[dict], charsmap: bytes) -> Normalisation:

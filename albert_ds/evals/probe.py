@@ -37,10 +37,11 @@ def run_probe(args: Namespace) -> tuple[dict, str]:
     data = args.data or args.minimal_pairs
     about = {"weights": folder.name + layers, "data": data.resolve().name}
     if args.minimal_pairs:
-        values = probe_pairs(args, folder, device)
-        return about | values, tabulate_pairs(values)
-    values = probe(args, folder, device)
-    return about | values, tabulate(values)
+        values, table = probe_pairs(args, folder, device)
+    else:
+        values = probe(args, folder, device)
+        table = tabulate(values)
+    return about | values, table
 
 
 def open_model(folder: ModelFolder, vocab, device, num_layers: int | None):
@@ -49,13 +50,6 @@ def open_model(folder: ModelFolder, vocab, device, num_layers: int | None):
     model = folder.build_model()
     model.albert.encoder.set_depth(num_layers or model.config.num_layers)
     return model.to(device)
-
-
-def find_objective(folder: ModelFolder, has_head: bool) -> str:
-    """The objective of a checkpoint's two-way head; ALBERT's SOP for a Hugging Face folder."""
-    stream = folder.record.get("stream", {}) if folder.is_ours else {}
-    check(stream, dict, f"{folder.root / 'config.json'}: stream")
-    return stream.get("objective", "sop") if has_head else "none"
 
 
 def draw_batches(args, source, objective: str, samples: int, longest: int) -> list:
@@ -78,7 +72,10 @@ def probe(args: Namespace, folder: ModelFolder, device: torch.device) -> dict:
     source = open_shards(args.data, "heldout")
     model = open_model(folder, source.vocab, device, args.num_layers)
     longest = model.config.max_position_embeddings
-    own = find_objective(folder, model.config.pair_head)
+    # The objective of its two-way head; ALBERT's SOP for a Hugging Face folder.
+    stream = folder.record.get("stream", {}) if folder.is_ours else {}
+    check(stream, dict, f"{folder.root / 'config.json'}: stream")
+    own = stream.get("objective", "sop") if model.config.pair_head else "none"
     batches = draw_batches(args, source, own, args.samples, longest)
     values = evaluate(model, batches, build_mesh(1), device, own)
     for task in TASKS.keys() - {own}:
@@ -143,24 +140,21 @@ def interval(share: float, count: int) -> tuple[float, float]:
     return found.low, found.high
 
 
-def probe_pairs(args: Namespace, folder: ModelFolder, device: torch.device) -> dict:
-    """Accuracy on minimal pairs."""
+def probe_pairs(args: Namespace, folder: ModelFolder, device: torch.device) -> tuple[dict, str]:
+    """Accuracy on minimal pairs, and a table of it."""
     pairs = read_pairs(args.minimal_pairs)
     model, vocab = folder.build_model().to(device), folder.vocab
     if args.precision == "bf16":
         model.albert.to(torch.bfloat16)
     started = time.perf_counter()
     values = summarise(pairs, score_pairs(model, vocab, pairs, device))
-    return {**values, "precision": args.precision, "seconds": time.perf_counter() - started}
-
-
-def tabulate_pairs(values: dict) -> str:
+    seconds = time.perf_counter() - started
     groups = [*values["paradigms"].items(), *values["phenomena"].items()]
     rows = [(name, share, count) for name, (share, count) in groups]
-    rows.append(("**all**", values["accuracy"], values["pairs"]))
-    speed = values["pairs"] / values["seconds"]
-    last = f"{speed:,.0f} pairs/s, {values['precision']}"
-    return tabulate_shares("minimal pairs | accuracy", rows, last)
+    rows.append(("**all**", values["accuracy"], len(pairs)))
+    speed = f"{len(pairs) / seconds:,.0f} pairs/s, {args.precision}"
+    table = tabulate_shares("minimal pairs | accuracy", rows, speed)
+    return {**values, "precision": args.precision, "seconds": seconds}, table
 
 
 def compare_layers(args: Namespace, device: torch.device) -> dict:

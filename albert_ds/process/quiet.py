@@ -22,8 +22,5 @@ def quiet_libraries() -> None:
     """Silence what WARNINGS and LOGS name."""
     for message, category, module in WARNINGS:
         warnings.filterwarnings("ignore", message=message, category=category, module=module)
-    logging.getLogger("DeepSpeed").addFilter(is_news)
-
-
-def is_news(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(LOGS)
+    deepspeed = logging.getLogger("DeepSpeed")
+    deepspeed.addFilter(lambda record: not record.getMessage().startswith(LOGS))
