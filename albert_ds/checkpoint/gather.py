@@ -94,14 +94,6 @@ def restore(folder: Path, engine: Engine) -> TrainState:
     return state
 
 
-def read_loss_scale(engine: Engine) -> dict | None:
-    """State of fp16's dynamic loss scaler as plain numbers; None in other precisions."""
-    if not engine.deepspeed.fp16_enabled():
-        return None
-    numbers = int | float | bool
-    return {k: value for k, value in _loss_scaler(engine).items() if isinstance(value, numbers)}
-
-
 def _loss_scaler(engine: Engine) -> dict:
     return vars(getattr(engine.deepspeed.optimizer, "loss_scaler"))  # noqa: B009 (untyped there)
 
@@ -131,14 +123,19 @@ class Saver:
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def save(self, state: TrainState) -> None:
-        """Start writing a checkpoint of `state`, unless its step is saved already. Collective."""
+    def save(self, *, step: int, samples: int, updates: int) -> None:
+        """Start writing a checkpoint, unless this step is saved already. Collective."""
         self.wait()
-        if state.step == self._newest > 0:
+        if step == self._newest > 0:
             return
+        self._newest = step
         started = time.perf_counter()
         tensors = {file: gather(self._engine, file) for file in FILES}
-        self._newest = state.step
+        loss_scale = None
+        if self._engine.deepspeed.fp16_enabled():  # its dynamic scaler, as plain numbers
+            scaler, numbers = _loss_scaler(self._engine), int | float | bool
+            loss_scale = {name: x for name, x in scaler.items() if isinstance(x, numbers)}
+        state = TrainState(step=step, samples=samples, updates=updates, loss_scale=loss_scale)
         if self._engine.mesh.rank == 0:
             pause = time.perf_counter() - started
             self._writer = threading.Thread(target=self._write, args=(tensors, state, pause))

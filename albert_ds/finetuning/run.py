@@ -16,14 +16,7 @@ import numpy as np
 import torch
 
 from albert_ds.checkpoint.folder import BEST, WEIGHTS, read_best, read_tensors, write_folder
-from albert_ds.checkpoint.gather import (
-    Saver,
-    TrainState,
-    find_start,
-    gather,
-    read_loss_scale,
-    restore,
-)
+from albert_ds.checkpoint.gather import Saver, find_start, gather, restore
 from albert_ds.cli import log_line
 from albert_ds.engine.engine import Engine, build_engine
 from albert_ds.errors import DamagedData, UserError
@@ -217,11 +210,6 @@ def keep_best(run: Run) -> None:
 
 def save(run: Run, saver: Saver) -> None:
     """Write a complete checkpoint of the current state, unless there is one. Collective."""
-    state = TrainState(
-        step=run.step,
-        samples=run.step * run.config.batch_size,
-        updates=run.updates,
-        loss_scale=read_loss_scale(run.engine),
-    )
-    saver.save(state)
+    samples = run.step * run.config.batch_size
+    saver.save(step=run.step, samples=samples, updates=run.updates)
     saver.wait()  # the best weights are written to the same folder

@@ -15,7 +15,7 @@ from shlex import quote
 import torch
 
 from albert_ds.checkpoint.folder import WEIGHTS, folder_name, read_tensors
-from albert_ds.checkpoint.gather import Saver, TrainState, find_start, read_loss_scale, restore
+from albert_ds.checkpoint.gather import Saver, TrainState, find_start, restore
 from albert_ds.cli import log_line
 from albert_ds.data.samples import MicroBatch
 from albert_ds.data.shards import open_shards, read_index
@@ -328,14 +328,9 @@ def evaluate(run: Run) -> dict:
 
 def save(run: Run, saver: Saver) -> None:
     """Start writing a checkpoint of the current state. Collective."""
-    state = TrainState(
-        step=run.step,
-        samples=run.step * run.config.batch_size,
-        updates=run.updates,
-        loss_scale=read_loss_scale(run.engine),
-    )
+    samples = run.step * run.config.batch_size
     with run.window.paused():
-        saver.save(state)
+        saver.save(step=run.step, samples=samples, updates=run.updates)
 
 
 def print_header(run: Run, config: RunConfig) -> None:

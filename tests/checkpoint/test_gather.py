@@ -26,7 +26,7 @@ def train_and_save(rank: int, configs, batches, output: Path):
         train_step(run, next_batch(run))
     state = TrainState(step=run.step, samples=48, updates=run.updates, loss_scale=None)
     saver = Saver(run.engine, output, keep_last=3)
-    saver.save(state)
+    saver.save(step=run.step, samples=48, updates=run.updates)
     saver.wait()
     folder = output / "checkpoints" / f"step-{run.step:08d}"
     held = [{kind: gather(run.engine, kind) for kind in KINDS}]

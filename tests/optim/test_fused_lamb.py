@@ -78,7 +78,7 @@ def train_and_resume(rank: int, folder: Path):
     """Four steps, and two steps, a checkpoint, and two more in an engine built from it."""
     from deepspeed.ops.lamb import fused_lamb
 
-    from albert_ds.checkpoint.folder import TrainState, read_tensors
+    from albert_ds.checkpoint.folder import read_tensors
     from albert_ds.checkpoint.gather import Saver, gather, restore
     from albert_ds.pretraining.loop import build, next_batch, train_step
 
@@ -95,9 +95,8 @@ def train_and_resume(rank: int, folder: Path):
     for step in range(len(BATCHES)):
         train_step(whole, next_batch(whole))
         if step == 1:
-            state = TrainState(step=2, samples=16, updates=2, loss_scale=None)
             saver = Saver(whole.engine, folder, keep_last=1)
-            saver.save(state)
+            saver.save(step=2, samples=16, updates=2)
             saver.wait()
             saved = folder / "checkpoints" / "step-00000002"
     again = open_small_run(config, BATCHES[2:], *joined)
