@@ -5,14 +5,13 @@ six integers: text A, its first token, the token after its last; the same for te
 is collated when it is needed, as in pretraining: sequences end to end, not padded.
 
 Features are built once and kept as OUTPUT/features/<sha256>.safetensors. The name is the checksum
-of everything that decides them (the task's files, the vocabulary, the lengths), so several runs may
-share a folder; a file that is not whole is made again.
+of everything that decides them (the task's files, the vocabulary, the lengths): a file with that
+name is read instead, and made again if it is not whole.
 Shapes: B sequences and N tokens of a micro-batch, F sequences of a split.
 """
 
 import hashlib
 import json
-import os
 import zlib
 from array import array
 from collections.abc import Callable, Iterable
@@ -24,6 +23,7 @@ import numpy as np
 from albert_ds.cli import log_line
 from albert_ds.data.vocab import CLS, SEP
 from albert_ds.errors import DamagedData, UserError
+from albert_ds.files import write_file
 from albert_ds.json_files import parse_json
 from albert_ds.tasks.recipes import Lengths
 
@@ -169,11 +169,8 @@ def fingerprint(files: Iterable[Path], **settings) -> str:
     """sha256 of the files' content and of everything else that decides the features."""
     digest = hashlib.sha256(json.dumps({"format": FORMAT, **settings}, sort_keys=True).encode())
     for path in files:
-        digest.update(path.name.encode())
         try:
-            with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
+            digest.update(path.name.encode() + path.read_bytes())
         except OSError as error:
             raise UserError(f"--data: {path}: {error.strerror}") from None
     return digest.hexdigest()
@@ -181,7 +178,7 @@ def fingerprint(files: Iterable[Path], **settings) -> str:
 
 def cached(folder: Path, key: str, build: Callable[[], Features]) -> Features:
     """The features of a fingerprint: read from `folder`, or built and written there."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     path = folder / f"{key}.safetensors"
     if path.is_file():
@@ -193,9 +190,7 @@ def cached(folder: Path, key: str, build: Callable[[], Features]) -> Features:
     about = {"counts": features.counts, "choices": features.choices}
     about["crc32"] = _checksum(features.arrays)
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{key}.{os.getpid()}.tmp"
-    save_file(features.arrays, temporary, metadata={"about": json.dumps(about)})
-    os.replace(temporary, path)
+    write_file(path, save(features.arrays, metadata={"about": json.dumps(about)}))
     return read_features(path)
 
 

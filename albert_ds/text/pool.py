@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TypeVar
 
 from albert_ds.cli import require
@@ -68,11 +68,8 @@ def open_pool() -> Generator[Pool | None]:
     """
     started = count_started()
     if started == 1:
-        pool = Pool()
-        try:
+        with closing(Pool()) as pool:
             yield pool
-        finally:
-            pool.close()
         return
     require("mpi4py", "mpi", f"{started} processes were started")
     try:
