@@ -175,11 +175,6 @@ class Vocab:
         """The text of `ids`, in the normalised form."""
         return self._processor.decode(ids)
 
-    @property
-    def needs_tokenizer_file(self) -> bool:
-        """Whether `AlbertTokenizer` cannot do it from `spiece.model`, as it can for form albert."""
-        return self.normalisation.form != "albert" or self.byte_fallback
-
     def build_tokenizer(self, *, plain: bool = False) -> "Tokenizer":
         """The same vocabulary for the tokenizers library, and so for Hugging Face: same ids.
 
@@ -234,7 +229,8 @@ class Vocab:
             "do_lower_case": self.normalisation.lower_case,
             "keep_accents": self.normalisation.keep_accents,
         }
-        if self.needs_tokenizer_file:
+        # What `AlbertTokenizer` cannot do from `spiece.model` alone.
+        if self.normalisation.form != "albert" or self.byte_fallback:
             roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
             config |= {
                 # AlbertTokenizer would put its own steps in the place of those of tokenizer.json.
