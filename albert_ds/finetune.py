@@ -15,7 +15,7 @@ from albert_ds.settings.finetune import read_config
 def main(argv: list[str]) -> int:
     with TrainerProcess(argv) as process:  # however this block ends, all ranks end alike
         world = process.read_world()
-        config, args = read_config(argv, world_size=world.size)
+        config = read_config(argv, world_size=world.size)
         from albert_ds.finetuning.loop import prepare, print_results, tune_seeds
 
         mesh = process.connect(
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
         )
         check_memory(sum(count_params(config.model).values()), world, process.device.type)
         lock = process.lock()
-        config, splits = prepare(config, args, mesh)
+        splits = prepare(config, mesh)
         tune_seeds(config, splits, process, lock)
         if mesh.rank == 0:
             print_results(config)

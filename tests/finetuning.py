@@ -142,6 +142,6 @@ def open_run(argv: list[str], device, mesh):
     from albert_ds.finetuning.run import start
     from albert_ds.settings.finetune import read_config
 
-    config, args = read_config(argv, world_size=1)
-    config, splits = prepare(config, args, mesh)
+    config = read_config(argv, world_size=1)
+    splits = prepare(config, mesh)
     return start(config, splits, mesh, device)

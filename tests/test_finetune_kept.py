@@ -110,8 +110,8 @@ def start_seeds(rank: int, common: list, folder: Path):
 
     device, mesh, _ = join(1)
     process = SimpleNamespace(mesh=mesh, device=device)
-    config, args = read_config(flags(*common, folder, seeds=2, seed=5), world_size=1)
-    config, splits = finetune.prepare(config, args, mesh)
+    config = read_config(flags(*common, folder, seeds=2, seed=5), world_size=1)
+    splits = finetune.prepare(config, mesh)
     one = folder / "seed-5"
     said = []
     for changes in ({"patience": 3}, {}):

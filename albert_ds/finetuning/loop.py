@@ -7,7 +7,6 @@ best evaluation on the dev set are kept (early stopping) and make the prediction
 import gc
 import math
 import time
-from argparse import Namespace
 from dataclasses import replace
 from shlex import quote
 
@@ -22,7 +21,6 @@ from albert_ds.errors import Stopped
 from albert_ds.files import write_json
 from albert_ds.finetuning.results import (
     find_constant,
-    fingerprint_splits,
     open_splits,
     score_splits,
     summarise_seeds,
@@ -46,12 +44,7 @@ from albert_ds.process.trainer import TrainerProcess
 from albert_ds.report.health import check_health, diverged
 from albert_ds.report.metrics import Metrics
 from albert_ds.report.screen import describe_run, print_facts
-from albert_ds.settings.finetune import (
-    FinetuneConfig,
-    describe_rate,
-    resolve_steps,
-    write_run_files,
-)
+from albert_ds.settings.finetune import FinetuneConfig, describe_rate, write_run_files
 from albert_ds.tasks.features import Split, collate
 from albert_ds.tasks.inference import predict
 from albert_ds.tasks.registry import TASKS
@@ -230,20 +223,14 @@ def write_predictions(run: Run) -> dict:
     return from_rank_0(run.mesh, results)
 
 
-def prepare(
-    config: FinetuneConfig, args: Namespace, mesh: Mesh
-) -> tuple[FinetuneConfig, dict[str, Split]]:
-    """Tokenise, resolve the settings that depend on it, write OUTPUT's files. Collective."""
-    vocab = ModelFolder(config.checkpoint).vocab
-    config = replace(config, features=fingerprint_splits(config, vocab))
-    splits = open_splits(config, vocab, mesh)
-    config = resolve_steps(config, args, examples=splits["train"].features.counts["examples"])
+def prepare(config: FinetuneConfig, mesh: Mesh) -> dict[str, Split]:
+    """Tokenise, and write OUTPUT's files. Collective."""
+    splits = open_splits(config, ModelFolder(config.checkpoint).vocab, mesh)
     with raise_together(mesh):
         if mesh.rank == 0:
             write_run_files(config)
-            if args.learning_rate is None:
-                log_line(f"{config.task}: {describe_rate(config)}")
-    return config, splits
+            log_line(f"{config.task}: {describe_rate(config)}")
+    return splits
 
 
 def tune_seeds(

@@ -5,8 +5,6 @@ DIR/outputs.SPLIT.safetensors   logits, for tools/ensemble.py
 DIR/...                         predictions in the formats of the leaderboards
 """
 
-from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -22,34 +20,9 @@ from albert_ds.json_files import check
 from albert_ds.parallel.consensus import raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.settings.finetune import FinetuneConfig
-from albert_ds.tasks.features import FEATURES, Split, cached, fingerprint, read_features
+from albert_ds.tasks.features import FEATURES, Split, cached, read_features
 from albert_ds.tasks.recipes import Lengths
 from albert_ds.tasks.registry import TASKS
-
-
-def fingerprint_splits(config: FinetuneConfig, vocab: Vocab) -> dict[str, str]:
-    """Hashes that identify the tokenised splits: their content, vocabulary and lengths.
-
-    The splits are train, the dev sets, and the test sets whose files exist. Raises UserError.
-    """
-    task, data, lengths = TASKS[config.task], Path(config.data), config.lengths
-    files = {split: task.files(data, split) for split in ("train", *task.dev_splits)}
-    for split in task.test_splits:
-        with suppress(UserError):  # RACE: the folder of this split has no files
-            found = task.files(data, split)
-            if all(path.is_file() for path in found):
-                files[split] = found
-    return {
-        split: fingerprint(
-            paths,
-            task=config.task,
-            split=split,
-            vocab=vocab.sha256,
-            normalisation=asdict(vocab.normalisation),
-            lengths=[lengths.sequence, lengths.question, lengths.stride],
-        )
-        for split, paths in files.items()
-    }
 
 
 def open_splits(config: FinetuneConfig, vocab: Vocab, mesh: Mesh) -> dict[str, Split]:

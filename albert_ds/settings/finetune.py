@@ -1,33 +1,23 @@
 """The command line of fine-tuning -> one checked `FinetuneConfig`.
 
-What is not typed comes from the task's recipe (tasks/recipes.py). The number of steps may depend on
-the number of training examples, so `resolve_steps` fills it in after they have been read. Nothing
-heavy is imported at the top: `--help` answers at once.
+What is not typed comes from the task's recipe (tasks/recipes.py). Nothing heavy is imported at the
+top: `--help` answers at once.
 """
 
 import argparse
-from argparse import Namespace
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from albert_ds.cli import Flag, Number, Parser, add_flag, add_flags, flag, flags_of, path, positive
+from albert_ds.cli import Number, Parser, add_flag, add_flags, flag, flags_of, path, positive
 from albert_ds.errors import UserError
 from albert_ds.files import PACKAGE
 from albert_ds.json_files import check, read_json
-from albert_ds.model.config import DROPOUT, HeadConfig, ModelConfig
+from albert_ds.model.config import HeadConfig, ModelConfig
 from albert_ds.settings.shared import (
-    BATCH_SIZE,
-    DEEPSPEED_CONFIG,
-    EVAL_EVERY,
     LAYOUT,
     LEARNING_RATE,
-    LOG_EVERY,
-    MICRO_BATCH_SIZE,
     RHYTHM,
-    SAVE_EVERY,
-    STEPS,
-    WARMUP_STEPS,
     WHAT,
     SharedConfig,
     check_output,
@@ -45,29 +35,22 @@ SETTINGS = "settings"
 BY_TASK = "the one published for the task"
 NARROWEST = 768  # hidden size of ALBERT-base, the narrowest model that rates were published for
 HIGHEST = 1e-3  # learning rate by default
-# Flags that fill a part of a field, by its path.
-NESTED: dict[str, Flag] = {
-    "deepspeed.optimizer.params.lr": replace(
+SHARED = flags_of(SharedConfig)
+# They fill parts of fields.
+PARTS = {
+    "learning_rate": replace(
         LEARNING_RATE,
         shown_default=f"{BY_TASK}; times ({NARROWEST} / H)^2, to {HIGHEST:g}, if H < {NARROWEST}",
         group=SETTINGS,
     ),
-    "model.dropout": Flag(
+    "dropout": replace(
+        flags_of(ModelConfig)["dropout"],
         help="probability of dropout, in ALBERT and before the task's head",
-        type=DROPOUT,
-        metavar="P",
-        name="--dropout",
         shown_default=BY_TASK,
         group=SETTINGS,
     ),
-    "lengths.sequence": Flag(
-        help="longest sequence, with [CLS] and [SEP]; what is kept of a question and the step "
-        "from window to window are at most two thirds of it",
-        type=positive,
-        metavar="TOKENS",
-        name="--sequence-length",
-        shown_default=BY_TASK,
-        group=SETTINGS,
+    "sequence_length": replace(
+        flags_of(Lengths)["sequence"], shown_default=BY_TASK, group=SETTINGS
     ),
 }
 
@@ -111,21 +94,25 @@ class FinetuneConfig(SharedConfig):
     )
     head: HeadConfig
     vocab_sha256: str
-    features: dict[str, str]  # split -> fingerprint of its content and how it was tokenised
     lengths: Lengths
-    steps: int = flag(STEPS, shown_default=BY_TASK, group=SETTINGS)  # 0 until `resolve_steps`
+    features: dict[str, str]  # split -> fingerprint of its content and how it was tokenised
+    steps: int = flag(SHARED["steps"], shown_default=BY_TASK, group=SETTINGS, may_change=False)
     batch_size: int = flag(
-        BATCH_SIZE,
+        SHARED["batch_size"],
         help="examples (SQuAD: windows) of one optimizer step, all ranks together",
         shown_default=BY_TASK,
         group=SETTINGS,
     )
     micro_batch_size: int = flag(
-        MICRO_BATCH_SIZE, shown_default="a rank's whole share of the batch", group=LAYOUT
+        SHARED["micro_batch_size"], shown_default="a rank's share of the batch", group=LAYOUT
     )
-    warmup_steps: int = flag(WARMUP_STEPS, shown_default=BY_TASK, group=SETTINGS)
+    warmup_steps: int = flag(
+        SHARED["warmup_steps"], shown_default=BY_TASK, group=SETTINGS, may_change=False
+    )
     deepspeed_config: str = flag(
-        DEEPSPEED_CONFIG, shown_default="ds_configs/zero1_fp32_adamw.json", group=LAYOUT
+        SHARED["deepspeed_config"],
+        shown_default="ds_configs/zero1_fp32_adamw.json",
+        group=LAYOUT,
     )
     seed: int = flag(
         "seed of the head's weights, the order of the examples and dropout; the first of --seeds",
@@ -143,9 +130,11 @@ class FinetuneConfig(SharedConfig):
         group=WHAT,
         may_change=True,
     )
-    log_every: int = flag(LOG_EVERY, default=50)
-    eval_every: int = flag(EVAL_EVERY, shown_default="a tenth of --steps")
-    save_every: int = flag(SAVE_EVERY, shown_default="that of --eval-every")
+    log_every: int = flag(SHARED["log_every"], default=50)
+    eval_every: int = flag(
+        SHARED["eval_every"], shown_default="a tenth of --steps", may_change=False
+    )
+    save_every: int = flag(SHARED["save_every"], shown_default="that of --eval-every")
     # The best evaluation is kept in any case.
     patience: int | None = flag(
         "stop after this many evaluations without a better one",
@@ -166,21 +155,21 @@ def build_parser() -> Parser:
     for title in (WHAT, START, SETTINGS, LAYOUT, RHYTHM):
         parser.add_argument_group(title)
     add_flags(parser, FinetuneConfig)
-    for nested in NESTED.values():
-        assert nested.name
-        add_flag(parser, nested.name.removeprefix("--").replace("-", "_"), nested)
+    for name, part in PARTS.items():
+        add_flag(parser, name, part)
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
     return parser
 
 
-def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Namespace]:
-    """Parse and check a command line; also what was typed, which `resolve_steps` needs.
+def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
+    """Parse and check a command line, and read what its defaults depend on.
 
-    Raises UserError for the first thing that is wrong.
+    Raises UserError for the first thing that is wrong, DamagedData if SQuAD's questions cannot be
+    counted.
     """
     args = build_parser().parse_args(argv)
     from albert_ds.interop.folder import ModelFolder
-    from albert_ds.tasks.registry import TASKS, head_of
+    from albert_ds.tasks.registry import TASKS, fingerprint_splits, head_of
 
     recipe, task = RECIPES[args.task], TASKS[args.task]
     _check_args(args, task)
@@ -193,7 +182,6 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
     dropout = args.dropout if is_typed else recipe.dropout
     model = replace(found, dropout=dropout, pair_head=head.reads_pooled)
     lengths = _resolve_lengths(args.sequence_length, recipe.lengths, model)
-    vocab = source.vocab
     batch_size, file = args.batch_size or recipe.batch_size, args.deepspeed_config or str(DS_CONFIG)
     micro, deepspeed = resolve_deepspeed(
         args,
@@ -204,23 +192,45 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Na
         deepspeed_config=file,
         default_learning_rate=find_rate(recipe, model),
     )
-    typed: dict[str, Any] = {"command": join_command("finetune", argv)}
-    typed |= {name: getattr(args, name) for name in flags_of(FinetuneConfig)}
+    steps = args.steps or _count_steps(args, recipe, batch_size)
+    eval_every = args.eval_every or -(-steps // EVALUATIONS)
+    typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(FinetuneConfig)}
     resolved: dict[str, Any] = {
+        "command": join_command("finetune", argv),
         "from_task": str(find_task_model(args)) if args.from_task else None,
         "model": model,
         "head": head,
-        "vocab_sha256": vocab.sha256,
-        "features": {},
+        "vocab_sha256": source.vocab.sha256,
+        "features": fingerprint_splits(args.task, Path(args.data), source.vocab, lengths),
         "lengths": lengths,
+        "steps": steps,
         "batch_size": batch_size,
         "micro_batch_size": micro,
+        "warmup_steps": _resolve_warmup(args.warmup_steps, recipe, steps),
         "deepspeed_config": file,
         "deepspeed": deepspeed,
-        # `resolve_steps` fills these in.
-        **dict.fromkeys(("steps", "warmup_steps", "eval_every", "save_every"), 0),
+        "eval_every": eval_every,
+        "save_every": args.save_every or eval_every,
     }
-    return FinetuneConfig(**typed | resolved), args
+    return FinetuneConfig(**typed | resolved)
+
+
+def _count_steps(args, recipe: Recipe, batch_size: int) -> int:
+    """The published number, or the published epochs over the questions of SQuAD."""
+    if recipe.steps is not None:
+        return recipe.steps
+    from albert_ds.tasks.squad.task import SQUAD
+
+    questions = SQUAD[args.task].count_questions(Path(args.data))
+    return recipe.count_steps(examples=questions, batch_size=batch_size)
+
+
+def _resolve_warmup(typed: int | None, recipe: Recipe, steps: int) -> int:
+    if typed is None:
+        return recipe.count_warmup(steps)
+    if typed > steps:
+        raise UserError(f"--warmup-steps {typed}: must be at most --steps {steps}")
+    return typed
 
 
 def _check_args(args, task) -> None:
@@ -265,15 +275,11 @@ def find_rate(recipe: Recipe, model: ModelConfig) -> float:
 
 
 def describe_rate(config: FinetuneConfig) -> str:
-    """Where a rate that was not typed comes from."""
+    """The rate beside the published one."""
     published = RECIPES[config.task].learning_rate
-    if config.learning_rate == published:
-        return f"learning rate {published:g}, as published"
-    if config.learning_rate != find_rate(RECIPES[config.task], config.model):
-        return f"learning rate {config.learning_rate:g}, from {config.deepspeed_config}"
     return (
-        f"learning rate {config.learning_rate:g}: the published {published:g} times "
-        f"({NARROWEST} / {config.model.hidden_size})^2, at most {HIGHEST:g}"
+        f"learning rate {config.learning_rate:g}; published for {NARROWEST} units and more: "
+        f"{published:g}"
     )
 
 
@@ -288,23 +294,6 @@ def _resolve_lengths(typed: int | None, published: Lengths, model: ModelConfig) 
     return published.cut_to(sequence)
 
 
-def resolve_steps(config: FinetuneConfig, args, *, examples: int) -> FinetuneConfig:
-    """Fill in what depends on the number of training examples (SQuAD: questions)."""
-    recipe = RECIPES[config.task]
-    steps = args.steps or recipe.count_steps(examples=examples, batch_size=config.batch_size)
-    warmup = recipe.count_warmup(steps) if args.warmup_steps is None else args.warmup_steps
-    if warmup > steps:
-        raise UserError(f"--warmup-steps {warmup}: must be at most --steps {steps}")
-    every = args.eval_every or -(-steps // EVALUATIONS)
-    return replace(
-        config,
-        steps=steps,
-        warmup_steps=warmup,
-        eval_every=every,
-        save_every=args.save_every or every,
-    )
-
-
 def write_run_files(config: FinetuneConfig) -> None:
     """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN.
 
@@ -312,6 +301,6 @@ def write_run_files(config: FinetuneConfig) -> None:
     """
     from albert_ds.interop.folder import ModelFolder
 
-    check_resume(config, NESTED)
+    check_resume(config)
     write_config(config)
     ModelFolder(config.checkpoint).vocab.write(config.run)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from albert_ds.cli import (
-    Flag,
     Number,
     Parser,
     add_flag,
@@ -27,18 +26,10 @@ from albert_ds.model.config import SHAPE, SIZES, ModelConfig
 from albert_ds.model.depth import count_layers, model_at
 from albert_ds.model.sharing import ADDITIONS, list_patterns
 from albert_ds.settings.shared import (
-    BATCH_SIZE,
-    DEEPSPEED_CONFIG,
-    EVAL_EVERY,
     LAYOUT,
     LEARNING_RATE,
-    LOG_EVERY,
-    MICRO_BATCH_SIZE,
     OPTIMIZATION,
     RHYTHM,
-    SAVE_EVERY,
-    STEPS,
-    WARMUP_STEPS,
     WHAT,
     SharedConfig,
     check_output,
@@ -51,12 +42,6 @@ from albert_ds.settings.shared import (
 
 DEFAULT_LEARNING_RATE = 0.00176  # the paper's, for a batch of 4096
 WARMUP_FRACTION = 0.025  # the release's 3,125 of 125,000
-# Flags that fill a part of a field.
-NESTED: dict[str, Flag] = {
-    "deepspeed.optimizer.params.lr": replace(
-        LEARNING_RATE, shown_default=f"{DEFAULT_LEARNING_RATE}, the paper's"
-    )
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,11 +69,6 @@ class RunConfig(SharedConfig):
         group=TASK,
     )
     data_sha256: list[str]  # identifies the content of each DATA, wherever it lies
-    steps: int = flag(STEPS, group=WHAT, may_change=True)
-    batch_size: int = flag(BATCH_SIZE, group=WHAT)
-    micro_batch_size: int = flag(MICRO_BATCH_SIZE, group=WHAT)
-    warmup_steps: int = flag(WARMUP_STEPS, shown_default="2.5 % of --steps", may_change=True)
-    deepspeed_config: str = flag(DEEPSPEED_CONFIG, group=WHAT)
     activation_checkpointing: str = flag(
         "activations that the backward pass recomputes instead of storing",
         default="none",
@@ -141,8 +121,6 @@ class RunConfig(SharedConfig):
         group=OPTIMIZATION,
     )
     seed: int = 0  # StreamConfig's
-    log_every: int = flag(LOG_EVERY, default=10)
-    eval_every: int = flag(EVAL_EVERY, default=1000, may_change=True)
     eval_samples: int = flag(
         "held-out samples of an evaluation, at most",
         default=4096,
@@ -150,7 +128,6 @@ class RunConfig(SharedConfig):
         metavar="SAMPLES",
         group=RHYTHM,
     )
-    save_every: int = flag(SAVE_EVERY, default=1000)
     keep_last: int = flag(
         "number of newest checkpoints to keep",
         default=3,
@@ -192,7 +169,8 @@ def build_parser() -> Parser:
     add_flags(parser, RunConfig)
     add_flags(parser, ModelConfig, suppress=True)
     add_flags(parser, StreamConfig)
-    add_flag(parser, "learning_rate", NESTED["deepspeed.optimizer.params.lr"])
+    shown = f"{DEFAULT_LEARNING_RATE}, the paper's"
+    add_flag(parser, "learning_rate", replace(LEARNING_RATE, shown_default=shown))
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
     return parser
 
@@ -230,9 +208,9 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     if args.wandb:
         require("wandb", "wandb", "--wandb")
     check_output(args.output)
-    typed: dict[str, Any] = {"command": join_command("train", argv)}
-    typed |= {name: getattr(args, name) for name in flags_of(RunConfig)}
+    typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(RunConfig)}
     resolved: dict[str, Any] = {
+        "command": join_command("train", argv),
         "model": model,
         "stream": stream,
         "seed": stream.seed,
@@ -244,7 +222,7 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     }
     config = RunConfig(**typed | resolved)
     config.model_at(0)  # refuses a wrong --depth-schedule
-    check_resume(config, NESTED)
+    check_resume(config)
     return config
 
 
@@ -337,7 +315,7 @@ def write_run_files(config: RunConfig) -> None:
     from albert_ds.data.shards import open_shards
 
     # Another start may have written RUN/config.json since the command line was read.
-    check_resume(config, NESTED)
+    check_resume(config)
     vocab = open_shards(config.data[0], "train").vocab
     write_config(config, vocab_sha256=vocab.sha256)
     vocab.write(config.run)

@@ -6,7 +6,7 @@ that stand there, except for the fields whose flag says `may_change`.
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 
@@ -31,59 +31,12 @@ OPTIMIZATION = "optimization"
 LAYOUT = "layout (changes no number)"
 RHYTHM = "rhythm"
 
-# Flags of both commands whose defaults differ.
-STEPS = Flag(
-    help="optimizer steps of the whole run",
-    type=Number(low=1, high=10**9, whole=True),
-    metavar="STEPS",
-)
-BATCH_SIZE = Flag(
-    help="samples of one optimizer step, all ranks together",
-    type=Number(low=1, high=1 << 24, whole=True),
-    metavar="SAMPLES",
-)
-MICRO_BATCH_SIZE = Flag(
-    help="samples of one forward and backward pass on one rank",
-    type=Number(low=1, high=1 << 20, whole=True),
-    metavar="SAMPLES",
-    may_change=True,
-)
-DEEPSPEED_CONFIG = Flag(
-    help="DeepSpeed's JSON: ZeRO stage, precision, clipping, optimizer (see ds_configs/)",
-    type=path,
-    metavar="FILE",
-    name="--deepspeed_config",
-    may_change=True,
-)
+# It fills a part of `deepspeed`.
 LEARNING_RATE = Flag(
     help='peak learning rate, taken where DeepSpeed\'s JSON says "auto"',
     type=Number(low=0, high=10),
     metavar="RATE",
-    name="--learning-rate",
     group=OPTIMIZATION,
-)
-WARMUP_STEPS = Flag(
-    help="steps of linear warm-up",
-    type=Number(low=0, high=10**9, whole=True),
-    metavar="STEPS",
-    group=OPTIMIZATION,
-)
-LOG_EVERY = Flag(
-    help="steps from one line of metrics.jsonl to the next",
-    type=positive,
-    metavar="STEPS",
-    group=RHYTHM,
-    may_change=True,
-)
-EVAL_EVERY = Flag(
-    help="steps from one evaluation to the next", type=positive, metavar="STEPS", group=RHYTHM
-)
-SAVE_EVERY = Flag(
-    help="steps from one checkpoint to the next",
-    type=positive,
-    metavar="STEPS",
-    group=RHYTHM,
-    may_change=True,
 )
 
 
@@ -100,11 +53,42 @@ class SharedConfig:
         may_change=True,
     )
     model: ModelConfig
-    steps: int
-    batch_size: int
-    micro_batch_size: int
-    warmup_steps: int
-    deepspeed_config: str
+    steps: int = flag(
+        "optimizer steps of the whole run",
+        type=Number(low=1, high=10**9, whole=True),
+        metavar="STEPS",
+        group=WHAT,
+        may_change=True,
+    )
+    batch_size: int = flag(
+        "samples of one optimizer step, all ranks together",
+        type=Number(low=1, high=1 << 24, whole=True),
+        metavar="SAMPLES",
+        group=WHAT,
+    )
+    micro_batch_size: int = flag(
+        "samples of one forward and backward pass on one rank",
+        type=Number(low=1, high=1 << 20, whole=True),
+        metavar="SAMPLES",
+        group=WHAT,
+        may_change=True,
+    )
+    warmup_steps: int = flag(
+        "steps of linear warm-up",
+        shown_default="2.5 % of --steps",
+        type=Number(low=0, high=10**9, whole=True),
+        metavar="STEPS",
+        group=OPTIMIZATION,
+        may_change=True,
+    )
+    deepspeed_config: str = flag(
+        "DeepSpeed's JSON: ZeRO stage, precision, clipping, optimizer (see ds_configs/)",
+        type=path,
+        metavar="FILE",
+        name="--deepspeed_config",
+        group=WHAT,
+        may_change=True,
+    )
     deepspeed: dict  # the JSON with every "auto" that the command line owns filled in
     tensor_parallel: int = flag(
         "ranks that each block is split over",
@@ -118,6 +102,30 @@ class SharedConfig:
         "on CUDA: use only algorithms that give the same bits in every run; they are slower",
         default=False,
         group=LAYOUT,
+        may_change=True,
+    )
+    log_every: int = flag(
+        "steps from one line of metrics.jsonl to the next",
+        default=10,
+        type=positive,
+        metavar="STEPS",
+        group=RHYTHM,
+        may_change=True,
+    )
+    eval_every: int = flag(
+        "steps from one evaluation to the next",
+        default=1000,
+        type=positive,
+        metavar="STEPS",
+        group=RHYTHM,
+        may_change=True,
+    )
+    save_every: int = flag(
+        "steps from one checkpoint to the next",
+        default=1000,
+        type=positive,
+        metavar="STEPS",
+        group=RHYTHM,
         may_change=True,
     )
     max_hours: float | None = flag(
@@ -233,22 +241,19 @@ def read_previous(output: str) -> dict | None:
     return before
 
 
-def check_resume(config: SharedConfig, nested: Mapping[str, Flag]) -> None:
-    """Raise UserError for the first value that differs from RUN/config.json and may not change.
-
-    `nested` holds the flags that fill a part of a field, by its path ("head.dropout").
-    """
+def check_resume(config: SharedConfig) -> None:
+    """Raise UserError for the first value that differs from RUN/config.json and may not change."""
     before = read_previous(config.output)
     if before is None:
         return
-    for name, old, new in _differences(config, before, as_json(config), nested, path=""):
+    for name, old, new in _differences(config, before, as_json(config), path=""):
         raise UserError(
             f"{name} is {new}, but {config.output} was started with {old}; use that, or another "
             "--output"
         )
 
 
-def _differences(config, before: dict, now: dict, nested, path: str) -> Iterator[tuple]:
+def _differences(config, before: dict, now: dict, path: str) -> Iterator[tuple]:
     """(name, old, new) of every value that may not change and did."""
     for declared in fields(config):
         how: Flag | None = declared.metadata.get("flag")
@@ -259,9 +264,8 @@ def _differences(config, before: dict, now: dict, nested, path: str) -> Iterator
         if declared.name == "deepspeed" and isinstance(old, dict):
             yield from _deepspeed_differences(config, old, new)
         elif is_dataclass(value) and isinstance(old, dict):
-            yield from _differences(value, old, new, nested, f"{here}.")
+            yield from _differences(value, old, new, f"{here}.")
         elif old != new:
-            how = how or nested.get(here)
             name = (how.name or as_flag(declared.name)) if how else f'"{here}" of config.json'
             yield name, old, new
 

@@ -13,6 +13,8 @@ second version of its models. SQuAD 1.1 agrees: Table 14's 3,649 steps are two e
 
 from dataclasses import dataclass, replace
 
+from albert_ds.cli import flag, positive
+
 SHORTEST = 10  # tokens of a sequence: three marks, a question and at least one of a passage
 
 
@@ -20,7 +22,14 @@ SHORTEST = 10  # tokens of a sequence: three marks, a question and at least one 
 class Lengths:
     """Limits in tokens; that of a sequence includes [CLS] and [SEP]."""
 
-    sequence: int = 512
+    sequence: int = flag(
+        "longest sequence, with [CLS] and [SEP]; what is kept of a question, and the step from "
+        "window to window, are at most two thirds of it",
+        default=512,
+        type=positive,
+        metavar="TOKENS",
+        name="--sequence-length",
+    )
     question: int = 64  # SQuAD: the question's first; RACE: the last of question and option
     stride: int = 128  # SQuAD: from the start of a window to the start of the next
     answer: int = 30  # SQuAD: the longest answer that is predicted
@@ -53,13 +62,11 @@ class Recipe:
     lengths: Lengths = Lengths()
 
     def count_steps(self, *, examples: int, batch_size: int) -> int:
-        """Optimizer steps, from the epochs if the recipe gives no number of steps.
+        """Optimizer steps of the recipe's epochs, at least 1.
 
         As the release counts them: SQuAD's epochs are over questions, although a step trains on
-        `batch_size` windows, and what is left of a division is dropped. At least 1.
+        `batch_size` windows, and what is left of a division is dropped.
         """
-        if self.steps is not None:
-            return self.steps
         assert self.epochs is not None
         return max(1, int(examples / batch_size * self.epochs))
 

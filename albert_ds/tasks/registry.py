@@ -1,10 +1,13 @@
 """The tasks by the names that --task takes, and their common interface."""
 
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
 from albert_ds.data.vocab import Vocab
-from albert_ds.tasks.features import Features, Split
+from albert_ds.errors import UserError
+from albert_ds.tasks.features import Features, Split, fingerprint
 from albert_ds.tasks.glue import GLUE
 from albert_ds.tasks.race import RaceTask
 from albert_ds.tasks.recipes import RECIPES, Lengths
@@ -57,3 +60,28 @@ def head_of(name: str) -> tuple[str, int]:
     if name in HEADS:
         return HEADS[name], 2 if HEADS[name] == "span" else 1
     return ("classification", labels) if labels else ("regression", 1)
+
+
+def fingerprint_splits(name: str, data: Path, vocab: Vocab, lengths: Lengths) -> dict[str, str]:
+    """Hashes that identify the tokenised splits: their content, vocabulary and lengths.
+
+    The splits are train, the dev sets, and the test sets whose files exist. Raises UserError.
+    """
+    task = TASKS[name]
+    files = {split: task.files(data, split) for split in ("train", *task.dev_splits)}
+    for split in task.test_splits:
+        with suppress(UserError):  # RACE: the folder of this split has no files
+            found = task.files(data, split)
+            if all(path.is_file() for path in found):
+                files[split] = found
+    return {
+        split: fingerprint(
+            paths,
+            task=name,
+            split=split,
+            vocab=vocab.sha256,
+            normalisation=asdict(vocab.normalisation),
+            lengths=[lengths.sequence, lengths.question, lengths.stride],
+        )
+        for split, paths in files.items()
+    }

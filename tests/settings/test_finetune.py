@@ -10,7 +10,7 @@ import pytest
 from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import UserError
 from albert_ds.finetuning.run import read_start
-from albert_ds.settings.finetune import NESTED, read_config, resolve_steps
+from albert_ds.settings.finetune import read_config
 from albert_ds.settings.shared import as_json, check_resume
 from albert_ds.tasks.recipes import RECIPES, Lengths
 from tests.conftest import ROOT
@@ -95,19 +95,18 @@ def test_short_sequences_leave_a_third_for_the_passage(
         write_race(tmp_path / "task") if task == "race" else write_squad(tmp_path / "task", "v2.0")
     )
     argv = flags(task, data, start, tmp_path / "out", sequence_length=sequence_length)
-    assert read_config(argv, world_size=1)[0].lengths == expected
+    assert read_config(argv, world_size=1).lengths == expected
 
 
 def test_a_setting_inside_a_field_is_named_by_its_flag(checkpoint, cola, tmp_path):
     def resolve(**given):
         argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", **given)
-        config, args = read_config(argv, world_size=1)
-        return resolve_steps(config, args, examples=96)
+        return read_config(argv, world_size=1)
 
     (tmp_path / "out").mkdir()
     record = as_json(resolve())
     (tmp_path / "out" / "config.json").write_text(json.dumps(record))
-    check_resume(resolve(max_hours=1, micro_batch_size=4, seeds=2, log_every=7), NESTED)
+    check_resume(resolve(max_hours=1, micro_batch_size=4, seeds=2, log_every=7))
     for name, value, before in (
         ("dropout", 0.3, 0.0),
         ("sequence_length", 32, 64),
@@ -117,7 +116,7 @@ def test_a_setting_inside_a_field_is_named_by_its_flag(checkpoint, cola, tmp_pat
     ):
         flag = "--" + name.replace("_", "-")
         with pytest.raises(UserError) as caught:
-            check_resume(resolve(**{name: value}), NESTED)
+            check_resume(resolve(**{name: value}))
         words = f"{flag} is {value}, but {tmp_path / 'out'} was started with {before};"
         assert str(caught.value).startswith(words)
 
@@ -131,7 +130,7 @@ def test_a_task_model_of_another_kind_is_refused(checkpoint, cola, text_file, tm
     }
     for words, folder in models.items():
         argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", from_task=folder)
-        config, _ = read_config(argv, world_size=1)
+        config = read_config(argv, world_size=1)
         with pytest.raises(UserError, match=f"--from-task {folder}: {words} --checkpoint"):
             read_start(config, SimpleNamespace(rank=0))
 

@@ -42,6 +42,10 @@ class SquadTask:
         path, has_answers = self.files(data, split)[0], not split.startswith("test")
         return read_squad(path, answerable=self.answerable, has_answers=has_answers)
 
+    def count_questions(self, data: Path) -> int:
+        """Questions of the training set. Raises DamagedData."""
+        return sum(len(questions) for _, questions in self._read(data, "train"))
+
     def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
         """Windows over a split."""
         return build_squad(self._read(data, split), vocab, lengths, with_spans=split == "train")

@@ -10,10 +10,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from albert_ds.cli import Number, Parser, positive
+from albert_ds.cli import Number, Parser, flags_of, positive
 from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES
-from albert_ds.settings.shared import BATCH_SIZE, STEPS
+from albert_ds.settings.shared import SharedConfig
 from albert_lab.scaling.hardware import GPUS, MFU, MFU_OF_PRODUCTS, describe_gpu, read_gpu
 from albert_lab.scaling.layout import Layout
 from albert_lab.scaling.planner import Plan, count_nodes, find_layouts, find_plans
@@ -21,6 +21,7 @@ from albert_lab.scaling.report import plan_as_text
 from albert_lab.scaling.step_time import Machine, predict_step
 from albert_lab.tables import table
 
+SHARED = flags_of(SharedConfig)
 # Of the model, where it was validated; a link to docs/raw/scaling_constants.json.
 ERRORS = Path(__file__).parents[1] / "scaling/constants.json"
 
@@ -48,7 +49,7 @@ def _add_cluster(add) -> None:
     add("--mfu", type=Number(above=0, high=1), metavar="SHARE", help=text)
     add("--gpus-a-node", type=positive, metavar="GPUS", default=8, help="GPUs that share one link")
     text = "sequences of an optimizer step"
-    add("--batch-size", type=BATCH_SIZE.type, metavar="SAMPLES", default=4096, help=text)
+    add("--batch-size", type=SHARED["batch_size"].type, metavar="SAMPLES", default=4096, help=text)
     text = "tokens of a sequence, without padding"
     add("--sequence-length", type=positive, metavar="TOKENS", default=512, help=text)
 
@@ -76,7 +77,9 @@ def _add_plan(add) -> None:
     add("--gpu-memory", type=Number(above=0), metavar="GB", help=text)
     text = "rate of a node's network in Gb/s, all adapters together"
     add("--link", type=Number(above=0), required=True, metavar="GBIT/S", help=text)
-    add("--steps", type=STEPS.type, metavar="STEPS", required=True, help="optimizer steps")
+    add(
+        "--steps", type=SHARED["steps"].type, metavar="STEPS", required=True, help="optimizer steps"
+    )
     add("--micro-batch-size", type=positive, help="sequences of a pass (default: the best)")
     text = "share of the memory reserved for CUDA, NCCL and fragmentation"
     add("--reserve", type=Number(low=0, below=1), metavar="SHARE", default=0.1, help=text)
