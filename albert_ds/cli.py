@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -126,51 +126,13 @@ def check_ranges(config: Any) -> None:
             raise UserError(f"{declared.name or as_flag(name)} {value}: must be one of {words}")
 
 
-# Units of flags that several commands have, by the last word or words of their names.
-UNITS = {
-    "batch_size": "SAMPLES",
-    "samples": "SAMPLES",
-    "length": "TOKENS",
-    "vocab_size": "PIECES",
-    "num_layers": "LAYERS",
-    "fraction": "SHARE",
-    "holdout": "SHARE",
-    "dropout": "P",
-    "seed": "N",
-    "steps": "STEPS",
-    "warmup": "STEPS",
-    "accumulation": "PASSES",
-    "passes": "PASSES",
-    "rounds": "ROUNDS",
-    "repeats": "TIMES",
-    "ranks": "RANKS",
-    "parallel": "RANKS",
-    "nodes": "NODES",
-    "gpus": "GPUS",
-    "megabytes": "MB",
-    "seconds": "SECONDS",
-}
-
-
-def unit_of(action: argparse.Action) -> str | None:
-    """The unit that --help shows after a flag; None where nothing says it."""
-    if action.metavar is not None or action.choices is not None:
-        return action.metavar if isinstance(action.metavar, str) else None
-    words = action.dest.split("_")
-    ends = ("_".join(words[begin:]) for begin in range(len(words)))
-    return next((UNITS[end] for end in ends if end in UNITS), None)
-
-
 class HelpFormatter(argparse.HelpFormatter):
-    """Shows the unit of every flag, and "(required)" or its default where its help does not."""
+    """Shows "(required)" or the default of every flag whose help does not say it."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" in text.strip():  # a docstring, wrapped already
             return "".join(indent + line for line in text.strip().splitlines(keepends=True))
         return super()._fill_text(text, width, indent)
-
-    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        return unit_of(action) or super()._get_default_metavar_for_optional(action)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help or ""
@@ -261,35 +223,6 @@ def add_flag(
         return
     common |= {"choices": how.choices, "nargs": how.nargs, "metavar": how.metavar}
     target.add_argument(typed, type=how.type, required=required, **common)
-
-
-def list_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Every argument that --help shows, those of subcommands among them."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for subparser in action.choices.values():
-                yield from list_actions(subparser)
-        elif action.help != argparse.SUPPRESS and action.dest not in ("help", argparse.SUPPRESS):
-            yield action
-
-
-def as_reference(parser: argparse.ArgumentParser) -> str:
-    """The flags of a command as a Markdown table: name, what it does, unit or choices, default."""
-    rows = ["| flag | what it does | value | default |", "| --- | --- | --- | --- |"]
-    for action in list_actions(parser):
-        name = f"`{action.option_strings[-1]}`" if action.option_strings else f"`{action.metavar}`"
-        value = unit_of(action) or ", ".join(map(str, action.choices or ()))
-        if isinstance(action.type, Number):
-            value = f"{value}, {action.type}"
-        text, _, default = (action.help or "").replace("%%", "%").partition(" (default: ")
-        default = default.removesuffix(")")
-        if not default and (action.required or not action.option_strings):
-            default = "required"
-        elif not default and action.default not in (None, argparse.SUPPRESS):
-            default = "off" if action.default is False else str(action.default)
-        cells = (name, text, value, default)
-        rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows) + "\n"
 
 
 def require(module: str, extra: str, what: str) -> None:

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from albert_ds import __main__ as albert_ds
-from albert_ds.cli import Number, Parser, list_actions
+from albert_ds.cli import Number, Parser
 from albert_ds.errors import UserError
 from tests.conftest import ROOT
 from tests.models import run_export
 from tests.test_docs import CURRENT, PAGES
 from tests.test_help import ALL, parser_of
-from tools.lab.docs_hook import find_parser
+from tools.lab.docs_hook import find_parser, list_actions
 
 OLD_RUN = ROOT / "tests/fixtures/run_7085d03"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)

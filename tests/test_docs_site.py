@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from albert_ds.cli import list_actions
 from albert_ds.settings.pretrain import build_parser
 from tests.conftest import ROOT
+from tools.lab.docs_hook import list_actions
 
 pytestmark = pytest.mark.nightly
 

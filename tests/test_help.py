@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from albert_ds.__main__ import COMMANDS, run
-from albert_ds.cli import Number, Parser, as_reference, flags_of, list_actions, unit_of
+from albert_ds.cli import Number, Parser, flags_of
 from albert_ds.settings.pretrain import RunConfig, build_parser
 from tests.conftest import ROOT
+from tools.lab.docs_hook import as_reference, list_actions
 
 TRAINERS = ["albert-ds train", "albert-ds finetune"]
 USERS = ["albert-ds", *(f"albert-ds {name}" for group in COMMANDS.values() for name in group)]
@@ -41,7 +42,7 @@ def faults_of(action: argparse.Action) -> list[str]:
         return faults
     is_number = isinstance(action.type, Number) or action.type in (int, float)
     has_default = action.default not in (None, argparse.SUPPRESS) or "default:" in text
-    if is_number and unit_of(action) is None:
+    if is_number and action.metavar is None:
         faults.append("does not say its unit")
     if is_number and not has_default and not action.required:
         faults.append("does not say its default")

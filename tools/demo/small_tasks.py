@@ -43,7 +43,7 @@ def build_parser() -> Parser:
         default=("middle", "high"),
         help="of RACE",
     )
-    add("--seed", type=natural, default=0, help="seed of the choice of examples")
+    add("--seed", type=natural, default=0, metavar="N", help="seed of the choice of examples")
     return parser
 
 

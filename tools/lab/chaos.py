@@ -110,9 +110,14 @@ def build_parser() -> Parser:
     add("--data", required=True, help="folder made by build_shards.py")
     add("--output", required=True, type=Path, help="folder for both runs; must not exist yet")
     add("--kills", type=positive, metavar="KILLS", default=50, help="number of SIGKILLs")
-    add("--ranks", type=positive, default=2, help="processes of a run")
-    add("--steps", type=positive, help="optimizer steps of a run (default: 6 for each kill)")
-    add("--seed", type=positive, default=1, help="seed of the kills' random moments")
+    add("--ranks", type=positive, default=2, metavar="RANKS", help="processes of a run")
+    add(
+        "--steps",
+        type=positive,
+        metavar="STEPS",
+        help="optimizer steps of a run (default: 6 for each kill)",
+    )
+    add("--seed", type=positive, default=1, metavar="N", help="seed of the kills' random moments")
     return parser
 
 

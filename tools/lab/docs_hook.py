@@ -12,7 +12,7 @@ from contextlib import suppress
 from unittest.mock import patch
 
 from albert_ds.__main__ import COMMANDS, main
-from albert_ds.cli import Parser, as_reference
+from albert_ds.cli import Number, Parser
 
 FLAGS = "<!-- flags -->"
 DIAGRAM = re.compile(r"```mermaid\n(.*?)```\n", re.S)
@@ -51,6 +51,35 @@ def find_parser(name: str) -> Parser:
     ):
         main([name, "--help"])
     return asked[0]
+
+
+def list_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Every argument that --help shows, those of subcommands among them."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                yield from list_actions(subparser)
+        elif action.help != argparse.SUPPRESS and action.dest not in ("help", argparse.SUPPRESS):
+            yield action
+
+
+def as_reference(parser: argparse.ArgumentParser) -> str:
+    """The flags of a command as a Markdown table: name, what it does, unit or choices, default."""
+    rows = ["| flag | what it does | value | default |", "| --- | --- | --- | --- |"]
+    for action in list_actions(parser):
+        name = f"`{action.option_strings[-1]}`" if action.option_strings else f"`{action.metavar}`"
+        value = action.metavar or ", ".join(map(str, action.choices or ()))
+        if isinstance(action.type, Number):
+            value = f"{value}, {action.type}"
+        text, _, default = (action.help or "").replace("%%", "%").partition(" (default: ")
+        default = default.removesuffix(")")
+        if not default and (action.required or not action.option_strings):
+            default = "required"
+        elif not default and action.default not in (None, argparse.SUPPRESS):
+            default = "off" if action.default is False else str(action.default)
+        cells = (name, text, value, default)
+        rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
 
 
 def draw(mermaid: str) -> str:

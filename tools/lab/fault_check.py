@@ -31,7 +31,12 @@ def build_parser() -> Parser:
     add("what", choices=("resume", "lost"), help="the fault")
     add("--data", type=cli.path, required=True, help="folder made by build_shards.py")
     add("--folder", type=Path, required=True, help="folder for the runs; an old one is removed")
-    add("--steps", type=natural, help="optimizer steps of `resume` (default: 200, --quick 12)")
+    add(
+        "--steps",
+        type=natural,
+        metavar="STEPS",
+        help="optimizer steps of `resume` (default: 200, --quick 12)",
+    )
     add("--signal", choices=("KILL", "STOP"), default="KILL", help="what a lost rank is sent")
     add("--quick", action="store_true", help="a model of two layers, 32 wide")
     add("--output", type=cli.new_file, help="JSON with one sentence about the outcome")

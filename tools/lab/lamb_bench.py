@@ -27,7 +27,7 @@ def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/lamb_bench.py", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--models", nargs="+", choices=SIZES, default=["albert-base"], help="sizes")
-    add("--rounds", type=positive, default=9, help="measured steps of each")
+    add("--rounds", type=positive, default=9, metavar="ROUNDS", help="measured steps of each")
     add("--output", type=cli.new_file, help="JSON file for the seconds of all steps")
     return parser
 

@@ -51,8 +51,14 @@ def build_parser() -> Parser:
     albert = [name for name in SIZES if name.startswith("albert")]
     add("--model", choices=albert, default="albert-base", help="size")
     text = "sequences of a step (default: 32 on a GPU, 4 on a CPU)"
-    add("--micro-batch-size", type=positive, help=text)
-    add("--sequence-length", type=positive, default=512, help="tokens of a full row")
+    add("--micro-batch-size", type=positive, metavar="SAMPLES", help=text)
+    add(
+        "--sequence-length",
+        type=positive,
+        default=512,
+        metavar="TOKENS",
+        help="tokens of a full row",
+    )
     add(
         "--data",
         nargs="+",
@@ -64,12 +70,19 @@ def build_parser() -> Parser:
     text = "attentions of the peer (default: all that are installed)"
     add("--peers", nargs="+", choices=(*PEERS, *FLASH), help=text)
     add("--compile", action="store_true", help="also run ours with compiled blocks")
-    add("--dropout", type=Number(low=0, below=1), help="probability, in both (default: the size's)")
+    add(
+        "--dropout",
+        type=Number(low=0, below=1),
+        metavar="P",
+        help="probability, in both (default: the size's)",
+    )
     text = "DeepSpeed's JSON; its type is the peer's too (default: of ds_configs/ "
     text += "zero1_bf16_adamw.json on a GPU, zero1_fp32_adamw.json on a CPU)"
     add("--deepspeed_config", type=cli.path, help=text)
-    add("--warmup", type=natural, default=1, help="steps of each that do not count")
-    add("--rounds", type=positive, default=5, help="steps of each that count")
+    add(
+        "--warmup", type=natural, default=1, metavar="STEPS", help="steps of each that do not count"
+    )
+    add("--rounds", type=positive, default=5, metavar="ROUNDS", help="steps of each that count")
     add("--output", type=cli.new_file, help="JSON with every raw number")
     add("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser

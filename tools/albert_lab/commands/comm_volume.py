@@ -74,8 +74,14 @@ def build_parser() -> Parser:
     )
     add("--per-layer", default="none", metavar="WHAT", help="what layers have of their own")
     text = "processes to start without a launcher (default: one for each GPU; 2 on a CPU)"
-    add("--ranks", type=positive, help=text)
-    add("--tensor-parallel", type=positive, default=1, help="ranks that share a block")
+    add("--ranks", type=positive, metavar="RANKS", help=text)
+    add(
+        "--tensor-parallel",
+        type=positive,
+        default=1,
+        metavar="RANKS",
+        help="ranks that share a block",
+    )
     add(
         "--deepspeed_config",
         type=cli.path,
@@ -84,9 +90,27 @@ def build_parser() -> Parser:
         metavar="FILE",
         help="DeepSpeed's JSON files (default: zero0_fp32.json and zero1_bf16.json of ds_configs/)",
     )
-    add("--micro-batch-size", type=positive, default=1, help="sequences per micro-batch")
-    add("--accumulation", type=positive, default=2, help="micro-batches per optimizer step")
-    add("--sequence-length", type=positive, default=32, help="tokens of a synthetic row")
+    add(
+        "--micro-batch-size",
+        type=positive,
+        default=1,
+        metavar="SAMPLES",
+        help="sequences per micro-batch",
+    )
+    add(
+        "--accumulation",
+        type=positive,
+        default=2,
+        metavar="PASSES",
+        help="micro-batches per optimizer step",
+    )
+    add(
+        "--sequence-length",
+        type=positive,
+        default=32,
+        metavar="TOKENS",
+        help="tokens of a synthetic row",
+    )
     add("--output", type=cli.new_file, metavar="FILE", help="JSON with every figure")
     add("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser

@@ -59,10 +59,16 @@ def _add_predict(add) -> None:
     text = "sizes; the first is the baseline"
     add("--models", nargs="+", choices=SIZES, default=models, help=text)
     counts, links = [8, 32, 128, 512, 1024, 4096], [10, 25, 100, 400, 3200]
-    add("--gpus", type=positive, nargs="+", default=counts, help="numbers of GPUs")
+    add("--gpus", type=positive, nargs="+", default=counts, metavar="GPUS", help="numbers of GPUs")
     text = "Gb/s of a node's network, all adapters together"
     add("--links", type=Number(above=0), metavar="GBIT/S", nargs="+", default=links, help=text)
-    add("--micro-batch-size", type=positive, default=32, help="maximum sequences of a pass")
+    add(
+        "--micro-batch-size",
+        type=positive,
+        default=32,
+        metavar="SAMPLES",
+        help="maximum sequences of a pass",
+    )
     _add_cluster(add)
 
 
@@ -72,7 +78,7 @@ def _add_plan(add) -> None:
     add("--per-layer", default="none", metavar="WHAT", help="what layers have of their own")
     text = "depths of train.py --depth-schedule (default: all layers from the first step on)"
     add("--depth-schedule", metavar="LAYERS@START,...", help=text)
-    add("--gpus", type=positive, required=True, help="GPUs of the cluster")
+    add("--gpus", type=positive, required=True, metavar="GPUS", help="GPUs of the cluster")
     text = "memory of a GPU in GB (default: that of --hardware)"
     add("--gpu-memory", type=Number(above=0), metavar="GB", help=text)
     text = "rate of a node's network in Gb/s, all adapters together"
@@ -80,7 +86,12 @@ def _add_plan(add) -> None:
     add(
         "--steps", type=SHARED["steps"].type, metavar="STEPS", required=True, help="optimizer steps"
     )
-    add("--micro-batch-size", type=positive, help="sequences of a pass (default: the best)")
+    add(
+        "--micro-batch-size",
+        type=positive,
+        metavar="SAMPLES",
+        help="sequences of a pass (default: the best)",
+    )
     text = "share of the memory reserved for CUDA, NCCL and fragmentation"
     add("--reserve", type=Number(low=0, below=1), metavar="SHARE", default=0.1, help=text)
     _add_cluster(add)

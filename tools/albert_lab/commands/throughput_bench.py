@@ -36,26 +36,58 @@ from albert_lab.throughput_tables import as_tables
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
-    add = parser.add_argument
+    _add_layouts(parser.add_argument)
+    _add_timing(parser.add_argument)
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def _add_layouts(add) -> None:
+    """What is measured."""
     add(
         "--models", nargs="+", choices=SIZES, required=True, help="sizes; the first is the baseline"
     )
     text = "processes to start without a launcher (default: one for each GPU; 2 on a CPU)"
-    add("--ranks", type=several(positive), help=text)
-    add("--tensor-parallel", type=several(positive), default="1", help="ranks that share a block")
+    add("--ranks", type=several(positive), metavar="RANKS", help=text)
+    add(
+        "--tensor-parallel",
+        type=several(positive),
+        default="1",
+        metavar="RANKS",
+        help="ranks that share a block",
+    )
     text = "sequences per micro-batch (default: 32 on a GPU, 4 on a CPU)"
     add("--micro-batch", type=several(positive), help=text)
     add("--zero", type=several(natural), help="ZeRO stages (default: as in --deepspeed_config)")
-    add("--accumulation", type=positive, default=1, help="micro-batches per optimizer step")
-    add("--sequence-length", type=positive, default=512, help="tokens of a synthetic row")
     add(
-        "--data",
-        nargs="+",
-        type=cli.path,
-        help="folders of `albert-ds shards` (default: synthetic rows)",
+        "--accumulation",
+        type=positive,
+        default=1,
+        metavar="PASSES",
+        help="micro-batches per optimizer step",
     )
-    add("--dropout", type=Number(low=0, below=1), help="probability (default: the size's)")
-    add("--vocab-size", type=positive, default=30_000, help="pieces, without --data")
+    add(
+        "--sequence-length",
+        type=positive,
+        default=512,
+        metavar="TOKENS",
+        help="tokens of a synthetic row",
+    )
+    text = "folders of `albert-ds shards` (default: synthetic rows)"
+    add("--data", nargs="+", type=cli.path, help=text)
+    add(
+        "--dropout",
+        type=Number(low=0, below=1),
+        metavar="P",
+        help="probability (default: the size's)",
+    )
+    add(
+        "--vocab-size",
+        type=positive,
+        default=30_000,
+        metavar="PIECES",
+        help="pieces, without --data",
+    )
     text = "DeepSpeed's JSON files (default: of ds_configs/ zero1_bf16.json on a GPU, "
     text += "zero1_fp32.json on a CPU)"
     add("--deepspeed_config", type=cli.path, nargs="+", metavar="FILE", help=text)
@@ -66,10 +98,26 @@ def build_parser() -> Parser:
         metavar="MODE",
         help="none, attention or block: what backward recomputes",
     )
-    add("--warmup", type=natural, default=1, help="steps of each model that are not counted")
+
+
+def _add_timing(add) -> None:
+    """How, and what is written."""
+    add(
+        "--warmup",
+        type=natural,
+        default=1,
+        metavar="STEPS",
+        help="steps of each model that are not counted",
+    )
     text = "steps of each model per round (default: 5 on a GPU, 1 on a CPU)"
-    add("--steps", type=positive, help=text)
-    add("--rounds", type=positive, default=5, help="rounds; each model takes part in each")
+    add("--steps", type=positive, metavar="STEPS", help=text)
+    add(
+        "--rounds",
+        type=positive,
+        default=5,
+        metavar="ROUNDS",
+        help="rounds; each model takes part in each",
+    )
     add(
         "--peak-tflops",
         type=Number(above=0),
@@ -78,8 +126,6 @@ def build_parser() -> Parser:
     )
     add("--profile", type=Path, metavar="FILE", help="trace of one step each, for ui.perfetto.dev")
     add("--output", type=cli.new_file, metavar="FILE", help="JSON with every raw number")
-    add("--local_rank", type=int, help=argparse.SUPPRESS)
-    return parser
 
 
 def several(one: Callable) -> Callable[[str], list]:
