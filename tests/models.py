@@ -50,6 +50,20 @@ def write_run(
     return run
 
 
+class Bomb:
+    """A pickle that makes a file if it is run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return self.path.touch, ()
+
+
+def folder_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
 def run_export(checkpoint: Path, output: Path, *words) -> Path:
     """`albert-ds export` in this process; returns the folder."""
     from albert_ds.commands.convert_hf import main

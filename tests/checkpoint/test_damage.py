@@ -19,7 +19,7 @@ from albert_ds.errors import DamagedData, MachineFailed, UserError
 from albert_ds.files import compute_crc32
 from tests.distributed import run_ranks
 from tests.finetuning import MODEL, flags, write_checkpoint, write_cola
-from tests.models import run_export, run_import, small_vocab, write_weights
+from tests.models import Bomb, folder_of, run_export, run_import, small_vocab, write_weights
 from tests.test_bad_input import as_nobody
 
 SHAPES = {"matrix": (2, 3), "vector": (4,)}
@@ -31,20 +31,6 @@ MANY = settings(
 def save(run: Path, step: int | None) -> Path:
     value = float(step or 1)
     return write_weights(run, {n: torch.full(s, value) for n, s in SHAPES.items()}, step)
-
-
-def folder_of(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:08d}"
-
-
-class Bomb:
-    """A pickle that makes a file if it is run."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return self.path.touch, ()
 
 
 def write_tensors(file: str, change):

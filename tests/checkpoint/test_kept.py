@@ -25,6 +25,7 @@ from albert_ds.checkpoint.folder import (
 from albert_ds.errors import Diverged, MachineFailed, UserError
 from albert_ds.settings.pretrain import read_config, write_run_files
 from tests.conftest import finish, start_ranks, train_command
+from tests.models import folder_of
 
 FILES = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 
@@ -33,10 +34,6 @@ def save(run: Path, step: int, *, keep_last=9, keep_every: int | None = None, va
     tensors = {file: {"x": torch.full((8,), value)} for file in FILES}
     state = TrainState(step=step, samples=step, updates=step, loss_scale=None)
     write_checkpoint(run, tensors, state, keep_last=keep_last, keep_every=keep_every)
-
-
-def folder_of(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:08d}"
 
 
 def damage(folder: Path) -> None:

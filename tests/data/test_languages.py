@@ -3,9 +3,11 @@
 import hashlib
 import tarfile
 import unicodedata
+from itertools import product
 
 import pytest
 
+from albert_ds.data.tokenizer_json import NORMALISATIONS, read_tokenizer_json
 from albert_ds.data.vocab import RELEASED, UNK, Normalisation, Vocab, read_vocab, train_vocab
 from albert_ds.errors import UserError
 from tests.data.corpus import SHARED, read_all
@@ -24,6 +26,7 @@ SENTENCES = {
     "vi": "Ti\u1ebfng Vi\u1ec7t c\u00f3 s\u00e1u thanh \u0111i\u1ec7u.",
     "fa": "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
 }
+CASED = Normalisation(lower_case=False)
 VOCAB_SIZES = {"th": 2000, "vi": 1500}  # others: 2500
 
 
@@ -80,12 +83,38 @@ def test_invisible_characters_widths_and_spaces(text, normalised):
     assert Normalisation().build(b"")(text) == normalised
 
 
-@pytest.mark.parametrize("code", ["ar", "de", "en", "ja", "ko", "th", "vi", "zh"])
-def test_known_and_equal_in_hugging_face(code, tmp_path):
-    """Unknown tokens are at most 0.1 % of the text of training; the ids and the text are those of
-    Hugging Face, also after it has saved the tokenizer."""
+def check_in_hugging_face(vocab: Vocab, texts: list[str], folder):
+    """Ids and text are those of its tokenizer, also after it has saved itself, and back here."""
+    expected = vocab.encode(texts)
+    for name in ("ours", "theirs"):
+        (folder / name).mkdir(parents=True)
+    tokenizer = load_in_hugging_face(vocab, folder / "ours")
+    assert encode_elsewhere(tokenizer, texts) == expected
+    assert read_vocab(folder / "ours" / "spiece.model").encode(texts) == expected
+    tokenizer.save_pretrained(folder / "theirs")
+    assert not (folder / "theirs" / "spiece.model").exists()
+    again = type(tokenizer).from_pretrained(folder / "theirs")
+    assert encode_elsewhere(again, texts) == expected
+    found = read_tokenizer_json(folder / "theirs" / "tokenizer.json")
+    assert found.normalisation == vocab.normalisation
+    assert found.encode(texts) == expected and found.byte_fallback == vocab.byte_fallback
+    assert [found.decode(ids) for ids in expected[:50]] == [vocab.decode(i) for i in expected[:50]]
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("code", "trained"),
+    [
+        *product(("ar", "de", "en", "ja", "ko", "th", "vi", "zh"), (Normalisation(), RELEASED)),
+        *product(("de", "en", "ja", "ko", "vi"), (CASED,)),
+    ],
+    ids=str,
+)
+def test_known_and_equal_in_hugging_face(code, trained, tmp_path):
+    """Unknown tokens are at most 0.1 % of the text of training, of Hangul that NFKD takes apart as
+    of all others; ids and text are those of Hugging Face under every normalisation."""
     lines = read_language(code)[:2500]
-    vocab = train_vocab(lines, Normalisation(), vocab_size=VOCAB_SIZES.get(code, 2500))
+    vocab = train_vocab(lines, trained, vocab_size=VOCAB_SIZES.get(code, 2500))
     ids = vocab.encode(lines)
     tokens, unknown = sum(map(len, ids)), sum(line.count(UNK) for line in ids)
     assert unknown <= 0.001 * tokens
@@ -93,17 +122,15 @@ def test_known_and_equal_in_hugging_face(code, tmp_path):
     texts += [unicodedata.normalize("NFD", text) for text in texts[:200]]
     expected = vocab.encode(texts)
     assert expected[-200:] == expected[:200]  # composed or not is the same text
-    (tmp_path / "ours").mkdir()
-    tokenizer = load_in_hugging_face(vocab, tmp_path / "ours")
-    assert encode_elsewhere(tokenizer, texts) == expected
-    known = [(text, line) for text, line in zip(texts, expected, strict=True) if UNK not in line]
-    for text, line in known:  # what comes out is what went in
-        assert tokenizer.decode(line) == " ".join(vocab.normalise(text).split())
-    tokenizer.save_pretrained(tmp_path / "theirs")
-    again = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path / "theirs")
-    assert encode_elsewhere(again, texts) == expected
-    assert again(texts[0], texts[1])["token_type_ids"][-1] == 1
-    assert read_vocab(tmp_path / "ours" / "spiece.model").encode(texts) == expected
+    for number, normalisation in enumerate(NORMALISATIONS):
+        # A model of the default steps records them; as released any of its form may follow.
+        if normalisation == trained or normalisation.form == "albert" == trained.form:
+            ours = Vocab(vocab.model, normalisation)
+            tokenizer = check_in_hugging_face(ours, texts, tmp_path / str(number))
+            if normalisation == Normalisation():
+                for text, line in zip(texts, expected, strict=True):  # what went in comes out
+                    plain = " ".join(vocab.normalise(text).split())
+                    assert UNK in line or tokenizer.decode(line) == plain
 
 
 def test_rare_characters_are_unknown_and_byte_fallback_knows_them(tmp_path):
@@ -119,8 +146,10 @@ def test_rare_characters_are_unknown_and_byte_fallback_knows_them(tmp_path):
     ids = vocab.encode(texts)
     assert not any(UNK in line for line in ids)
     assert vocab.decode(ids[0]) == vocab.normalise(rare)
-    assert encode_elsewhere(load_in_hugging_face(vocab, tmp_path), texts) == ids
-    assert read_vocab(tmp_path / "spiece.model").encode(texts) == ids
+    check_in_hugging_face(vocab, texts, tmp_path / "default")
+    for name, normalisation in (("cased", CASED), ("released", RELEASED)):
+        other = train_vocab(common, normalisation, vocab_size=312, byte_fallback=True)
+        check_in_hugging_face(other, texts, tmp_path / name)
     assert plain.count_bytes()[UNK] == 1
     sizes = vocab.count_bytes()
     for text, line in zip(texts, ids, strict=True):  # a text begins with a word mark
@@ -138,14 +167,6 @@ def test_strip_accents_is_the_released_setting(tmp_path):
     assert type(tokenizer).__name__ == "AlbertTokenizer"
     texts = [*lines, *SENTENCES.values()]
     assert encode_elsewhere(tokenizer, texts) == vocab.encode(texts)
-
-
-def test_stripped_text_is_known_too():
-    """Hangul taken apart by NFKD: the vocabulary is trained on the parts, as they are encoded."""
-    lines = read_language("ko")[:1500]
-    vocab = train_vocab(lines, RELEASED, vocab_size=1500)
-    ids = vocab.encode(lines)
-    assert sum(line.count(UNK) for line in ids) <= 0.001 * sum(map(len, ids))
 
 
 @pytest.mark.parametrize("keep_accents", [False, True])

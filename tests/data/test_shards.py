@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from albert_ds.data.shards import Shard, open_shards, pack_sequence, token_dtype, unpack_sequence
 from albert_ds.errors import DamagedData, UserError
 from tests.data.corpus import SAMPLES_PER_SHARD
+from tests.models import Bomb
 
 
 @given(
@@ -171,16 +172,6 @@ def test_missing_parts(copy, tmp_path):
     with pytest.raises(UserError, match=r"train-000001.tar: this shard of index.json is missing"):
         open_shards(copy, "train")
     open_shards(copy, "heldout")
-
-
-class Bomb:
-    """A pickle that makes a file if it is run."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return self.path.touch, ()
 
 
 def write_pickle(path: Path, protocol: int = 2) -> bytes:

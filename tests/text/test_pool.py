@@ -126,6 +126,7 @@ def test_nothing_outlives_the_process_that_was_started(arguments, tmp_path, way)
     process = start(tmp_path / "data", arguments, *flags, launcher=launcher, PAUSE="300")
     work = tmp_path / "data" / "building"
     wait_for(lambda: list(work.glob("unit-*.json")) or process.poll() is not None, "a unit")
+    assert process.poll() is None
     process.kill()
     process.communicate(timeout=500)  # until no process holds its stdout and stderr any more
     with (work / ".lock").open("w") as lock:
