@@ -65,8 +65,8 @@ def parse_json(content: bytes, name: str) -> dict:
             content.decode(),
             object_pairs_hook=_object,
             parse_int=_whole,
-            parse_float=_finite,
-            parse_constant=_finite,
+            parse_float=_number,
+            parse_constant=_number,
         )
         if b"\\u" in content:
             json.dumps(found, ensure_ascii=False).encode()  # fails for half of a surrogate pair
@@ -103,12 +103,13 @@ def build(kind: type[T], record: Any, name: str) -> T:
     check(record, dict, name)
     types = {
         "int": Number(whole=True),
+        "int | None": (Number(whole=True), None),
         "float": Number(),
         "bool": bool,
         "str": str,
         "tuple[str, ...]": [str],
     }
-    declared: Any = fields(kind)  # ty: ignore[invalid-argument-type]
+    declared: Any = [f for f in fields(kind) if f.init]  # ty: ignore[invalid-argument-type]
     schema, needed = {}, {}
     for field in declared:
         is_plain = type(field.type) is type
@@ -157,8 +158,8 @@ def _fits(value: Any, schema: Any) -> bool:
     if isinstance(schema, type):
         return isinstance(value, schema)
     if isinstance(schema, Number):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and value in schema and (not schema.whole or value == int(value))
+        kinds = int if schema.whole else int | float  # 2.0 is no whole number
+        return isinstance(value, kinds) and not isinstance(value, bool) and value in schema
     return type(value) is type(schema) and value == schema
 
 
@@ -199,11 +200,12 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _finite(text: str) -> float:
+def _number(text: str) -> float:
     value = float(text)
     if value - value != 0:
         raise ValueError(f"the number {text[:24]} is not finite")
-    return value
+    # DeepSpeed's users write 5e8 for a number of elements.
+    return int(value) if "." not in text and value.is_integer() and abs(value) < 1 << 53 else value
 
 
 def _check_depth(found: dict, name: str) -> None:

@@ -3,10 +3,11 @@
 Apart from the code that draws, because a command line reads it and must not wait for numpy.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from albert_ds.cli import Number, check_ranges, flag
 from albert_ds.errors import UserError
+from albert_ds.json_files import build, check
 
 WORD_RULES = ("scripts", "released")
 MIN_SEQUENCE_LENGTH = 5  # [CLS] A [SEP] B [SEP] with one token in A and in B
@@ -113,14 +114,13 @@ class StreamConfig:
 
         Raises UserError if that is wrong, or if this version draws in another format.
         """
-        names = [field.name for field in fields(cls) if field.init]
-        try:
-            stream = cls(**{name: recorded[name] for name in names})
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{run}: config.json: stream: {error}") from None
-        if recorded.get("format") != stream.format:
+        name = f"{run}: config.json: stream"
+        check(recorded, {"format": Number(low=1, whole=True)}, name)
+        given = {key: value for key, value in recorded.items() if key != "format"}
+        stream = build(cls, given, name)
+        if recorded["format"] != stream.format:
             raise UserError(
-                f"{run} draws --objective {stream.objective} in format {recorded.get('format')}, "
+                f"{run} draws --objective {stream.objective} in format {recorded['format']}, "
                 f"and this version in format {stream.format}: read it with the commit that its "
                 "config.json names"
             )

@@ -229,7 +229,7 @@ def _results(folder: Path) -> dict[str, Reader]:
     report, layers = (folder / f"{name}.json" for name in ("report", "layers"))
 
     def read_finished():
-        note = read_note(Piece(notes / "unit-000000.json", "x"))
+        note = read_note(Piece(notes / "unit-000000.json", "x", None, 0))
         if not isinstance(note, dict):
             raise DamagedData("the piece of work is done again")
         return note
