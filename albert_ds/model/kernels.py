@@ -6,6 +6,8 @@ so that a run repeats bit for bit.
 Shapes: N tokens, H hidden (or any width), P positions, V vocabulary.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -18,16 +20,19 @@ SCORES = 4096  # of a row of the vocabulary, read at once
 DRAWS = 4  # numbers of 32 bits that one Philox counter gives
 
 
-def count_programs(x: Tensor) -> int:
+# A launch costs the host more than a small kernel costs the device, and `triton.cdiv` and questions
+# about the device cost as much again: so plain integers, and the answer is kept.
+@functools.cache
+def count_programs(device: torch.device) -> int:
     """Programs that fill the device, each of which takes many rows."""
-    if not x.is_cuda:  # Triton's interpreter
+    if device.type != "cuda":  # Triton's interpreter
         return 3
-    return 3 * torch.cuda.get_device_properties(x.device).multi_processor_count
+    return 3 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def shape_rows(width: int) -> dict:
     """How a program holds a row of this width."""
-    block = max(triton.next_power_of_2(width), DRAWS)
+    block = max(1 << (width - 1).bit_length(), DRAWS)
     return {"BLOCK": block, "num_warps": min(max(block // 256, 1), 16)}
 
 
@@ -130,7 +135,7 @@ class ResidualNorm(torch.autograd.Function):
         rows, width = total.shape
         dx = torch.empty_like(total)
         dadded = torch.empty_like(total) if ctx.p else dx
-        programs = min(max(rows, 1), count_programs(total))
+        programs = min(max(rows, 1), count_programs(total.device))
         parts = total.new_empty(2, programs, width, dtype=torch.float32)
         _norm_backward[(programs,)](
             dy.contiguous(), total, weight, mean, rstd, dx, dadded, *parts,
@@ -173,7 +178,7 @@ def add_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
     """The sums of fp32 parts [K, count, H] over count: [K, H] of `dtype`."""
     kinds, count, width = parts.shape
     sums = parts.new_empty(kinds, width, dtype=dtype)
-    grid = (triton.cdiv(width, PART_COLUMNS), kinds)
+    grid = (-(-width // PART_COLUMNS), kinds)
     _add_parts[grid](parts, sums, count, width, SUM_ROWS, PART_COLUMNS)
     return sums
 
@@ -181,8 +186,8 @@ def add_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
 def sum_rows(x: Tensor) -> Tensor:
     """The sum of the rows of x [N, H], in fp32 and then in x's type: [H]."""
     rows, width = x.shape
-    tiles = triton.cdiv(width, SUM_COLUMNS)
-    splits = max(min(triton.cdiv(rows, SUM_ROWS), count_programs(x) // tiles), 1)
+    tiles = -(-width // SUM_COLUMNS)
+    splits = max(min(-(-rows // SUM_ROWS), count_programs(x.device) // tiles), 1)
     parts = x.new_empty(splits, width, dtype=torch.float32)
     _sum_tile[(tiles, splits)](x.contiguous(), parts, rows, width, SUM_ROWS, SUM_COLUMNS)
     return add_parts(parts.unsqueeze(0), x.dtype).squeeze(0)
@@ -278,7 +283,7 @@ class CrossEntropy(torch.autograd.Function):
         rows, classes = logits.shape
         dlogits = torch.empty_like(logits)
         if rows:
-            _entropy_backward[(rows, triton.cdiv(classes, SCORES))](
+            _entropy_backward[(rows, -(-classes // SCORES))](
                 logits, labels, totals, gradient, dlogits, classes, ctx.ignored, SCORES, num_warps=8
             )
         return dlogits, None, None
