@@ -105,7 +105,13 @@ def splits(folders, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("length", "packing"),
-    [(512, "whole"), (128, "whole"), (128, "full"), (64, "whole"), (32, "whole")],
+    [
+        *((512, "whole"), (32, "whole")),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in ((128, "whole"), (128, "full"), (64, "whole"))
+        ),
+    ],
 )
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
 def test_form_does_not_tell_the_label(splits, objective, length, packing):
