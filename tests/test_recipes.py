@@ -86,6 +86,7 @@ def ask_recipe(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
 def test_the_papers_recipe(name, data, tmp_path):
     """Its settings are the paper's; layout and hours are those that the planner computes."""
     from albert_lab.commands import scaling_model
+    from albert_lab.scaling.planner import find_hours
 
     recipe = ROOT / "slurm" / f"{name}.sh"
     # The test's shards hold shorter sequences than the recipe asks for.
@@ -121,9 +122,12 @@ def test_the_papers_recipe(name, data, tmp_path):
     def hours(link: float, steps: int = args.steps) -> str:
         """With the recipe's micro-batch."""
         args.link, args.micro_batch_size = link, layout.micro_batch_size
-        return f"{scaling_model.choose_plans(args)[0][0].hours(steps):.1f}"
+        (plan, *_), machine, _ = scaling_model.choose_plans(args)
+        return f"{find_hours(plan, machine, link=link * 1e9, steps=steps):,.1f}"
 
-    gpu_hours = f"{best.hours(args.steps) * args.gpus:,.0f} GPU-hours"
+    (plan, *_), machine, _ = scaling_model.choose_plans(args)
+    exact = find_hours(plan, machine, link=args.link * 1e9, steps=args.steps)
+    gpu_hours = f"{exact * args.gpus:,.0f} GPU-hours"
     assert f"PREDICTED for H100, not measured: {hours(100)} h, {gpu_hours} " in text
     if layout.nodes == 1:
         assert "on one node" in text and hours(25) == hours(400)
