@@ -19,8 +19,8 @@ SPREAD = 0x9E3779B97F4A7C15  # golden ratio x 2^64: seeds of successive offsets 
 
 @functools.cache
 def has_triton() -> bool:
-    # Without CUDA in torch a device called cuda is a simulated one.
-    return torch.version.cuda is not None and find_spec("triton") is not None
+    # A simulated device has a torch that was built without CUDA.
+    return torch.backends.cuda.is_built() and find_spec("triton") is not None
 
 
 def takes_kernels(x: Tensor) -> bool:
@@ -49,6 +49,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
+    """nn.Linear whose weights have no values yet: `init_weights` or a checkpoint gives them."""
+
+    def reset_parameters(self) -> None:
+        """torch's own draws numbers that nobody uses: seconds for xxlarge."""
+
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 

@@ -19,7 +19,10 @@ SEED_RANGE = 2**62  # seeds fit a signed 64-bit integer, and so does seed + rank
 def seed_step(seed: int, step: int, dp_rank: int) -> None:
     """Seed torch's generators for one optimizer step of one data-parallel rank."""
     mixed = np.random.SeedSequence([seed, step, dp_rank]).generate_state(1, np.uint64)[0]
-    torch.manual_seed(int(mixed) % SEED_RANGE)
+    # torch.manual_seed formats stack traces for devices that do not exist: 2 ms a step.
+    torch.default_generator.manual_seed(int(mixed) % SEED_RANGE)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(int(mixed) % SEED_RANGE)
 
 
 class PerRankRandom(nn.Module):
