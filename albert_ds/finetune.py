@@ -10,6 +10,7 @@ from albert_ds.model.shapes import count_params
 from albert_ds.process.trainer import TrainerProcess
 from albert_ds.process.world import check_memory
 from albert_ds.settings.finetune import read_config
+from albert_ds.settings.shared import fingerprint
 
 
 def main(argv: list[str]) -> int:
@@ -19,6 +20,7 @@ def main(argv: list[str]) -> int:
         from albert_ds.finetuning.loop import prepare, print_results, tune_seeds
 
         mesh = process.connect(
+            fingerprint(config, world.size),
             timeout_minutes=config.timeout_minutes,
             max_hours=config.max_hours,
             tensor_parallel=config.tensor_parallel,

@@ -11,6 +11,7 @@ from albert_ds.process.trainer import TrainerProcess
 from albert_ds.process.world import check_memory
 from albert_ds.report.traffic import record_traffic
 from albert_ds.settings.pretrain import read_config, resolve_workers, write_run_files
+from albert_ds.settings.shared import fingerprint
 
 
 def main(argv: list[str]) -> int:
@@ -22,6 +23,7 @@ def main(argv: list[str]) -> int:
         from albert_ds.pretraining import loop
 
         mesh = process.connect(
+            fingerprint(config, world.size),
             timeout_minutes=config.timeout_minutes,
             max_hours=config.max_hours,
             tensor_parallel=config.tensor_parallel,

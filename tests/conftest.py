@@ -124,8 +124,16 @@ def start_ranks(command: list[str], world_size: int) -> list[subprocess.Popen | 
     A trainer is forked from a process that has imported its libraries, which takes 8 s. More ranks
     than GPUs run on the CPU: NCCL takes one rank a GPU.
     """
+    return start_each([command] * world_size)
+
+
+def start_each(
+    commands: list[list[str]], variables: dict[int, dict[str, str]] | None = None
+) -> list[subprocess.Popen | Program]:
+    """Start a process for each rank with its own command; `variables` by rank win."""
     import torch
 
+    world_size = len(commands)
     share_gpu = 0 < torch.cuda.device_count() < world_size
     port = str(take_port())
     environments = [
@@ -137,13 +145,16 @@ def start_ranks(command: list[str], world_size: int) -> list[subprocess.Popen | 
             "WORLD_SIZE": str(world_size),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
+            **(variables or {}).get(rank, {}),
         }
         for rank in range(world_size)
     ]
-    if METHOD == "forkserver" and command[:2] in TRAINERS and "FAKE_CUDA_FOLDER" not in os.environ:
-        return [Program(command[1:], cwd=ROOT, env=env) for env in environments]
+    given = list(zip(commands, environments, strict=True))
+    is_trainer = all(command[:2] in TRAINERS for command in commands)
+    if METHOD == "forkserver" and is_trainer and "FAKE_CUDA_FOLDER" not in os.environ:
+        return [Program(command[1:], cwd=ROOT, env=env) for command, env in given]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return [subprocess.Popen(command, cwd=ROOT, env=env, **pipes) for env in environments]
+    return [subprocess.Popen(command, cwd=ROOT, env=env, **pipes) for command, env in given]
 
 
 def finish(processes: list[subprocess.Popen | Program], timeout: float = 500) -> list[int]:

@@ -154,11 +154,17 @@ class ModelFolder:
                     f"data {pair[0]!r}; they must be the same"
                 )
 
+    @property
+    def weights_file(self) -> Path:
+        if self.checkpoint is not None:
+            return self.checkpoint / WEIGHTS
+        return next(path for name in HF_FILES if (path := self.root / name).is_file())
+
     def read_weights(self) -> Weights:
         """The fp32 tensors of the model, with all its heads, in host memory."""
         if self.checkpoint is None:
             return self._pretrained_hf[1]
-        return read_tensors(self.checkpoint / WEIGHTS)
+        return read_tensors(self.weights_file)
 
     def read_pretrained(self) -> tuple[ModelConfig, Weights]:
         """The config and fp32 weights of a pretraining model; UserError for a fine-tuned one."""
@@ -189,8 +195,7 @@ class ModelFolder:
         return self._read_hf(encoder_only=False)
 
     def _read_hf(self, *, encoder_only: bool) -> tuple[ModelConfig, Weights]:
-        path = next(path for name in HF_FILES if (path := self.root / name).is_file())
-        tensors = _read_foreign(path)
+        tensors = _read_foreign(self.weights_file)
         return from_hf(self.record, tensors, str(self.path), encoder_only=encoder_only)
 
 

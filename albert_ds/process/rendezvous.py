@@ -1,15 +1,42 @@
 """Start and leave the process group: ranks connect to a shared key-value store."""
 
+import json
 import logging
 import os
+import time
 from contextlib import suppress
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from albert_ds.errors import MachineFailed, UserError
+from albert_ds.errors import ENDINGS, MachineFailed, UserError
+from albert_ds.process.ending import Ending
 from albert_ds.process.world import World, find_gpu_grant, wants_cpu
+
+# While a rank that fails early waits for ranks that still import their libraries, to tell them.
+TELLING = timedelta(seconds=60)
+
+
+def host_store(world: World, *, minutes: float):
+    """The store that all ranks share, with rank 0 as its host; None for one rank.
+
+    Raises MachineFailed if it cannot be reached within `minutes`.
+    """
+    if world.size == 1:
+        return None
+    patience = timedelta(minutes=minutes)
+    try:
+        return open_store(world, patience, is_host=world.rank == 0)
+    except dist.DistError as error:
+        what = str(error).splitlines()[0][:160]
+    if world.rank == 0:  # another process may be rank 0 too, and host it
+        with suppress(dist.DistError):
+            return open_store(world, min(patience, TELLING))
+    raise MachineFailed(
+        f"rank {world.rank} of {world.size} could not connect to {world.address} within "
+        f"{minutes:g} min (--timeout-minutes): {what}"
+    )
 
 
 def open_store(world: World, patience: timedelta, *, is_host: bool = False):
@@ -29,17 +56,23 @@ def open_store(world: World, patience: timedelta, *, is_host: bool = False):
 
 def join_world(world: World, *, timeout_minutes: float = 10):
     """Connect to the other ranks and open torch.distributed; this rank's device. Collective."""
-    device, store = connect_ranks(world, timeout_minutes=timeout_minutes)
+    store = host_store(world, minutes=timeout_minutes)
+    try:
+        device = connect_ranks(world, store, {}, timeout_minutes=timeout_minutes)
+    except ENDINGS as error:
+        tell_ranks(world, store, Ending(error.code, str(error)))
+        raise
     open_groups(world, store, device, timeout_minutes=timeout_minutes)
     return device
 
 
-def connect_ranks(world: World, *, timeout_minutes: float):
-    """Choose this rank's device and wait for all ranks; returns device and store. Collective.
+def connect_ranks(world: World, store, settings: dict[str, str], *, timeout_minutes: float):
+    """Choose this rank's device and wait for all ranks; returns the device. Collective.
 
-    Raises MachineFailed naming the ranks that have not connected within `timeout_minutes`, and
-    UserError if a rank without CUDA was granted GPUs or is among ranks with CUDA, or if two ranks
-    have one GPU.
+    settings: what must be the same on all ranks. Raises MachineFailed naming the ranks that have
+    not connected within `timeout_minutes`; UserError if `settings` differ, if a rank without CUDA
+    was granted GPUs or is among ranks with CUDA, or if two ranks have one GPU; and the error of a
+    rank that has failed meanwhile.
     """
     has_cuda = torch.cuda.is_available() and not wants_cpu()
     # Before the choice, which sets DS_ACCELERATOR.
@@ -50,10 +83,9 @@ def connect_ranks(world: World, *, timeout_minutes: float):
     if has_cuda:
         kind = f"cuda {torch.cuda.get_device_properties(device).uuid}"
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(world.rank), str(world.size)
-    if dist.is_initialized():
-        return device, None
-    store = wait_for_ranks(world, kind, minutes=timeout_minutes)
-    return device, store or dist.HashStore()
+    if not dist.is_initialized():
+        wait_for_ranks(world, store, kind, settings, minutes=timeout_minutes)
+    return device
 
 
 def open_groups(world: World, store, device, *, timeout_minutes: float) -> None:
@@ -63,7 +95,7 @@ def open_groups(world: World, store, device, *, timeout_minutes: float) -> None:
             "nccl" if device.type == "cuda" else "gloo",
             rank=world.rank,
             world_size=world.size,
-            store=store,
+            store=store or dist.HashStore(),
             timeout=timedelta(minutes=timeout_minutes),
             # NCCL connects now and not in the first step, so a broken fabric shows here.
             device_id=device if device.type == "cuda" else None,
@@ -97,6 +129,16 @@ def check_kinds(kinds: list[str]) -> None:
             raise UserError(
                 f"{list_ranks(shared)} have the same GPU ({kind.removeprefix('cuda ')}); allowed: "
                 "one rank a GPU, with fewer ranks a node or more GPUs visible to them"
+            )
+
+
+def check_settings(mine: dict[str, str], first: dict[str, str]) -> None:
+    """Raise UserError for the first of this rank's settings that is not that of rank 0."""
+    for name in {**first, **mine}:
+        ours, theirs = (settings.get(name, "nothing") for settings in (mine, first))
+        if ours != theirs:
+            raise UserError(
+                f"{name} is {ours}, but {theirs} on rank 0; it must be the same on all ranks"
             )
 
 
@@ -147,31 +189,35 @@ def leave_world(mesh) -> None:
     dist.destroy_process_group()
 
 
-def wait_for_ranks(world: World, kind: str, *, minutes: float):
-    """Wait until every rank has connected; returns the store, None for one rank. Collective.
+def wait_for_ranks(
+    world: World, store, kind: str, settings: dict[str, str], *, minutes: float
+) -> None:
+    """Wait until every rank has come to the `store`, or one has failed. Collective.
 
-    Raises MachineFailed naming the ranks that did not connect within `minutes`, and what
-    `check_kinds` raises for the `kind` of every rank.
+    Raises MachineFailed naming the ranks that did not connect within `minutes`, the error of the
+    rank that failed first, what `check_settings` raises, and what `check_kinds` raises for the
+    `kind` of every rank.
     """
     if world.size == 1:
         check_kinds([kind])
-        return None
-    patience = timedelta(minutes=minutes)
+        return
+    hosts = [f"host/{rank}" for rank in range(world.size)]
     try:
-        store = open_store(world, patience, is_host=world.rank == 0)
+        if store.add(f"processes/{world.rank}", 1) > 1:
+            raise UserError(f"another process is rank {world.rank} too; allowed: one process each")
         store.set(f"life/{world.rank}", "[0, null, false]")  # the first beat of heartbeat.py
         store.set(f"kind/{world.rank}", kind)
         store.set(f"host/{world.rank}", os.uname().nodename)
-    except dist.DistError as error:
-        raise MachineFailed(
-            f"rank {world.rank} of {world.size} could not connect to {world.address} within "
-            f"{minutes:g} min (--timeout-minutes): {str(error).splitlines()[0][:160]}"
-        ) from None
-    hosts = [f"host/{rank}" for rank in range(world.size)]
-    try:
-        store.wait(hosts, patience)
+        if world.rank == 0:
+            store.set("settings", json.dumps(settings))
+        check_settings(settings, json.loads(store.get("settings")) or settings)
+        if store.add("ready", 1) == world.size:
+            store.compare_set("met", "", "null")
+        store.wait(["met"], timedelta(minutes=minutes))
+        if failure := json.loads(store.get("met")):
+            code, reason = failure
+            raise {error.code: error for error in ENDINGS}.get(code, RuntimeError)(reason)
         kinds = store.multi_get([f"kind/{rank}" for rank in range(world.size)])
-        store.set(f"read/{world.rank}", "")
     except dist.DistStoreError:
         missing = [rank for rank, host in enumerate(hosts) if not store.check([host])]
         raise MachineFailed(
@@ -180,14 +226,29 @@ def wait_for_ranks(world: World, kind: str, *, minutes: float):
         ) from None
     except dist.DistError:
         raise MachineFailed("rank 0 left before all ranks had connected") from None
-    try:
-        check_kinds([kind.decode() for kind in kinds])
-    except UserError:
-        if world.rank == 0:  # its store must last until the others have read it
-            with suppress(dist.DistError):
-                store.wait([f"read/{rank}" for rank in range(world.size)], patience)
-        raise
-    return store
+    check_kinds([kind.decode() for kind in kinds])
+
+
+def tell_ranks(world: World, store, ending: Ending) -> bool:
+    """Tell the ranks that wait for this one, or will, how it ends; whether they did not know.
+
+    store: that of `host_store`, if this rank has come so far. Returns once rank 0 knows; rank
+    0, whose store may be the one, returns once all know. Both wait `TELLING` at most.
+    """
+    mine, is_news = f"rank {world.rank} on {os.uname().nodename}: {ending.reason}", True
+    with suppress(dist.DistError):
+        store = store or open_store(world, TELLING, is_host=world.rank == 0)
+        first = json.loads(store.compare_set("met", "", json.dumps([ending.code, mine])))
+        if world.rank == 0:
+            store.set("settings", "null")  # who comes now waits for these first
+            store.set("told/0", "")
+        store.wait(["told/0"], TELLING)
+        is_news = first is not None and (first[1] == mine or ending.reason not in first[1])
+        told, until = store.add("told", 1), time.monotonic() + TELLING.total_seconds()
+        while world.rank == 0 and told < world.size and time.monotonic() < until:
+            time.sleep(0.05)
+            told = store.add("told", 0)
+    return is_news
 
 
 def list_ranks(ranks: list[int]) -> str:

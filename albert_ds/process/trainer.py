@@ -11,11 +11,10 @@ return process.code
 from __future__ import annotations
 
 import os
-import time
 import traceback
 from typing import TYPE_CHECKING, Protocol
 
-from albert_ds.cli import peek_output
+from albert_ds.cli import log_line, peek_output
 from albert_ds.errors import MachineFailed
 from albert_ds.process.ending import (
     DEFECT,
@@ -28,7 +27,7 @@ from albert_ds.process.ending import (
 from albert_ds.process.quiet import quiet_libraries
 from albert_ds.process.run_folder import RunLock, may_write_exit, start_run
 from albert_ds.process.stop_request import StopRequest
-from albert_ds.process.world import World, read_world
+from albert_ds.process.world import World, peek_world, read_world
 
 if TYPE_CHECKING:  # they import torch: `--help` does without
     import torch
@@ -36,8 +35,6 @@ if TYPE_CHECKING:  # they import torch: `--help` does without
     from albert_ds.parallel.mesh import Mesh
     from albert_ds.process.heartbeat import Heartbeat
     from albert_ds.process.native_log import NativeLog
-
-GRACE_SECONDS = 2.0  # rank 0 writes exit.json before our exit makes a launcher kill it
 
 
 class HasStep(Protocol):
@@ -59,10 +56,11 @@ class TrainerProcess:
     stop_request: StopRequest
 
     def __init__(self, argv: list[str]):
-        self.world = World(rank=0, local_rank=0, size=1, launcher="none")
+        self.world = peek_world()
         self._folder = peek_output(argv)  # RUN, also of a command line that is wrong elsewhere
         self._owns_folder = False
         self._lock: RunLock | None = None
+        self._store: torch.distributed.Store | None = None
         self._heartbeat: Heartbeat | None = None
         self._native_log: NativeLog | None = None
         self._run: HasStep | None = None
@@ -78,6 +76,7 @@ class TrainerProcess:
 
     def connect(
         self,
+        settings: dict[str, str],
         *,
         timeout_minutes: float,
         max_hours: float | None,
@@ -86,6 +85,7 @@ class TrainerProcess:
     ) -> Mesh:
         """Connect to the other ranks; nothing is written. Collective.
 
+        settings: what must be the same on all ranks, by the names that the user knows.
         Raises what `connect_ranks` raises.
         """
         from albert_ds.parallel.mesh import build_mesh
@@ -107,7 +107,10 @@ class TrainerProcess:
             # order in which they were issued, so the all-reduce starts first.
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         self._native_log = NativeLog() if world.size > 1 else None
-        self.device, self._store = rendezvous.connect_ranks(world, timeout_minutes=timeout_minutes)
+        self._store = rendezvous.host_store(world, minutes=timeout_minutes)
+        self.device = rendezvous.connect_ranks(
+            world, self._store, settings, timeout_minutes=timeout_minutes
+        )
         self._heartbeat = Heartbeat(world, folder, record=self._record, minutes=timeout_minutes)
         rendezvous.open_groups(world, self._store, self.device, timeout_minutes=timeout_minutes)
         self.mesh = build_mesh(tensor_parallel, timeout_minutes=timeout_minutes)
@@ -136,27 +139,35 @@ class TrainerProcess:
             return False  # --help has printed
         mine = explain(error) if error else Ending(0, "all steps done")
         if error is not None and mine.code == DEFECT:
-            if self._heartbeat is None or self.world.size == 1:
+            if self.world.size == 1:
                 return False
             traceback.print_exception(error)
-        connected = self._heartbeat is not None
-        if connected:
-            ending = self._heartbeat.end_together(mine)
-        else:
-            ending = mine
-            if self.world.rank == 0:
-                self._record(mine)
+        if self._heartbeat is None:
+            self._end_early(mine)
+            return True
+        ending = self._heartbeat.end_together(mine)
         print_ending(self.world, ending)
         self.code = ending.code
-        if not connected:
-            time.sleep(GRACE_SECONDS if self.world.rank > 0 else 0)
-        elif ending.code == MachineFailed.code or (self.world.size > 1 and not ending.is_orderly):
+        if ending.code == MachineFailed.code or (self.world.size > 1 and not ending.is_orderly):
             leave_process(ending.code)  # to wait for peers, or for a loader's worker, may hang
         else:
             import torch.distributed as dist
 
             dist.destroy_process_group()
         return True
+
+    def _end_early(self, mine: Ending) -> None:
+        """End before the ranks have met, and tell those that wait."""
+        world, self.code = self.world, mine.code
+        # Before the others know: when they leave, a launcher may kill this process.
+        if world.rank == 0:
+            self._record(mine)
+        print_ending(world, mine)
+        if mine.code and world.size > 1:
+            from albert_ds.process.rendezvous import tell_ranks
+
+            if tell_ranks(world, self._store, mine) and world.local_rank > 0:
+                log_line(mine.reason)
 
     def _record(self, ending: Ending) -> None:
         """Write exit.json if RUN is this run's; ranks above 0 only if nobody else has."""

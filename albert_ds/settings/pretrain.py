@@ -60,6 +60,7 @@ class RunConfig(SharedConfig):
         group=WHAT,
         may_change=True,
     )
+    data_sha256: list[str]  # identifies the content of each DATA, wherever it lies
     data_weights: list[float] = flag(
         "weight of each DATA in the samples; config.json holds them scaled to a sum of 1",
         shown_default="its size",
@@ -68,7 +69,6 @@ class RunConfig(SharedConfig):
         metavar="WEIGHT",
         group=TASK,
     )
-    data_sha256: list[str]  # identifies the content of each DATA, wherever it lies
     activation_checkpointing: str = flag(
         "activations that the backward pass recomputes instead of storing",
         default="none",

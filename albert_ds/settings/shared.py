@@ -4,11 +4,15 @@ RUN/config.json holds every field of the resolved configuration. A resumed run m
 that stand there, except for the fields whose flag says `may_change`.
 """
 
+import hashlib
 import json
+import os
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 from albert_ds.cli import Flag, Number, as_flag, flag, path, positive
 from albert_ds.engine.deepspeed_config import (
@@ -18,7 +22,7 @@ from albert_ds.engine.deepspeed_config import (
     resolve_ds_config,
 )
 from albert_ds.errors import UserError, hide_passwords
-from albert_ds.files import write_file
+from albert_ds.files import PACKAGE, compute_crc32, write_file
 from albert_ds.json_files import check, read_json
 from albert_ds.model.config import ModelConfig
 from albert_ds.optim.schedule import learning_rate
@@ -30,6 +34,10 @@ WHAT = "what to run"
 OPTIMIZATION = "optimization"
 LAYOUT = "layout (changes no number)"
 RHYTHM = "rhythm"
+
+# Ranks on several machines may have other values of these; the content of folders is compared.
+LOCAL = ('"command" of config.json', "--data", "--deepspeed_config", "--stage", "--num-workers")
+WEIGHTS = ("--init-from", "--checkpoint", "--from-task")
 
 # It fills a part of `deepspeed`.
 LEARNING_RATE = Flag(
@@ -246,46 +254,78 @@ def check_resume(config: SharedConfig) -> None:
     before = read_previous(config.output)
     if before is None:
         return
-    for name, old, new in _differences(config, before, as_json(config), path=""):
-        raise UserError(
-            f"{name} is {new}, but {config.output} was started with {old}; use that, or another "
-            "--output"
-        )
+    now = as_json(config)
+    old, new = (
+        {name: value for name, value, may_change in _name_values(config, record) if not may_change}
+        for record in (before, now)
+    )
+    for name in {**new, **old}:
+        was, found = old.get(name, "nothing"), new.get(name, "nothing")
+        if was != found:
+            raise UserError(
+                f"{name} is {found}, but {config.output} was started with {was}; use that, or "
+                "another --output"
+            )
 
 
-def _differences(config, before: dict, now: dict, path: str) -> Iterator[tuple]:
-    """(name, old, new) of every value that may not change and did."""
+def fingerprint(config: SharedConfig, world_size: int) -> dict[str, str]:
+    """What must be the same on all ranks, as name -> short text; empty for one rank.
+
+    It is the resolved configuration, the number of ranks, the program itself, and the weights that
+    a new run starts from.
+    """
+    if world_size == 1:
+        return {}
+    code = b"".join(source.read_bytes() for source in sorted(PACKAGE.rglob("*.py")))
+    found: dict[str, Any] = {
+        "WORLD_SIZE": world_size,
+        "albert-ds (sha256)": hashlib.sha256(code).hexdigest(),
+        **{name: value for name, value, _ in _name_values(config, as_json(config))},
+        "--output": os.path.abspath(config.output),
+    }
+    for name in WEIGHTS:
+        folder = found.pop(name, None)
+        if folder is not None and not (config.run / "checkpoints").is_dir():
+            from albert_ds.interop.folder import ModelFolder
+
+            checksum = compute_crc32(ModelFolder(folder).weights_file)
+            found[f"{name} (CRC-32 of its weights)"] = f"{checksum:08x}"
+    short = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a sha256
+    texts = {name: json.dumps(value) for name, value in found.items() if name not in LOCAL}
+    return {name: short.sub(r"\1", text) for name, text in texts.items() if text != "null"}
+
+
+def _name_values(config, record: dict, path: str = "") -> Iterator[tuple[str, Any, bool]]:
+    """(name, value, may_change) of all of `record`, which is the JSON of `config` or of an earlier
+    one; a value is named by its flag where it has one."""
     for declared in fields(config):
         how: Flag | None = declared.metadata.get("flag")
-        if declared.name == "command" or (how is not None and how.may_change):
-            continue
-        value, here = getattr(config, declared.name), f"{path}{declared.name}"
-        old, new = before.get(declared.name, "nothing"), now[declared.name]
-        if declared.name == "deepspeed" and isinstance(old, dict):
-            yield from _deepspeed_differences(config, old, new)
-        elif is_dataclass(value) and isinstance(old, dict):
-            yield from _differences(value, old, new, f"{here}.")
-        elif old != new:
-            name = (how.name or as_flag(declared.name)) if how else f'"{here}" of config.json'
-            yield name, old, new
+        inner, here = getattr(config, declared.name), f"{path}{declared.name}"
+        value = record.get(declared.name, "nothing")
+        if declared.name == "deepspeed" and isinstance(value, dict):
+            yield from _name_deepspeed(config, value)
+        elif is_dataclass(inner) and isinstance(value, dict):
+            yield from _name_values(inner, value, f"{here}.")
+        elif how is None:
+            yield f'"{here}" of config.json', value, declared.name == "command"
+        else:
+            yield how.name or as_flag(declared.name), value, how.may_change
 
 
-def _deepspeed_differences(config, old: dict, new: dict) -> Iterator[tuple]:
+def _name_deepspeed(config, record: dict) -> Iterator[tuple[str, Any, bool]]:
     path = Path(config.deepspeed_config)
     typed = read_ds_config(path)["optimizer"].get("params", {}) if path.is_file() else {}
-    for keys, was, found in _leaves(
-        (), *({key: block.get(key) for key in FIXED_DS_KEYS} for block in (old, new))
-    ):
+    for keys, value in _leaves((), record):
         name = f'"{".".join(keys)}" of --deepspeed_config'
         # Where the JSON leaves the rate to the command line, that is where it was changed.
         if keys == ("optimizer", "params", "lr") and typed.get("lr", "auto") == "auto":
             name = "--learning-rate"
-        yield name, was, found
+        yield name, value, keys[0] not in FIXED_DS_KEYS
 
 
-def _leaves(path: tuple[str, ...], old, new) -> Iterator[tuple]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in {**new, **old}:
-            yield from _leaves((*path, key), old.get(key), new.get(key))
-    elif old != new:
-        yield path, old, new
+def _leaves(path: tuple[str, ...], value) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict):
+        for key in value:
+            yield from _leaves((*path, key), value[key])
+    else:
+        yield path, value

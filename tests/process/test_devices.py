@@ -47,7 +47,8 @@ def choose(rank: int) -> tuple:
     torch.cuda.is_available = lambda: seen.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
     with TrainerProcess(["--output", "unused"]) as process:
         process.read_world()
-        process.connect(timeout_minutes=1, max_hours=None, tensor_parallel=1, deterministic=True)
+        rest = dict(max_hours=None, tensor_parallel=1, deterministic=True)
+        process.connect({}, timeout_minutes=1, **rest)
         chosen = torch.are_deterministic_algorithms_enabled()
     return seen[0], chosen, process.code
 

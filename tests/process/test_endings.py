@@ -151,7 +151,8 @@ def trainer(rank: int, run: str, failing: int, what: str) -> None:
     sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115 (pytest may have replaced it)
     with TrainerProcess(["--output", run]) as process:
         process.read_world()
-        process.connect(timeout_minutes=10, max_hours=None, tensor_parallel=1, deterministic=False)
+        rest = dict(max_hours=None, tensor_parallel=1, deterministic=False)
+        process.connect({}, timeout_minutes=10, **rest)
         process.lock()
         if what != "nothing":
             os.write(2, b"a native stack trace")

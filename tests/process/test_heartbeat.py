@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from albert_ds.errors import MachineFailed
-from albert_ds.process.rendezvous import wait_for_ranks
+from albert_ds.process.rendezvous import host_store, wait_for_ranks
 from albert_ds.process.world import World
 from tests.conftest import start_ranks, train_command
 from tests.distributed import run_ranks, take_port
@@ -47,7 +47,7 @@ def test_a_rank_that_never_comes_is_named():
             rank=rank, local_rank=rank, size=3, launcher="torch", address=address, has_store=True
         )
         with pytest.raises(MachineFailed) as caught:
-            wait_for_ranks(world, "cpu", minutes=0.05)
+            wait_for_ranks(world, host_store(world, minutes=0.05), "cpu", {}, minutes=0.05)
         ending = f"did not connect to {address} within 0.05 min (--timeout-minutes)"
         assert str(caught.value) == f"{missing} of 3 {ending}"
 

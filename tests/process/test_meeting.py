@@ -1,0 +1,149 @@
+"""Before the ranks train, each is found to have the same settings, and a failed one tells all."""
+
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from albert_ds.data.vocab import read_vocab
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.settings.pretrain import read_config
+from albert_ds.settings.shared import fingerprint
+from tests.command import run_command
+from tests.conftest import ROOT, finish, start_each, train_command
+from tests.finetuning import flags, write_checkpoint
+from tests.models import write_run
+
+TIMEOUT = 240  # seconds; the default of --timeout-minutes is 10 min
+JSON = ROOT / "ds_configs" / "zero1_fp32.json"
+HOST = os.uname().nodename
+
+
+@pytest.fixture(scope="module")
+def other_data(data, text_file, tmp_path_factory) -> Path:
+    """Other shards of the same vocabulary."""
+    folder = tmp_path_factory.mktemp("other") / "shards"
+    built = ("--input", text_file, "--vocab", data / "spiece.model", "--output", folder)
+    done = run_command("shards", *built, "--sequence-length", 64, "--holdout", 0.1)
+    assert done.code == 0, done.err
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other_weights(data, tmp_path_factory) -> Path:
+    """A run of the model that `train_command` trains."""
+    folder = tmp_path_factory.mktemp("weights")
+    config = read_config(train_command(data, folder / "unused")[2:], world_size=2)
+    vocab = read_vocab(data / "spiece.model")
+    return write_run(folder / "run", AlbertForPretraining(config.model, seed=1), vocab)
+
+
+def end_all(commands: list[list[str]], **variables) -> tuple[list[int], list[str]]:
+    """The exit codes and what stood on stderr, by rank."""
+    ranks = start_each(commands, **variables)
+    codes = finish(ranks, timeout=TIMEOUT)
+    return codes, [rank.communicate()[1] for rank in ranks]
+
+
+# What rank 1 alone is told -> what all say of it.
+DIFFERENT = {
+    "learning_rate": (0.01, "--learning-rate is 0.01, but 0.00176 on rank 0"),
+    "seed": (7, "--seed is 7, but 0 on rank 0"),
+    "batch_size": (16, "--batch-size is 16, but 8 on rank 0"),
+    "masked_fraction": (0.3, "--masked-fraction is 0.3, but 0.15 on rank 0"),
+    "dropout": (0.5, "--dropout is 0.5, but 0.1 on rank 0"),
+    "depth_schedule": ("1@0,2@50%", '--depth-schedule is "1@0,2@50%", but nothing on rank 0'),
+    "data": ("other_data", r'"data_sha256" of config.json is \["\w+"\], but \["\w+"\] on rank 0'),
+    "init_from": (
+        "other_weights",
+        r'--init-from \(CRC-32 of its weights\) is "\w+", but nothing on rank 0',
+    ),
+    "deepspeed_config": (
+        "other_json",
+        '"gradient_clipping" of --deepspeed_config is 0.5, but 1.0 on rank 0',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_rank_with_another_setting_is_named_and_nobody_trains(name, data, tmp_path, request):
+    value, words = DIFFERENT[name]
+    if value == "other_json":
+        value = tmp_path / JSON.name
+        value.write_text(json.dumps(json.loads(JSON.read_text()) | {"gradient_clipping": 0.5}))
+    elif str(value).startswith("other_"):
+        value = request.getfixturevalue(value)
+    run = tmp_path / "run"
+    given = {"data": data, "output": run}
+    commands = [train_command(**given), train_command(**given | {name: value})]
+    codes, said = end_all(commands)
+    assert codes == [2, 2] and not run.exists()
+    line = f"{words}; it must be the same on all ranks\n"
+    assert re.fullmatch(f"albert-ds: rank 1 on {HOST}: {line}", said[0]), said[0]
+    assert re.fullmatch(f"albert-ds: {line}", said[1]), said[1]
+
+
+def test_a_fine_tuning_starts_from_one_encoder(checkpoint, vocab, cola, tmp_path):
+    other = write_checkpoint(tmp_path / "other", vocab, seed=1)
+    run = tmp_path / "run"
+    program = [sys.executable, "albert_ds/finetune.py"]
+    commands = [program + flags("glue/cola", cola, start, run) for start in (checkpoint, other)]
+    codes, said = end_all(commands)
+    assert codes == [2, 2] and not run.exists()
+    words = r'--checkpoint \(CRC-32 of its weights\) is "\w+", but "\w+" on rank 0;'
+    assert re.match(f"albert-ds: rank 1 on {HOST}: {words}", said[0]), said[0]
+
+
+def test_places_and_processes_of_a_machine_may_differ(data, tmp_path):
+    shutil.copytree(data, tmp_path / "data")
+    shutil.copy(JSON, tmp_path)
+    run = tmp_path / "run"
+    alike = dict(steps=1, eval_every=9, save_every=9)
+    here = train_command(data, run, **alike, num_workers=0)
+    there = train_command(
+        tmp_path / "data",
+        run,
+        **alike,
+        num_workers=1,
+        deepspeed_config=tmp_path / JSON.name,
+    )
+    assert end_all([here, there])[0] == [0, 0]
+    # Ranks of one machine share a copy, so two folders are of two machines.
+    staged = [read_config([*here[2:], "--stage", disk], world_size=2) for disk in ("/a", "/b")]
+    assert fingerprint(staged[0], 2) == fingerprint(staged[1], 2)
+
+
+# The rank that fails before the others, with these flags or variables -> its cause.
+EARLY = {
+    "a wrong flag": (1, {"steps": 0}, {}, "--steps 0: must be at least 1"),
+    "no such folder": (1, {"data": "/nope"}, {}, "/nope"),
+    "another number of ranks": (1, {}, {"WORLD_SIZE": "3"}, "WORLD_SIZE is 3, but 2 on rank 0"),
+    "no place among them": (1, {}, {"WORLD_SIZE": "1"}, "RANK=1: must be below WORLD_SIZE=1"),
+    "rank 0 twice": (1, {}, {"RANK": "0"}, "another process is rank 0 too"),
+    "rank 0 itself": (0, {"steps": 0}, {}, "--steps 0: must be at least 1"),
+    "one of three": (2, {"steps": 0}, {}, "--steps 0: must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_a_rank_that_fails_early_ends_all_with_its_cause(name, data, tmp_path):
+    failing, changes, variables, words = EARLY[name]
+    run, size = tmp_path / "run", max(failing + 1, 2)
+    run.mkdir()
+    given = {"data": data, "output": run, "batch_size": 12}
+    commands = [
+        train_command(**given | (changes if rank == failing else {})) for rank in range(size)
+    ]
+    codes, said = end_all(commands, variables={failing: variables})
+    assert codes == [2] * size
+    assert words in said[failing], said[failing]
+    if "RANK" not in variables:
+        others = f"albert-ds: rank {failing} on {HOST}: "
+        reason = json.loads((run / "exit.json").read_text())["reason"]
+        if failing > 0:
+            assert said[0].startswith(others) and words in said[0], said[0]
+        assert words in reason
