@@ -27,11 +27,6 @@ from albert_ds.model.even_shapes import (
 from albert_ds.model.fused import Linear, linear
 
 
-def build_embedding(number: int, width: int) -> nn.Embedding:
-    """Vectors without values yet, as those of `Linear`."""
-    return nn.Embedding(number, width, _weight=torch.empty(number, width))
-
-
 class FactorizedEmbedding(nn.Module):
     """Word, segment and position vectors summed at width E, normalised, then projected to H.
 
@@ -41,9 +36,9 @@ class FactorizedEmbedding(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         width = config.embedding_size
-        self.word = build_embedding(config.vocab_size, width)
-        self.token_type = build_embedding(config.type_vocab_size, width)
-        self.position = build_embedding(config.max_position_embeddings, width)
+        self.word = nn.Embedding(config.vocab_size, width)
+        self.token_type = nn.Embedding(config.type_vocab_size, width)
+        self.position = nn.Embedding(config.max_position_embeddings, width)
         self.layer_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.dropout)
         factorized = width != config.hidden_size
@@ -62,7 +57,9 @@ class AlbertModel(nn.Module):
         super().__init__()
         self.embeddings = FactorizedEmbedding(config)
         self.encoder = Encoder(config, activation_checkpointing)
-        self.pooler = Linear(config.hidden_size, config.hidden_size) if config.pair_head else None
+        self.pooler = (
+            nn.Linear(config.hidden_size, config.hidden_size) if config.pair_head else None
+        )
 
     def forward(
         self,
@@ -114,7 +111,7 @@ class MlmHead(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.transform = Linear(config.hidden_size, config.embedding_size)
+        self.transform = nn.Linear(config.hidden_size, config.embedding_size)
         self.layer_norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
@@ -164,7 +161,7 @@ class AlbertForPretraining(nn.Module):
         self.config = config
         self.albert = AlbertModel(config, activation_checkpointing=activation_checkpointing)
         self.mlm_head = MlmHead(config)
-        self.pair_head = Linear(config.hidden_size, 2) if config.pair_head else None
+        self.pair_head = nn.Linear(config.hidden_size, 2) if config.pair_head else None
         init_weights(self, config.initializer_range, seed)
 
     def forward(

@@ -49,11 +49,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """nn.Linear whose weights have no values yet: `init_weights` or a checkpoint gives them."""
-
-    def reset_parameters(self) -> None:
-        """torch's own draws numbers that nobody uses: seconds for xxlarge."""
-
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from albert_ds.model.albert import AlbertModel, init_weights
 from albert_ds.model.attention import find_sequences, find_slots
 from albert_ds.model.config import CHOICES, NUM_TOP, HeadConfig, ModelConfig
-from albert_ds.model.fused import Linear
 
 HIDDEN = -1e30  # score of a position where no span may begin or end; finite, to avoid NaN
 
@@ -26,7 +25,7 @@ class PooledHead(nn.Module):
         super().__init__()
         self.kind = head.kind
         self.dropout = nn.Dropout(head.dropout)
-        self.score = Linear(config.hidden_size, head.num_labels)
+        self.score = nn.Linear(config.hidden_size, head.num_labels)
 
     def forward(self, encoded: dict, ends, max_seqlen: int, labels: Tensor | None = None) -> dict:
         """`logits` fp32 [B, C], or [B / 4, 4] of options; `loss_sum` if there are labels."""
@@ -47,7 +46,7 @@ class SpanHead(nn.Module):
 
     def __init__(self, config: ModelConfig, head: HeadConfig):
         super().__init__()
-        self.score = Linear(config.hidden_size, 2)
+        self.score = nn.Linear(config.hidden_size, 2)
 
     def forward(
         self,
@@ -82,13 +81,13 @@ class ConditionalSpanHead(nn.Module):
     def __init__(self, config: ModelConfig, head: HeadConfig):
         super().__init__()
         width = config.hidden_size
-        self.start = Linear(width, 1)
-        self.end_hidden = Linear(2 * width, width)
+        self.start = nn.Linear(width, 1)
+        self.end_hidden = nn.Linear(2 * width, width)
         self.layer_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.end_score = Linear(width, 1)
-        self.answer_hidden = Linear(2 * width, width)
+        self.end_score = nn.Linear(width, 1)
+        self.answer_hidden = nn.Linear(2 * width, width)
         self.dropout = nn.Dropout(head.dropout)
-        self.answer_score = Linear(width, 1, bias=False)
+        self.answer_score = nn.Linear(width, 1, bias=False)
 
     def forward(
         self,
