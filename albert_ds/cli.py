@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from albert_ds.errors import ENDINGS, UserError, hide_passwords, name_os_error
+from albert_ds.files import may_replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +82,10 @@ def new_file(text: str) -> Path:
     if not is_free or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise argparse.ArgumentTypeError(
             f"{text}: must be a file in a folder that exists and may be written to"
+        )
+    if not may_replace(found):
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be a new file, or a report or picture of albert-ds"
         )
     return found
 

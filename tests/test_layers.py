@@ -14,8 +14,8 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 # Lowest first. A package or top-level module imports itself and lower levels, nothing else.
 LEVELS = {
-    "errors": 0,
-    "files": 1,
+    "errors": -1,
+    "files": 0,
     "cli": 1,
     "json_files": 2,
     "model": 3,

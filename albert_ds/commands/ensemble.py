@@ -15,6 +15,7 @@ import numpy as np
 
 from albert_ds import cli
 from albert_ds.errors import UserError
+from albert_ds.files import check_folder, new_folder
 from albert_ds.json_files import check, read_json
 from albert_ds.tasks.recipes import RECIPES, Lengths
 
@@ -40,6 +41,7 @@ def combine(folders: list[Path], output: Path) -> dict:
     from albert_ds.finetuning.results import read_outputs, read_split, write_results
     from albert_ds.tasks.features import FEATURES
 
+    check_folder(output, folders, names=())
     members = [seed for folder in folders for seed in sorted(folder.glob("seed-*")) or [folder]]
     configs = [read_json(member / "config.json") for member in members]
     tasks = sorted({str(config.get("task")) for config in configs})
@@ -73,9 +75,9 @@ def combine(folders: list[Path], output: Path) -> dict:
         results = read_json(path)
         check(results, {"dev": dict}, str(path))
         alone.append(results["dev"])
-    output.mkdir(parents=True, exist_ok=True)
     about = {"members": [str(member) for member in members], "alone": alone}
-    return write_results(output, task, splits, outputs, about)
+    with new_folder(output) as partial:
+        return write_results(partial, task, splits, outputs, about)
 
 
 def average(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

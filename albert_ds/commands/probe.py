@@ -12,13 +12,12 @@ albert-ds probe --checkpoint ALBERT --against BERT --data DATA --similarity --ou
 albert-ds plots layers --input FILE --output FILE.png
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from albert_ds import cli
 from albert_ds.errors import UserError
-from albert_ds.files import write_file
+from albert_ds.files import write_report
 
 
 def build_parser() -> cli.Parser:
@@ -96,4 +95,4 @@ def main(argv: list[str]) -> None:
     values, table = run_probe(args)
     print(table)
     if args.output:
-        write_file(args.output, json.dumps(values, indent=1) + "\n")
+        write_report(args.output, values)

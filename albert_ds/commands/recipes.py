@@ -6,8 +6,7 @@ Writes DIR/ds_configs and DIR/slurm. A file that is there already and differs is
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.errors import UserError
-from albert_ds.files import PACKAGE, write_file
+from albert_ds.files import PACKAGE, check_folder, new_folder
 
 FILES = ("ds_configs/*.json", "ds_configs/README.md", "slurm/*.sh", "slurm/site.env.example")
 NEED_A_CLONE = {"slurm/check.sh"}  # it runs the project's tests
@@ -24,11 +23,9 @@ def main(argv: list[str]) -> None:
     output = build_parser().parse_args(argv).output
     found = [path.relative_to(PACKAGE) for files in FILES for path in PACKAGE.glob(files)]
     names = sorted(name for name in found if name.as_posix() not in NEED_A_CLONE)
-    contents = {output / name: (PACKAGE / name).read_bytes() for name in names}
-    for path, content in contents.items():
-        if path.exists() and not (path.is_file() and path.read_bytes() == content):
-            raise UserError(f"{path}: is there already and differs; name another --output")
-    for path, content in contents.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, content)
-    print(f"{output}: {len(contents)} files in ds_configs/ and slurm/")
+    check_folder(output, names=())
+    with new_folder(output) as partial:
+        for name in names:
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            (partial / name).write_bytes((PACKAGE / name).read_bytes())
+    print(f"{output}: {len(names)} files in ds_configs/ and slurm/")

@@ -65,6 +65,8 @@ def copy_folders(folders: list[str], stage: Path) -> Iterator[int]:
             )
         for copy in copies.values():
             copy.mkdir(exist_ok=True)
+            for left_over in copy.glob(".*.partial"):  # of a copy that was killed
+                left_over.unlink()
         for folder, shard in missing:
             source = join(folder, shard.name)
             content = read_bytes(source, shard.bytes + 1)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from albert_ds.data.storage import join, read_bytes
 from albert_ds.errors import DamagedData, UserError
+from albert_ds.files import write_file
 from albert_ds.json_files import MAX_BYTES, check, parse_json
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ MODEL_NAME = "spiece.model"
 PIECES_NAME = "spiece.vocab"
 CONFIG_NAME = "tokenizer_config.json"
 TOKENIZER_NAME = "tokenizer.json"
+FILES = (MODEL_NAME, PIECES_NAME, CONFIG_NAME, TOKENIZER_NAME)
 
 WORD_MARK = "\u2581"  # SentencePiece's space
 WORD_END = "\x01"  # between the words of segmented text for training; never in normalised text
@@ -222,8 +224,11 @@ class Vocab:
         ]
 
     def write(self, folder: Path) -> None:
-        """Write `spiece.model`, `tokenizer_config.json` and, if needed, `tokenizer.json`."""
-        (folder / MODEL_NAME).write_bytes(self.model)
+        """Write `spiece.model`, `tokenizer_config.json` and, if needed, `tokenizer.json`.
+
+        What is there already is not written again: a resumed run may have no space for it.
+        """
+        files: dict[str, bytes] = {MODEL_NAME: self.model}
         config: dict[str, Any] = {
             "tokenizer_class": "AlbertTokenizer",
             "do_lower_case": self.normalisation.lower_case,
@@ -239,14 +244,18 @@ class Vocab:
                 **dict(zip(roles, SPECIAL_PIECES, strict=True)),
                 "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
             }
-            self.build_tokenizer().save(str(folder / TOKENIZER_NAME))
-        (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            files[TOKENIZER_NAME] = self.build_tokenizer().to_str(pretty=True).encode()
+        files[CONFIG_NAME] = (json.dumps(config, indent=2) + "\n").encode()
+        for name, content in files.items():
+            path = folder / name
+            if not path.is_file() or path.read_bytes() != content:
+                write_file(path, content)
 
     def write_pieces(self, folder: Path) -> None:
         """Write `spiece.vocab`: a line "piece <tab> score" for each id, for people to read."""
         scores = map(self._processor.get_score, range(self.size))
         lines = [f"{piece}\t{score:g}\n" for piece, score in zip(self.pieces, scores, strict=True)]
-        (folder / PIECES_NAME).write_text("".join(lines), encoding="utf-8")
+        write_file(folder / PIECES_NAME, "".join(lines))
 
 
 @lru_cache(maxsize=1)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from albert_ds.cli import log_line
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import UserError
-from albert_ds.files import write_json
+from albert_ds.files import write_file, write_json
 from albert_ds.json_files import check
 from albert_ds.parallel.consensus import raise_together
 from albert_ds.parallel.mesh import Mesh
@@ -73,7 +73,7 @@ def write_results(
     for name, found in outputs.items():
         task.write(splits[name], found, folder, metrics)
         metadata = {"task": task_name, "split": name, "key": splits[name].features.key}
-        save_file(found, folder / f"outputs.{name}.safetensors", metadata=metadata)
+        write_file(folder / f"outputs.{name}.safetensors", save(found, metadata=metadata))
     results = {"task": task_name, "metric": task.metrics[0], "dev": metrics, **about}
     if task.has_test_labels:
         tests = [name for name in outputs if name in task.test_splits]

@@ -4,20 +4,16 @@ A folder is written beside its place and renamed when it is complete and checked
 fails leaves nothing.
 """
 
-import os
-import shutil
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from safetensors.torch import save_file
 
-from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, list_checkpoints
-from albert_ds.checkpoint.folder import write_folder as write_checkpoint
+from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, list_checkpoints, write_folder
 from albert_ds.data.vocab import CONFIG_NAME, TOKENIZER_NAME
-from albert_ds.errors import MachineFailed, UserError
-from albert_ds.files import refuse_input, write_json
+from albert_ds.errors import UserError
+from albert_ds.files import check_folder, new_folder, write_json
 from albert_ds.interop.card import write_card
 from albert_ds.interop.check import check_export
 from albert_ds.interop.folder import HF_FILES, ModelFolder
@@ -34,13 +30,13 @@ def export_hf(
     about these weights. If transformers is installed, it loads what was written; its logits and
     its token ids must be ours. Raises UserError, and leaves `output` as it was, if they are not.
     """
-    refuse_input(output, [folder.root])
+    check_folder(output, [folder.root], names=["checkpoints"])
     config, head, state = folder.config, folder.head, folder.read_weights()
     if head is None:
         hf_config, hf_state = to_hf(config, state)
     else:
         hf_config, hf_state = task_to_hf(config, head, state, f"--checkpoint {folder.path}")
-    with write_folder(output) as partial:
+    with new_folder(output) as partial:
         folder.vocab.write(partial)
         folder.vocab.build_tokenizer().save(str(partial / TOKENIZER_NAME))
         # Without these AlbertTokenizer returns no segments and does not know the longest sequence.
@@ -91,49 +87,10 @@ def read_probes(paths: list[Path], folders: list[ModelFolder]) -> list[dict]:
 
 def import_hf(folder: ModelFolder, output: Path) -> None:
     """Write a Hugging Face folder as `checkpoints/imported` of this project."""
-    refuse_input(output, [folder.path])
+    check_folder(output, [folder.path], names=["checkpoints"])
     config, state = folder.read_pretrained()
-    with write_folder(output) as partial:
+    with new_folder(output) as partial:
         folder.vocab.write(partial)
         record = {"model": asdict(config), "vocab_sha256": folder.vocab.sha256}
         write_json(partial / "config.json", record)
-        write_checkpoint(partial / IMPORTED, {WEIGHTS: state}, {"step": 0})
-
-
-@contextmanager
-def write_folder(output: Path) -> Generator[Path]:
-    """A folder beside `output` that takes its place when the block ends without an error.
-
-    If `output` exists, files of the same name are replaced one by one and others stay. Raises
-    UserError if `output` holds checkpoints or cannot be made, MachineFailed if writing fails.
-    """
-    output = Path(os.path.abspath(output))  # `.` has no name
-    if not output.name:
-        raise UserError(f"--output {output}: must be a folder in another one")
-    if (output / "checkpoints").exists():
-        raise UserError(f"--output {output}: holds checkpoints; name another folder")
-    if output.exists() and not output.is_dir():
-        raise UserError(f"--output {output}: exists and is not a folder")
-    if output.is_dir() and not os.access(output, os.W_OK):
-        raise UserError(f"--output {output}: may not be written to")
-    partial = output.with_name(f".{output.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"--output {output}: {error.strerror}") from None
-    try:
-        yield partial
-        umask = os.umask(0)
-        os.umask(umask)
-        for path in partial.rglob("*.safetensors"):  # which that library opens to their owner alone
-            path.chmod(0o666 & ~umask)
-        if not output.exists():
-            partial.rename(output)
-        else:
-            for path in sorted(partial.iterdir()):
-                path.replace(output / path.name)
-    except OSError as error:
-        raise MachineFailed(f"could not write {output} ({error.strerror or error})") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        write_folder(partial / IMPORTED, {WEIGHTS: state}, {"step": 0})

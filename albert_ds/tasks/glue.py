@@ -14,6 +14,7 @@ import numpy as np
 from albert_ds.data.segments import cut_pair
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import DamagedData
+from albert_ds.files import write_file
 from albert_ds.tasks.features import NO_TEXT, FeatureBuilder, Features, Split
 from albert_ds.tasks.recipes import Lengths
 from albert_ds.tasks.tsv import Table
@@ -124,7 +125,7 @@ class GlueTask:
         name = "AX" if split.name == DIAGNOSTIC else self.folder + SUBMITTED[which]
         path = folder / (f"{name}.tsv" if kind == "test" else f"{name}.{kind}.tsv")
         lines = [f"{index}\t{word}\n" for index, word in enumerate(words)]
-        path.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")
+        write_file(path, "index\tprediction\n" + "".join(lines))
         return [path]
 
 

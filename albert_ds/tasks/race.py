@@ -4,7 +4,6 @@ As released: segment A is the passage, segment B question and option. An option 
 in its question, or follows it. B keeps its last 128 tokens, the passage its first.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import DamagedData, UserError
+from albert_ds.files import write_json
 from albert_ds.json_files import read_data
 from albert_ds.tasks.features import FeatureBuilder, Features, Split
 from albert_ds.tasks.recipes import Lengths
@@ -103,7 +103,7 @@ class RaceTask:
             for number in range(len(read_passage(path)[1]))
         }
         path = folder / f"predictions.{split.name}.json"
-        path.write_text(json.dumps(answers, indent=1) + "\n", encoding="utf-8")
+        write_json(path, answers)
         return [path]
 
 

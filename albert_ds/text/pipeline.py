@@ -27,13 +27,12 @@ from albert_ds.cli import log_line
 from albert_ds.data.shards import (
     FORMAT,
     INDEX_NAME,
-    SHARD_NAME,
     SPLITS,
     token_dtype,
 )
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import ENDINGS, DamagedData, MachineFailed, UserError
-from albert_ds.files import write_json
+from albert_ds.files import check_folder, publish, write_json
 from albert_ds.text.documents import DAMAGE
 from albert_ds.text.encode import COUNTS, BuildConfig, encode_documents
 from albert_ds.text.external_sort import (
@@ -48,7 +47,7 @@ from albert_ds.text.pool import Pool
 from albert_ds.text.sources import Reading, Slice, cut_units, read_documents
 from albert_ds.text.survey import measure_unknown, report_survey, survey_text
 
-WORK_NAME, LOCK_NAME = "building", ".lock"
+WORK_NAME, LOCK_NAME = "building", ".albert-ds.lock"
 # Settings that may change without encoding the text again.
 NOT_IN_ENCODING = (
     "holdout",
@@ -80,7 +79,7 @@ def build_shards(
     read through or too many damaged documents, MachineFailed if the disk is full; then no
     index.json is written.
     """
-    with _work_folder(output) as work:
+    with _work_folder(output, locations) as work:
         units = cut_units(locations)
         survey = survey_text(units, config, vocab.normalisation)
         report = report_survey(survey, measure_unknown(vocab, survey), config)
@@ -92,15 +91,10 @@ def build_shards(
             damage = note["damage"] | damage
         check_damage(counts, damage, config.max_damaged)
         threshold = _choose_heldout([note["draws"] for note in encoding.notes], counts, config)
-        writing = _write_ranges(encoding.notes, counts, threshold, output, work, config, pool)
+        writing = _write_ranges(encoding.notes, counts, threshold, work, config, pool)
         index = _make_index(writing.notes, counts, vocab, config)
         index["text"] = survey.as_index()
-        listed = {shard["name"] for split in index["splits"].values() for shard in split["shards"]}
-        for path in _find_shards(output):  # of an earlier build with other settings
-            if path.name not in listed:
-                path.unlink()
-        vocab.write(output)
-        write_json(output / INDEX_NAME, index)
+        _publish(output, work, index, vocab)
         warn_of_packing(index)
     return BuildResult(
         index=index,
@@ -222,7 +216,6 @@ def _write_ranges(
     encoded: list[dict],
     counts: Mapping[str, int],
     threshold: int,
-    output: Path,
     work: Path,
     config: BuildConfig,
     pool: Pool,
@@ -240,19 +233,16 @@ def _write_ranges(
         )
         for number, part in enumerate(ranges)
     ]
-    write = partial(
-        _write_range, runs=list(runs), output=output, threshold=threshold, dedup=config.dedup
-    )
+    write = partial(_write_range, runs=list(runs), threshold=threshold, dedup=config.dedup)
     return _run_pass(pool, pieces, write, open_bar("writing", " shards"))
 
 
-def _write_range(
-    piece: Piece, *, runs: list[Path], output: Path, threshold: int, dedup: bool
-) -> dict:
-    shards, counts = write_range(piece.input, runs, output, threshold, dedup=dedup)
+def _write_range(piece: Piece, *, runs: list[Path], threshold: int, dedup: bool) -> dict:
+    work = piece.path.parent
+    shards, counts = write_range(piece.input, runs, work, threshold, dedup=dedup)
     listed = [asdict(shard) for shard in shards]
     note = {"split": piece.input.split, "shards": listed, "counts": counts}
-    return write_note(piece, note, {output / shard.name: shard.sha256 for shard in shards})
+    return write_note(piece, note, {work / shard.name: shard.sha256 for shard in shards})
 
 
 def _make_index(
@@ -285,16 +275,24 @@ def _make_index(
     }
 
 
-def _find_shards(output: Path) -> list[Path]:
-    return [path for path in output.glob("*.tar") if SHARD_NAME.fullmatch(path.name)]
+def _publish(output: Path, work: Path, index: dict, vocab: Vocab) -> None:
+    """Move the shards to `output`, then the vocabulary, and index.json at the end."""
+    shards = [shard["name"] for split in index["splits"].values() for shard in split["shards"]]
+    ready = work / "ready"
+    shutil.rmtree(ready, ignore_errors=True)  # of a build that was killed here
+    ready.mkdir()
+    vocab.write(ready)
+    files = [*(work / name for name in shards), *ready.iterdir(), ready / INDEX_NAME]
+    write_json(ready / INDEX_NAME, index)
+    publish({path: output / path.name for path in files})
 
 
 @contextmanager
-def _work_folder(output: Path) -> Generator[Path]:
+def _work_folder(output: Path, locations: list[str]) -> Generator[Path]:
     """The folder of unfinished work in `output`. It is kept if a build can be resumed."""
     work = output / WORK_NAME
     is_new = not output.exists()
-    lock = _claim(output, work)
+    lock = _claim(output, work, locations)
     try:
         yield work
     except OSError as error:
@@ -315,23 +313,19 @@ def _work_folder(output: Path) -> Generator[Path]:
         os.close(lock)
 
 
-def _claim(output: Path, work: Path) -> int:
+def _claim(output: Path, work: Path, locations: list[str]) -> int:
     """Make the folders and lock them; the kernel frees the lock when its owner dies.
 
-    Raises UserError if there is something in `output` that a build would delete or write over.
+    Raises UserError if `output` holds anything but a killed build.
     """
-    is_ours = (work / LOCK_NAME).exists()
     if (output / INDEX_NAME).exists():
-        if is_ours:
+        if (work / LOCK_NAME).exists():
             shutil.rmtree(work)  # of a build that was killed at its very end
         raise UserError(f"--output {output}: holds a built data set already; name another folder")
-    if not is_ours:
-        for path in [*_find_shards(output), work]:
-            if path.exists():
-                raise UserError(f"--output {output}: holds {path.name}; name another folder")
+    check_folder(output, locations, marks=[f"{WORK_NAME}/{LOCK_NAME}"])
     try:
         work.mkdir(parents=True, exist_ok=True)
-        lock = os.open(work / LOCK_NAME, os.O_CREAT | os.O_RDWR)
+        lock = os.open(work / LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW)
     except OSError as error:
         raise UserError(f"--output {output}: cannot be made: {error.strerror}") from None
     try:

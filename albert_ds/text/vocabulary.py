@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from albert_ds.cli import Number, flag
-from albert_ds.data.vocab import NUM_FIXED, Normalisation, train_vocab
-from albert_ds.errors import UserError
+from albert_ds.data.vocab import FILES, NUM_FIXED, Normalisation, train_vocab
+from albert_ds.files import check_folder, new_folder
 from albert_ds.text.documents import SEED, TextConfig
 from albert_ds.text.pipeline import check_damage, open_bar
 from albert_ds.text.segmented import split_into_words
@@ -67,8 +67,7 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
     Raises UserError for text that is not as the flags say or too little, DamagedData for too many
     damaged documents or a file that cannot be read through; then nothing is written.
     """
-    if output.exists() and not output.is_dir():
-        raise UserError(f"--output {output}: is not a folder")
+    check_folder(output, locations, names=FILES)
     units = cut_units(locations)
     survey = survey_text(units, config, config.normalisation)
     counts: Counter[str] = Counter()
@@ -83,9 +82,9 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
         seed=config.seed,
     )
     report = report_survey(survey, measure_unknown(vocab, survey), config)
-    output.mkdir(parents=True, exist_ok=True)
-    vocab.write(output)
-    vocab.write_pieces(output)
+    with new_folder(output) as partial:
+        vocab.write(partial)
+        vocab.write_pieces(partial)
     dropped = "".join(
         f", {number:,} {kind.removeprefix('damaged_')} dropped"
         for kind, number in counts.items()

@@ -1,18 +1,31 @@
-"""No tool writes over its input; an output that cannot be written is one line, not a traceback."""
+"""No command writes over or deletes what is not its own; an output that cannot be written is one
+line, not a traceback."""
 
 import errno
+import json
 import os
+import resource
+import shutil
+from argparse import _SubParsersAction
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from albert_ds import __main__ as albert_ds
 from albert_ds import cli
+from albert_ds.__main__ import COMMANDS
+from albert_ds.data.vocab import Vocab
 from albert_ds.errors import UserError
-from albert_ds.files import write_file
-from tests.command import run_main
+from albert_ds.files import write_file, write_report
+from tests.command import run_command, run_main
+from tests.conftest import ROOT
+from tests.distributed import run_ranks
+from tests.finetuning import flags, tune_ranks
 from tests.models import run_export, run_import
 from tools.demo import small_tasks, tei_to_text
 from tools.lab import paper_table
+from tools.lab.docs_hook import find_parser
 
 TEI = '<TEI xmlns="http://www.tei-c.org/ns/1.0"><text><body><p>One.</p></body></text></TEI>'
 
@@ -75,9 +88,175 @@ def test_a_file_that_cannot_be_written_ends_a_command_with_one_line(
     def fail(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", fail)
+    monkeypatch.setattr("os.replace", fail)
     with pytest.raises(SystemExit) as ending:
         cli.run(lambda _: write_file(tmp_path / "out.json", "x") and None)
     assert ending.value.code == code
     assert capsys.readouterr().err == f"albert-ds: {tmp_path / 'out.json'}: {os.strerror(number)}\n"
     assert not list(tmp_path.iterdir())
+
+
+# Command: its words but for --output, the inputs in them, and the name of an output.
+TEXT, RUN_WORDS = ("--input", "text.txt"), ("--batch-size", 8, "--steps", 1)
+DS_CONFIG = ("--deepspeed_config", "ds.json")
+SMALL = ("--model", "albert-tiny", "--num-layers", 1, "--hidden-size", 32, "--embedding-size", 16)
+MEASURED = ("--sequence-length", 8, *DS_CONFIG)
+WRITES = {
+    "vocab": ((*TEXT, "--vocab-size", 300), ["text.txt"], "folder"),
+    "shards": (
+        (*TEXT, "--vocab", "vocab/spiece.model", "--sequence-length", 64),
+        ["text.txt", "vocab"],
+        "folder",
+    ),
+    "train": (
+        (*SMALL, "--data", "data", *RUN_WORDS, "--micro-batch-size", 8, *DS_CONFIG),
+        ["data"],
+        "folder",
+    ),
+    "finetune": (
+        ("--task", "glue/cola", "--data", "cola", "--checkpoint", "run", *RUN_WORDS),
+        ["cola", "run"],
+        "folder",
+    ),
+    "learn": (("--text", "text.txt", "--hours", 0.001), ["text.txt"], "folder"),
+    "recipes": ((), [], "folder"),
+    "probe": (
+        ("--checkpoint", "run", "--minimal-pairs", "pairs"),
+        ["run", "pairs", "run/config.json", "pairs/order.jsonl"],
+        "file.json",
+    ),
+    "ensemble": (("--members", "tuned"), ["tuned"], "folder"),
+    "export": (("--checkpoint", "run"), ["run"], "folder"),
+    "import": (("--input", "hf"), ["hf"], "folder"),
+    "report": (
+        ("run",),
+        ["run", "run/metrics.jsonl", "run/config.json", "run/spiece.model"],
+        "file.html",
+    ),
+    "bench": (("--models", "albert-tiny", "--ranks", 1, *MEASURED), ["ds.json"], "file.json"),
+    "traffic": (("--models", "albert-tiny", "--ranks", 1, *MEASURED), ["ds.json"], "file.json"),
+    "gpu-check": (("--data", "data", "--quick", "--piece", "machine"), ["data"], "folder"),
+    "plots curves": (("--runs", "run"), ["run", "run/metrics.jsonl"], "file.svg"),
+    "plots traffic": (("--input", "bench.json"), ["bench.json"], "file.png"),
+    "plots split": (("--input", "bench.json"), ["bench.json"], "file.png"),
+    "plots layers": (("--input", "layers.json"), ["layers.json"], "file.png"),
+}
+# What somebody else keeps in a folder, under names that commands write.
+THEIRS = (
+    *("spiece.model", "spiece.vocab", "tokenizer_config.json", "README.md", "report.md"),
+    *("metrics.jsonl", "results.json", "model.safetensors", "train-000000.tar", "about.md"),
+    *("train-my-images.tar", "heldout-notes.tar.bz2", "building/notes.txt", "building/.lock"),
+    *("slurm/base.sh", "imported/state.json", "vocab/spiece.model", "data/index.json"),
+)
+
+
+def writers() -> list[str]:
+    """Every command of albert-ds with the flag --output, and every command of a command."""
+    found = []
+    for name in (name for commands in COMMANDS.values() for name in commands):
+        parser = find_parser(name)
+        parts = [a.choices for a in parser._actions if isinstance(a, _SubParsersAction)]
+        for part, of_part in (parts[0] if parts else {"": parser}).items():
+            if any("--output" in action.option_strings for action in of_part._actions):
+                found.append(f"{name} {part}".strip())
+    return found
+
+
+@pytest.fixture(scope="module")
+def inputs(data, text_file, checkpoint, cola, tmp_path_factory) -> Path:
+    """A folder with a valid input of every command. Nobody writes to it."""
+    folder = tmp_path_factory.mktemp("inputs")
+    for source, name in ((data, "data"), (data.parent / "vocab", "vocab"), (cola, "cola")):
+        shutil.copytree(source, folder / name)
+    shutil.copytree(checkpoint, folder / "run")
+    (folder / "run/metrics.jsonl").write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "loss": 8}\n')
+    (folder / "text.txt").write_text(text_file.read_text(encoding="utf-8")[:40_000])
+    shutil.copy(ROOT / "ds_configs/zero1_fp32.json", folder / "ds.json")
+    run_export(folder / "run", folder / "hf")
+    argv = flags("glue/cola", cola, checkpoint, folder / "tuned", steps=1)
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    pair = {"sentence_good": "The class is a name.", "sentence_bad": "The is class a name."}
+    (folder / "pairs").mkdir()
+    (folder / "pairs/order.jsonl").write_text(json.dumps(pair) + "\n")
+    measured = json.loads((ROOT / "docs/raw/bench_base_2.json").read_text())
+    values = {"sharing": "all", "l2": [3.0, 2.0], "degrees": [40.0, 20.0], "tokens": 9}
+    write_report(folder / "bench.json", measured)
+    write_report(folder / "layers.json", {"models": {"albert": values}})
+    return folder
+
+
+def content_of(folder: Path) -> dict[str, bytes | None]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.mark.parametrize("place", ["over the input", "around the input", "over a foreign file"])
+@pytest.mark.parametrize("command", writers())
+def test_no_command_writes_over_what_is_not_its_own(inputs, tmp_path, monkeypatch, command, place):
+    words, sources, output = WRITES[command]
+    mine = tmp_path / "mine"
+    shutil.copytree(inputs, mine)
+    theirs = [f"theirs/{name}" for name in THEIRS]
+    for name in (*theirs, "thesis.txt", "file.json", "file.html", "file.svg", "file.png"):
+        (mine / name).parent.mkdir(parents=True, exist_ok=True)
+        (mine / name).write_text(f"my {name}")
+    foreign = ["theirs", "thesis.txt"] if output == "folder" else [output, *theirs]
+    places = {"over the input": sources, "around the input": ["."] * bool(sources)}
+    monkeypatch.chdir(mine)
+    monkeypatch.setattr("albert_lab.bench_run.count_gpus", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
+    before = content_of(mine)
+    for name in places.get(place, foreign):
+        done = run_command(*command.split(), *words, "--output", name)
+        assert done.code == 2 and len(done.err.strip().splitlines()) == 1, (name, done)
+        after = content_of(mine)
+        assert {path: after.get(path, "deleted") for path in before} == before, name
+
+
+def test_a_report_and_a_picture_are_made_again_but_nobody_elses(inputs, tmp_path, monkeypatch):
+    monkeypatch.chdir(shutil.copytree(inputs, tmp_path / "mine"))
+    for command in ("report", "probe", "plots curves", "plots split", "plots layers"):
+        words, _, name = WRITES[command]
+        for _ in range(2):
+            done = run_command(*command.split(), *words, "--output", f"new-{name}")
+            assert done.code == 0, done
+
+
+def test_no_trace_goes_over_a_file(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    words = ("bench", "--models", "albert-tiny", "--ranks", 1)
+    done = run_command(*words, "--profile", tmp_path / "thesis.txt")
+    assert done.code == 2 and "--profile" in done.err
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_a_partial_file_is_nobody_elses(tmp_path):
+    """Neither a file nor a link that lies where a partial one could be is written to."""
+    (tmp_path / "target").write_text("mine")
+    for name in (".out.json.partial", ".out.json.00000000.partial"):
+        (tmp_path / name).symlink_to("target")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secrets.token_hex", lambda size: "00" * size)
+        with pytest.raises(FileExistsError):
+            write_file(tmp_path / "out.json", "x")
+    write_file(tmp_path / "out.json", "x")
+    assert (tmp_path / "target").read_text() == "mine"
+    assert (tmp_path / "out.json").read_text() == "x" and not (tmp_path / "out.json").is_symlink()
+
+
+def test_a_full_disk_leaves_the_old_vocabulary(vocab, tmp_path):
+    """The system lets files be emptied but not written, as if others had taken the space."""
+    vocab.write(tmp_path)
+    before = content_of(tmp_path)
+    other = replace(vocab.normalisation, lower_case=not vocab.normalisation.lower_case)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        vocab.write(tmp_path)  # as a resumed run does
+        with pytest.raises(OSError, match="File too large"):
+            Vocab(vocab.model, other).write(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert content_of(tmp_path) == before

@@ -57,11 +57,12 @@ def bad_inputs(tmp_path, model):
         yield SHARDS, ["--input", source, "--vocab", model, "--output", output], code, words
     given = ["--input", text, "--output", output]
     yield VOCAB, given, 2, "--vocab-size 30000: this text yields at most"
-    yield VOCAB, ["--input", text, "--output", text], 2, "text: is not a folder"
+    for command, more in ((VOCAB, []), (SHARDS, ["--vocab", model])):
+        for place, words in ((text, "text: is the input"), (empty, "exists and is not a folder")):
+            yield command, ["--input", text, "--output", place, *more], 2, words
     yield SHARDS, [*given, "--vocab", tmp_path / "no.model"], 2, "no.model: no such file"
     yield SHARDS, [*given, "--vocab", text], 2, "text: not a SentencePiece model"
     yield SHARDS, [*given, "--vocab", model, "--holdout", 2], 2, "--holdout 2: must be at least 0"
-    yield SHARDS, ["--input", text, "--output", text, "--vocab", model], 2, "cannot be made"
 
 
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, vocab):

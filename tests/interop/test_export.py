@@ -139,7 +139,7 @@ def test_an_export_never_lands_on_a_run_or_on_what_is_no_folder(make_run, tmp_pa
     for output, words in (
         (run, "is the input"),
         (tmp_path / "file", "file: exists and is not a folder"),
-        (Path("/"), "must be a folder in another one"),
+        (Path("/"), "holds the input"),
     ):
         with pytest.raises(UserError, match=words):
             run_export(run, output)

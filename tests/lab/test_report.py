@@ -215,7 +215,7 @@ def test_a_run_without_metrics_is_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match="no metrics.jsonl there; allowed"):
         make(tmp_path, tmp_path)
     run = write_run(tmp_path / "run", [])
-    with pytest.raises(UserError, match="is the input"):
+    with pytest.raises(UserError, match="must be a new file"):
         main([str(run), "--output", str(run / "metrics.jsonl")])
 
 

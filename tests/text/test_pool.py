@@ -100,7 +100,7 @@ def test_killed_and_taken_up_again(arguments, undisturbed, tmp_path):
 
     units = 1 + max(int(path.name[5:11]) for path in (output / "building").glob("unit-*.json"))
     build(output, arguments, code=-signal.SIGKILL, KILL_AFTER=str(units + 20))
-    shard = next(output.glob("train-*.tar"))
+    shard = next((output / "building").glob("train-*.tar"))
     shard.write_bytes(shard.read_bytes()[:-512])
 
     out, _ = build(output, arguments, *two)
@@ -129,7 +129,7 @@ def test_nothing_outlives_the_process_that_was_started(arguments, tmp_path, way)
     assert process.poll() is None
     process.kill()
     process.communicate(timeout=500)  # until no process holds its stdout and stderr any more
-    with (work / ".lock").open("w") as lock:
+    with (work / ".albert-ds.lock").open("w") as lock:
 
         def is_free() -> bool:
             with contextlib.suppress(BlockingIOError):
@@ -181,7 +181,7 @@ def test_an_error_in_another_process_is_the_error_of_all():
 def test_two_builds_do_not_share_a_folder(arguments, tmp_path):
     work = tmp_path / "data" / "building"
     work.mkdir(parents=True)
-    with (work / ".lock").open("w") as lock:
+    with (work / ".albert-ds.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _, err = build(tmp_path / "data", arguments, code=2)
     assert "another build is writing to it" in err

@@ -23,7 +23,7 @@ from torch import Tensor
 from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, write_folder
 from albert_ds.cli import run
 from albert_ds.errors import UserError
-from albert_ds.files import write_json
+from albert_ds.files import check_folder, new_folder, write_json
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.settings.pretrain import read_config
 
@@ -44,9 +44,10 @@ def main(argv: list[str]) -> None:
         )
     model = AlbertForPretraining(config.model, seed=config.seed)
     attend_to_neighbours(model)
-    config.run.mkdir(parents=True, exist_ok=True)
-    write_folder(config.run / IMPORTED, {WEIGHTS: model.state_dict()}, {"step": 0})
-    write_json(config.run / "config.json", {"model": asdict(config.model)})  # now it is whole
+    check_folder(config.run)
+    with new_folder(config.run) as partial:
+        write_folder(partial / IMPORTED, {WEIGHTS: model.state_dict()}, {"step": 0})
+        write_json(partial / "config.json", {"model": asdict(config.model)})
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from albert_ds import cli
 from albert_ds.cli import Number
 from albert_ds.errors import UserError
+from albert_ds.files import MARK, write_file
 from albert_ds.json_files import check, read_json
 from albert_lab.step_breakdown import PARTS
 from albert_lab.tables import read_report
@@ -194,11 +195,15 @@ def label(axis: Axes, x: str, y: str, title: str = "") -> None:
 def save(figure: Figure, output: Path) -> None:
     """Write a PNG with SHADES colours, which keeps it under 100 kB."""
     from matplotlib import pyplot
-    from PIL import Image
+    from PIL import Image, PngImagePlugin
 
     figure.tight_layout()
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=110, format="png", bbox_inches="tight")
     pyplot.close(figure)
     drawn.seek(0)
-    Image.open(drawn).convert("RGB").quantize(SHADES).save(output, "PNG", optimize=True)
+    picture, mark = io.BytesIO(), PngImagePlugin.PngInfo()
+    mark.add_text("Comment", MARK)
+    small = Image.open(drawn).convert("RGB").quantize(SHADES)
+    small.save(picture, "PNG", optimize=True, pnginfo=mark)
+    write_file(output, picture.getvalue())

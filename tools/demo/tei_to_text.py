@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from albert_ds.cli import Parser, path, run
 from albert_ds.data.storage import find_files, open_file
 from albert_ds.errors import DamagedData
-from albert_ds.files import refuse_input
+from albert_ds.files import name_partial, refuse_input
 
 TEI = "{http://www.tei-c.org/ns/1.0}"
 LINES = {f"{TEI}{name}" for name in ("head", "p", "l")}
@@ -39,8 +39,8 @@ def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     files = find_files(args.input)
     refuse_input(args.output, files)
-    partial = args.output.with_name(f".{args.output.name}.partial")
-    with partial.open("w", encoding="utf-8") as output:
+    partial = name_partial(args.output)
+    with partial.open("x", encoding="utf-8") as output:
         for location in files:
             for line in read_lines(location):
                 output.write(line + "\n")

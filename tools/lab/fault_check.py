@@ -18,7 +18,7 @@ from pathlib import Path
 from albert_ds import cli
 from albert_ds.cli import Parser, natural
 from albert_ds.errors import MachineFailed, Stopped
-from albert_ds.files import write_file
+from albert_ds.files import write_report
 from tools.lab.chaos import Trainer, compare
 
 TINY = ("--model", "albert-tiny", "--num-layers", "2", "--hidden-size", "32", "--num-heads", "2")
@@ -116,7 +116,7 @@ def main(argv: list[str]) -> None:
     says = {"resume": resume, "lost": lose}[args.what](args)
     print(says)
     if args.output:
-        write_file(args.output, json.dumps({"says": says}) + "\n")
+        write_report(args.output, {"says": says})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ before it can apply any of it, so it needs a second pass.
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from albert_lab.tables import table, three
 
 from albert_ds import cli
 from albert_ds.cli import Parser, positive
-from albert_ds.files import write_file
+from albert_ds.files import write_report
 from albert_ds.model.config import SIZES
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def main(argv: list[str]) -> int:
     rows = [(name, *three(values)) for name, values in ratios.items()]
     print(table(("model", "LAMB / fused AdamW: min", "median", "max"), rows))
     if args.output:
-        write_file(args.output, json.dumps(report, indent=1) + "\n")
+        write_report(args.output, report)
     return 0
 
 

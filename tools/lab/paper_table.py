@@ -7,7 +7,6 @@ steps, hours, speed and held-out loss. If it contains a `probe.json` of tools/pr
 has the accuracies of the pretraining tasks.
 """
 
-import json
 import math
 import statistics
 from pathlib import Path
@@ -18,7 +17,7 @@ from albert_ds import cli
 from albert_ds.cli import Number, Parser
 from albert_ds.data.stream_config import list_pair_tasks
 from albert_ds.errors import UserError
-from albert_ds.files import write_file
+from albert_ds.files import write_report
 from albert_ds.json_files import build, check, read_json, read_lines
 from albert_ds.tasks.registry import TASKS
 
@@ -170,7 +169,7 @@ def main(argv: list[str]) -> None:
     add_training(leads, folders, args)
     print(as_table(rows, leads, args.tasks))
     if args.output:
-        write_file(args.output, json.dumps(rows, indent=1) + "\n")
+        write_report(args.output, rows)
 
 
 if __name__ == "__main__":

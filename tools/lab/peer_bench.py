@@ -12,7 +12,6 @@ step's loss (without dropout the losses agree) and its seconds, which include co
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from albert_lab.tables import table, three
 
 from albert_ds import cli
 from albert_ds.cli import Number, Parser, natural, positive
-from albert_ds.files import write_file
+from albert_ds.files import write_report
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.process.world import read_world
@@ -281,7 +280,7 @@ def main(argv: list[str]) -> int:
     report = measure(args)
     print(as_table(report))
     if args.output:
-        write_file(args.output, json.dumps(report, indent=1) + "\n")
+        write_report(args.output, report)
     return 0
 
 

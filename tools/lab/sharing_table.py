@@ -8,7 +8,6 @@ A seed fixes the data, the masks and what is held out, so --against compares see
 table of its own: the interval of a mean difference is much narrower than those of the two means.
 """
 
-import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from albert_lab.tables import table
 from albert_ds import cli
 from albert_ds.cli import Number, Parser
 from albert_ds.errors import UserError
-from albert_ds.files import write_file
+from albert_ds.files import write_report
 from albert_ds.json_files import build, check, read_json, read_lines
 from albert_ds.model.config import ModelConfig, count_flops
 from albert_ds.model.shapes import count_params
@@ -212,7 +211,7 @@ def main(argv: list[str]) -> None:
     seeds = sorted({len(curves) for curves in rows.values()})
     print(f"\nSteps {steps}, seeds {seeds}; equal FLOPs: {flops:.3g}, equal time: {seconds:.3g} s")
     if args.output:
-        write_file(args.output, json.dumps(found, indent=1) + "\n")
+        write_report(args.output, found)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from albert_ds.data.vocab import Vocab
+from albert_ds.files import write_file
 from albert_ds.tasks.features import Features, Split
 from albert_ds.tasks.recipes import Lengths
 from albert_ds.tasks.squad.answers import (
@@ -101,7 +102,7 @@ class SquadTask:
         paths = []
         for name, content in contents.items():
             paths.append(folder / f"{name}.{split.name}.json")
-            paths[-1].write_text(json.dumps(content) + "\n", encoding="utf-8")
+            write_file(paths[-1], json.dumps(content) + "\n")
         return paths
 
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from albert_ds import cli
 from albert_ds.cli import Parser, positive
-from albert_ds.files import PACKAGE, write_file
+from albert_ds.files import PACKAGE, write_report
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
 from albert_ds.process.world import read_world
@@ -125,7 +124,7 @@ def main(argv: list[str]) -> int:
     traffic = record_traffic()
     reports = measure_models(args, traffic)
     if args.output and read_world().rank == 0:
-        write_file(args.output, json.dumps(reports, indent=1) + "\n")
+        write_report(args.output, {"reports": reports})
     return 0
 
 

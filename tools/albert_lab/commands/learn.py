@@ -20,7 +20,7 @@ from statistics import fmean
 from albert_ds import cli
 from albert_ds.cli import Number, log_line
 from albert_ds.errors import MachineFailed, UserError
-from albert_ds.files import PACKAGE, write_file
+from albert_ds.files import PACKAGE, check_folder, write_file
 from albert_ds.json_files import read_json, read_lines
 from albert_ds.process.world import name_device
 from albert_lab.tables import spread, table
@@ -290,6 +290,8 @@ def main(argv: list[str]) -> None:
             raise UserError("--vocab-size: not with --init-from, whose vocabulary is taken")
         args.init_from = Path(args.init_from).absolute()
     out = args.output = args.output.absolute()
+    others = filter(None, (args.init_from, args.minimal_pairs, args.tasks))
+    check_folder(out, [*args.text, *others], marks=["prepare.log"])
     out.mkdir(parents=True, exist_ok=True)
     vocab, data, checkpoint = out / "vocab" / "spiece.model", out / "data", out / "run"
     text = ["--input", *map(os.path.abspath, args.text), "--language", args.language]

@@ -45,7 +45,7 @@ def svg_file(text: str) -> Path:
 
 
 def plot_curves(args) -> None:
-    from albert_lab.report.folder import metrics_path, name_runs, read_runs
+    from albert_lab.report.folder import name_runs, read_runs
     from albert_lab.report.page import build_picture
     from albert_lab.report.panels import largest_differences
 
@@ -56,7 +56,6 @@ def plot_curves(args) -> None:
             "allowed: one for each run"
         )
     runs = read_runs(args.runs, labels)
-    refuse_input(args.output, map(metrics_path, args.runs))
     write_file(args.output, build_picture(runs))
     for run in runs[1:]:
         for key, (largest, steps) in largest_differences(runs[0], run).items():
@@ -71,7 +70,11 @@ def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     if args.command == "curves":
         plot_curves(args)
-    elif args.command == "layers":
+        print(args.output)
+        return
+    inputs = args.input if isinstance(args.input, list) else [args.input]
+    refuse_input(args.output, inputs)  # a report of albert-ds too, but no picture
+    if args.command == "layers":
         plots.draw_layers(plots.read_models(args.input), args.output)
     else:
         cells = [cell for path in args.input for cell in plots.read_cells(path)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from pathlib import Path
 from albert_ds import cli
 from albert_ds.cli import Number, Parser, log_line, natural, positive
 from albert_ds.errors import UserError
-from albert_ds.files import PACKAGE, write_file
+from albert_ds.files import PACKAGE, write_report
 from albert_ds.json_files import read_json
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
@@ -124,7 +123,12 @@ def _add_timing(add) -> None:
         metavar="TFLOPS",
         help="of a rank's device, for MFU (default: of known GPUs)",
     )
-    add("--profile", type=Path, metavar="FILE", help="trace of one step each, for ui.perfetto.dev")
+    add(
+        "--profile",
+        type=cli.new_file,
+        metavar="FILE",
+        help="trace of one step each, for ui.perfetto.dev",
+    )
     add("--output", type=cli.new_file, metavar="FILE", help="JSON with every raw number")
 
 
@@ -164,7 +168,8 @@ def main(argv: list[str]) -> int:
         close(cells)
         if mesh.rank == 0:
             print(as_tables({**report, "cells": described}), flush=True)
-            write_report(args.output, report)
+            if args.output:
+                write_report(args.output, report)  # of all cells so far
     leave_world(mesh)
     return 0
 
@@ -178,12 +183,6 @@ def fill_defaults(args, world: World) -> None:
     args.micro_batch = args.micro_batch or [32 if gpus else 4]
     args.steps = args.steps or (5 if gpus else 1)
     args.deepspeed_config = args.deepspeed_config or [config]
-
-
-def write_report(path: Path | None, report: dict) -> None:
-    """The report of all cells so far."""
-    if path is not None:
-        write_file(path, json.dumps(report, indent=1) + "\n")
 
 
 def choose_layouts(args, world: World) -> list[tuple[int, int]]:
@@ -259,7 +258,8 @@ def start_each(args, layouts: list[tuple[int, int]]) -> int:
                 return code
             measured = read_json(part)
             report = {**measured, "cells": [*report.get("cells", []), *measured["cells"]]}
-            write_report(args.output, report)
+            if args.output:
+                write_report(args.output, report)
     return 0
 
 

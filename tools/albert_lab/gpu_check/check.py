@@ -19,7 +19,7 @@ from pathlib import Path
 
 from albert_ds.cli import log_line
 from albert_ds.errors import UserError
-from albert_ds.files import write_file
+from albert_ds.files import check_folder, write_file
 from albert_ds.json_files import read_json
 from albert_lab.tables import table
 
@@ -161,5 +161,6 @@ def open_folder(folder: Path, about: dict) -> None:
                     f"{value}; allowed: another folder"
                 )
         return
+    check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_file(path, json.dumps(about, indent=1) + "\n")

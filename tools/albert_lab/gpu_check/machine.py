@@ -7,14 +7,13 @@ FILE as the hardware.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.files import write_file
+from albert_ds.files import write_report
 
 TRIES = 9
 
@@ -126,7 +125,7 @@ def read_nccl() -> str:
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
-    write_file(args.output, json.dumps(measure(args.quick), indent=1) + "\n")
+    write_report(args.output, measure(args.quick))
 
 
 if __name__ == "__main__":
