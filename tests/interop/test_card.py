@@ -109,8 +109,8 @@ def test_what_nobody_said_is_marked_and_no_metadata(run, tmp_path):
         assert re.search(rf"^# {name}: FILL IN", top, re.M), name
     carbon, licence = body.split("## Carbon")[1].split("## Licence")
     assert "**FILL IN**" in carbon and licence.strip().startswith("**FILL IN**")
-    run_export(run, tmp_path / "hf", "--license", "mit")
-    card = ModelCard.load(hf / "README.md").text
+    licensed = run_export(run, tmp_path / "licensed", "--license", "mit")
+    card = ModelCard.load(licensed / "README.md").text
     assert card.split("## Licence")[1].strip() == "`mit`"
 
 
