@@ -41,7 +41,7 @@ def combine(folders: list[Path], output: Path) -> dict:
     from albert_ds.finetuning.results import read_outputs, read_split, write_results
     from albert_ds.tasks.features import FEATURES
 
-    check_folder(output, folders, names=())
+    check_folder(output, folders, names=["results.json"])
     members = [seed for folder in folders for seed in sorted(folder.glob("seed-*")) or [folder]]
     configs = [read_json(member / "config.json") for member in members]
     tasks = sorted({str(config.get("task")) for config in configs})
