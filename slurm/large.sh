@@ -2,9 +2,9 @@
 # ALBERT-large as in the paper (section 4.1, Tables 1 and 2): 18M parameters, 24 layers, H 1024.
 # Command:  sbatch slurm/large.sh       (cluster: slurm/site.env; trainer flags may follow)
 # Hardware: 2 nodes x 8 GPUs with 80 GB
-# Time:     PREDICTED for H100, not measured: 21.0 h, 335 GPU-hours with 100 Gb/s a node
-#           (22.5 h with 25, 20.6 h with 400), without evaluation, checkpoints, restarts
-# Plan:     albert-ds plan --model albert-large --gpus 16 --link 100 --steps 125000
+# Time:     PREDICTED for H100, not measured: 20.8 h, 333 GPU-hours with 100 Gb/s a node
+#           (22.4 h with 25, 20.4 h with 400), without evaluation, checkpoints, restarts
+# Plan:     albert-ds plan --model albert-large --gpus 16 --link 100 --steps 125000 --micro-batch-size 64
 # Expected: SQuAD 1.1 F1 90.6, MNLI 83.5, average 82.4 (Table 2)
 #SBATCH --job-name=albert-large
 #SBATCH --nodes=2
@@ -25,5 +25,5 @@ OUTPUT=${OUTPUT:-$RUNS/albert-large}
 # network carries that 7.5 times a second.
 # The alternatives to stage, bucket, type and accumulation: docs/notebook/benchmarks.md.
 pretrain --model albert-large --data "$DATA" --steps 125000 --warmup-steps 3125 --dropout 0.1 \
-    --sequence-length 512 --batch-size 4096 --micro-batch-size 32 --learning-rate 0.00176 \
+    --sequence-length 512 --batch-size 4096 --micro-batch-size 64 --learning-rate 0.00176 \
     --deepspeed_config ds_configs/zero1_bf16.json --save-every 1000 "$@"
