@@ -63,17 +63,23 @@ def start_run(run: Path, ranks: int) -> RunLock:
 
 
 def may_write_exit(run: Path, lock: RunLock | None) -> bool:
-    """True if RUN exists and no other process has locked it."""
+    """True if RUN exists, holds a run or nothing, and no other process has locked it."""
     try:
         if lock is not None:
             lock.check()
-        elif run.is_dir():
+        elif run.is_dir() and is_run(run):
             RunLock(run).release()
         else:
             return False
     except (UserError, MachineFailed, OSError):
         return False
     return True
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has started in this folder, or could: it holds nothing of anybody else."""
+    names = {path.name for path in folder.iterdir()}
+    return "history.jsonl" in names or not names - {".lock", "STOP"}
 
 
 def read_versions() -> dict[str, str | None]:

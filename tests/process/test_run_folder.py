@@ -17,6 +17,7 @@ from albert_ds.checkpoint.folder import FILES, TrainState, find_newest, write_ch
 from albert_ds.errors import MachineFailed
 from albert_ds.process.run_folder import RunLock, may_write_exit
 from tests.batches import random_samples
+from tests.command import run_command
 from tests.distributed import run_ranks
 from tests.training import SMALL, join, open_small_run, small_config
 
@@ -132,3 +133,15 @@ def test_training_ends_at_the_next_save(tmp_path):
     assert kept is not None and kept.name == "step-00000002"
     steps = (tmp_path / "renamed" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in steps][:4] == [1, 2, 3, 4]
+
+
+def test_a_refused_command_leaves_a_folder_of_others_as_it_is(tmp_path):
+    (tmp_path / "exit.json").write_text("mine")
+    flags = ("--data", tmp_path, "--output", tmp_path, "--steps", "0")
+    done = run_command("train", *flags)
+    assert done.code == 2, done
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("exit.json", "mine")]
+    run = tmp_path / "run"
+    run.mkdir()
+    assert run_command("train", "--data", tmp_path, "--output", run, "--steps", "0").code == 2
+    assert json.loads((run / "exit.json").read_text())["code"] == 2
