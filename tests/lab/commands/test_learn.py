@@ -96,6 +96,7 @@ def test_the_line_a_minute_says_what_is_left(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(2400)  # four trials of 40 steps at full size come first
 def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp_path):
     pairs = tmp_path / "pairs"
     pairs.mkdir()
