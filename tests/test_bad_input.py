@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,8 @@ def find_faults(folder: Path, argv: list[str], *words: str) -> list[str]:
 @pytest.fixture
 def refuse(data, tmp_path, monkeypatch):
     """What is wrong with how `train` of one or two ranks refuses these flags with these words."""
+    # The second rank never comes to be told.
+    monkeypatch.setattr("albert_ds.process.rendezvous.TELLING", timedelta(0))
 
     def find(*words: str, ranks: int = 2, **flags) -> list[str]:
         for name, value in LAUNCHED.items() if ranks == 2 else ():
