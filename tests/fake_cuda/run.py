@@ -81,11 +81,10 @@ def run(path: str, program: str, argv: list[str]) -> int:
 def main(path: str) -> int:
     with open(path) as file:
         runs = json.load(file)
-    port = int(os.environ["MASTER_PORT"])
-    for number, given in enumerate(runs):
+    for port, *given in runs:
         child = os.fork()
         if child == 0:
-            os.environ["MASTER_PORT"] = str(port + number)  # the last run's store may still be open
+            os.environ["MASTER_PORT"] = str(port)
             code = 1
             try:
                 code = run(*given)

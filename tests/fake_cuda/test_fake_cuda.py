@@ -14,6 +14,7 @@ import torch
 
 from albert_ds.data.shards import open_shards
 from tests.conftest import ROOT, finish, start_ranks, train_command
+from tests.distributed import take_port
 from tests.fake_cuda.build import find_compiler
 from tests.finetuning import flags, write_checkpoint, write_rte, write_squad
 
@@ -72,7 +73,8 @@ def run_on_cuda(folder: Path, runs: list[Run], ranks: int = 1) -> list[dict]:
     """Run trainers one after the other, each on `ranks` devices; returns rank 0's reports."""
     folder.mkdir(exist_ok=True)
     reports = [folder / f"report-{number}.json" for number in range(len(runs))]
-    given = [(str(path), *run) for path, run in zip(reports, runs, strict=True)]
+    # Each has a port of its own: a rank may begin the next while the last one's store is open.
+    given = [(take_port(), str(path), *run) for path, run in zip(reports, runs, strict=True)]
     (folder / "runs.json").write_text(json.dumps(given))
     command = [sys.executable, "-m", "tests.fake_cuda.run", str(folder / "runs.json")]
     assert finish(start_ranks(command, ranks)) == [0] * ranks
