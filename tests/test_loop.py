@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.batches import random_samples
+from tests.command import run_on_rank
+from tests.conftest import train_command
 from tests.distributed import run_ranks
 from tests.training import SMALL, join, open_small_run, small_config
 
@@ -96,3 +98,13 @@ def test_a_stop_during_the_passes_ends_after_their_step(found):
     events, ending, step, newest = found["stopped"]
     assert ending == "stopped after step 2 of 5: asked"
     assert (step, newest) == (2, "step-00000002")
+
+
+def test_stdout_is_the_trainers_own(data, tmp_path):
+    """DeepSpeed's form of bf16 prints lines about memory while it is built."""
+    words = train_command(
+        data, tmp_path / "run", steps=1, deepspeed_config="ds_configs/zero1_bf16.json"
+    )[2:]
+    (done,) = run_ranks(run_on_rank, 1, ["train", *words])
+    assert done.code == 0, done.err
+    assert "done: " in done.out and "MA " not in done.out and "bf16_optimizer" not in done.out

@@ -49,6 +49,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
+    """nn.Linear by `linear`."""
+
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 

@@ -1,8 +1,8 @@
 """Triton kernels of the encoder and of the MLM loss, for CUDA.
 
-Each gives what the plain form in `model/fused.py` gives, with the same roundings to the type of its
-inputs, and reads and writes every value once. Sums over tokens are made in fp32 and in one order,
-so that a run repeats bit for bit.
+Each gives what torch's operators give in its place (`model/fused.py`, `model/cross_entropy.py`),
+with the same roundings to the type of its inputs, and reads and writes every value once. Sums over
+tokens are made in fp32 and in one order, so that a run repeats bit for bit.
 Shapes: N tokens, H hidden (or any width), P positions, V vocabulary.
 """
 

@@ -94,16 +94,14 @@ def build_mesh(tensor_parallel: int, *, timeout_minutes: float = 10) -> Mesh:
     """
     import torch.distributed as dist
 
-    rank, world_size, timeout = (
-        dist.get_rank(),
-        dist.get_world_size(),
-        timedelta(minutes=timeout_minutes),
-    )
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    timeout = timedelta(minutes=timeout_minutes)
     everyone = dist.group.WORLD
     assert everyone is not None
     if tensor_parallel == 1:
-        tp_group, _ = dist.new_subgroups(1, timeout=timeout)
         dp_group = everyone
+        # Locally: else every rank takes part in making the group of each other rank.
+        tp_group = dist.new_group([rank], timeout=timeout, use_local_synchronization=True)
     else:
         tp_group, dp_group = _cut_by_megatron(tensor_parallel, timeout_minutes)
     control_group = everyone

@@ -54,8 +54,9 @@ def open_store(world: World, patience: timedelta, *, is_host: bool = False):
     return dist.PrefixStore(f"albert-ds/{attempt}", store)
 
 
-def join_world(world: World, *, timeout_minutes: float = 10):
+def join_world(world: World, *, tensor_parallel: int = 1, timeout_minutes: float = 10):
     """Connect to the other ranks and open torch.distributed; this rank's device. Collective."""
+    order_kernels(tensor_parallel)
     store = host_store(world, minutes=timeout_minutes)
     try:
         device = connect_ranks(world, store, {}, timeout_minutes=timeout_minutes)
@@ -97,8 +98,6 @@ def open_groups(world: World, store, device, *, timeout_minutes: float) -> None:
             world_size=world.size,
             store=store or dist.HashStore(),
             timeout=timedelta(minutes=timeout_minutes),
-            # NCCL connects now and not in the first step, so a broken fabric shows here.
-            device_id=device if device.type == "cuda" else None,
         )
     assert dist.get_world_size() == world.size
     _quieten_deepspeed()
@@ -157,6 +156,15 @@ def choose_device(world: World, has_cuda: bool):
         # torch would give every rank all cores.
         torch.set_num_threads(max(1, torch.get_num_threads() // world.local_size))
     return torch.device("cpu"), str(world.local_rank)
+
+
+def order_kernels(tensor_parallel: int) -> None:
+    """Let an all-reduce start before the product that it overlaps; call it before CUDA starts.
+
+    With one hardware queue kernels run in the order in which they were issued.
+    """
+    if tensor_parallel > 1:
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
 def use_deterministic_algorithms() -> None:

@@ -10,7 +10,6 @@ return process.code
 
 from __future__ import annotations
 
-import os
 import traceback
 from typing import TYPE_CHECKING, Protocol
 
@@ -102,10 +101,7 @@ class TrainerProcess:
         )
         if deterministic:
             rendezvous.use_deterministic_algorithms()
-        if tensor_parallel > 1:
-            # An all-reduce overlaps a matrix product. With one hardware queue kernels run in the
-            # order in which they were issued, so the all-reduce starts first.
-            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        rendezvous.order_kernels(tensor_parallel)
         self._native_log = NativeLog() if world.size > 1 else None
         self._store = rendezvous.host_store(world, minutes=timeout_minutes)
         self.device = rendezvous.connect_ranks(

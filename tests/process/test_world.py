@@ -1,12 +1,13 @@
 """Rank and world size are read correctly from each launcher, or refused with a reason."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
 
 from albert_ds.errors import UserError
-from albert_ds.process.rendezvous import check_kinds, choose_device
+from albert_ds.process.rendezvous import check_kinds, choose_device, order_kernels
 from albert_ds.process.world import World, check_memory, find_gpu_grant, read_world, wants_cpu
 from tests.conftest import finish, start_ranks, train_command
 
@@ -121,10 +122,22 @@ def test_deepspeed_gets_the_number_of_the_device_not_of_the_task(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # as --gpus-per-task=1 grants them
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     world = World(rank=5, local_rank=3, size=8, launcher="srun")
     assert choose_device(world, has_cuda=True) == (torch.device("cuda", 0), "0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     assert choose_device(world, has_cuda=True) == (torch.device("cuda", 3), "3")
+    # Batches of text differ in size; without it torch may reserve twice the memory.
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+
+
+def test_one_hardware_queue_with_tensor_parallelism_only(monkeypatch):
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    monkeypatch.delenv(name, raising=False)
+    order_kernels(1)
+    assert name not in os.environ
+    order_kernels(2)
+    assert os.environ.pop(name) == "1"
 
 
 def test_a_grant_of_gpus_is_seen_and_the_cpu_can_be_chosen():

@@ -140,7 +140,7 @@ def measure_models(args, traffic: Traffic) -> list[dict]:
         )
     from albert_ds.process.rendezvous import join_world, leave_world
 
-    device = join_world(world)
+    device = join_world(world, tensor_parallel=args.tensor_parallel)
     mesh = build_mesh(args.tensor_parallel)
     reports = []
     changes = {"dropout": 0.0, "per_layer": args.per_layer}

@@ -154,7 +154,7 @@ def main(argv: list[str]) -> int:
     traffic = record_traffic()
     from albert_ds.process.rendezvous import join_world, leave_world
 
-    device = join_world(world)
+    device = join_world(world, tensor_parallel=tensor_parallel)
     mesh = build_mesh(tensor_parallel)
     report, base = describe_machine(args, device), held_bytes(device)
     for micro_batch in args.micro_batch:
