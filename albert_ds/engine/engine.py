@@ -173,7 +173,14 @@ def _build_fused_lamb(groups: list[dict], params: dict) -> torch.optim.Optimizer
 
     try:
         return FusedLamb(groups, **params)
-    except (CUDAMismatchException, MissingCUDAException, RuntimeError, OSError) as error:
+    except (
+        CUDAMismatchException,
+        MissingCUDAException,
+        RuntimeError,
+        OSError,
+        ValueError,
+    ) as error:
+        # ValueError: DeepSpeed cannot read an architecture like 9.0a in TORCH_CUDA_ARCH_LIST.
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise UserError(

@@ -59,6 +59,31 @@ def decay_groups(
     ]
 
 
+def update_plainly(
+    parameters: list[Tensor],
+    gradients: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    steps: list[float],
+    group: dict,
+) -> list[Tensor]:
+    """Update the moments and return each u, an operation at a time.
+
+    torch's fused Adam takes 1 - beta2 of an fp32 beta2 on CUDA, which is off by 1.3e-5 at 0.999.
+    """
+    beta1, beta2 = group["betas"]
+    torch._foreach_lerp_(first, gradients, 1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+    roots = torch._foreach_sqrt(second)
+    torch._foreach_mul_(roots, [(1 - beta2**t) ** -0.5 for t in steps])
+    torch._foreach_add_(roots, group["eps"])
+    updates = torch._foreach_div(first, roots)
+    torch._foreach_div_(updates, [1 - beta1**t for t in steps])
+    torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+    return list(updates)
+
+
 class Lamb(torch.optim.Optimizer):
     """LAMB over flat parameters; one trust ratio per logical tensor.
 
@@ -141,21 +166,23 @@ class Lamb(torch.optim.Optimizer):
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
             state["step"] += 1
+        gradients = [p.grad.contiguous() for p in parameters if p.grad is not None]
+        first, second = ([state[m] for state in states] for m in ("exp_avg", "exp_avg_sq"))
+        steps = [float(s["step"]) if group["bias_correction"] else ENDLESS for s in states]
+        if parameters[0].is_cuda:
+            return update_plainly(parameters, gradients, first, second, steps, group)
         # torch's fused Adam reads and writes everything once. Starting from decay * w with a rate
         # of -1 it leaves u; with a very large step count it corrects no bias.
-        corrects = group["bias_correction"]
         updates = list(torch._foreach_mul(parameters, group["weight_decay"]))
         torch._fused_adam_(
             updates,
-            [p.grad.contiguous() for p in parameters if p.grad is not None],  # it assumes so
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            gradients,
+            first,
+            second,
             [],
             [
-                parameter.new_full(
-                    (), float(state["step"]) if corrects else ENDLESS, dtype=torch.float32
-                )
-                for parameter, state in zip(parameters, states, strict=True)
+                p.new_full((), t, dtype=torch.float32)
+                for p, t in zip(parameters, steps, strict=True)
             ],
             lr=-1.0,
             beta1=group["betas"][0],
