@@ -85,6 +85,22 @@ def test_lamb_takes_the_step_that_it_takes_on_a_cpu():
     assert (steps[1] - steps[0]).norm() <= 1e-6 * steps[0].norm()
 
 
+def test_kernels_of_triton_run_for_many_values_only():
+    from torch.profiler import ProfilerActivity, profile
+
+    from albert_ds.model.fused import FEW, residual_norm
+
+    def names(tokens: int) -> str:
+        x, weight = torch.ones(tokens, 1024, device="cuda"), torch.ones(1024, device="cuda")
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            residual_norm(x, x, weight, weight, 1e-12, 0.1)
+            torch.cuda.synchronize()
+        return " ".join(event.name for event in trace.events())
+
+    assert "_norm_forward" in names(FEW // 1024)
+    assert "_norm_forward" not in names(FEW // 1024 - 1)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_fine_tuning_learns(checkpoint, cola, tmp_path, precision):
     out, steps = tmp_path / "out", {"steps": 120, "eval_every": 20, "learning_rate": 0.005}

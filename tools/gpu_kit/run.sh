@@ -130,7 +130,7 @@ stage resume "$PY" -m tools.lab.fault_check resume --data "$DATA" --folder "$WOR
     --steps 30 ${QUICK:+--quick} --output "$WORK/resume.json" & SHARING=($!)
 stage exact "$PY" "$KIT/exact.py" "$WORK" "$RESULTS" & SHARING+=($!)
 # Every test starts processes that import for seconds: several at once.
-stage tests "$PY" -m pytest -q -rs -p no:cacheprovider -n 6 -o addopts= \
+stage tests "$PY" -m pytest -q -rs -p no:cacheprovider -p no:benchmark -n 6 -o addopts= \
     tests/gpu tests/model/test_kernels.py & SHARING+=($!)
 wait "${SHARING[@]}"
 if wants fusedlamb; then
