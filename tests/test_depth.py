@@ -102,19 +102,20 @@ def test_the_time_left_is_that_of_the_depths_to_come(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("schedule", "words"),
     [
-        ("3", "'3' must be LAYERS@STEP or LAYERS@SHARE%"),
-        ("0@0", "'0@0' must be LAYERS@STEP"),
-        ("1@1,3@2", "'1@1' starts at step 1; the first part must start at 0"),
-        ("1@0,3@100%", "'3@100%' starts at step 8; the first part"),
-        ("1@0,2@50%,3@50%", "'3@50%' starts at step 4"),
+        ("1@0,3", "'3': must be VALUE@STEP or VALUE@SHARE%"),
+        ("0@0", "'0@0': 0: must be at least 1"),
+        ("1@1,3@2", "'1@1': starts at step 1; the first must start at 0"),
+        ("1@0,3@100%", "'3@100%': starts at step 8; the first must"),
+        ("1@0,2@50%,3@50%", "'3@50%': starts at step 4"),
         ("1@0,2@4", "must end with --num-layers 3"),
+        ("1@0..3@4", "'3@4': changes in jumps only"),
     ],
 )
 def test_a_wrong_schedule_is_refused(schedule, words):
     with pytest.raises(UserError, match="--depth-schedule") as refused:
         list_depths(SMALL, schedule, 8)
     assert words in str(refused.value)
-    assert read_depths("1@0,3@4", 8) == [(1, 0), (3, 4)]
+    assert [(p.value, p.start) for p in read_depths(SMALL, "1@0,3@4", 8).points] == [(1, 0), (3, 4)]
 
 
 def test_depths_that_leave_parameters_out_are_refused():

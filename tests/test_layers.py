@@ -18,6 +18,7 @@ LEVELS = {
     "files": 0,
     "cli": 1,
     "json_files": 2,
+    "schedules": 2,
     "model": 3,
     "data": 3,
     "optim": 3,

@@ -1,0 +1,116 @@
+"""Values that change while training: `8@0,16@35%`, or on a straight line, `0.3..0.15@100%`.
+
+A schedule is kept as text and read together with the number of steps of the run. Its value is a
+function of the number of finished steps and of nothing else: so a stop, a resume or another layout
+changes no value, and what was used up to a step is a sum of a few products.
+"""
+
+import argparse
+import re
+from bisect import bisect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from albert_ds.cli import Number
+from albert_ds.errors import UserError
+
+START = re.compile(r"(\d{1,10})|(\d{1,10}(?:\.\d{1,10})?)%", re.ASCII)
+EXPLANATION = """\
+Schedules: VALUE@START,VALUE@START. START is a step or a share of --steps; the first is 0, also if
+it is left out. A comma keeps the value until the next START; two dots join on a straight line.
+  8@0,16@35%           8, and 16 from 35 % of the steps on
+  0.3..0.15@100%       falls evenly from 0.3 at the first step to 0.15 at the end
+  128@0,256@70%,512@9000
+"""
+
+
+class Varying(Number):
+    """A number, or a schedule of such numbers, which stays text."""
+
+    __slots__ = ()
+
+    def __call__(self, text: str) -> Any:
+        return text if "@" in text else Number.__call__(self, text)
+
+
+class Point(NamedTuple):
+    """A value from step `start` on; `is_line`: a straight line leads there from the one before."""
+
+    value: Any
+    start: int
+    is_line: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What `read_schedule` reads: points with ascending starts, the first at 0."""
+
+    points: tuple[Point, ...]
+
+    @property
+    def starts(self) -> list[int]:
+        return [point.start for point in self.points]
+
+    @property
+    def values(self) -> list[Any]:
+        return [point.value for point in self.points]
+
+    def at(self, step: int) -> Any:
+        """The value that the step after `step` finished ones has."""
+        number = bisect(self.starts, step)
+        point, after = self.points[number - 1], self.points[number : number + 1]
+        if not after or not after[0].is_line:
+            return point.value
+        share = (step - point.start) / (after[0].start - point.start)
+        between = point.value + share * (after[0].value - point.value)
+        return round(between) if isinstance(point.value, int) else between
+
+    def parts(self, step: int) -> Iterator[tuple[Any, int]]:
+        """(value, number of steps) of each point that the first `step` steps have reached."""
+        for point, end in zip(self.points, [*self.starts[1:], step], strict=True):
+            if point.start < step:
+                yield point.value, min(end, step) - point.start
+
+
+def read_schedule(
+    name: str, text: str, num_steps: int, read: Callable[[str], Any], *, lines: bool = False
+) -> Schedule:
+    """The schedule that `text`, the value of the flag `name`, is in a run of `num_steps` steps.
+
+    `read` reads a value, and raises ArgumentTypeError for a wrong one. `lines`: whether values may
+    be joined by straight lines. Raises UserError for what is no schedule.
+    """
+    points: list[Point] = []
+    for word in text.split(","):
+        for number, typed in enumerate(word.split("..")):
+            value, at, start = typed.partition("@")
+            if not at and not points:
+                start = "0"
+            try:
+                point = Point(read(value), _read_start(start, num_steps), number > 0)
+                _check(point, points, num_steps, lines)
+            except (argparse.ArgumentTypeError, ValueError) as error:
+                raise UserError(f"{name} {text}: {typed!r}: {error}") from None
+            points.append(point)
+    return Schedule(tuple(points))
+
+
+def _read_start(text: str, num_steps: int) -> int:
+    found = START.fullmatch(text)
+    if not found:
+        raise ValueError("must be VALUE@STEP or VALUE@SHARE%, such as 8@0 or 16@35%")
+    step, share = found.groups()
+    return int(step) if step else int(Fraction(share) * num_steps / 100)
+
+
+def _check(point: Point, before: list[Point], num_steps: int, lines: bool) -> None:
+    if point.is_line and not lines:
+        raise ValueError("changes in jumps only: a comma, no `..`")
+    is_late = point.start > num_steps - (not point.is_line)
+    if is_late or (point.start <= before[-1].start if before else point.start > 0):
+        raise ValueError(
+            f"starts at step {point.start}; the first must start at 0, each other one after the "
+            f"one before and below --steps {num_steps}"
+        )

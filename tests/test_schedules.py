@@ -1,0 +1,76 @@
+"""Schedules: equal to a plain reference, step by step; what is none is refused in one line."""
+
+import pytest
+
+from albert_ds.cli import Number
+from albert_ds.errors import UserError
+from albert_ds.schedules import Varying, read_schedule
+
+STEPS = 40
+COUNT, SHARE = Number(low=1, whole=True), Number(above=0, below=1)
+# Text, and the steps at which the value is known, joined as its commas and dots say.
+CASES = {
+    "8": lambda step: 8,
+    "8@0,16@35%": lambda step: 8 if step < 14 else 16,
+    "8,16@7,4@20": lambda step: 8 if step < 7 else 16 if step < 20 else 4,
+    "8@0,16@2.5%": lambda step: 8 if step < 1 else 16,
+    "10..50@100%": lambda step: 10 + step,
+    "10@0,10@10..40@50%,5@30": lambda step: (
+        10 if step < 10 else 10 + 3 * (step - 10) if step < 20 else 40 if step < 30 else 5
+    ),
+}
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_every_step_has_the_value_of_the_reference(text):
+    schedule = read_schedule("--x", text, STEPS, COUNT, lines=True)
+    assert [schedule.at(step) for step in range(STEPS + 5)] == [
+        CASES[text](min(step, STEPS)) for step in range(STEPS + 5)
+    ]
+    if ".." not in text:
+        for step in range(STEPS + 1):
+            total = sum(value * steps for value, steps in schedule.parts(step))
+            assert total == sum(map(CASES[text], range(step)))
+
+
+def test_a_line_of_shares_is_straight():
+    line = read_schedule("--x", "0.3..0.15@100%", STEPS, SHARE, lines=True)
+    found = [line.at(step) for step in range(STEPS + 1)]
+    assert found == pytest.approx([0.3 - 0.15 * step / STEPS for step in range(STEPS + 1)])
+    assert found[0] == 0.3 and found[-1] == 0.15
+    assert all(
+        type(read_schedule("--x", "1..9@40", 40, COUNT, lines=True).at(s)) is int for s in range(9)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("8@1,16@5", "'8@1': starts at step 1; the first must start at 0"),
+        ("8@0,16@5,4@5", "'4@5': starts at step 5; the first must"),
+        ("8@0,16@9,4@5", "'4@5': starts at step 5"),
+        ("8@0,16@100%", "'16@100%': starts at step 40"),
+        ("8@0..16@41", "'16@41': starts at step 41"),
+        ("8@0,16", "'16': must be VALUE@STEP or VALUE@SHARE%"),
+        ("8@0,16@x", "'16@x': must be VALUE@STEP"),
+        ("8@-1", "'8@-1': must be VALUE@STEP"),
+        ("8@0,0@5", "'0@5': 0: must be at least 1"),
+        ("8@0,@5", "'@5': : must be a whole number"),
+        ("8@0,,16@5", "'': : must be a whole number"),
+        ("8@0,16@" + "9" * 5000, "must be VALUE@STEP"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(text, words):
+    with pytest.raises(UserError) as caught:
+        read_schedule("--x", text, STEPS, COUNT, lines=True)
+    assert str(caught.value).startswith(f"--x {text}: ") and words in str(caught.value)
+
+
+def test_jumps_alone_where_nothing_lies_between():
+    with pytest.raises(UserError, match="'16@20': changes in jumps only"):
+        read_schedule("--x", "8@0..16@20", STEPS, COUNT)
+
+
+def test_a_flag_takes_a_number_or_a_schedule():
+    flag = Varying(above=0, below=1)
+    assert flag("0.3") == 0.3 and flag("0.3..0.15@100%") == "0.3..0.15@100%"
