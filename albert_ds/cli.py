@@ -9,11 +9,12 @@ import argparse
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from albert_ds.errors import ENDINGS, UserError, hide_passwords, name_os_error
 from albert_ds.files import may_replace
@@ -240,17 +241,68 @@ def require(module: str, extra: str, what: str) -> None:
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
-    """Run a command and leave the process: one line on stderr and the exit code for an ending."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # ty: ignore[missing-union-attribute]
+    """Run a command and leave the process: one line on stderr and the exit code for an ending.
+
+    If the reader of its output goes away, it ends as any Unix command does: by SIGPIPE.
+    """
+    open_closed_streams()
+    sys.stdout.reconfigure(errors="backslashreplace")  # ty: ignore[unresolved-attribute]
     try:
         try:
             code = main(sys.argv[1:]) or 0
+            sys.stdout.flush()
+        except BrokenPipeError:
+            drop_output(sys.stdout)
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGPIPE)
         except OSError as error:
             raise name_os_error(error) from None
     except ENDINGS as ending:
         log_line(str(ending))
         code = ending.code
     sys.exit(code)
+
+
+def open_closed_streams() -> None:
+    """Give a process that was started without them (cron, `>&-`) streams that go nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (as long as the process)
+
+
+def drop_output(stream: TextIO) -> None:
+    """Send what `stream` holds and will be given nowhere, so that no later flush fails."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+class LastingStream:
+    """A stream whose process goes on when nobody reads it any more, or its disk is full.
+
+    What is lost from then on is said once, on stderr.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._keep(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._keep(self._stream.flush)
+
+    def _keep(self, work: Callable, *given: str) -> None:
+        try:
+            work(*given)
+        except OSError as error:
+            drop_output(self._stream)
+            name = self._stream.name.strip("<>")
+            log_line(f"{name}: {error.strerror}; the run goes on, its lines there are lost")
 
 
 def log_line(message: str) -> None:

@@ -10,10 +10,11 @@ return process.code
 
 from __future__ import annotations
 
+import sys
 import traceback
 from typing import TYPE_CHECKING, Protocol
 
-from albert_ds.cli import log_line, peek_output
+from albert_ds.cli import LastingStream, log_line, open_closed_streams, peek_output
 from albert_ds.errors import MachineFailed
 from albert_ds.process.ending import (
     DEFECT,
@@ -65,6 +66,8 @@ class TrainerProcess:
         self._run: HasStep | None = None
 
     def __enter__(self) -> TrainerProcess:
+        open_closed_streams()
+        sys.stdout, sys.stderr = LastingStream(sys.stdout), LastingStream(sys.stderr)
         quiet_libraries()
         return self
 
