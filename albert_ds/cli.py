@@ -246,7 +246,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     If the reader of its output goes away, it ends as any Unix command does: by SIGPIPE.
     """
     open_closed_streams()
-    sys.stdout.reconfigure(errors="backslashreplace")  # ty: ignore[unresolved-attribute]
+    sys.stdout.reconfigure(errors="backslashreplace")  # ty: ignore[missing-union-attribute]
     try:
         try:
             code = main(sys.argv[1:]) or 0

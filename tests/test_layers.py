@@ -19,6 +19,7 @@ LEVELS = {
     "cli": 1,
     "json_files": 2,
     "schedules": 2,
+    "locks": 2,
     "model": 3,
     "data": 3,
     "optim": 3,

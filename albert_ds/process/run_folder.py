@@ -1,34 +1,26 @@
 """The RUN folder's lock and its record of versions."""
 
-import fcntl
 import os
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
 from albert_ds.errors import MachineFailed, UserError
+from albert_ds.locks import FileLock
 from albert_ds.process.ending import add_to_history
 from albert_ds.process.world import name_device
 
 
 class RunLock:
-    """Exclusive ownership of a RUN folder. The kernel releases it when the process dies."""
+    """Exclusive ownership of a RUN folder, until the process ends."""
 
     def __init__(self, run: Path):
         self._path = run / ".lock"
-        self._file = open(self._path, "a+")  # noqa: SIM115 (open during the run)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = FileLock(self._path)
         except BlockingIOError as error:
-            self._file.seek(0)
-            owner = self._file.read().strip()
-            self._file.close()
-            raise UserError(f"--output {run}: in use by {owner}; wait or stop it") from error
-        # A loader's worker would hold the lock for seconds after a killed trainer.
-        os.register_at_fork(after_in_child=self._file.close)
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} on {os.uname().nodename}")
-        self._file.flush()
+            owner = error.strerror
+            raise UserError(f"--output {run}: in use by {owner}; wait or stop it") from None
 
     def check(self) -> None:
         """Raise MachineFailed if the file at RUN/.lock is no longer the one that was locked.
@@ -36,7 +28,7 @@ class RunLock:
         RUN was deleted, renamed or unmounted then, and another run may own the path.
         """
         try:
-            if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+            if self._lock.is_held():
                 return
             found = "it is another file now"
         except OSError as error:
@@ -47,7 +39,7 @@ class RunLock:
         )
 
     def release(self) -> None:
-        self._file.close()
+        self._lock.release()
 
 
 def start_run(run: Path, ranks: int) -> RunLock:
@@ -79,7 +71,7 @@ def may_write_exit(run: Path, lock: RunLock | None) -> bool:
 def is_run(folder: Path) -> bool:
     """Whether a run has started in this folder, or could: it holds nothing of anybody else."""
     names = {path.name for path in folder.iterdir()}
-    return "history.jsonl" in names or not names - {".lock", "STOP"}
+    return "history.jsonl" in names or not names - {".lock", ".lock.owner", "STOP"}
 
 
 def read_versions() -> dict[str, str | None]:

@@ -9,8 +9,6 @@ one vocabulary. Finished pieces of either pass are kept when a build is killed.
 """
 
 import errno
-import fcntl
-import os
 import shutil
 import sys
 import time
@@ -33,6 +31,7 @@ from albert_ds.data.shards import (
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import ENDINGS, DamagedData, MachineFailed, UserError
 from albert_ds.files import check_folder, publish, write_json
+from albert_ds.locks import FileLock
 from albert_ds.text.documents import DAMAGE
 from albert_ds.text.encode import COUNTS, BuildConfig, encode_documents
 from albert_ds.text.external_sort import (
@@ -310,11 +309,11 @@ def _work_folder(output: Path, locations: list[str]) -> Generator[Path]:
     else:
         shutil.rmtree(work)
     finally:
-        os.close(lock)
+        lock.release()
 
 
-def _claim(output: Path, work: Path, locations: list[str]) -> int:
-    """Make the folders and lock them; the kernel frees the lock when its owner dies.
+def _claim(output: Path, work: Path, locations: list[str]) -> FileLock:
+    """Make the folders and lock them.
 
     Raises UserError if `output` holds anything but a killed build.
     """
@@ -325,15 +324,11 @@ def _claim(output: Path, work: Path, locations: list[str]) -> int:
     check_folder(output, locations, marks=[f"{WORK_NAME}/{LOCK_NAME}"])
     try:
         work.mkdir(parents=True, exist_ok=True)
-        lock = os.open(work / LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW)
+        return FileLock(work / LOCK_NAME)
+    except BlockingIOError:
+        raise UserError(f"--output {output}: another build is writing to it") from None
     except OSError as error:
         raise UserError(f"--output {output}: cannot be made: {error.strerror}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise UserError(f"--output {output}: another build is writing to it") from None
-    return lock
 
 
 def open_bar(what: str, unit: str, total: int = 0) -> tqdm:

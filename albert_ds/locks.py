@@ -1,0 +1,130 @@
+"""Exclusive ownership of a folder, by a file in it.
+
+The kernel's lock ends with its owner. Some shared file systems have none (Lustre without
+`-o flock`, NFS without lockd); there the owner makes a second file, which cannot be made twice, and
+touches it while it lives.
+"""
+
+import atexit
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+
+from albert_ds.cli import log_line
+
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+BEAT = 10.0  # seconds between two touches of a live owner's file
+SILENT = 3  # beats after which an owner is dead
+
+
+class FileLock:
+    """The lock of the file at `path`, which is made if it is missing; never through a link.
+
+    Raises BlockingIOError, whose text names the owner, if another process has it; and OSError.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        self._file = os.fdopen(os.open(path, flags, 0o666), "r+")
+        self._claim: Claim | None = None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.seek(0)
+            owner = self._file.read().strip()
+            self._file.close()
+            if error.errno not in NO_LOCKS:
+                raise OSError(error.errno, owner or "another process", str(path)) from None
+            self._claim = Claim(path.with_name(f"{path.name}.owner"))
+            self._file = open(path, "r+")  # noqa: SIM115 (as long as the lock)
+            log_line(f"{path}: {error.strerror} (flock); owned by {self._claim.path.name} instead")
+        # A loader's worker would hold the lock for seconds after a killed trainer.
+        os.register_at_fork(after_in_child=self._file.close)
+        self._file.truncate(0)
+        self._file.write(describe_process())
+        self._file.flush()
+
+    def is_held(self) -> bool:
+        """Whether `path` still names the file that was locked. Raises OSError."""
+        there = os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
+        return there and (self._claim is None or self._claim.is_held())
+
+    def release(self) -> None:
+        self._file.close()
+        if self._claim is not None:
+            self._claim.release()
+
+
+class Claim:
+    """A file that one process makes and touches. Raises BlockingIOError if its owner lives."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._text = f"{describe_process()} {secrets.token_hex(8)}"
+        while not self._make():
+            self._remove_dead()
+        self._ended = threading.Event()
+        threading.Thread(target=self._touch, daemon=True).start()
+        atexit.register(self.release)
+
+    def is_held(self) -> bool:
+        return self.path.read_text() == self._text
+
+    def release(self) -> None:
+        self._ended.set()
+        with contextlib.suppress(FileNotFoundError):  # the whole folder is gone
+            if self.is_held():
+                self.path.unlink()
+
+    def _make(self) -> bool:
+        try:
+            with self.path.open("x") as file:
+                file.write(self._text)
+        except FileExistsError:
+            return False
+        return True
+
+    def _remove_dead(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            found, touched = self.path.read_text(), self.path.stat().st_mtime_ns
+            owner = found.rpartition(" ")[0]
+            if not is_dead(owner):
+                # By its touches: clocks of machines differ.
+                time.sleep(SILENT * BEAT)
+                if self.path.stat().st_mtime_ns != touched:
+                    raise BlockingIOError(errno.EAGAIN, owner, str(self.path))
+            aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
+            self.path.rename(aside)
+            if aside.read_text() != found:  # another process was faster, and is the owner
+                os.link(aside, self.path)
+            aside.unlink()
+
+    def _touch(self) -> None:
+        while not self._ended.wait(BEAT):
+            with contextlib.suppress(OSError):
+                os.utime(self.path)
+
+
+def describe_process() -> str:
+    return f"process {os.getpid()} on {os.uname().nodename}"
+
+
+def is_dead(owner: str) -> bool:
+    """Whether a process that `describe_process` has described ran on this machine and has ended."""
+    word, _, rest = owner.partition(" ")
+    pid, _, node = rest.partition(" on ")
+    if word != "process" or node != os.uname().nodename or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
