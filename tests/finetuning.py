@@ -1,5 +1,6 @@
 """Toy tasks in the published formats, a small checkpoint, and a way to fine-tune on them."""
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,36 @@ def write_mnli(folder: Path) -> Path:
         lambda i, a, b: [str(i), a, b, labels[i % 3]],
         splits=("train", "dev_matched", "dev_mismatched"),
     )
+
+
+def write_topics(folder: Path, *, train: int = 96, dev: int = 40) -> Path:
+    """Labels of one's own: three classes, by which of two words there are; quoted CSV."""
+    folder.mkdir(parents=True)
+    for split, count, seed in (("train", train, 1), ("dev", dev, 2), ("test", 10, 3)):
+        rows = [["id", "label", "text"]]
+        for number, text in enumerate(draw_sentences(count, seed)):
+            label = "type, class" if "class" in text else "string" if "string" in text else "other"
+            rows.append([str(number), label, f'{text}, "so"'])
+        with (folder / f"{split}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+    return folder
+
+
+def write_entities(folder: Path, *, train: int = 96, dev: int = 40) -> Path:
+    """Tags of one's own: `class` and what follows are a THING, `string` alone is a KIND; CoNLL."""
+    folder.mkdir(parents=True)
+    for split, count, seed in (("train", train, 1), ("dev", dev, 2), ("test", 10, 3)):
+        lines = ["-DOCSTART- O", ""]
+        for text in draw_sentences(count, seed):
+            inside = False
+            for word in text.split():
+                tag = "B-THING" if word == "class" else "I-THING" if inside else "O"
+                tag = "B-KIND" if tag == "O" and word == "string" else tag
+                inside = word == "class"
+                lines.append(f"{word} {tag}")
+            lines.append("")
+        (folder / f"{split}.conll").write_text("\n".join(lines))
+    return folder
 
 
 def write_race(folder: Path) -> Path:

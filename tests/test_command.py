@@ -49,7 +49,9 @@ def test_recipes_are_written_and_never_replaced(tmp_path, capsys):
 
 def test_a_missing_extra_is_one_line_that_says_how_to_get_it(tmp_path):
     """In a process that has no extra at all: what a plain installation lacks."""
-    lacking = "'mpi4py', 'matplotlib', 'wandb', 's3fs', 'transformers', 'huggingface_hub'"
+    lacking = (
+        "'mpi4py', 'matplotlib', 'wandb', 's3fs', 'transformers', 'huggingface_hub', 'nervaluate'"
+    )
     script = (
         "import sys, importlib.util as u\n"
         f"find = u.find_spec; lacking = {{{lacking}}}\n"
@@ -58,8 +60,10 @@ def test_a_missing_extra_is_one_line_that_says_how_to_get_it(tmp_path):
         "run()\n"
     )
     folder = str(tmp_path)
+    tagger = ["finetune", "--task", "tokens", "--data", folder, "--checkpoint", folder]
     for words, extra in (
         (["plots", "traffic", "--input", BENCHMARK, "--output", f"{folder}/x.png"], "plots"),
+        ([*tagger, "--output", f"{folder}/out"], "ner"),
         (["vocab", "--input", "s3://bucket/x", "--output", folder], "s3"),
     ):
         command = [sys.executable, "-c", script, *words]

@@ -1,5 +1,6 @@
 """Fine-tuning end to end: it learns, in every layout alike, resumes, and leaves what it should."""
 
+import csv
 import json
 import signal
 import sys
@@ -15,11 +16,13 @@ from tests.finetuning import (
     flags,
     tune_ranks,
     write_checkpoint,
+    write_entities,
     write_mnli,
     write_race,
     write_rte,
     write_squad,
     write_stsb,
+    write_topics,
 )
 from tests.models import run_export
 
@@ -83,7 +86,12 @@ def alone(checkpoint, tmp_path_factory):
     def tune(task):
         if task not in made:
             folder = tmp_path_factory.mktemp("alone")
-            write = {"squad2": lambda f: write_squad(f, "v2.0"), "glue/rte": write_rte}[task]
+            write = {
+                "squad2": lambda f: write_squad(f, "v2.0"),
+                "glue/rte": write_rte,
+                "text": write_topics,
+                "tokens": write_entities,
+            }[task]
             given = {"sequence_length": 32} if task == "squad2" else {}
             common = (task, write(folder / "data"), checkpoint)
             assert run_ranks(tune_ranks, 1, flags(*common, folder / "out", **given)) == [0]
@@ -94,7 +102,7 @@ def alone(checkpoint, tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("task", ["glue/rte", "squad2"])
+@pytest.mark.parametrize("task", ["glue/rte", "squad2", "text", "tokens"])
 def test_every_layout_gives_the_same(alone, tmp_path, task, layout):
     common, given, reference = alone(task)
     world_size, changes = LAYOUTS[layout]
@@ -119,12 +127,14 @@ def test_every_layout_gives_the_same(alone, tmp_path, task, layout):
     )
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_been(checkpoint, cola, tmp_path):
+@pytest.mark.parametrize("task", ["glue/cola", "tokens"])
+def test_a_killed_run_goes_on_as_if_nothing_had_been(checkpoint, cola, tmp_path, task):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
+    data = cola if task == "glue/cola" else write_entities(tmp_path / "data")
     common = dict(steps=240, eval_every=24, dropout=0.1)
-    argv = flags("glue/cola", cola, checkpoint, whole, **common)
+    argv = flags(task, data, checkpoint, whole, **common)
     assert run_ranks(tune_ranks, 1, argv) == [0]
-    argv = flags("glue/cola", cola, checkpoint, killed, **common)
+    argv = flags(task, data, checkpoint, killed, **common)
     (process,) = start_ranks([sys.executable, "albert_ds/finetune.py", *argv], 1)
     wait_for((killed / "checkpoints" / "latest").exists, "a checkpoint")
     process.kill()
@@ -243,3 +253,97 @@ def tune_and_count(rank, argv):
 def test_each_seed_frees_its_engine(checkpoint, cola, tmp_path):
     argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", seeds=3, steps=2, eval_every=2)
     assert run_ranks(tune_and_count, 1, argv) == [[[0, 0]] * 3]
+
+
+def entities_of(tags):
+    """(type, first, last) of the entities of a sentence, as conlleval reads B and I tags."""
+    found = []
+    for number, tag in enumerate(tags):
+        kind, _, name = tag.partition("-")
+        if kind == "I" and found and found[-1][0] == name and found[-1][2] == number - 1:
+            found[-1] = (name, found[-1][1], number)
+        elif kind != "O":
+            found.append((name, number, number))
+    return set(found)
+
+
+def test_texts_with_labels_of_ones_own(checkpoint, tmp_path):
+    """It learns three classes from a CSV; scores are those of the written predictions; the export
+    predicts the same by the labels' names."""
+    from transformers import AlbertForSequenceClassification, pipeline
+
+    data, out = write_topics(tmp_path / "data", train=400), tmp_path / "out"
+    argv = flags("text", data, checkpoint, out, steps=160, eval_every=40, learning_rate=0.005)
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    results = read(out)
+    for split in ("dev", "test"):
+        with (data / f"{split}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        with (out / f"predictions.{split}.csv").open(newline="") as file:
+            said = [row["prediction"] for row in csv.DictReader(file)]
+        accuracy = np.mean([word == row["label"] for word, row in zip(said, rows, strict=True)])
+        assert results[split]["accuracy"] == pytest.approx(accuracy) and accuracy > 0.7
+        scores = read(out, f"scores.{split}.json")
+        found = scores["scores"]["accuracy"]
+        assert scores["examples"] == len(rows) and found["value"] == pytest.approx(accuracy)
+        # The binomial's spread: about twice sqrt(p (1 - p) / n) on each side.
+        wide = 2 * np.sqrt(accuracy * (1 - accuracy) / len(rows))
+        assert found["low"] == pytest.approx(accuracy - wide, abs=0.05)
+        assert found["high"] == pytest.approx(min(1, accuracy + wide), abs=0.05)
+    labels = ["other", "string", "type, class"]
+    counts = read(out, "scores.dev.json")["classes"]
+    with (data / "dev.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {k: v["examples"] for k, v in counts.items()} == {
+        label: sum(row["label"] == label for row in rows) for label in labels
+    }
+    run_export(out, tmp_path / "hf")
+    model = AlbertForSequenceClassification.from_pretrained(tmp_path / "hf")
+    assert model.config.id2label == dict(enumerate(labels))
+    classify = pipeline("text-classification", str(tmp_path / "hf"))
+    with (out / "predictions.dev.csv").open(newline="") as file:
+        said = list(csv.DictReader(file))
+    for row, found in zip(said, classify([row["text"] for row in rows]), strict=True):
+        assert row["prediction"] == found["label"]
+        assert float(row["probability"]) == pytest.approx(found["score"], abs=1e-3)
+
+
+def test_tags_of_ones_own(checkpoint, tmp_path):
+    """Entities are learned from CoNLL; F1 is conlleval's of what was written; the export agrees."""
+    from transformers import AlbertForTokenClassification, AutoTokenizer
+
+    data, out = write_entities(tmp_path / "data", train=400), tmp_path / "out"
+    argv = flags("tokens", data, checkpoint, out, steps=160, eval_every=40, learning_rate=0.005)
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    lines = (out / "predictions.dev.conll").read_text().split("\n\n")
+    sentences = [[row.split("\t") for row in part.splitlines()] for part in lines if part]
+    given = (data / "dev.conll").read_text().split("\n\n")[1:]
+    assert [[f"{word} {tag}" for word, tag, _ in s] for s in sentences] == [
+        part.splitlines() for part in given if part
+    ]
+    right = said = there = 0
+    for sentence in sentences:
+        truth, found = (entities_of(column) for column in list(zip(*sentence, strict=True))[1:])
+        right, said, there = right + len(truth & found), said + len(found), there + len(truth)
+    results = read(out)["dev"]
+    assert results["f1"] == pytest.approx(2 * right / (said + there)) and results["f1"] > 0.7
+    assert results["precision"] == pytest.approx(right / said)
+    assert results["recall"] == pytest.approx(right / there)
+    scores = read(out, "scores.dev.json")
+    assert scores["scores"]["f1"]["value"] == pytest.approx(results["f1"])
+    assert scores["scores"]["f1"]["low"] < results["f1"] <= scores["scores"]["f1"]["high"]
+    assert scores["entities"].keys() == {"KIND", "THING"}
+    run_export(out, tmp_path / "hf")
+    model = AlbertForTokenClassification.from_pretrained(tmp_path / "hf")
+    names = ["O", "B-KIND", "I-KIND", "B-THING", "I-THING"]
+    assert model.config.id2label == dict(enumerate(names))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    for sentence in sentences:
+        batch = tokenizer(
+            [[word for word, *_ in sentence]], is_split_into_words=True, return_tensors="pt"
+        )
+        with torch.no_grad():
+            chosen = model(**batch).logits[0].argmax(1).tolist()
+        words = batch.word_ids()
+        firsts = [words.index(number) for number in range(len(sentence))]
+        assert [names[chosen[n]] for n in firsts] == [tag for *_, tag in sentence]

@@ -40,6 +40,7 @@ def combine(folders: list[Path], output: Path) -> dict:
     """Average the members, score them and write the results; returns those of results.json."""
     from albert_ds.finetuning.results import read_outputs, read_split, write_results
     from albert_ds.tasks.features import FEATURES
+    from albert_ds.tasks.registry import find_task
 
     check_folder(output, folders, names=["results.json"])
     members = [seed for folder in folders for seed in sorted(folder.glob("seed-*")) or [folder]]
@@ -50,7 +51,7 @@ def combine(folders: list[Path], output: Path) -> dict:
             f"--members: they are of {', '.join(tasks)}; must be fine-tuned on one task"
         )
     task, config = tasks[0], configs[0]
-    schema = {"features": dict, "data": str, "lengths": dict}
+    schema = {"features": dict, "data": str, "lengths": dict, "head": {"labels": [str]}}
     check(config, schema, str(members[0] / "config.json"))
     lengths = Lengths(**{f.name: config["lengths"][f.name] for f in fields(Lengths)})
     caches = [folder / FEATURES for folder in (members[0], members[0].resolve().parent)]
@@ -77,7 +78,8 @@ def combine(folders: list[Path], output: Path) -> dict:
         alone.append(results["dev"])
     about = {"members": [str(member) for member in members], "alone": alone}
     with new_folder(output) as partial:
-        return write_results(partial, task, splits, outputs, about)
+        opened = find_task(task, tuple(config["head"]["labels"]))
+        return write_results(partial, task, opened, splits, outputs, about)
 
 
 def average(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

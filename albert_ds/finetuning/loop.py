@@ -47,7 +47,7 @@ from albert_ds.report.screen import describe_run, print_facts
 from albert_ds.settings.finetune import FinetuneConfig, describe_rate, write_run_files
 from albert_ds.tasks.features import Split, collate
 from albert_ds.tasks.inference import predict
-from albert_ds.tasks.registry import TASKS
+from albert_ds.tasks.registry import find_task
 
 
 def train_step(run: Run) -> tuple[float, float, int]:
@@ -126,10 +126,11 @@ def describe_window(run: Run, losses, tokens: int, steps: int, seconds: float) -
 
 def evaluate(run: Run) -> dict:
     """Metrics of the dev set; keeps the weights if they are the best so far. Collective."""
-    task, module = run.config.task, run.engine.deepspeed.module
+    task = find_task(run.config.task, run.config.head.labels)
+    module = run.engine.deepspeed.module
     outputs = {
         name: predict(module, run.splits[name].features, run.mesh, run.device)
-        for name in TASKS[task].dev_splits
+        for name in task.dev_splits
     }
     found = score_splits(task, run.splits, outputs) if run.mesh.rank == 0 else None
     found = from_rank_0(run.mesh, found)
@@ -215,10 +216,11 @@ def write_predictions(run: Run) -> dict:
         if run.lock is not None:
             run.lock.check()
         about = {"seed": config.seed, "best_step": run.best[0], "step": run.step}
-        results = write_results(config.run, config.task, run.splits, outputs, about)
+        task = find_task(config.task, config.head.labels)
+        results = write_results(config.run, config.task, task, run.splits, outputs, about)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in results["dev"].items())
         log_line(f"{config.task}, seed {config.seed}, best at step {run.best[0]}: {scores}")
-        for line in find_constant(config.task, run.splits, outputs):
+        for line in find_constant(config.task, task, run.splits, outputs):
             log_line(line)
     return from_rank_0(run.mesh, results)
 

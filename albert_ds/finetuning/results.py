@@ -22,7 +22,7 @@ from albert_ds.parallel.mesh import Mesh
 from albert_ds.settings.finetune import FinetuneConfig
 from albert_ds.tasks.features import FEATURES, Split, cached, read_features
 from albert_ds.tasks.recipes import Lengths
-from albert_ds.tasks.registry import TASKS
+from albert_ds.tasks.registry import Task, find_task
 
 
 def open_splits(config: FinetuneConfig, vocab: Vocab, mesh: Mesh) -> dict[str, Split]:
@@ -30,7 +30,8 @@ def open_splits(config: FinetuneConfig, vocab: Vocab, mesh: Mesh) -> dict[str, S
 
     Raises UserError and DamagedData on every rank if a file is missing or wrong.
     """
-    task, data, cache = TASKS[config.task], Path(config.data), config.run / FEATURES
+    task, data = find_task(config.task, config.head.labels), Path(config.data)
+    cache = config.run / FEATURES
     with raise_together(mesh):
         for split, key in config.features.items() if mesh.rank == 0 else ():
             build = partial(task.build, data, split, vocab, config.lengths)
@@ -57,19 +58,24 @@ def read_split(cache: Path, key: str, *, data: Path, name: str, lengths: Lengths
     return Split(data=data, name=name, lengths=lengths, features=read_features(path))
 
 
-def score_splits(task_name: str, splits: dict[str, Split], outputs: dict) -> dict[str, float]:
+def score_splits(task: Task, splits: dict[str, Split], outputs: dict) -> dict[str, float]:
     """The metrics of all dev sets."""
-    task, metrics = TASKS[task_name], {}
+    metrics = {}
     for name in task.dev_splits:
         metrics |= task.score(splits[name], outputs[name])
     return metrics
 
 
 def write_results(
-    folder: Path, task_name: str, splits: dict[str, Split], outputs: dict, about: dict
+    folder: Path,
+    task_name: str,
+    task: Task,
+    splits: dict[str, Split],
+    outputs: dict,
+    about: dict,
 ) -> dict:
     """Score; write predictions, outputs and at the end results.json; returns its content."""
-    task, metrics = TASKS[task_name], score_splits(task_name, splits, outputs)
+    metrics = score_splits(task, splits, outputs)
     for name, found in outputs.items():
         task.write(splits[name], found, folder, metrics)
         metadata = {"task": task_name, "split": name, "key": splits[name].features.key}
@@ -82,14 +88,15 @@ def write_results(
     return results
 
 
-def find_constant(task_name: str, splits: dict[str, Split], outputs: dict) -> list[str]:
+def find_constant(task_name: str, task: Task, splits: dict[str, Split], outputs: dict) -> list[str]:
     """A line for each dev set of which all examples were predicted to be of one class."""
-    task, lines = TASKS[task_name], []
+    lines = []
     for name in task.dev_splits if task.labels else ():
+        labels = splits[name].features.arrays.get("labels")  # none where words have tags
         classes = np.unique(outputs[name]["logits"].argmax(1))
-        if len(classes) > 1:
+        if labels is None or len(classes) > 1:
             continue
-        share = float((splits[name].features.arrays["labels"] == classes[0]).mean())
+        share = float((labels == classes[0]).mean())
         lines.append(
             f"{task_name} {name}: every prediction is {task.labels[classes[0]]!r}, which "
             f"{share:.1%} of the examples are: nothing was learned from their text; try another "

@@ -29,7 +29,7 @@ from albert_ds.parallel.mesh import Mesh
 from albert_ds.process.run_folder import RunLock
 from albert_ds.settings.finetune import FinetuneConfig
 from albert_ds.tasks.features import Split
-from albert_ds.tasks.registry import TASKS
+from albert_ds.tasks.registry import find_task
 
 NO_BEST = (0, -math.inf)
 
@@ -93,7 +93,7 @@ def start(
         step, updates = state.step, state.updates
         if mesh.rank == 0:
             log_line(f"resuming from {folder}: step {step} of {config.steps}")
-    metric = TASKS[config.task].metrics[0]
+    metric = find_task(config.task, config.head.labels).metrics[0]
     evaluations, best = restore_best(config, mesh, metric, step)
     return Run(
         config=config,

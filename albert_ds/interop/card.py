@@ -21,6 +21,7 @@ AUTO = {
     "classification": ("AutoModelForSequenceClassification", "text-classification"),
     "regression": ("AutoModelForSequenceClassification", "text-classification"),
     "choice": ("AutoModelForMultipleChoice", "multiple-choice"),
+    "tokens": ("AutoModelForTokenClassification", "token-classification"),
     "span": ("AutoModelForQuestionAnswering", "question-answering"),
 }
 

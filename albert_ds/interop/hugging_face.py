@@ -78,6 +78,7 @@ ARCHITECTURES = {
     "classification": ("AlbertForSequenceClassification", "classifier"),
     "regression": ("AlbertForSequenceClassification", "classifier"),
     "choice": ("AlbertForMultipleChoice", "classifier"),
+    "tokens": ("AlbertForTokenClassification", "classifier"),
     "span": ("AlbertForQuestionAnswering", "qa_outputs"),
 }
 ENCODER = "albert."
@@ -145,15 +146,16 @@ def task_to_hf(
         raise UserError(
             f"{where}: its head scores the end of an answer given the start, and answerability by "
             "a classifier of its own (SQuAD 2.0); Hugging Face has no such ALBERT. Exported are "
-            "pretrained models, GLUE, RACE and SQuAD 1.1"
+            "pretrained models and all other tasks"
         )
     architecture, name = ARCHITECTURES[head.kind]
     config, state = fold(config, state)
     hf_config = build_hf_config(config, architecture) | {"classifier_dropout_prob": head.dropout}
-    if head.kind == "classification":
+    if head.kind in ("classification", "tokens"):
         words = dict(enumerate(head.labels))
         hf_config["id2label"] = {str(number): word for number, word in words.items()}
         hf_config["label2id"] = {word: number for number, word in words.items()}
+    if head.kind == "classification":
         hf_config["problem_type"] = "single_label_classification"
     elif head.kind == "regression":
         hf_config |= {"num_labels": 1, "problem_type": "regression"}

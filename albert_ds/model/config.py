@@ -226,7 +226,7 @@ def count_score_rows(vocab_size: int, width: int) -> int:
 
 CHOICES = 4  # options of a question
 NUM_TOP = 5  # starts, and ends of each, that the conditional head proposes (release: 5 x 5)
-KINDS = ("classification", "regression", "choice", "span", "conditional_span")
+KINDS = ("classification", "regression", "choice", "tokens", "span", "conditional_span")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,9 @@
-"""The heads of fine-tuning (section 4.9): a class, a score, an option, or a span of the context.
+"""The heads of fine-tuning (section 4.9): a class, a score, an option, tags, or a span.
 
-The heads for classes, scores and options, and that of SQuAD 1.1, are BERT's: one linear map of the
-pooled [CLS] or of every token. That of SQuAD 2.0 is the release's: the end is scored given the
-start, and a classifier decides whether there is an answer; all three are trained together. Losses
-are SUMS in fp32 over the examples of a micro-batch, as in pretraining.
+The heads for classes, scores, options and tags, and that of SQuAD 1.1, are BERT's: one linear map
+of the pooled [CLS] or of every token. That of SQuAD 2.0 is the release's: the end is scored given
+the start, and a classifier decides whether there is an answer; all three are trained together.
+Losses are SUMS in fp32 over the examples of a micro-batch, as in pretraining.
 Shapes: B sequences, N tokens, T longest sequence, H hidden, C classes, K = NUM_TOP.
 """
 
@@ -39,6 +39,32 @@ class PooledHead(nn.Module):
         else:
             loss = F.cross_entropy(logits, labels, reduction="sum")
         return {"logits": logits, "loss_sum": loss}
+
+
+class TokenHead(nn.Module):
+    """Dropout and a linear map of every token: a tag for each word, from its first piece."""
+
+    def __init__(self, config: ModelConfig, head: HeadConfig):
+        super().__init__()
+        self.dropout = nn.Dropout(head.dropout)
+        self.score = nn.Linear(config.hidden_size, head.num_labels)
+
+    def forward(self, encoded: dict, ends, max_seqlen: int, labels: Tensor | None = None) -> dict:
+        """`logits` fp32 [N, C]; with `labels` [N], -100 at all but first pieces, `loss_sum`.
+
+        The loss of a sequence is the mean over its words, so that it does not depend on what is
+        in the same micro-batch.
+        """
+        logits = self.score(self.dropout(encoded["last_hidden_state"])).float()
+        if labels is None:
+            return {"logits": logits}
+        losses = F.cross_entropy(logits, labels, reduction="none")  # 0 at -100
+        sequence = find_sequences(ends, len(logits))
+        sums, words = (
+            losses.new_zeros(len(ends) - 1).index_add(0, sequence, x)
+            for x in (losses, (labels >= 0).to(losses.dtype))
+        )
+        return {"logits": logits, "loss_sum": (sums / words.clamp(min=1)).sum()}
 
 
 class SpanHead(nn.Module):
@@ -156,7 +182,7 @@ class ConditionalSpanHead(nn.Module):
         return self.answer_score(hidden).float().squeeze(1)
 
 
-HEADS = {"span": SpanHead, "conditional_span": ConditionalSpanHead}
+HEADS = {"tokens": TokenHead, "span": SpanHead, "conditional_span": ConditionalSpanHead}
 
 
 class AlbertForTask(nn.Module):

@@ -32,7 +32,7 @@ DS_CONFIG = PACKAGE / "ds_configs" / "zero1_fp32_adamw.json"
 EVALUATIONS = 10  # of the dev set in a run, unless --eval-every says otherwise
 START = "where to start"
 SETTINGS = "settings"
-BY_TASK = "the one published for the task"
+BY_TASK = "that of the task"
 NARROWEST = 768  # hidden size of ALBERT-base, the narrowest model that rates were published for
 HIGHEST = 1e-3  # learning rate by default
 SHARED = flags_of(SharedConfig)
@@ -62,7 +62,8 @@ class FinetuneConfig(SharedConfig):
     task: str = flag("task to learn", choices=RECIPES, group=WHAT)
     data: str = flag(
         "folder with the task's files as published: {train,dev,test}.tsv; "
-        "{train,dev}-{v1.1,v2.0}.json; {train,dev,test}/{middle,high}/*.txt",
+        "{train,dev}-{v1.1,v2.0}.json; {train,dev,test}/{middle,high}/*.txt; or with labels of "
+        "your own: {train,dev,test}.{csv,tsv,jsonl} for text, .{conll,txt,jsonl} for tokens",
         type=path,
         metavar="TASKDIR",
         group=WHAT,
@@ -169,11 +170,14 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     """
     args = build_parser().parse_args(argv)
     from albert_ds.interop.folder import ModelFolder
-    from albert_ds.tasks.registry import TASKS, fingerprint_splits, head_of
+    from albert_ds.tasks.registry import fingerprint_splits, head_of, open_task
 
-    recipe, task = RECIPES[args.task], TASKS[args.task]
+    recipe, data = RECIPES[args.task], Path(args.data)
+    if not data.is_dir():
+        raise UserError(f"--data {data}: no such folder; must be the folder of {args.task}")
+    task = open_task(args.task, data)
     _check_args(args, task)
-    kind, num_labels = head_of(args.task)
+    kind, num_labels = head_of(args.task, task)
     is_typed = args.dropout is not None
     dropout = args.dropout if is_typed else recipe.classifier_dropout
     head = HeadConfig(kind=kind, num_labels=num_labels, dropout=dropout, labels=task.labels)
@@ -192,7 +196,7 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
         deepspeed_config=file,
         default_learning_rate=find_rate(recipe, model),
     )
-    steps = args.steps or _count_steps(args, recipe, batch_size)
+    steps = args.steps or _count_steps(data, task, recipe, batch_size)
     eval_every = args.eval_every or -(-steps // EVALUATIONS)
     typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(FinetuneConfig)}
     resolved: dict[str, Any] = {
@@ -201,7 +205,7 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
         "model": model,
         "head": head,
         "vocab_sha256": source.vocab.sha256,
-        "features": fingerprint_splits(args.task, Path(args.data), source.vocab, lengths),
+        "features": fingerprint_splits(args.task, task, data, source.vocab, lengths),
         "lengths": lengths,
         "steps": steps,
         "batch_size": batch_size,
@@ -215,14 +219,11 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     return FinetuneConfig(**typed | resolved)
 
 
-def _count_steps(args, recipe: Recipe, batch_size: int) -> int:
-    """The published number, or the published epochs over the questions of SQuAD."""
+def _count_steps(data: Path, task, recipe: Recipe, batch_size: int) -> int:
+    """The published number, or the recipe's epochs over the examples (SQuAD's questions)."""
     if recipe.steps is not None:
         return recipe.steps
-    from albert_ds.tasks.squad.task import SQUAD
-
-    questions = SQUAD[args.task].count_questions(Path(args.data))
-    return recipe.count_steps(examples=questions, batch_size=batch_size)
+    return recipe.count_steps(examples=task.count_examples(data), batch_size=batch_size)
 
 
 def _resolve_warmup(typed: int | None, recipe: Recipe, steps: int) -> int:
@@ -235,8 +236,6 @@ def _resolve_warmup(typed: int | None, recipe: Recipe, steps: int) -> int:
 
 def _check_args(args, task) -> None:
     data = Path(args.data)
-    if not data.is_dir():
-        raise UserError(f"--data {data}: no such folder; must be the folder of {args.task}")
     for split in ("train", *task.dev_splits):
         for file in task.files(data, split)[:1]:
             if not file.is_file():
@@ -278,7 +277,7 @@ def describe_rate(config: FinetuneConfig) -> str:
     """The rate beside the published one."""
     published = RECIPES[config.task].learning_rate
     return (
-        f"learning rate {config.learning_rate:g}; published for {NARROWEST} units and more: "
+        f"learning rate {config.learning_rate:g}; that of the task for {NARROWEST} units and more: "
         f"{published:g}"
     )
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from albert_ds.cli import log_line
+from albert_ds.data.segments import cut_pair
 from albert_ds.data.vocab import CLS, SEP
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.files import write_file
@@ -29,6 +30,7 @@ from albert_ds.tasks.recipes import Lengths
 
 FEATURES = "features"  # folder in RUN; of the runs with several seeds, beside them
 FORMAT = 1  # of the cached arrays; another number makes every older file a different one
+NO_TAG = -100  # of a token that no word begins with; PyTorch's losses leave it out
 NO_TEXT = -1  # in the place of text B if a sequence has one text
 
 
@@ -38,7 +40,7 @@ class Features:
 
     `arrays` always has `ids` int32 (all texts end to end), `ends` int64 [texts], `rows` int32
     [F, 6] and `example` int32 [F], the number of the example that a sequence belongs to. Others
-    depend on the task: `labels`, spans, character offsets.
+    depend on the task: `labels`, `tags` (int32, one for each of `ids`), spans, character offsets.
     """
 
     arrays: dict[str, np.ndarray]
@@ -77,6 +79,12 @@ class Features:
             parts += [ids[self.text(b)][b_begin:b_end], [SEP]]
         return np.concatenate(parts).astype(np.int32), a_end - a_begin + 2
 
+    def tags(self, row: int) -> np.ndarray:
+        """The tag int64 of each token of one sequence; NO_TAG where no word begins."""
+        a, begin, end = self.arrays["rows"][row, :3].tolist()
+        inner = self.arrays["tags"][self.text(a)][begin:end].astype(np.int64)
+        return np.pad(inner, 1, constant_values=NO_TAG)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
@@ -113,6 +121,16 @@ class FeatureBuilder:
         for name, value in extra.items():
             self._extra[name].append(value)
 
+    def add_example(self, example: int, texts: list[list[int]], limit: int) -> None:
+        """Add a sequence of one tokenised text or two, cut to `limit` tokens with the marks."""
+        first, second = texts[0], texts[1] if len(texts) == 2 else []
+        kept_a, kept_b = cut_pair(len(first), len(second), limit - 1 - len(texts))
+        if kept_a + kept_b < len(first) + len(second):
+            self.count("cut to the longest sequence")
+        a = self.add_text(first[:kept_a])
+        b = self.add_text(second[:kept_b]) if len(texts) == 2 else NO_TEXT
+        self.add_row(example, (a, 0, kept_a), (b, 0, kept_b))
+
     def build(self, *, choices: int = 1, **arrays: np.ndarray) -> Features:
         extra = {name: np.array(values, np.int32) for name, values in self._extra.items()}
         return Features(
@@ -133,8 +151,9 @@ def collate(features: Features, units, *, with_targets: bool) -> dict:
     """The model's keyword arguments for some units: tensors as in pretraining, and targets.
 
     input_ids, token_type_ids, position_ids int64 [N]; cu_seqlens int32 [B + 1]; max_seqlen int.
-    Targets: `labels` [units], or `span_starts`, `span_ends`, `impossible` [B]. Span tasks also get
-    `allowed` bool [N]: the tokens where an answer may lie, and [CLS], which stands for no answer.
+    Targets: `labels` [units] or, if they are tags, [N]; or `span_starts`, `span_ends`, `impossible`
+    [B]. Span tasks also get `allowed` bool [N]: the tokens where an answer may lie, and [CLS], for
+    no answer.
     """
     import torch
 
@@ -158,6 +177,8 @@ def collate(features: Features, units, *, with_targets: bool) -> dict:
     if with_targets:
         if "labels" in arrays:
             found["labels"] = arrays["labels"][units]
+        if "tags" in arrays:
+            found["labels"] = np.concatenate([features.tags(int(row)) for row in rows])
         for name in ("span_starts", "span_ends", "impossible"):
             if name in arrays:
                 found[name] = arrays[name][rows].astype(np.int64)

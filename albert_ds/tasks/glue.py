@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from albert_ds.data.segments import cut_pair
 from albert_ds.data.vocab import Vocab
-from albert_ds.errors import DamagedData
+from albert_ds.errors import UserError
 from albert_ds.files import write_file
-from albert_ds.tasks.features import NO_TEXT, FeatureBuilder, Features, Split
+from albert_ds.tasks.features import FeatureBuilder, Features, Split
 from albert_ds.tasks.recipes import Lengths
 from albert_ds.tasks.tsv import Table
 
@@ -57,8 +56,9 @@ class GlueTask:
         word = row[self.label_column]
         if self.labels:
             if word not in self.labels:
-                raise DamagedData(
-                    f"{path}, line {line}: label {word!r}; must be one of {', '.join(self.labels)}"
+                raise UserError(
+                    f"{path}, line {line}: label {word!r}; must be one of "
+                    f"{', '.join(self.labels)}; labels of your own are --task text"
                 )
             return float(self.labels.index(word))
         try:
@@ -66,7 +66,7 @@ class GlueTask:
         except ValueError:
             score = float("nan")
         if not 0 <= score <= 5:
-            raise DamagedData(f"{path}, line {line}: score {word!r}; must be from 0 to 5")
+            raise UserError(f"{path}, line {line}: score {word!r}; must be from 0 to 5")
         return score
 
     def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
@@ -90,23 +90,13 @@ class GlueTask:
             encoded = iter(vocab.encode(texts))
             for line, row in block:
                 tokens = [next(encoded) for _ in self.texts]
-                self._add(builder, len(labels), tokens, lengths.sequence)
+                builder.add_example(len(labels), tokens, lengths.sequence)
                 labels.append(0.0 if is_test else self._label(row, table.path, line))
         builder.count("examples", len(labels))
         if table.malformed:
             builder.count("skipped: wrong number of fields", len(table.malformed))
         kind = np.int64 if self.labels else np.float32
         return builder.build(labels=np.array(labels, kind))
-
-    def _add(self, builder: FeatureBuilder, example: int, texts: list, limit: int) -> None:
-        second = texts[1] if len(texts) == 2 else []
-        room = limit - (3 if len(texts) == 2 else 2)
-        kept_a, kept_b = cut_pair(len(texts[0]), len(second), room)
-        if kept_a + kept_b < len(texts[0]) + len(second):
-            builder.count("cut to the longest sequence")
-        a = builder.add_text(texts[0][:kept_a])
-        b = builder.add_text(second[:kept_b]) if len(texts) == 2 else NO_TEXT
-        builder.add_row(example, (a, 0, kept_a), (b, 0, kept_b))
 
     def score(self, split: Split, outputs: dict) -> dict[str, float]:
         """The official metrics over logits [F, labels]."""
@@ -231,6 +221,7 @@ def score_glue(names: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -
         "matthews": lambda: matthews_corrcoef(labels, scored),
         "accuracy": lambda: accuracy_score(labels, scored),
         "f1": lambda: f1_score(labels, scored, zero_division=0.0),
+        "f1_macro": lambda: f1_score(labels, scored, average="macro", zero_division=0.0),
         "pearson": lambda: correlate(pearsonr),
         "spearman": lambda: correlate(spearmanr),
     }

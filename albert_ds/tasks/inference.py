@@ -69,7 +69,7 @@ def _in_order(features: Features, parts: list[tuple[np.ndarray, dict]]) -> dict[
                 whole[units] = found[name]
         else:  # a token each
             assert features.choices == 1
-            whole = np.empty(int(stops[-1]), first.dtype)
+            whole = np.empty((int(stops[-1]), *first.shape[1:]), first.dtype)
             for units, found in parts:
                 cuts = np.cumsum(lengths[units])[:-1]
                 for unit, piece in zip(units, np.split(found[name], cuts), strict=True):

@@ -12,6 +12,8 @@ from albert_ds.tasks.glue import GLUE
 from albert_ds.tasks.race import RaceTask
 from albert_ds.tasks.recipes import RECIPES, Lengths
 from albert_ds.tasks.squad.task import SQUAD
+from albert_ds.tasks.text import TextTask
+from albert_ds.tasks.tokens import TokensTask
 
 
 class Task(Protocol):
@@ -49,28 +51,42 @@ TASKS: dict[str, Task] = {
     **SQUAD,
     "race": RaceTask(),
 }
-assert TASKS.keys() == RECIPES.keys()
+OWN = {"text": TextTask, "tokens": TokensTask}  # their labels are those of the data
+assert TASKS.keys() | OWN.keys() == RECIPES.keys()
 
 HEADS = {"squad1": "span", "squad2": "conditional_span", "race": "choice"}
 
 
-def head_of(name: str) -> tuple[str, int]:
+def find_task(name: str, labels: tuple[str, ...]) -> Task:
+    """The task of a run whose head has these labels."""
+    return OWN[name](labels=labels) if name in OWN else TASKS[name]
+
+
+def open_task(name: str, data: Path) -> Task:
+    """The task that a folder holds. Raises UserError if its labels are wrong."""
+    return OWN[name].open(data) if name in OWN else TASKS[name]
+
+
+def head_of(name: str, task: Task) -> tuple[str, int]:
     """Kind and width of a task's head (model/task_heads.py)."""
-    labels = len(TASKS[name].labels)
+    labels = len(task.labels)
     if name in HEADS:
         return HEADS[name], 2 if HEADS[name] == "span" else 1
+    if name == "tokens":
+        return "tokens", labels
     return ("classification", labels) if labels else ("regression", 1)
 
 
-def fingerprint_splits(name: str, data: Path, vocab: Vocab, lengths: Lengths) -> dict[str, str]:
-    """Hashes that identify the tokenised splits: their content, vocabulary and lengths.
+def fingerprint_splits(
+    name: str, task: Task, data: Path, vocab: Vocab, lengths: Lengths
+) -> dict[str, str]:
+    """Hashes that identify the tokenised splits: their content, labels, vocabulary and lengths.
 
     The splits are train, the dev sets, and the test sets whose files exist. Raises UserError.
     """
-    task = TASKS[name]
     files = {split: task.files(data, split) for split in ("train", *task.dev_splits)}
     for split in task.test_splits:
-        with suppress(UserError):  # RACE: the folder of this split has no files
+        with suppress(UserError):  # the folder has no files of this split
             found = task.files(data, split)
             if all(path.is_file() for path in found):
                 files[split] = found
@@ -79,6 +95,7 @@ def fingerprint_splits(name: str, data: Path, vocab: Vocab, lengths: Lengths) ->
             paths,
             task=name,
             split=split,
+            labels=task.labels,
             vocab=vocab.sha256,
             normalisation=asdict(vocab.normalisation),
             lengths=[lengths.sequence, lengths.question, lengths.stride],

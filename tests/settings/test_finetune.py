@@ -143,11 +143,11 @@ def tune_apart(argv: list[str]) -> subprocess.CompletedProcess:
 
 def test_data_that_is_wrong_is_refused_with_its_line(checkpoint, tmp_path):
     data = write_rte(tmp_path / "RTE")
-    (data / "dev.tsv").write_text((data / "dev.tsv").read_text() + "12\ta\tb\tmaybe\n")
+    (data / "dev.tsv").write_text((data / "dev.tsv").read_text() + "12\ta\tb\n")
     argv = flags("glue/rte", data, checkpoint, tmp_path / "out")
     done = tune_apart(argv)
     last = done.stderr.splitlines()[-1]
-    assert done.returncode == 3 and "dev.tsv, line 14: label 'maybe'" in last, done.stderr
+    assert done.returncode == 3 and "dev.tsv, line 14: 3 fields, must be 4" in last, done.stderr
     assert "Traceback" not in done.stderr
     assert read(tmp_path / "out", "exit.json")["code"] == 3
     (data / "dev.tsv").unlink()

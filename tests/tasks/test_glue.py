@@ -80,7 +80,7 @@ WRONG = [
     (HEAD + b"0\ta\tb\tc\tentailment\n", DamagedData, "line 2: 5 fields, must be 4"),
     (
         HEAD + b"0\ta\tb\tperhaps\n",
-        DamagedData,
+        UserError,
         "line 2: label 'perhaps'; must be one of entailment, not_entailment",
     ),
     (HEAD + b"0\t\xff\n", DamagedData, "not UTF-8"),
@@ -99,7 +99,7 @@ def test_a_wrong_file_is_named_with_its_line(tmp_path, vocab, lengths):
 def test_a_score_is_from_0_to_5(tmp_path, vocab, lengths):
     for score in ("5.1", "-1", "nan", "much"):
         write(tmp_path, "dev", [*STSB, "score"], [["0", *"abcdef", "x", "y", score]])
-        with pytest.raises(DamagedData, match=f"line 2: score '{score}'; must be from 0 to 5"):
+        with pytest.raises(UserError, match=f"line 2: score '{score}'; must be from 0 to 5"):
             GLUE["stsb"].build(tmp_path, "dev", vocab, lengths)
 
 

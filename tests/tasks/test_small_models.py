@@ -10,6 +10,7 @@ from albert_ds.finetuning.results import find_constant
 from albert_ds.model.config import SIZES
 from albert_ds.settings.finetune import find_rate
 from albert_ds.tasks.recipes import RECIPES
+from albert_ds.tasks.registry import TASKS
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,12 @@ def test_narrow_models_get_a_higher_rate(hidden, rate):
 
 def outputs_of(task, logits, labels):
     features = SimpleNamespace(arrays={"labels": np.array(labels)})
-    return task, {"dev": SimpleNamespace(features=features)}, {"dev": {"logits": np.array(logits)}}
+    return (
+        task,
+        TASKS[task],
+        {"dev": SimpleNamespace(features=features)},
+        {"dev": {"logits": np.array(logits)}},
+    )
 
 
 def test_a_run_that_ends_at_one_class_says_so():

@@ -43,7 +43,7 @@ class SquadTask:
         path, has_answers = self.files(data, split)[0], not split.startswith("test")
         return read_squad(path, answerable=self.answerable, has_answers=has_answers)
 
-    def count_questions(self, data: Path) -> int:
+    def count_examples(self, data: Path) -> int:
         """Questions of the training set. Raises DamagedData."""
         return sum(len(questions) for _, questions in self._read(data, "train"))
 

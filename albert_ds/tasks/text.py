@@ -1,0 +1,178 @@
+"""`--task text`: classes or scores of the user's own, for texts or pairs of texts.
+
+Columns are `text`, or `text_a` and `text_b`, and `label`. The classes are those of the training
+set. Labels that are numbers, one of them with a decimal point, are scores: regression. Whole
+numbers alone are classes, as in Hugging Face's scripts.
+"""
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from albert_ds.data.vocab import Vocab
+from albert_ds.errors import UserError
+from albert_ds.files import write_file
+from albert_ds.tasks.features import FeatureBuilder, Features, Split
+from albert_ds.tasks.glue import BLOCK, score_glue
+from albert_ds.tasks.labelled import find_files, need_one, read_rows, read_text, write_scores
+from albert_ds.tasks.recipes import Lengths
+
+ENDINGS = (".csv", ".tsv", ".jsonl")
+PAIR = ("text_a", "text_b")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextTask:
+    """Classes by their words, or scores if there are none."""
+
+    labels: tuple[str, ...]
+
+    dev_splits = ("dev",)
+    test_splits = ("test",)
+    has_test_labels = True  # if the file has them
+    published = {}
+
+    @classmethod
+    def open(cls, data: Path) -> "TextTask":
+        """The task of the labels in the training set."""
+        counts = Counter(str(label) for *_, label in _read(data, "train"))
+        values = [_as_number(label) for label in counts]
+        if None not in values and any("." in label for label in counts):
+            return cls(labels=())
+        if len(counts) < 2:
+            raise UserError(f"--data {data}: the training set has one label, {min(counts)!r}")
+        return cls(labels=tuple(sorted(counts)))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("accuracy", "f1_macro") if self.labels else ("pearson", "spearman")
+
+    def files(self, data: Path, split: str) -> list[Path]:
+        return find_files(data, split, ENDINGS)
+
+    def count_examples(self, data: Path) -> int:
+        """Examples of the training set."""
+        return sum(1 for _ in _read(data, "train"))
+
+    def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
+        """Tokenise a split, a block of examples at a time; a test set may have no labels."""
+        builder, labels = FeatureBuilder(), []
+        rows, number = _read(data, split), 0
+        while block := list(islice(rows, BLOCK)):
+            encoded = iter(vocab.encode([text for _, texts, _ in block for text in texts]))
+            for where, texts, label in block:
+                tokens = [next(encoded) for _ in texts]
+                builder.add_example(number, tokens, lengths.sequence)
+                number += 1
+                if label is not None:
+                    labels.append(self._read_label(label, where))
+        builder.count("examples", number)
+        if len(labels) not in (0, number):
+            raise UserError(
+                f"{self.files(data, split)[0]}: {len(labels)} of {number} examples have a label; "
+                "must be all or none"
+            )
+        if self.labels and labels:
+            counts = Counter(labels).most_common()
+            builder.count("classes", len(counts))
+            for which, (label, count) in (("most frequent", counts[0]), ("rarest", counts[-1])):
+                builder.count(f"of the {which} ({self.labels[int(label)]})", count)
+        elif labels:
+            builder.count("with a score (regression)", len(labels))
+        kind = np.int64 if self.labels else np.float32
+        return builder.build(choices=1, **({"labels": np.array(labels, kind)} if labels else {}))
+
+    def _read_label(self, label: str, where: str) -> float:
+        if self.labels:
+            if label not in self.labels:
+                known = ", ".join(self.labels)[:200]
+                raise UserError(f"{where}: label {label!r} is not in the training set: {known}")
+            return self.labels.index(label)
+        value = _as_number(label)
+        if value is None:
+            raise UserError(f"{where}: label {label!r}: must be a number, as in the training set")
+        return value
+
+    def score(self, split: Split, outputs: dict) -> dict[str, float]:
+        """The metrics over logits [F, labels]; none for a test set without labels."""
+        labels = split.features.arrays.get("labels")
+        return {} if labels is None else score_glue(self.metrics, outputs["logits"], labels)
+
+    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> list[Path]:
+        """Write the prediction for every example, and the scores with their intervals."""
+        logits, labels = outputs["logits"], split.features.arrays.get("labels")
+        chosen = logits.argmax(1)
+        paths = [folder / f"predictions.{split.name}.csv"]
+        if self.labels:
+            shares = np.exp(logits - logits.max(1, keepdims=True))
+            shares = shares.max(1) / shares.sum(1)
+            head = ["example", "prediction", "probability"]
+            rows = [
+                (self.labels[k], f"{share:.4f}") for k, share in zip(chosen, shares, strict=True)
+            ]
+        else:
+            head, rows = ["example", "prediction"], [(f"{x:.4f}",) for x in logits[:, 0]]
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n").writerows(
+            [head, *((n, *r) for n, r in enumerate(rows))]
+        )
+        write_file(paths[0], table.getvalue())
+        if labels is not None:
+            parts = {"classes": self._count_classes(chosen, labels)} if self.labels else {}
+            paths.append(folder / f"scores.{split.name}.json")
+            write_scores(
+                paths[1],
+                len(labels),
+                lambda picks: score_glue(self.metrics, logits[picks], labels[picks]),
+                **parts,
+            )
+        return paths
+
+    def _count_classes(self, chosen: np.ndarray, labels: np.ndarray) -> dict[str, dict]:
+        from sklearn.metrics import precision_recall_fscore_support
+
+        numbers = range(len(self.labels))
+        found = precision_recall_fscore_support(labels, chosen, labels=numbers, zero_division=0.0)
+        names = ("precision", "recall", "f1", "examples")
+        columns = zip(*(column.tolist() for column in found), strict=True)
+        return {
+            label: dict(zip(names, column, strict=True))
+            for label, column in zip(self.labels, columns, strict=True)
+        }
+
+
+def _read(data: Path, split: str) -> Iterator[tuple[str, list[str], str | None]]:
+    """(file and line, texts, label) of each example; None without a label, in a test set."""
+    (path,) = find_files(data, split, ENDINGS)
+    return need_one(path, _read_examples(path, may_lack_label=split == "test"))
+
+
+def _read_examples(path: Path, *, may_lack_label: bool) -> Iterator:
+    for where, row in read_rows(path):
+        columns = PAIR if PAIR[0] in row else ("text",)
+        label = row.get("label")
+        if isinstance(label, int | float) and not isinstance(label, bool):  # of JSON lines
+            row["label"] = str(label)
+        is_unlabelled = may_lack_label and label is None
+        if label == "":
+            raise UserError(f"{where}: label: is empty")
+        yield (
+            where,
+            [read_text(where, row, column) for column in columns],
+            None if is_unlabelled else read_text(where, row, "label"),
+        )
+
+
+def _as_number(label: str) -> float | None:
+    with suppress(ValueError):
+        value = float(label)
+        return value if math.isfinite(value) else None
+    return None

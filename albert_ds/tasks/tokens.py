@@ -1,0 +1,206 @@
+"""`--task tokens`: tags of the user's own for words: named entities, B-TYPE, I-TYPE and O.
+
+The first piece of a word decides its tag. A sentence that is longer than a sequence is cut between
+words into several. Scores are nervaluate's, over whole entities ("strict": boundaries and type).
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from albert_ds.cli import require
+from albert_ds.data.vocab import Vocab
+from albert_ds.errors import UserError
+from albert_ds.files import write_file
+from albert_ds.tasks.features import NO_TAG, FeatureBuilder, Features, Split
+from albert_ds.tasks.glue import BLOCK
+from albert_ds.tasks.labelled import (
+    Sentence,
+    find_files,
+    need_one,
+    read_sentences,
+    write_scores,
+)
+from albert_ds.tasks.recipes import Lengths
+
+ENDINGS = (".conll", ".txt", ".jsonl")
+OUTSIDE = "O"
+NO_PIECE = -1  # of a word without a piece, such as an invisible character
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokensTask:
+    """Tags by their words, O first."""
+
+    labels: tuple[str, ...]
+
+    metrics = ("f1", "precision", "recall")
+    dev_splits = ("dev",)
+    test_splits = ("test",)
+    has_test_labels = True  # if the file has them
+    published = {}
+
+    @classmethod
+    def open(cls, data: Path) -> "TokensTask":
+        """The task of the types in the training set."""
+        require("nervaluate", "ner", "--task tokens")
+        found: set[str] = set()
+        for sentence in _read(data, "train"):
+            for where, tag in zip(sentence.where, sentence.tags or (), strict=True):
+                kind, dash, name = tag.partition("-")
+                if tag != OUTSIDE and not (kind in ("B", "I") and dash and name):
+                    raise UserError(f"{where}: tag {tag!r}: must be O, B-TYPE or I-TYPE")
+                found |= {name} - {""}
+        if not found:
+            raise UserError(f"--data {data}: no word of the training set has a tag but O")
+        return cls(labels=(OUTSIDE, *(f"{kind}-{name}" for name in sorted(found) for kind in "BI")))
+
+    def files(self, data: Path, split: str) -> list[Path]:
+        return find_files(data, split, ENDINGS)
+
+    def count_examples(self, data: Path) -> int:
+        """Sentences of the training set."""
+        return sum(1 for _ in _read(data, "train"))
+
+    def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
+        """Tokenise a split, a block of sentences at a time; a test set may have no tags."""
+        builder, sentences = FeatureBuilder(), _read(data, split)
+        starts: list[int] = []  # of each word in `ids`, or NO_PIECE
+        tags: list[int] = []  # of each word
+        sizes: list[int] = []  # words of each sentence
+        total = 0
+        while block := list(islice(sentences, BLOCK)):
+            encoded = iter(vocab.encode([word for sentence in block for word in sentence.words]))
+            for sentence in block:
+                ids: list[int] = []
+                cuts = []  # where words begin in `ids`
+                for pieces in islice(encoded, len(sentence.words)):
+                    starts.append(total + len(ids) if pieces else NO_PIECE)
+                    cuts.append(len(ids))
+                    ids += pieces
+                text, limit = builder.add_text(ids), lengths.sequence - 2
+                for begin, end in _cut(cuts, len(ids), limit):
+                    builder.add_row(len(sizes), (text, begin, end))
+                builder.count("cut into several sequences", len(ids) > limit)
+                total += len(ids)
+                sizes.append(len(sentence.words))
+                tags += self._read_tags(sentence)
+        builder.count("examples", len(sizes))
+        builder.count("words", len(starts))
+        if len(tags) not in (0, len(starts)):
+            raise UserError(
+                f"{self.files(data, split)[0]}: tags must be there for all sentences or none"
+            )
+        if NO_PIECE in starts:
+            builder.count("words without a piece, taken as O", starts.count(NO_PIECE))
+        arrays = {"starts": np.array(starts, np.int64), "sizes": np.array(sizes, np.int64)}
+        if tags:
+            counts = Counter(self.labels[tag] for tag in tags)
+            for label in self.labels[1:]:
+                builder.count(label, counts[label])
+            arrays["word_tags"] = np.array(tags, np.int32)
+            arrays["tags"] = np.full(total, NO_TAG, np.int32)
+            has_piece = arrays["starts"] != NO_PIECE
+            arrays["tags"][arrays["starts"][has_piece]] = arrays["word_tags"][has_piece]
+        return builder.build(choices=1, **arrays)
+
+    def _read_tags(self, sentence: Sentence) -> list[int]:
+        for where, tag in zip(sentence.where, sentence.tags or (), strict=bool(sentence.tags)):
+            if tag not in self.labels:
+                known = ", ".join(self.labels)[:200]
+                raise UserError(f"{where}: tag {tag!r} is not in the training set: {known}")
+        return [self.labels.index(tag) for tag in sentence.tags or ()]
+
+    def name_tags(self, split: Split, outputs: dict) -> list[list[str]]:
+        """The predicted tag of every word, by sentence."""
+        arrays, lengths = split.features.arrays, split.features.lengths
+        stops = np.cumsum(lengths)
+        inner = np.ones(int(stops[-1]), bool)  # all tokens but [CLS] and [SEP]
+        inner[stops - lengths] = inner[stops - 1] = False
+        chosen = outputs["logits"][inner].argmax(1)  # of each of `ids`: windows leave out nothing
+        found = np.where(arrays["starts"] == NO_PIECE, 0, chosen[arrays["starts"]])
+        return self._split(split, found)
+
+    def _split(self, split: Split, tags: np.ndarray) -> list[list[str]]:
+        cuts = np.cumsum(split.features.arrays["sizes"])[:-1]
+        return [[self.labels[tag] for tag in part] for part in np.split(tags, cuts)]
+
+    def _evaluate(self, split: Split, outputs: dict):
+        """nervaluate's results and, of each sentence, entities that are right, said and there."""
+        from nervaluate import Evaluator
+
+        truth = self._split(split, split.features.arrays["word_tags"])
+        types = [label[2:] for label in self.labels[1::2]]
+        evaluator = Evaluator(truth, self.name_tags(split, outputs), tags=types, loader="list")
+        found = evaluator.evaluate()
+        right = Counter(n for n, _ in found["overall_indices"]["strict"].correct_indices)
+        counts = [
+            (right[n], len(said), len(there))
+            for n, (said, there) in enumerate(zip(evaluator.pred, evaluator.true, strict=True))
+        ]
+        return found, np.array(counts, np.int64)
+
+    def score(self, split: Split, outputs: dict) -> dict[str, float]:
+        """Precision, recall and F1 of whole entities; none for a test set without tags."""
+        if "word_tags" not in split.features.arrays:
+            return {}
+        found = self._evaluate(split, outputs)[0]["overall"]["strict"]
+        return {name: float(getattr(found, name)) for name in self.metrics}
+
+    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> list[Path]:
+        """Write each word with its tag, if there is one, and the predicted one; and the scores."""
+        paths, lines = [folder / f"predictions.{split.name}.conll"], []
+        sentences = _read(split.data, split.name)
+        for sentence, tags in zip(sentences, self.name_tags(split, outputs), strict=True):
+            columns = [sentence.words, *([sentence.tags] if sentence.tags else []), tags]
+            lines += ["\t".join(row) for row in zip(*columns, strict=True)] + [""]
+        write_file(paths[0], "\n".join(lines))
+        if "word_tags" in split.features.arrays:
+            found, counts = self._evaluate(split, outputs)
+            entities = {
+                name: {schema: asdict(result) for schema, result in by_schema.items()}
+                for name, by_schema in sorted(found["entities"].items())
+            }
+            overall = {schema: asdict(result) for schema, result in found["overall"].items()}
+            paths.append(folder / f"scores.{split.name}.json")
+            write_scores(
+                paths[1],
+                len(counts),
+                lambda picks: _measure(*counts[picks].sum(0).tolist()),
+                overall=overall,
+                entities=entities,
+            )
+        return paths
+
+
+def _measure(right: int, said: int, there: int) -> dict[str, float]:
+    return {
+        "f1": 2 * right / max(1, said + there),
+        "precision": right / max(1, said),
+        "recall": right / max(1, there),
+    }
+
+
+def _read(data: Path, split: str) -> Iterator[Sentence]:
+    """The sentences of a split; only those of a test set may be without tags."""
+    (path,) = find_files(data, split, ENDINGS)
+    for sentence in need_one(path, read_sentences(path)):
+        if sentence.tags is None and split != "test":
+            raise UserError(f"{sentence.where[0]}: no tag")
+        yield sentence
+
+
+def _cut(starts: list[int], total: int, limit: int) -> Iterator[tuple[int, int]]:
+    """Parts of at most `limit` pieces that together are all, cut between words if there is one."""
+    begin = 0
+    while total - begin > limit:
+        last = starts[bisect_right(starts, begin + limit) - 1]
+        end = last if last > begin else begin + limit
+        yield begin, end
+        begin = end
+    yield begin, total
