@@ -40,6 +40,7 @@ BLOCK = {
         "layer_norm": "full_layer_layer_norm",
     },
 }
+PROJECTIONS = tuple(f"{name}.weight" for name in ("query", "key", "value", "output", "up", "down"))
 RESULTS = {"attention": "attention.dense", "ffn": "ffn_output"}
 # The blocks of the layers, written by hand.
 PLANS = {
@@ -171,10 +172,12 @@ def reference_training(
     clip: float | None = 1.0,
     weight_decay: float = 0.01,
     pair_rate: float = 1.0,
+    muon: bool = False,
 ) -> Reference:
     """Train over `batches`; without a pair head among `weights` there is no pair loss.
 
-    The pooler and the pair head take `pair_rate` of each rate.
+    The pooler and the pair head take `pair_rate` of each rate. `muon`: not LAMB but Muon for the
+    matrices of the blocks and AdamW, at half the rate, for the others.
     """
     model, parameters = build_reference(config, weights)
     first = {n: torch.zeros_like(p) for n, p in parameters.items()}
@@ -193,6 +196,9 @@ def reference_training(
                 g = gradients[name] = p.grad * scale
                 first[name] = 0.9 * first[name] + 0.1 * g
                 second[name] = 0.999 * second[name] + 0.001 * g * g
+                if muon:
+                    update_by_muon(name, p, g, first[name], second[name], rate, len(norms) + 1)
+                    continue
                 update = first[name] / (second[name].sqrt() + 1e-6)
                 if "layer_norm" in name or name.endswith(("bias", "scale")):
                     p -= rate * update
@@ -208,6 +214,27 @@ def reference_training(
         losses=losses,
         norms=norms,
     )
+
+
+def update_by_muon(name, p, g, first, second, rate, step, decay=0.01) -> None:
+    """Update p in place; its moments hold g already. Muon's momentum decays by 0.9 here."""
+    if name.startswith("albert.encoder") and name.endswith(PROJECTIONS) and ".own." not in name:
+        direction = newton_schulz(0.9 * first + 0.1 * g)
+        p -= rate * (decay * p + 0.2 * max(p.shape) ** 0.5 * direction)
+        return
+    if "layer_norm" in name or name.endswith(("bias", "scale")):
+        decay = 0.0
+    mean, square = first / (1 - 0.9**step), second / (1 - 0.999**step)
+    p -= 0.5 * rate * (mean / (square.sqrt() + 1e-6) + decay * p)
+
+
+def newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
+    """By the singular values alone: the iteration leaves both orthogonal factors as they are."""
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    values = values / values.norm()
+    for _ in range(5):
+        values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+    return left * values @ right
 
 
 def update_error(

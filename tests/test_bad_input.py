@@ -123,6 +123,10 @@ def lamb(**params) -> dict:
     return {"optimizer": {"type": "Lamb", "params": params}}
 
 
+def muon(**params) -> dict:
+    return {"optimizer": {"type": "Muon", "params": params}}
+
+
 def zero(**settings) -> dict:
     return {"zero_optimization": settings}
 
@@ -152,6 +156,9 @@ JSON = [
     ({"optimizer": {"type": "FusedLamb"}}, ["FusedLamb", "stage 1", "43 to 52 %"]),
     ({"optimizer": {"type": "OneBitLamb"}}, ["OneBitLamb", "Lamb, AdamW"]),
     (lamb(max_coeff=10), ["max_coeff", "betas"]),
+    (lamb(momentum=0.9), ["optimizer.params.momentum", "betas"]),
+    (muon(bias_correction=True), ["optimizer.params.bias_correction", "adam_lr, betas"]),
+    (muon(momentum=1), ["params.momentum 1", "below 1"]),
     ({"scheduler": {"type": "WarmupLR"}}, ["scheduler", "--warmup-steps"]),
     ({"tensor_parallel": {"autotp_size": 2}}, ["--tensor-parallel"]),
     ({"checkpoint": {"writer": {}}}, ["checkpoint"]),
@@ -320,6 +327,12 @@ def test_the_json_owns_the_optimizer_where_the_command_line_is_silent(data, tmp_
     path.write_text(json.dumps({**SHIPPED, **changes}))
     argv = argv_of(data, tmp_path / "run", deepspeed_config=path)
     assert read_config(argv, world_size=2).learning_rate == 0.001
+
+
+def test_adamws_share_of_no_rate_is_refused(data, tmp_path, refuse):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({**SHIPPED, **muon(lr=0, adam_lr=0.001)}))
+    assert not refuse('"adam_lr"', "above 0", deepspeed_config=path)
 
 
 def test_a_key_that_a_run_lacks_is_named(started, refuse, tmp_path):

@@ -14,8 +14,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
@@ -32,38 +30,30 @@ from albert_ds.engine.engine import Engine
 from albert_ds.optim.zero import ParamFragment, set_step_count
 from albert_ds.parallel.consensus import from_rank_0, raise_first_error, raise_together
 from albert_ds.parallel.mesh import Mesh
-from albert_ds.parallel.shard import shard
 from albert_ds.process.run_folder import RunLock
 
 
 def gather(engine: Engine, file: str) -> dict[str, Tensor]:
     """The logical tensors of one file, on rank 0's host; empty on other ranks. Collective."""
-    held: dict[str, list[ParamFragment]] = {}
-    for fragment in engine.fragments:
-        if engine.is_counted(fragment):
-            held.setdefault(fragment.name, []).append(fragment)
-    device = engine.fragments[0].flat.device if engine.fragments else engine.deepspeed.device
     gathered = {}
-    for name, shape in engine.shapes.items():
-        # The bits are summed as integers: adding zeros then keeps even the sign of a zero.
-        whole = torch.zeros(shape, dtype=torch.int32, device=device)
-        mine = shard(whole, engine.shard_dims[name], engine.mesh)
-        buffer = torch.zeros(mine.numel(), dtype=torch.int32, device=device)
-        for fragment in held.get(name, []):
-            source = _fp32(engine, fragment, file)[fragment.in_flat]
-            buffer[fragment.in_shard] = source.view(torch.int32)
-        mine.copy_(buffer.view(mine.shape))
-        dist.reduce(whole, dst=0)
-        if engine.mesh.rank == 0:
-            gathered[name] = whole.view(torch.float32).cpu()
+    for fragment in engine.fragments:
+        whole = engine.collect(fragment, _piece(engine, fragment, file), rank=0)
+        if whole is not None:
+            gathered[fragment.name] = whole.cpu()
     return gathered
 
 
-def _fp32(engine: Engine, fragment: ParamFragment, file: str) -> Tensor:
-    """The flat fp32 vector of `fragment`: weights or moments, as `file` says."""
-    kind = file.removesuffix(".safetensors")
-    flat = fragment.flat if kind == "weights" else engine.optimizer.state[fragment.flat][kind]
-    return flat.detach().view(-1)
+def _piece(engine: Engine, fragment: ParamFragment, file: str) -> Tensor:
+    """The fp32 elements of `fragment`, flat: weights or moments, as `file` says.
+
+    Muon's matrices have no second moment: it is 0 in the file.
+    """
+    kind, flat = file.removesuffix(".safetensors"), fragment.flat
+    if kind != "weights":
+        flat = engine.optimizer.state[flat].get(kind)
+    if flat is None:
+        return fragment.flat.new_zeros(fragment.numel)
+    return flat.detach().view(-1)[fragment.in_flat]
 
 
 def find_start(output: Path, mesh: Mesh, shapes: Shapes) -> Path | None:
@@ -84,9 +74,7 @@ def restore(folder: Path, engine: Engine) -> TrainState:
         with safe_open(folder / file, framework="pt") as tensors:
             for fragment in engine.fragments:
                 whole = tensors.get_tensor(fragment.name)
-                mine = shard(whole, engine.shard_dims[fragment.name], engine.mesh).reshape(-1)
-                target = _fp32(engine, fragment, file)[fragment.in_flat]
-                target.copy_(mine[fragment.in_shard])
+                _piece(engine, fragment, file).copy_(engine.cut(fragment, whole))
     for fragment in engine.fragments:
         set_step_count(engine.optimizer, fragment.flat, state.updates)
     if state.loss_scale is not None:

@@ -68,6 +68,8 @@ PARAMS = {
 OPTIMIZERS = {
     "Lamb": {**PARAMS, "bias_correction": bool},
     "AdamW": PARAMS,
+    # AdamW's: what is no matrix of a block; its rate is "lr" unless stated.
+    "Muon": {**PARAMS, "momentum": BETA, "adam_lr": Number(low=0, high=10)},
     # DeepSpeed's CUDA kernel, a different LAMB (docs/lamb.md).
     "FusedLamb": {
         **PARAMS,
@@ -218,6 +220,8 @@ def resolve_ds_config(
         params["lr"] = default_learning_rate if learning_rate is None else learning_rate
     elif learning_rate is not None:
         _take(params, "lr", "--learning-rate", learning_rate)
+    if "adam_lr" in params and not params["lr"]:
+        raise UserError('--deepspeed_config has "adam_lr", a share of "lr": that must be above 0')
     return resolved
 
 

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
-from torch import nn
+from torch import Tensor, nn
 
 from albert_ds.errors import UserError
 from albert_ds.model.encoder import SelfAttention
 from albert_ds.optim.lamb import Lamb, decay_groups
+from albert_ds.optim.muon import Muon, assign, is_matrix, muon_groups
 from albert_ds.optim.norms import compute_norms
 from albert_ds.optim.zero import (
     ParamFragment,
@@ -28,7 +29,7 @@ from albert_ds.optim.zero import (
     use_exact_norms,
 )
 from albert_ds.parallel.mesh import Mesh
-from albert_ds.parallel.shard import shard_dim
+from albert_ds.parallel.shard import shard, shard_dim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +53,34 @@ class Engine:
         if self.stage == 0 and self.mesh.dp_rank > 0:
             return False
         return self.shard_dims[fragment.name] is not None or self.mesh.tp_rank == 0
+
+    def collect(self, fragment: ParamFragment, piece: Tensor, rank: int) -> Tensor | None:
+        """On `rank` the whole logical tensor of `fragment`, None on others. Collective.
+
+        Every rank passes its piece of the tensor, flat; all bits arrive.
+        """
+        whole = piece.new_zeros(self.shapes[fragment.name], dtype=torch.int32)
+        if self.is_counted(fragment):
+            mine = shard(whole, self.shard_dims[fragment.name], self.mesh)
+            flat = whole.new_zeros(mine.numel())
+            flat[fragment.in_shard] = piece.view(torch.int32)
+            mine.copy_(flat.view(mine.shape))
+        # The bits are summed as integers: adding zeros then keeps even the sign of a zero.
+        dist.reduce(whole, dst=rank)
+        return whole.view(torch.float32) if self.mesh.rank == rank else None
+
+    def spread(self, fragment: ParamFragment, whole: Tensor | None, rank: int) -> Tensor:
+        """This rank's piece, flat, of the tensor that `rank` has found. Collective."""
+        if whole is None:
+            whole = fragment.flat.new_empty(self.shapes[fragment.name])
+        whole = whole.contiguous()
+        dist.broadcast(whole, src=rank)
+        return self.cut(fragment, whole)
+
+    def cut(self, fragment: ParamFragment, whole: Tensor) -> Tensor:
+        """This rank's piece, flat, of the logical tensor of `fragment`."""
+        mine = shard(whole, self.shard_dims[fragment.name], self.mesh)
+        return mine.reshape(-1)[fragment.in_shard]
 
     def set_learning_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -113,9 +142,8 @@ def build_engine(
     shard_dims = {name: shard_dim(p) for name, p in model.named_parameters()}
     shapes = {name: _whole_shape(p, mesh) for name, p in model.named_parameters()}
     block = ds_config["optimizer"]
-    params = {k: v for k, v in block["params"].items() if k != "weight_decay"}
-    decay = block["params"].get("weight_decay", 0.01)
-    groups = decay_groups(model.named_parameters(), decay, pair_rate)
+    params = {k: v for k, v in block["params"].items() if k not in ("weight_decay", "adam_lr")}
+    groups = _split_parameters(model, block, pair_rate)
     name_of = {id(p): name for name, p in model.named_parameters()}
     tensor_names = [[name_of[id(p)] for p in group["params"]] for group in groups]
     assert sum(map(len, tensor_names)) == len(name_of), "a parameter is in no group"
@@ -153,7 +181,31 @@ def build_engine(
             is_counted=built.is_counted,
             reduce=dist.all_reduce,
         )
+    if isinstance(optimizer, Muon):
+        _bind_muon(optimizer, built)
     return built
+
+
+def _split_parameters(model: nn.Module, block: dict, pair_rate: float) -> list[dict]:
+    """The parameter groups of the JSON's optimizer."""
+    named, params = model.named_parameters(), block["params"]
+    decay = params.get("weight_decay", 0.01)
+    if block["type"] != "Muon":
+        return decay_groups(named, decay, pair_rate)
+    share = params["adam_lr"] / params["lr"] if "adam_lr" in params else 1.0
+    return muon_groups(named, decay, pair_rate, share)
+
+
+def _bind_muon(optimizer: Muon, engine: Engine) -> None:
+    """Give each matrix of the blocks a rank."""
+    names = [name for name in engine.shapes if is_matrix(name)]
+    ranks = assign([engine.shapes[name] for name in names], engine.mesh.world_size)
+    rank_of = dict(zip(names, ranks, strict=True))
+    optimizer.bind(
+        engine.fragments,
+        lambda fragment, piece: engine.collect(fragment, piece, rank_of[fragment.name]),
+        lambda fragment, whole: engine.spread(fragment, whole, rank_of[fragment.name]),
+    )
 
 
 def build_optimizer(kind: str, groups: list[dict], params: dict) -> torch.optim.Optimizer:
@@ -163,6 +215,8 @@ def build_optimizer(kind: str, groups: list[dict], params: dict) -> torch.optim.
         return optimizer
     if kind == "FusedLamb":
         return _build_fused_lamb(groups, params)
+    if kind == "Muon":
+        return Muon(groups, **params)
     return torch.optim.AdamW(groups, **params, fused=True)
 
 

@@ -84,6 +84,40 @@ def update_plainly(
     return list(updates)
 
 
+def compute_updates(parameters: list[Tensor], states: list[dict], group: dict) -> list[Tensor]:
+    """Update the moments in `states`; returns each parameter's u. `w -= lr * u` is AdamW."""
+    for parameter, state in zip(parameters, states, strict=True):
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        state["step"] += 1
+    gradients = [p.grad.contiguous() for p in parameters if p.grad is not None]
+    first, second = ([state[m] for state in states] for m in ("exp_avg", "exp_avg_sq"))
+    steps = [float(s["step"]) if group["bias_correction"] else ENDLESS for s in states]
+    if parameters[0].is_cuda:
+        return update_plainly(parameters, gradients, first, second, steps, group)
+    # torch's fused Adam reads and writes everything once. Starting from decay * w with a rate
+    # of -1 it leaves u; with a very large step count it corrects no bias.
+    updates = list(torch._foreach_mul(parameters, group["weight_decay"]))
+    torch._fused_adam_(
+        updates,
+        gradients,
+        first,
+        second,
+        [],
+        [p.new_full((), t, dtype=torch.float32) for p, t in zip(parameters, steps, strict=True)],
+        lr=-1.0,
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=0.0,
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+    )
+    return updates
+
+
 class Lamb(torch.optim.Optimizer):
     """LAMB over flat parameters; one trust ratio per logical tensor.
 
@@ -151,48 +185,12 @@ class Lamb(torch.optim.Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
                 continue
-            updates = self._update_moments(parameters, group)
+            states = [self.state[parameter] for parameter in parameters]
+            updates = compute_updates(parameters, states, group)
             if group["adapt"]:
                 self._apply_adapted(parameters, updates, group)
             else:
                 torch._foreach_add_(parameters, updates, alpha=-group["lr"])
-
-    def _update_moments(self, parameters: list[Tensor], group: dict) -> list[Tensor]:
-        """Update the moments; returns each parameter's u."""
-        states = [self.state[parameter] for parameter in parameters]
-        for parameter, state in zip(parameters, states, strict=True):
-            if not state:
-                state["step"] = torch.tensor(0.0)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
-            state["step"] += 1
-        gradients = [p.grad.contiguous() for p in parameters if p.grad is not None]
-        first, second = ([state[m] for state in states] for m in ("exp_avg", "exp_avg_sq"))
-        steps = [float(s["step"]) if group["bias_correction"] else ENDLESS for s in states]
-        if parameters[0].is_cuda:
-            return update_plainly(parameters, gradients, first, second, steps, group)
-        # torch's fused Adam reads and writes everything once. Starting from decay * w with a rate
-        # of -1 it leaves u; with a very large step count it corrects no bias.
-        updates = list(torch._foreach_mul(parameters, group["weight_decay"]))
-        torch._fused_adam_(
-            updates,
-            gradients,
-            first,
-            second,
-            [],
-            [
-                p.new_full((), t, dtype=torch.float32)
-                for p, t in zip(parameters, steps, strict=True)
-            ],
-            lr=-1.0,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=0.0,
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-        )
-        return updates
 
     def _apply_adapted(self, parameters: list[Tensor], updates: list[Tensor], group: dict) -> None:
         """w -= lr * ratio * u, with one ratio for each logical tensor."""

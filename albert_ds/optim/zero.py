@@ -2,8 +2,8 @@
 
 ZeRO flattens a parameter group and gives every rank one slice of the flat vector; tensor
 parallelism cuts some tensors before that. `read_layout` turns the wrapper's bookkeeping into a list
-of `ParamFragment`s. LAMB's trust ratios (`bind_lamb`), the fp32 master weights (`fill_masters`) and
-the layout-independent checkpoints use that list.
+of `ParamFragment`s. LAMB's trust ratios (`bind_lamb`), Muon's matrices, the fp32 master weights
+(`fill_masters`) and the layout-independent checkpoints use that list.
 
 DeepSpeed's issues 88 and 490 ask for LAMB under ZeRO since 2020. A LAMB that uses the norm of a
 flat partition as the norm of a tensor is off by 43 to 52 % of the update after three steps.
@@ -23,7 +23,10 @@ from albert_ds.optim.norms import compute_norms
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParamFragment:
-    """Consecutive elements of a parameter (or its tensor-parallel shard), held in fp32 here."""
+    """Consecutive elements of a parameter (or its tensor-parallel shard), held in fp32 here.
+
+    A rank has one of every parameter, in the same order as all ranks; it may hold no element.
+    """
 
     name: str  # logical tensor
     group: int  # parameter group of the optimizer
@@ -82,15 +85,14 @@ def _flat_fragments(wrapper, names, groups, offsets, flats):
         low, high = rank * flat.numel(), (rank + 1) * flat.numel()
         for parameter, start in zip(group, starts, strict=True):
             left, right = max(low, start), min(high, start + parameter.numel())
-            if left < right:
-                yield ParamFragment(
-                    name=names[id(parameter)],
-                    group=index,
-                    flat=flat,
-                    start=left - low,
-                    offset=left - start,
-                    numel=right - left,
-                )
+            yield ParamFragment(
+                name=names[id(parameter)],
+                group=index,
+                flat=flat,
+                start=left - low,
+                offset=left - start,
+                numel=max(0, right - left),
+            )
 
 
 def _zero3_fragments(wrapper, names):
@@ -101,30 +103,29 @@ def _zero3_fragments(wrapper, names):
         for parameter in group:
             size = parameter.partition_numel()
             offset = rank * size
-            numel = min(size, parameter.ds_numel - offset)
-            if numel > 0:
-                yield ParamFragment(
-                    name=names[id(parameter)],
-                    group=wrapper.sub_group_to_group_id[index],
-                    flat=wrapper.fp32_partitioned_groups_flat[index],
-                    start=start,
-                    offset=offset,
-                    numel=numel,
-                )
+            yield ParamFragment(
+                name=names[id(parameter)],
+                group=wrapper.sub_group_to_group_id[index],
+                flat=wrapper.fp32_partitioned_groups_flat[index],
+                start=start,
+                offset=offset,
+                numel=max(0, min(size, parameter.ds_numel - offset)),
+            )
             start += size
 
 
 def init_states(optimizer: torch.optim.Optimizer, fragments: list[ParamFragment]) -> None:
     """Allocate all optimizer states as zeros, with the names that torch's AdamW and `Lamb` share.
 
+    Muon's matrices have a momentum and no second moment.
+
     DeepSpeed links states to parameters once, after the step of the first group: states that are
     allocated later stay unlinked, and a checkpoint before the first step would find none.
     """
-    for flat in {fragment.flat for fragment in fragments}:
-        optimizer.state[flat] = {
-            "exp_avg": torch.zeros_like(flat),
-            "exp_avg_sq": torch.zeros_like(flat),
-        }
+    for flat, group in {fragment.flat: fragment.group for fragment in fragments}.items():
+        is_muon = optimizer.param_groups[group].get("orthogonal", False)
+        moments = ("exp_avg",) if is_muon else ("exp_avg", "exp_avg_sq")
+        optimizer.state[flat] = {moment: torch.zeros_like(flat) for moment in moments}
         set_step_count(optimizer, flat, 0)
 
 
@@ -147,9 +148,7 @@ def fill_masters(fragments: list[ParamFragment], weights: dict[str, Tensor]) -> 
     DeepSpeed makes the masters of a 16-bit run from the weights after it has rounded them.
     """
     for fragment in fragments:
-        source = weights[fragment.name].reshape(-1)[
-            fragment.offset : fragment.offset + fragment.numel
-        ]
+        source = weights[fragment.name].reshape(-1)[fragment.in_shard]
         fragment.flat.data.view(-1)[fragment.in_flat] = source
 
 
@@ -192,6 +191,8 @@ def bind_lamb(
     """
     parts: dict[Tensor, list[TensorPart]] = {fragment.flat: [] for fragment in fragments}
     for fragment in fragments:
+        if not fragment.numel:
+            continue
         parts[fragment.flat].append(
             TensorPart(
                 tensor=tensor_names[fragment.group].index(fragment.name),
@@ -202,6 +203,4 @@ def bind_lamb(
         )
     for group, names in zip(optimizer.param_groups, tensor_names, strict=True):
         group["num_tensors"] = len(names)
-        for flat in group["params"]:
-            parts.setdefault(flat, [])
     optimizer.bind(parts, reduce)

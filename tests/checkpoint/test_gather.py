@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.batches import random_samples
 from tests.distributed import run_ranks
+from tests.optim import muon
 from tests.training import SMALL, join, open_small_run, small_config
 
 BATCHES = [
@@ -51,13 +53,13 @@ def read_back(rank: int, configs, folder: Path):
     return held
 
 
-def layouts(world_size: int, tensor_parallel: int):
+def layouts(world_size: int, tensor_parallel: int, optimizer: dict):
     return [
         small_config(
             world_size=world_size,
             tensor_parallel=tensor_parallel,
             ds_file=file,
-            ds_changes={"zero_optimization": {"stage": stage}},
+            ds_changes={"zero_optimization": {"stage": stage}, **optimizer},
         )
         for file, stage in (
             ("zero1_bf16.json", 1),
@@ -69,9 +71,14 @@ def layouts(world_size: int, tensor_parallel: int):
     ]
 
 
-def test_any_layout_reads_what_any_layout_wrote(tmp_path):
-    written = run_ranks(train_and_save, 2, layouts(2, 1), BATCHES, tmp_path)[0]
-    read = run_ranks(read_back, 4, layouts(4, 2), tmp_path / "checkpoints" / "step-00000006")[0]
+@pytest.mark.parametrize("optimizer", [{}, muon.DS_CHANGES], ids=["lamb", "muon"])
+def test_any_layout_reads_what_any_layout_wrote(tmp_path, optimizer):
+    configs = layouts(2, 1, optimizer), layouts(4, 2, optimizer)
+    written = run_ranks(train_and_save, 2, configs[0], BATCHES, tmp_path)[0]
+    read = run_ranks(read_back, 4, configs[1], tmp_path / "checkpoints" / "step-00000006")[0]
+    matrix = "albert.encoder.ffn.0.feed_forward.up.weight"
+    has_moments = [bool(written[0][kind][matrix].any()) for kind in KINDS[1:]]
+    assert has_moments == [True, not optimizer]
     for held in [*written[1:], *read]:
         for kind in KINDS:
             for name, tensor in written[0][kind].items():

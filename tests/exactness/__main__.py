@@ -20,7 +20,13 @@ def main(argv: list[str]) -> int:
     add("--output", type=Path, default=Path("docs/exactness.md"), help="the page (%(default)s)")
     add("--raw", type=Path, default=Path("docs/raw/exactness.md"), help="long tables (%(default)s)")
     add("--short", action="store_true", help="leave out the full cross product of the layouts")
+    add("--only-muon", action="store_true", help="measure the modes of Muon alone")
     args = parser.parse_args(argv)
+    of_muon = report.measure_rows(train_all(modes_.muon_modes()))
+    lines = [*report.describe_machine(), "", *report.muon_table(of_muon)]
+    replace_section(args.raw, "muon", lines)
+    if args.only_muon:
+        return 0
     replace_section(args.output, "sizes", report.size_table())
     tables = {
         "pairwise": modes_.pairwise_modes(),

@@ -37,6 +37,7 @@ class Mode:
     sharing: str = "all"
     per_layer: str = "none"
     objective: str = "sop"
+    optimizer: str = "Lamb"
     resumed: bool = False  # stopped after some steps, and continued from the checkpoint
     dealt_to: int = 1  # samples are ordered as that many data-parallel ranks would take them
 
@@ -131,6 +132,18 @@ def half_precision_modes() -> list[Mode]:
         for stage in (1, 2, 3)
         for accumulation in FACTORS["accumulation"]
     ]
+
+
+def muon_modes() -> list[Mode]:
+    """Muon in every grid, stage and precision; every second mode is stopped and resumed."""
+    modes = [
+        Mode(grid=grid, stage=stage, precision=precision, optimizer="Muon")
+        for precision in FACTORS["precision"]
+        for stage in FACTORS["stage"]
+        for grid in FACTORS["grid"]
+    ]
+    allowed = [mode for mode in modes if not mode.is_refused]
+    return [replace(mode, resumed=number % 2 == 1) for number, mode in enumerate(allowed)]
 
 
 def sharing_modes() -> list[Mode]:

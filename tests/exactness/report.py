@@ -86,6 +86,22 @@ def worst_table(rows: list[Row]) -> list[str]:
     return lines
 
 
+def muon_table(rows: list[Row]) -> list[str]:
+    """The worst tensor in fp32, all tensors together in bf16, by stage and grid."""
+    grids = FACTORS["grid"]
+    found = {(row.mode.precision, row.mode.stage, row.mode.grid): row.off for row in rows}
+    lines = [
+        "| precision | ZeRO | " + " | ".join(f"TP {tp}, DP {dp}" for tp, dp in grids) + " |",
+        "| --- | --- " + "| --: " * len(grids) + "|",
+    ]
+    for precision, stage in dict.fromkeys((p, stage) for p, stage, _ in found):
+        offs = [found[precision, stage, grid] for grid in grids]
+        errors = [off.parameter if precision == "fp32" else off.overall for off in offs]
+        cells = [precision, str(stage), *(f"{error:.1e}" for error in errors)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
 def half_precision_table(outcomes: dict[Mode, Outcome]) -> list[str]:
     """The error of bf16 itself, and the difference that each kind of layout adds to it."""
     references = References()

@@ -11,6 +11,7 @@ from albert_ds.settings.pretrain import RunConfig
 from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.exactness.modes import Mode
+from tests.optim import muon
 from tests.reference import Reference, reference_training
 from tests.training import SMALL, join, open_small_run, rank_batches, small_config
 
@@ -72,6 +73,7 @@ def config_of(mode: Mode, output: str = "unused") -> RunConfig:
             **({"fp16": {"initial_scale_power": 8}} if mode.precision == "fp16" else {}),
             "zero_optimization": {"stage": mode.stage},
             "gradient_clipping": mode.clipping or 0.0,
+            **(muon.DS_CHANGES if mode.optimizer == "Muon" else {}),
         },
         model=replace(
             MODEL,
@@ -155,7 +157,8 @@ class References:
 
     def of(self, mode: Mode, outcome: Outcome, *, rounded: bool = False) -> Reference:
         """Training from the outcome's initial weights, or from these `rounded` to bf16."""
-        key = (mode.sharing, mode.per_layer, mode.objective, mode.clipping, rounded)
+        task = (mode.sharing, mode.per_layer, mode.objective, mode.clipping, mode.optimizer)
+        key = (*task, rounded)
         if key not in self._known:
             config, start = config_of(mode), outcome.initial
             if rounded:
@@ -166,6 +169,7 @@ class References:
                 batches_of(mode),
                 rates=[config.rate_at(step) for step in range(NUM_STEPS)],
                 clip=mode.clipping,
+                muon=mode.optimizer == "Muon",
             )
         return self._known[key]
 

@@ -44,6 +44,18 @@ def reports() -> dict[tuple[int, str], dict]:
     return found | {("own", "zero1_fp32"): run_ranks(measure, 2, *flags, *file)[0][0]}
 
 
+def test_muon_sends_each_matrix_to_its_rank_and_back():
+    names = ("zero0_fp32", "zero1_fp32", "zero1_fp32_muon", "zero1_bf16_muon")
+    files = [f"ds_configs/{name}.json" for name in names]
+    *others, fp32, bf16 = run_ranks(measure, 2, "--deepspeed_config", *files)[0]
+    assert not any("Muon's matrices" in report["kinds"] for report in others)
+    hidden, inner = SIZE.hidden_size, SIZE.ffn_size
+    for report in (fp32, bf16):
+        moved = report["kinds"]["Muon's matrices"]
+        assert moved["collectives"] == {"reduce": 6, "broadcast": 6}  # however many the layers
+        assert moved["bytes"] == 2 * 4 * (4 * hidden * hidden + 2 * hidden * inner)
+
+
 def multiple(report, *kinds):
     found = [report["kinds"][kind] for kind in kinds]
     sent = sum(kind["wire_bytes"] for kind in found)

@@ -1,7 +1,7 @@
-"""LAMB is exact under ZeRO and tensor parallelism, and 16-bit runs start from fp32 masters.
+"""LAMB and Muon are exact under ZeRO and tensor parallelism; 16-bit runs start from fp32 masters.
 
-The reference is one process in float64 that shares no code with the product: Hugging Face's model
-and LAMB written again. The error is ||dp|| / ||p - p_init|| of the worst tensor.
+The reference is one process in float64 that shares no code with the product: Hugging Face's model,
+LAMB and Muon written again. The error is ||dp|| / ||p - p_init|| of the worst tensor.
 """
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 from albert_ds.model.albert import AlbertForPretraining
 from tests.batches import random_samples
 from tests.distributed import run_ranks
+from tests.optim import muon
 from tests.reference import reference_training, update_error
 from tests.training import SMALL, join, small_config, train_ranks
 
@@ -23,13 +24,15 @@ BATCHES = [
 STAGES = (1, 2, 3, 0)  # the trainer computes the norm at ZeRO-0, DeepSpeed at the others
 
 
+@pytest.mark.parametrize("optimizer", [{}, muon.DS_CHANGES], ids=["lamb", "muon"])
 @pytest.mark.parametrize(("tensor_parallel", "world_size"), [(1, 2), (2, 2), (2, 4)])
-def test_update_equals_one_process_in_float64(tensor_parallel, world_size):
+def test_update_equals_one_process_in_float64(tensor_parallel, world_size, optimizer):
+    others = {"gradient_clipping": 0.5, **optimizer}
     configs = [
         small_config(
             world_size=world_size,
             tensor_parallel=tensor_parallel,
-            ds_changes={"zero_optimization": {"stage": stage}, "gradient_clipping": 0.5},
+            ds_changes={"zero_optimization": {"stage": stage}, **others},
         )
         for stage in STAGES
     ]
@@ -41,6 +44,7 @@ def test_update_equals_one_process_in_float64(tensor_parallel, world_size):
         BATCHES,
         rates=[configs[0].rate_at(step) for step in range(NUM_STEPS)],
         clip=0.5,
+        muon=bool(optimizer),
     )
     for stage, run in zip(STAGES, runs, strict=True):
         assert run.losses == pytest.approx(expected.losses, rel=1e-6), f"ZeRO-{stage}"
@@ -74,6 +78,8 @@ def build_half(rank: int, configs: list, weights: dict) -> list[tuple]:
         differences = [0.0]
         parameters = dict(engine.deepspeed.module.named_parameters())
         for fragment in engine.fragments:
+            if not fragment.numel:
+                continue
             parameter, begin = parameters[fragment.name], fragment.offset
             if engine.stage == 3:  # this rank's partition
                 parameter, begin = parameter.ds_tensor, 0

@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from albert_lab.scaling.collectives import ACTIVATIONS, GRADIENTS, SMALL, WEIGHTS, ring_bytes
+from albert_lab.scaling.collectives import (
+    ACTIVATIONS,
+    GRADIENTS,
+    MATRICES,
+    SMALL,
+    WEIGHTS,
+    ring_bytes,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -181,6 +188,8 @@ def sum_up(events: Iterable[Event], mesh: Mesh, clock: HostClock) -> dict[str, V
 def kind_of(event: Event, mesh: Mesh) -> str:
     if mesh.tp_size > 1 and event.group is mesh.tp_group and event.bytes > SCALAR_BYTES:
         return ACTIVATIONS
+    if event.group is None and event.collective in ("reduce", "broadcast"):
+        return MATRICES
     if event.bytes <= SMALL_BYTES:
         return SMALL
     return WEIGHTS if event.collective.startswith("all_gather") else GRADIENTS

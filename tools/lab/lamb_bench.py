@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Time a step of LAMB against one of torch's fused AdamW, in turns, on the same parameters.
+"""Time a step of LAMB and of Muon against torch's fused AdamW, in turns, on one model's parameters.
 
 The parameters are stored as ZeRO stores them on one rank: a flat vector of matrices and one of
 biases and LayerNorms. AdamW reads and writes them once. LAMB needs the norms of the whole update
-before it can apply any of it, so it needs a second pass.
+before it can apply any of it, so it needs a second pass. Muon multiplies the block's matrices.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from albert_ds.model.config import SIZES
 if TYPE_CHECKING:
     import torch
 
+    from albert_ds.optim.zero import ParamFragment
+
 
 def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/lamb_bench.py", description=__doc__.splitlines()[0])
@@ -32,34 +34,65 @@ def build_parser() -> Parser:
 
 
 def build_optimizers(name: str, device: torch.device) -> dict[str, torch.optim.Optimizer]:
-    """LAMB and AdamW, each with its own copy of one model's flat parameters and gradients."""
+    """LAMB, Muon and AdamW, each with its own copy of one model's flat parameters and gradients."""
     import torch
 
     from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.optim.lamb import Lamb, TensorPart, decay_groups
+    from albert_ds.optim.lamb import Lamb, decay_groups
+    from albert_ds.optim.muon import Muon, muon_groups
+    from albert_ds.optim.zero import bind_lamb, init_states
 
-    model = AlbertForPretraining(SIZES[name])
-    groups = decay_groups(model.named_parameters(), 0.01)
-    parts, flats = {}, []
-    for group in groups:
-        sizes = [p.numel() for p in group["params"]]
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        flat = torch.cat([p.detach().flatten() for p in group["params"]]).to(device)
-        group["params"] = [flat.requires_grad_()]
-        flat.grad = torch.randn_like(flat)
-        flats.append(flat)
-        parts[flat] = [
-            TensorPart(tensor=i, start=start, numel=size)
-            for i, (start, size) in enumerate(zip(starts, sizes, strict=True))
-        ]
+    named = dict(AlbertForPretraining(SIZES[name]).named_parameters())
+    groups = decay_groups(named.items(), 0.01)
+    fragments, names = flatten(groups, named, device)
     lamb = Lamb(groups)
-    for group, flat in zip(lamb.param_groups, flats, strict=True):
-        group["num_tensors"] = len(parts[flat])
-    lamb.bind(parts, reduce=lambda sums: None)
-    copies = [flat.detach().clone().requires_grad_() for flat in flats]
-    for copy, flat in zip(copies, flats, strict=True):
-        copy.grad = flat.grad.clone()
-    return {"LAMB": lamb, "AdamW, fused": torch.optim.AdamW(copies, fused=True)}
+    bind_lamb(
+        lamb,
+        fragments,
+        tensor_names=names,
+        is_counted=lambda fragment: True,
+        reduce=lambda sums: None,
+    )
+    copies = [group["params"][0].detach().clone().requires_grad_() for group in groups]
+    for copy in copies:
+        copy.grad = torch.randn_like(copy)
+    groups = muon_groups(named.items(), 0.01)
+    fragments, _ = flatten(groups, named, device)
+    muon = Muon(groups)
+    init_states(muon, fragments)
+
+    def collect(fragment: ParamFragment, piece: torch.Tensor) -> torch.Tensor:
+        return piece.view(named[fragment.name].shape)
+
+    def spread(fragment: ParamFragment, whole: torch.Tensor | None) -> torch.Tensor:
+        assert whole is not None
+        return whole.reshape(-1)
+
+    muon.bind(fragments, collect, spread)
+    return {"LAMB": lamb, "Muon": muon, "AdamW, fused": torch.optim.AdamW(copies, fused=True)}
+
+
+def flatten(
+    groups: list[dict], named: dict, device: torch.device
+) -> tuple[list[ParamFragment], list[list[str]]]:
+    """Make each group's parameters one, with a gradient; where each is in it, and their names."""
+    import torch
+
+    from albert_ds.optim.zero import ParamFragment
+
+    name_of = {id(parameter): name for name, parameter in named.items()}
+    fragments, names = [], []
+    for index, group in enumerate(groups):
+        parameters, start = group["params"], 0
+        flat = torch.cat([p.detach().flatten() for p in parameters]).to(device).requires_grad_()
+        flat.grad = torch.randn_like(flat)
+        group["params"] = [flat]
+        names.append([name_of[id(p)] for p in parameters])
+        for name, p in zip(names[-1], parameters, strict=True):
+            place = {"start": start, "offset": 0, "numel": p.numel()}
+            fragments.append(ParamFragment(name=name, group=index, flat=flat, **place))
+            start += p.numel()
+    return fragments, names
 
 
 def time_steps(name: str, rounds: int) -> dict[str, list[float]]:
@@ -84,12 +117,13 @@ def time_steps(name: str, rounds: int) -> dict[str, list[float]]:
 def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     report = {name: time_steps(name, args.rounds) for name in args.models}
-    ratios = {
-        name: [lamb / adamw for lamb, adamw in zip(*seconds.values(), strict=True)]
-        for name, seconds in report.items()
-    }
-    rows = [(name, *three(values)) for name, values in ratios.items()]
-    print(table(("model", "LAMB / fused AdamW: min", "median", "max"), rows))
+    rows = []
+    for name, seconds in report.items():
+        *others, adamw = seconds
+        for kind in others:
+            ratios = [a / b for a, b in zip(seconds[kind], seconds[adamw], strict=True)]
+            rows.append((name, kind, *three(ratios)))
+    print(table(("model", "optimizer", "over fused AdamW: min", "median", "max"), rows))
     if args.output:
         write_report(args.output, report)
     return 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from albert_lab.scaling.layout import Layout
 
 # Kinds of collectives; `kinds` in the reports has these keys.
-GRADIENTS, WEIGHTS = "gradients", "weights"
+GRADIENTS, WEIGHTS, MATRICES = "gradients", "weights", "Muon's matrices"
 ACTIVATIONS, SMALL = "tensor-parallel activations", "norms, flags and counts"
 SMALL_CALLS, SMALL_BYTES = 4, 512  # per step in every layout: counts, norm, LAMB's sums
 
