@@ -1,10 +1,10 @@
 """Build pretraining shards: text is split into sentences, encoded and packed, each sequence once.
 
 Writes WebDataset tars DATA/train-000000.tar ... and DATA/heldout-000000.tar ... (held out by
-document, at least one), a copy of the vocabulary, and DATA/index.json, which counts everything.
-Pairs, lengths and masks are drawn in training. The same input gives the same bytes, by one process
-or by many: `--processes N`, or on several machines `mpirun -n N albert-ds shards ...`, where one of
-the N hands out the work. Killed, the same command goes on.
+document, at least one of several), a copy of the vocabulary, and DATA/index.json, which counts
+everything. Pairs, lengths and masks are drawn in training. The same input gives the same bytes, by
+one process or by many: `--processes N`, or on several machines `mpirun -n N albert-ds shards ...`,
+where one of the N hands out the work. Killed, the same command goes on.
 """
 
 from pathlib import Path

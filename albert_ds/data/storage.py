@@ -6,9 +6,11 @@ missing object is not. No location is ever run as a command.
 
 import errno
 import glob
+import io
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
@@ -17,6 +19,7 @@ import tenacity
 
 from albert_ds.cli import require
 from albert_ds.errors import DamagedData, MachineFailed, UserError
+from albert_ds.json_files import read_json
 
 T = TypeVar("T")
 TRIES = 6
@@ -41,33 +44,71 @@ def join(folder: str, name: str) -> str:
 
 
 def find_files(patterns: Iterable[str]) -> list[str]:
-    """The files that match the patterns (`**` descends), sorted, each once."""
+    """The files of paths, folders and globs (`**` descends), sorted, each once.
+
+    A folder stands for all files in it and below that are not hidden, and one that `datasets` has
+    saved for its data. Raises UserError for a pattern that no file matches.
+    """
     found: set[str] = set()
     for pattern in patterns:
         if is_url(pattern):
             matches = _match_urls(pattern)
         else:
-            names = [pattern, *glob.glob(pattern, recursive=True)]  # a name may look like a pattern
-            matches = [str(Path(name)) for name in names if Path(name).is_file()]
+            matches = [str(path) for path in _match_paths(pattern)]
         if not matches:
-            in_folder = not is_url(pattern) and Path(pattern).is_dir()
-            hint = f"; for the files in this folder: '{pattern}/**'" if in_folder else ""
-            raise UserError(f"--input {pattern}: matches no file{hint}")
+            raise UserError(f"--input {pattern}: matches no file")
         found.update(matches)
     return sorted(found)
 
 
+def _match_paths(pattern: str) -> Iterator[Path]:
+    if Path(pattern).is_dir():
+        pattern = f"{glob.escape(pattern)}/**"
+    elif Path(pattern).is_file():  # a name may look like a pattern
+        yield Path(pattern)
+    for path in map(Path, glob.glob(pattern, recursive=True)):
+        if path.is_file() and _is_data(path):
+            yield path
+
+
+def _is_data(path: Path) -> bool:
+    """False for what `save_to_disk` of the library datasets writes beside the data."""
+    state = path.with_name("state.json")
+    if not state.is_file():
+        return path.name != "dataset_dict.json"
+    listed = read_json(state).get("_data_files")
+    if not isinstance(listed, list):
+        return True  # the state of something else
+    return {"filename": path.name} in listed
+
+
 def _match_urls(pattern: str) -> list[str]:
     def find(system: Any, path: str) -> list[str]:
-        found = (
-            system.glob(path, detail=True) if glob.has_magic(path) else {path: system.info(path)}
-        )
-        return [system.unstrip_protocol(p) for p, info in found.items() if info["type"] == "file"]
+        if pattern.startswith("hf://datasets/"):
+            path = _pin_revision(system, path)
+        if glob.has_magic(path):
+            found = system.glob(path, detail=True)
+        else:
+            found = {path: system.info(path)}
+            if found[path]["type"] == "directory":
+                found = system.find(path, detail=True)
+        files = (name for name, about in found.items() if about["type"] == "file")
+        return [system.unstrip_protocol(name) for name in files]
 
     try:
         return with_retries(pattern, find)
     except FileNotFoundError:
         return []
+
+
+def _pin_revision(system: Any, path: str) -> str:
+    """A path in a repository of the hub, at the commit that its branch is at now."""
+    from huggingface_hub import HfApi
+
+    found = system.resolve_path(path)
+    hub = HfApi(endpoint=system.endpoint, token=system.token)
+    about = hub.repo_info(found.repo_id, repo_type=found.repo_type, revision=found.revision)
+    return type(found)(found.repo_type, found.repo_id, about.sha, found.path_in_repo).unresolve()
 
 
 def open_file(location: str) -> IO[bytes]:
@@ -87,6 +128,46 @@ def open_file(location: str) -> IO[bytes]:
     return copy
 
 
+def open_parts(location: str) -> Any:
+    """Open for reading here and there; of a URL only the bytes that are asked for are loaded.
+
+    Raises what `open_file` raises, when it is opened or read.
+    """
+    return _Parts(location) if is_url(location) else open(location, "rb")
+
+
+class _Parts(io.RawIOBase):
+    def __init__(self, location: str):
+        self._location, self._size, self._at = location, stat(location).size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def readinto(self, buffer) -> int:
+        begin, end = self._at, min(self._at + len(buffer), self._size)
+        if begin >= end:
+            return 0
+        content = with_retries(self._location, partial(_read_range, begin=begin, end=end))
+        if len(content) != end - begin:
+            raise DamagedData(f"{self._location}: its server sends no parts of files: download it")
+        buffer[: len(content)] = content
+        self._at = end
+        return len(content)
+
+
+def _read_range(system: Any, path: str, *, begin: int, end: int) -> bytes:
+    # That of the hub reads 5 MB ahead.
+    how = {"cache_type": "none"} if system.protocol == "hf" else {}
+    return system.cat_file(path, begin, end, **how)
+
+
 def stat(location: str) -> FileInfo:
     """Size and time of change; raises OSError, UserError or DamagedData."""
     if not is_url(location):
@@ -103,7 +184,7 @@ def read_bytes(location: str, limit: int) -> bytes:
     Raises OSError, UserError for what is no file, DamagedData if all tries have failed.
     """
     if is_url(location):  # not every server heeds the range
-        return with_retries(location, lambda system, path: system.cat_file(path, 0, limit)[:limit])
+        return with_retries(location, partial(_read_range, begin=0, end=limit))[:limit]
     if Path(location).exists() and not Path(location).is_file():
         raise UserError(f"{location}: not a file")
     with open(location, "rb") as file:
@@ -149,8 +230,9 @@ def _find_system(location: str) -> tuple[Any, str]:
     """
     if "::" in location:  # to fsspec this is a chain of file systems, with options of each
         raise UserError(f"{location}: must be one URL, without ::")
-    if location.startswith("s3:"):
-        require("s3fs", "s3", location)
+    for protocol, package, extra in (("s3:", "s3fs", "s3"), ("hf:", "huggingface_hub", "hf")):
+        if location.startswith(protocol):
+            require(package, extra, location)
     options: dict[str, Any] = {}
     if location.startswith("http"):
         import aiohttp  # which takes longer than all else here
@@ -168,7 +250,9 @@ def _may_pass(error: BaseException) -> bool:
     if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         # To fsspec every failure to look up a size over HTTP is a missing file.
         error = error.__cause__
-        return not isinstance(error, ValueError) and getattr(error, "status", 500) >= 500
+        answer = getattr(error, "response", None)  # of the hub
+        status = getattr(answer, "status_code", getattr(error, "status", 500))
+        return not isinstance(error, ValueError) and status >= 500
     is_final = isinstance(error, FileNotFoundError | PermissionError | ValueError)
     has_no_space = isinstance(error, OSError) and error.errno in NO_SPACE
     return isinstance(error, Exception) and not is_final and not has_no_space

@@ -2,17 +2,15 @@
 
     stream -> lines -> documents -> sentences
 
-The first line that is not blank tells what a stream holds: `<doc ...>` elements of WikiExtractor;
-JSON lines (`{...}` with a "text"); else plain text, with a blank line between documents. A document
-that cannot be read is passed on as damaged, and the caller counts it.
+kinds.py tells which of them a stream holds, tables.py reads tables. A document that cannot be read
+is passed on as damaged, and the caller counts it.
 """
 
 import argparse
+import contextlib
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import IO, NamedTuple
 
 from albert_ds.cli import Number, check_ranges, flag, path
@@ -40,6 +38,7 @@ NUL_BYTES = "nul_bytes"
 OVERLONG_LINE = "overlong_line"
 NOT_JSON = "not_json"
 NO_TEXT_FIELD = "no_text_field"
+BROKEN_ROW = "broken_row"  # of CSV: not as many fields as the first row, or a wrong quote
 UNCLOSED_DOC = "unclosed_doc"  # a <doc> before the last one was closed, or at the end
 OUTSIDE_DOC = "outside_doc"  # text between </doc> and <doc>
 DAMAGE = (
@@ -48,6 +47,7 @@ DAMAGE = (
     OVERLONG_LINE,
     NOT_JSON,
     NO_TEXT_FIELD,
+    BROKEN_ROW,
     UNCLOSED_DOC,
     OUTSIDE_DOC,
 )
@@ -61,7 +61,7 @@ _COMMON_ENCODINGS = (
 
 class Document(NamedTuple):
     lines: list[str]  # stripped, none of them empty; an empty document has none
-    line: int  # number of its first line in its stream
+    line: int  # number of its first line in its stream, or of its row
     damage: str = ""  # why it is to be set aside, one of DAMAGE
     cut: bool = False  # its text goes on in the next one
 
@@ -102,7 +102,9 @@ class TextConfig:
         default=False,
     )
     text_field: str = flag(
-        "the field of JSON lines that holds the text", default="text", metavar="NAME"
+        "the field of JSON lines or the column of a table that holds the text",
+        default="text",
+        metavar="NAME",
     )
     any_script: bool = flag(
         "accept text whose letters are not of the script of the language",
@@ -157,38 +159,23 @@ def add_input_flag(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=path,
         metavar="GLOB",
-        help="paths or URLs of fsspec (http://, s3://, ...): WikiExtractor <doc> elements, JSON "
-        "lines, or plain text with a blank line between documents; packed by their .gz, .bz2, "
+        help="files, folders or URLs of fsspec (http://, s3://, hf://datasets/OWNER/NAME@REVISION/"
+        "..., ...) of Parquet, Arrow, CSV or TSV with a header, JSON lines, WikiExtractor <doc> "
+        "elements, or plain text with a blank line between documents; packed by their .gz, .bz2, "
         ".xz, .zst or .tar; ** descends into folders",
     )
 
 
 def split_documents(
-    lines: Iterator[Line], text_field: str = "text", kind: str = ""
+    lines: Iterable[Line], kind: str, text_field: str = "text"
 ) -> Iterator[Document]:
-    """Every document of a stream, in order, empty and damaged ones included.
-
-    `kind` of find_kind, where the stream does not begin where its file does.
-    """
-    for first in lines:
-        if not first.text and not first.damage:
-            continue
-        rest = chain([first], lines)
-        kind = kind or find_kind(first.text)
-        if kind == "wiki":
-            yield from _split_wiki(rest)
-        elif kind == "json":
-            yield from _split_json(rest, text_field)
-        else:
-            yield from _split_text(rest)
-
-
-def find_kind(first_line: str) -> str:
-    """ "wiki", "json" or "text", by the first line that is not blank."""
-    if begins_document(first_line, "wiki", after_blank=False):
-        return "wiki"
-    # A JSON array is no JSON lines: its lines are damaged, which its user is told.
-    return "json" if re.match(r"\{|\[\s*([{\"]|$)", first_line) else "text"
+    """Every document of "wiki", "json" or "text", in order, empty and damaged ones included."""
+    if kind == "wiki":
+        yield from _split_wiki(lines)
+    elif kind == "json":
+        yield from _split_json(lines, text_field)
+    else:
+        yield from _split_text(lines)
 
 
 def begins_document(line: str, kind: str, *, after_blank: bool) -> bool:
@@ -218,6 +205,11 @@ def read_lines(file: IO[bytes], *, is_start: bool = True) -> Iterator[Line]:
             yield line
 
 
+def cut_lines(text: str) -> list[str]:
+    """The lines of a document, stripped, none of them empty."""
+    return [line for line in map(str.strip, text.split("\n")) if line]
+
+
 def split_sentences(
     lines: list[str], kind: str, language: str = "en", ends: str | None = None
 ) -> list[str]:
@@ -234,6 +226,10 @@ def explain_damage(damage: str, head: bytes) -> str:
         return describe_encoding(head)
     if damage in (NOT_JSON, NO_TEXT_FIELD) and head.lstrip().startswith(b"["):
         return "; it begins like a JSON array: write one object a line (jq -c '.[]' does)"
+    if damage == NO_TEXT_FIELD:
+        with contextlib.suppress(ValueError, RecursionError, AttributeError):
+            fields = ", ".join(json.loads(head.split(b"\n", 1)[0]))
+            return f"; the first line has {fields}; --text-field names the one that holds the text"
     return ""
 
 
@@ -305,8 +301,7 @@ def _split_json(lines: Iterable[Line], text_field: str) -> Iterator[Document]:
             yield Document([], number, damaged)
         elif line:
             text, damage = _read_record(line, text_field)
-            parts = [part for part in map(str.strip, text.split("\n")) if part]
-            yield Document(parts, number, damage)
+            yield Document(cut_lines(text), number, damage)
 
 
 def _read_record(line: str, text_field: str) -> tuple[str, str]:

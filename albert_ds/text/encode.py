@@ -98,7 +98,7 @@ def encode_documents(
         if document.damage:
             counts[f"damaged_{document.damage}"] += 1
             if document.damage not in damage:
-                damage[document.damage] = reading.describe_damage()
+                damage[document.damage] = reading.place + reading.cause
             continue
         counts["cut_documents"] += document.cut
         if config.segmented:

@@ -9,6 +9,7 @@ one vocabulary. Finished pieces of either pass are kept when a build is killed.
 """
 
 import errno
+import math
 import shutil
 import sys
 import time
@@ -43,7 +44,14 @@ from albert_ds.text.external_sort import (
 )
 from albert_ds.text.manifest import Piece, fingerprint, read_note, write_note
 from albert_ds.text.pool import Pool
-from albert_ds.text.sources import Reading, Slice, cut_units, read_documents
+from albert_ds.text.sources import (
+    Reading,
+    Slice,
+    cut_units,
+    describe_files,
+    list_files,
+    read_documents,
+)
 from albert_ds.text.survey import measure_unknown, report_survey, survey_text
 
 WORK_NAME, LOCK_NAME = "building", ".albert-ds.lock"
@@ -57,6 +65,9 @@ NOT_IN_ENCODING = (
     "any_script",
 )
 LINE_SECONDS = 30.0  # between two lines of progress if there is no terminal
+MIN_HELD_OUT, GOOD_HELD_OUT = 2_000, 10_000  # tokens
+MAX_HOLDOUT = 0.5  # the largest share that a warning names
+MASKED = 0.15  # of the tokens, by default of training
 MAX_WITHOUT_PAIR, MIN_FILL = 0.05, 0.6  # beyond which a warning is printed
 
 
@@ -79,9 +90,12 @@ def build_shards(
     index.json is written.
     """
     with _work_folder(output, locations) as work:
-        units = cut_units(locations)
+        units = cut_units(locations, config.text_field)
         survey = survey_text(units, config, vocab.normalisation)
-        report = report_survey(survey, measure_unknown(vocab, survey), config)
+        report = [
+            describe_files(units),
+            *report_survey(survey, measure_unknown(vocab, survey), config),
+        ]
         encoding = _encode_units(units, vocab, work, config, pool)
         counts = Counter(dict.fromkeys(COUNTS, 0))
         damage: dict[str, str] = {}
@@ -92,9 +106,11 @@ def build_shards(
         threshold = _choose_heldout([note["draws"] for note in encoding.notes], counts, config)
         writing = _write_ranges(encoding.notes, counts, threshold, work, config, pool)
         index = _make_index(writing.notes, counts, vocab, config)
+        index["input"] = list_files(units)
         index["text"] = survey.as_index()
         _publish(output, work, index, vocab)
         warn_of_packing(index)
+        _warn_of_holdout(index)
     return BuildResult(
         index=index,
         report=report,
@@ -178,6 +194,27 @@ def warn_of_packing(index: dict) -> None:
     log_line(
         f"warning: {single:.1%} of the sequences have one sentence and so no pair, and the fill is "
         f"{index['fill']:.1%}; {why}"
+    )
+
+
+def _warn_of_holdout(index: dict) -> None:
+    """Say on stderr if too little is held out to measure anything on, and what to do."""
+    counts, held_out = index["counts"], index["splits"]["heldout"]
+    if not index["holdout"] or held_out["tokens"] >= MIN_HELD_OUT:
+        return
+    if not held_out["documents"]:
+        log_line(
+            "warning: the text is one document, so nothing is held out; leave a blank line between "
+            "documents, or write each as one JSON line"
+        )
+        return
+    share = math.ceil(100 * GOOD_HELD_OUT / counts["tokens"]) / 100
+    advice = f"--holdout {share} holds out more" if share <= MAX_HOLDOUT else "take more text"
+    masked = MASKED * held_out["tokens"]
+    log_line(
+        f"warning: {held_out['tokens']:,} tokens in {held_out['documents']:,} documents are held "
+        f"out; of their {masked:,.0f} masked ones an accuracy has a standard error of up to "
+        f"{50 / math.sqrt(masked):.0f} points; {advice}"
     )
 
 

@@ -1,7 +1,8 @@
 """The text to read, cut into units of work that any process can do alone.
 
-A unit is a list of whole files, or one slice of a large plain file that starts where a document
-starts. Packed files and files behind a URL are not cut. Files are unpacked as their names end:
+A unit is a list of whole files, or one slice of a large one: of plain text or JSON lines, starting
+where a document starts; of Parquet, some row groups. Other tables, packed files and text behind a
+URL are not cut. Files are unpacked as their names end:
 
     a.txt    a.txt.gz .bz2 .xz .zst    a.tar    a.tar.gz ...    a tar's members likewise
 
@@ -16,10 +17,11 @@ import os
 import sys
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
-from albert_ds.data.storage import is_url, open_file, stat
+from albert_ds.data.storage import FileInfo, is_url, open_file, read_bytes, stat
 from albert_ds.errors import DamagedData, UserError, hide_passwords
 from albert_ds.text.documents import (
     MAX_LINE_BYTES,
@@ -27,9 +29,16 @@ from albert_ds.text.documents import (
     Line,
     begins_document,
     explain_damage,
-    find_kind,
     read_lines,
     split_documents,
+)
+from albert_ds.text.kinds import ARROW, HEAD_BYTES, PARQUET, find_kind
+from albert_ds.text.tables import (
+    DELIMITERS,
+    list_groups,
+    read_arrow,
+    read_parquet,
+    split_table,
 )
 
 if sys.version_info >= (3, 14):
@@ -38,11 +47,14 @@ else:
     from backports import zstd
 
 UNIT_BYTES = 16 << 20  # as stored
-HEAD_BYTES = 1 << 16  # from which an encoding is guessed
 # The modules of the standard library and its like notice a cut; other readers of .zst do not.
 UNPACKERS: dict[str, Any] = {".gz": gzip, ".bz2": bz2, ".xz": lzma, ".zst": zstd}
 READ_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, zstd.ZstdError, tarfile.TarError)
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz"}
+_KIND_NAMES = {
+    **{"wiki": "of WikiExtractor", "json": "of JSON lines", "text": "of plain text"},
+    **{PARQUET: "of Parquet", ARROW: "of Arrow", "": "packed"},
+}
 _BUFFER_BYTES = 1 << 20
 
 
@@ -50,10 +62,10 @@ class Slice(NamedTuple):
     """A file, or a part of one; equal slices hold the same text."""
 
     location: str
-    begin: int
+    begin: int  # in bytes; of Parquet in those of its column of text
     end: int  # one past the last byte
-    modified: str  # when the file was, as its storage tells
-    kind: str = ""  # what a file that was cut holds, as its first line tells
+    file: FileInfo
+    kind: str = ""  # what an unpacked file holds, of find_kind
 
     @property
     def size(self) -> int:
@@ -67,24 +79,46 @@ class Reading(NamedTuple):
     name: str  # of the file, and of the member in it
     bytes_read: int  # of all the slices so far, as stored
     head: bytearray  # the first HEAD_BYTES of the file or member, as far as they are read
+    part: str = "line"  # what the number of a document counts
 
-    def describe_damage(self) -> str:
-        """Where the document is, and what the head tells of the cause of its damage."""
-        cause = explain_damage(self.document.damage, bytes(self.head))
-        return f"{self.name}: line {self.document.line}{cause}"
+    @property
+    def place(self) -> str:
+        return f"{self.name}: {self.part} {self.document.line}"
+
+    @property
+    def cause(self) -> str:
+        """What the head tells of the cause of the damage, as the end of a message."""
+        return explain_damage(self.document.damage, bytes(self.head))
 
 
-def cut_units(locations: Iterable[str]) -> list[list[Slice]]:
+def cut_units(locations: Iterable[str], text_field: str = "text") -> list[list[Slice]]:
     """All the text as units of about UNIT_BYTES as stored, in the order of the files."""
     units: list[list[Slice]] = []
     room = 0
-    for piece in (piece for location in locations for piece in _cut_file(location)):
+    for piece in (piece for location in locations for piece in _cut_file(location, text_field)):
         if not units or piece.size > room:
             units.append([])
             room = UNIT_BYTES
         units[-1].append(piece)
         room -= piece.size
     return units
+
+
+def list_files(units: Iterable[Iterable[Slice]]) -> list[dict]:
+    """The files of all units for index.json: what they are called, and their sizes."""
+    files = {piece.location: piece.file.size for unit in units for piece in unit}
+    return [
+        {"name": hide_passwords(name) if is_url(name) else os.path.basename(name), "bytes": size}
+        for name, size in files.items()
+    ]
+
+
+def describe_files(units: Iterable[Iterable[Slice]]) -> str:
+    """A line that says how many files there are of each kind."""
+    files = {piece.location: piece for unit in units for piece in unit}
+    kinds = Counter(_KIND_NAMES.get(piece.kind, "of CSV") for piece in files.values())
+    counts = ", ".join(f"{number:,} {kind}" for kind, number in kinds.most_common())
+    return f"files: {counts}; {sum(piece.file.size for piece in files.values()):,} bytes"
 
 
 def read_documents(slices: Iterable[Slice], text_field: str = "text") -> Iterator[Reading]:
@@ -95,21 +129,35 @@ def read_documents(slices: Iterable[Slice], text_field: str = "text") -> Iterato
     """
     done = 0
     for piece in slices:
-        try:
-            raw = open_file(piece.location)
-        except OSError as error:
-            raise UserError(f"{piece.location}: cannot be opened: {_explain(error)}") from None
-        with raw:
-            window = raw
-            if not is_packed(piece.location) and not is_url(piece.location):
-                raw.seek(piece.begin)
-                window = io.BufferedReader(_Window(raw, piece.end), _BUFFER_BYTES)
-            for name, file in open_streams(hide_passwords(piece.location), window):
-                head = bytearray()
-                for document in _read_stream(name, file, piece, text_field, head):
-                    bytes_read = done + min(raw.tell() - piece.begin, piece.size)
-                    yield Reading(document, name, bytes_read, head)
+        yield from _read_slice(piece, text_field, done)
         done += piece.size
+
+
+def _read_slice(piece: Slice, text_field: str, done: int) -> Iterator[Reading]:
+    name, kind = hide_passwords(piece.location), piece.kind
+    if kind == PARQUET:
+        found = read_parquet(piece.location, text_field, piece.begin, piece.end)
+        for document, end in found:
+            yield Reading(document, name, done + end - piece.begin, bytearray(), "row")
+        return
+    try:
+        raw = open_file(piece.location)
+    except OSError as error:
+        raise UserError(f"{name}: cannot be opened: {_explain(error)}") from None
+    with raw:
+        if kind == ARROW:
+            for document in read_arrow(raw, name, text_field):
+                yield Reading(document, name, done + raw.tell(), bytearray(), "row")
+            return
+        window = raw
+        if not is_packed(piece.location) and not is_url(piece.location):
+            raw.seek(piece.begin)
+            window = io.BufferedReader(_Window(raw, piece.end), _BUFFER_BYTES)
+        for member, file in open_streams(name, window):
+            head = bytearray()
+            for document in _read_stream(member, file, piece, text_field, head):
+                bytes_read = done + min(raw.tell() - piece.begin, piece.size)
+                yield Reading(document, member, bytes_read, head)
 
 
 def _read_stream(
@@ -126,7 +174,13 @@ def _read_stream(
             yield line
 
     try:
-        yield from split_documents(lines(), text_field, piece.kind)
+        kind = piece.kind or find_kind(file.peek(HEAD_BYTES)[:HEAD_BYTES], name, text_field)
+        if kind in (PARQUET, ARROW):
+            raise UserError(f"{name}: {kind.title()} in a packed file: unpack it")
+        if kind in DELIMITERS:
+            yield from split_table(lines(), name, text_field, kind)
+        else:
+            yield from split_documents(lines(), kind, text_field)
     except READ_ERRORS as error:
         raise DamagedData(f"{name}: cannot be read after line {number}: {error}") from None
 
@@ -151,22 +205,34 @@ class _Window(io.RawIOBase):
         return len(content)
 
 
-def _cut_file(location: str) -> Iterator[Slice]:
+def _cut_file(location: str, text_field: str) -> Iterator[Slice]:
+    name = hide_passwords(location)
     try:
-        size, modified = stat(location)
+        info = stat(location)
+        head = b"" if is_packed(location) else read_bytes(location, HEAD_BYTES)
     except OSError as error:
-        raise UserError(f"{location}: cannot be opened: {_explain(error)}") from None
-    begin, kind = 0, ""
-    if size > UNIT_BYTES and not is_url(location) and not is_packed(location):
+        raise UserError(f"{name}: cannot be opened: {_explain(error)}") from None
+    kind = find_kind(head, name, text_field) if head else ""
+    begin = 0
+    for end in _list_ends(location, kind, info.size, text_field):
+        yield Slice(location, begin, end, info, kind)
+        begin = end
+
+
+def _list_ends(location: str, kind: str, size: int, text_field: str) -> Iterator[int]:
+    """Where the slices of a file end."""
+    at = 0
+    if kind == PARQUET:
+        for group in list_groups(location, text_field):
+            size = group.end
+            if size - at >= UNIT_BYTES:
+                yield (at := size)
+    elif kind in ("wiki", "json", "text") and size > UNIT_BYTES and not is_url(location):
         with open(location, "rb") as file:
-            first = next((line for line in read_lines(file) if line.text or line.damage), None)
-            kind = find_kind(first.text if first else "")
-            while size - begin > UNIT_BYTES:
-                end = _find_document(file, kind, begin + UNIT_BYTES, size)
-                yield Slice(location, begin, end, modified, kind)
-                begin = end
-    if begin < size or not begin:
-        yield Slice(location, begin, size, modified, kind)
+            while size - at > UNIT_BYTES:
+                yield (at := _find_document(file, kind, at + UNIT_BYTES, size))
+    if at < size or not at:
+        yield size
 
 
 def _find_document(file: IO[bytes], kind: str, offset: int, size: int) -> int:

@@ -16,10 +16,10 @@ from albert_ds.cli import log_line
 from albert_ds.data.vocab import UNK, Normalisation, Vocab
 from albert_ds.errors import UserError
 from albert_ds.text.documents import (
+    NO_TEXT_FIELD,
     NUL_BYTES,
     WRONG_ENCODING,
     TextConfig,
-    describe_encoding,
 )
 from albert_ds.text.languages import SCRIPTS
 from albert_ds.text.sources import Slice, read_documents
@@ -27,7 +27,8 @@ from albert_ds.text.sources import Slice, read_documents
 SURVEY_SENTENCES = 20_000
 SURVEY_UNITS = 50
 MIN_SCRIPT_SHARE = 0.1  # of the letters; technical text in Korean can have 70 % of Latin letters
-CODED_SHARE = 0.1  # of the documents not UTF-8: no damage, but text in another encoding
+CODED_SHARE = 0.1  # of the documents: no damage, but text in another encoding or another field
+WHOLLY_WRONG = (WRONG_ENCODING, NUL_BYTES, NO_TEXT_FIELD)
 MAX_MERGED = 0.001  # share of the words, above which a warning is printed
 _KEEPING = Normalisation(lower_case=False)
 _RUNS = re.compile("[\u30a0-\u30ff]+|[^\u30a0-\u30ff]+")  # Katakana words stand out without spaces
@@ -164,7 +165,7 @@ def _read_sample(units: list[list[Slice]], config: TextConfig) -> list[str]:
     for number, unit in enumerate(chosen, 1):
         for reading in read_documents(unit, config.text_field):
             documents += 1
-            if reading.document.damage in (WRONG_ENCODING, NUL_BYTES):
+            if reading.document.damage in WHOLLY_WRONG:
                 wrong += 1
                 first = first or reading
             elif not reading.document.damage:
@@ -172,10 +173,11 @@ def _read_sample(units: list[list[Slice]], config: TextConfig) -> list[str]:
             if len(found) + 100 * wrong >= SURVEY_SENTENCES * number // len(chosen):
                 break
     if first is not None and wrong > max(config.max_damaged, CODED_SHARE) * documents:
-        guess = describe_encoding(bytes(first.head))
+        is_absent = first.document.damage == NO_TEXT_FIELD
+        what = f"no text in {config.text_field!r}" if is_absent else "not UTF-8"
         raise UserError(
-            f"{first.name}: line {first.document.line}: not UTF-8{guess} ({wrong:,} of the first "
-            f"{documents:,} documents; --max-damaged {config.max_damaged:g})"
+            f"{first.place}: {what}{first.cause} ({wrong:,} of the first {documents:,} "
+            f"documents; --max-damaged {config.max_damaged:g})"
         )
     return found[:SURVEY_SENTENCES]
 

@@ -11,7 +11,7 @@ from albert_ds.files import check_folder, new_folder
 from albert_ds.text.documents import SEED, TextConfig
 from albert_ds.text.pipeline import check_damage, open_bar
 from albert_ds.text.segmented import split_into_words
-from albert_ds.text.sources import Slice, cut_units, read_documents
+from albert_ds.text.sources import Slice, cut_units, describe_files, read_documents
 from albert_ds.text.survey import measure_unknown, report_survey, survey_text
 
 
@@ -68,7 +68,7 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
     damaged documents or a file that cannot be read through; then nothing is written.
     """
     check_folder(output, locations, names=FILES)
-    units = cut_units(locations)
+    units = cut_units(locations, config.text_field)
     survey = survey_text(units, config, config.normalisation)
     counts: Counter[str] = Counter()
     vocab = train_vocab(
@@ -90,7 +90,7 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
         for kind, number in counts.items()
         if kind != "documents"
     )
-    return [*report, f"{vocab.size:,} pieces{dropped}"]
+    return [describe_files(units), *report, f"{vocab.size:,} pieces{dropped}"]
 
 
 def _read_sentences(
@@ -105,7 +105,7 @@ def _read_sentences(
             if document.damage:
                 counts[f"damaged_{document.damage}"] += 1
                 if document.damage not in places:
-                    places[document.damage] = reading.describe_damage()
+                    places[document.damage] = reading.place + reading.cause
             elif document.lines:
                 counts["documents"] += 1
                 if config.segmented:

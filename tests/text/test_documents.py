@@ -13,6 +13,7 @@ from albert_ds.text.documents import (
     split_documents,
     split_sentences,
 )
+from albert_ds.text.kinds import find_kind
 from tests.data.corpus import read_all
 
 DOCUMENTS = [["Title", "First paragraph. It goes on.", "Caf\u00e9 \u4e2d"], ["One line only."]]
@@ -28,7 +29,8 @@ JSON = "".join(
 
 
 def split(content: bytes) -> list[Document]:
-    return list(split_documents(read_lines(io.BytesIO(content))))
+    kind = find_kind(content, "text", "text")
+    return list(split_documents(read_lines(io.BytesIO(content)), kind))
 
 
 @pytest.mark.parametrize("content", [WIKI, TEXT, JSON], ids=["wiki", "text", "json"])

@@ -83,7 +83,7 @@ def test_index_counts_everything(vocab, tmp_path):
 
 def test_same_bytes_however_it_is_read(vocab, documents, tmp_path, monkeypatch):
     """Another order of files and documents, units, runs and ranges of another size: the shuffle is
-    a sort by hash."""
+    a sort by hash. The index alone tells which files were read."""
     one = write_wiki(tmp_path / "a", documents)
     build(tmp_path / "one", vocab, [one])
     first = write_wiki(tmp_path / "b", documents[:30][::-1])
@@ -94,7 +94,11 @@ def test_same_bytes_however_it_is_read(vocab, documents, tmp_path, monkeypatch):
     monkeypatch.setattr("albert_ds.text.external_sort.RANGE_BYTES", 3000)
     monkeypatch.setattr("albert_ds.text.sources.UNIT_BYTES", 5000)
     build(tmp_path / "two", vocab, [rest, packed])
-    assert content_of(tmp_path / "one") == content_of(tmp_path / "two")
+    contents = [content_of(tmp_path / name) for name in ("one", "two")]
+    indices = [json.loads(content.pop("index.json")) for content in contents]
+    files = [index.pop("input") for index in indices]
+    assert contents[0] == contents[1] and indices[0] == indices[1]
+    assert [[file["name"] for file in found] for found in files] == [["a"], ["c", "d.gz"]]
     build(tmp_path / "three", vocab, [one], seed=1)
     assert content_of(tmp_path / "one") != content_of(tmp_path / "three")
 

@@ -68,10 +68,11 @@ def test_find_files(tmp_path):
     assert find_files([f"{tmp_path}/odd[1].txt"]) == [f"{tmp_path}/odd[1].txt"]
     with pytest.raises(UserError, match=r"--input .*/AC/\*: matches no file$"):
         find_files([f"{tmp_path}/A?/*", f"{tmp_path}/AC/*"])
-    with pytest.raises(
-        UserError, match=r"matches no file; for the files in this folder: '.*/\*\*'"
-    ):
-        find_files([str(tmp_path)])
+    (tmp_path / ".hidden").touch()
+    assert find_files([str(tmp_path)]) == [*everything, f"{tmp_path}/odd[1].txt"]
+    (tmp_path / "odd[1]").mkdir()
+    with pytest.raises(UserError, match=r"--input .*/odd\[1\]: matches no file$"):
+        find_files([f"{tmp_path}/odd[1]"])
 
 
 def test_missing_file(tmp_path):

@@ -19,6 +19,7 @@ from statistics import fmean
 
 from albert_ds import cli
 from albert_ds.cli import Number, log_line
+from albert_ds.data.storage import is_url
 from albert_ds.errors import MachineFailed, UserError
 from albert_ds.files import PACKAGE, check_folder, write_file
 from albert_ds.json_files import read_json, read_lines
@@ -69,8 +70,10 @@ class Layout:
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    text = "UTF-8 text, a blank line between documents"
+    text = "files, folders or URLs of text, as `albert-ds vocab --input` takes them"
     add("--text", type=cli.path, nargs="+", required=True, metavar="FILE", help=text)
+    text = "the field of JSON lines or the column of a table that holds the text"
+    add("--text-field", default="text", metavar="NAME", help=text)
     add("--output", type=Path, required=True, metavar="DIR", help="folder for all that it makes")
     hours = Number(above=0, high=10_000)
     add("--hours", type=hours, default=2.0, metavar="HOURS", help="time of the pretraining")
@@ -282,7 +285,7 @@ def count_steps(records: list[dict]) -> tuple[list[dict], list[int]]:
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
-    missing = [name for name in args.text if not Path(name).is_file()]
+    missing = [name for name in args.text if not is_url(name) and not Path(name).exists()]
     if missing:
         raise UserError(f"--text {missing[0]}: no such file")
     if args.init_from is not None:
@@ -294,7 +297,8 @@ def main(argv: list[str]) -> None:
     check_folder(out, [*args.text, *others], marks=["prepare.log"])
     out.mkdir(parents=True, exist_ok=True)
     vocab, data, checkpoint = out / "vocab" / "spiece.model", out / "data", out / "run"
-    text = ["--input", *map(os.path.abspath, args.text), "--language", args.language]
+    files = [name if is_url(name) else os.path.abspath(name) for name in args.text]
+    text = ["--input", *files, "--text-field", args.text_field, "--language", args.language]
     log = out / "prepare.log"
     if args.init_from is not None:
         from albert_ds.interop.folder import ModelFolder

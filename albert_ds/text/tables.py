@@ -1,0 +1,225 @@
+"""Tables with a column of text: CSV, Parquet, and Arrow as `datasets` saves it.
+
+A table never is in memory: CSV is read row by row, the others a few rows at a time. pyarrow, of the
+extra [parquet], is imported only if there is something for it to read.
+"""
+
+import codecs
+import csv
+import io
+import os
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import IO, Any, NamedTuple
+
+from albert_ds.cli import require
+from albert_ds.data.storage import open_parts
+from albert_ds.errors import DamagedData, UserError
+from albert_ds.text.documents import (
+    BROKEN_ROW,
+    MAX_LINE_BYTES,
+    NO_TEXT_FIELD,
+    NUL_BYTES,
+    OVERLONG_LINE,
+    WRONG_ENCODING,
+    Document,
+    Line,
+    cut_lines,
+)
+
+DELIMITERS = (",", "\t", ";", "|")
+HEAD_ROWS = 100  # by which a table is told from prose
+MIN_ALIKE = 0.9  # of these rows have as many fields as the first
+BATCH_ROWS = 128
+READ_BYTES = 4 << 20  # of a column at once
+MAX_SHOWN = 300  # characters of the names of columns
+ARROW_FILE = b"ARROW1\0\0"
+ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def find_delimiter(head: str, column: str) -> str:
+    """What separates the fields of a table whose first row names its columns; "" for no table.
+
+    Text is a table if its first row names `column`, or if its rows have as many fields as the
+    first, which looks like names: then the reader says which columns there are.
+    """
+    found: dict[str, int] = {}
+    for delimiter in DELIMITERS:
+        try:
+            rows = list(
+                islice(csv.reader(io.StringIO(head, newline=""), delimiter=delimiter), HEAD_ROWS)
+            )
+        except csv.Error:
+            continue
+        if len(rows) < 2:
+            continue
+        if column in rows[0]:
+            return delimiter
+        header, *others = rows[:-1] if len(rows) > 2 else rows  # the last may be cut off
+        alike = sum(len(row) == len(header) for row in others)
+        named = all(0 < len(name) == len(name.strip()) for name in header)
+        if named and len(header) > 1 and alike >= MIN_ALIKE * len(others):
+            found[delimiter] = len(header)
+    return max(found, key=found.__getitem__, default="")
+
+
+def split_table(
+    lines: Iterable[Line], name: str, text_field: str, delimiter: str
+) -> Iterator[Document]:
+    """Every row of a table after its first, as a document; those that are broken are damaged.
+
+    Raises UserError, naming the file `name` and its columns, if none of these is `text_field`.
+    """
+    csv.field_size_limit(MAX_LINE_BYTES)
+    number, damage = 0, ""
+
+    def read_texts() -> Iterator[str]:
+        nonlocal number, damage
+        for line in lines:
+            number, damage = line.number, damage or line.damage
+            raw = line.raw.removeprefix(codecs.BOM_UTF8) if number == 1 else line.raw
+            yield raw.decode("utf-8", "replace")
+
+    rows = csv.reader(read_texts(), delimiter=delimiter, strict=True)
+    header: list[str] = []
+    while True:
+        first, damage = number + 1, ""
+        try:
+            row = next(rows, None)
+        except csv.Error:
+            row, damage = [], damage or BROKEN_ROW
+        if row is None:
+            return
+        if not row and not damage:  # a blank line
+            continue
+        if not header:
+            header = row
+            place = find_column(name, header, text_field)
+            continue
+        if not damage and len(row) != len(header):
+            damage = BROKEN_ROW
+        yield Document(cut_lines(row[place]) if not damage else [], first, damage)
+
+
+def find_column(name: str, columns: list[str], text_field: str) -> int:
+    """Where the column is among those of the file `name`; UserError that lists them if nowhere."""
+    if text_field not in columns:
+        raise UserError(
+            f"{name}: has no column {text_field!r}; it has {', '.join(columns)[:MAX_SHOWN]}; "
+            "--text-field names the one that holds the text"
+        )
+    return columns.index(text_field)
+
+
+class Group(NamedTuple):
+    """A row group of a Parquet file."""
+
+    number: int
+    begin: int  # bytes of the column of text in the groups before it, as stored
+    end: int
+    rows_before: int
+
+
+def list_groups(location: str, text_field: str) -> list[Group]:
+    """The row groups of a Parquet file; UserError for a file without that column of text."""
+    with _open_parquet(location, text_field) as file:
+        return _list_groups(file.metadata, text_field)
+
+
+def read_parquet(
+    location: str, text_field: str, begin: int, end: int
+) -> Iterator[tuple[Document, int]]:
+    """The rows of the row groups that begin in [begin, end), and the stored bytes up to each."""
+    with _open_parquet(location, text_field) as file:
+        for group in _list_groups(file.metadata, text_field):
+            if not begin <= group.begin < end:
+                continue
+            batches = file.iter_batches(
+                BATCH_ROWS, row_groups=[group.number], columns=[text_field], use_threads=False
+            )
+            values = _read_values(batches, 0, f"{location}: row group {group.number}")
+            for number, value in enumerate(values, group.rows_before + 1):
+                yield _make_document(value, number), group.end
+
+
+def read_arrow(file: IO[bytes], name: str, text_field: str) -> Iterator[Document]:
+    """The rows of an open file that begins with an Arrow stream."""
+    require("pyarrow", "parquet", name)
+    import pyarrow
+
+    if file.read(len(ARROW_FILE)) != ARROW_FILE:
+        file.seek(-len(ARROW_END), os.SEEK_END)
+        if file.read() != ARROW_END:  # a stream that is cut between two batches just ends
+            raise DamagedData(f"{name}: the Arrow file is cut short")
+        file.seek(0)
+    try:
+        stream = pyarrow.ipc.open_stream(file)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DamagedData(f"{name}: cannot be read: {error}") from None
+    place = _find_text(name, stream.schema, text_field)
+    for number, value in enumerate(_read_values(stream, place, name), 1):
+        yield _make_document(value, number)
+
+
+@contextmanager
+def _open_parquet(location: str, text_field: str) -> Generator[Any]:
+    require("pyarrow", "parquet", location)
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    with open_parts(location) as raw:
+        try:
+            file = ParquetFile(raw, buffer_size=READ_BYTES)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DamagedData(f"{location}: not a whole Parquet file: {error}") from None
+        _find_text(location, file.schema_arrow, text_field)
+        yield file
+
+
+def _find_text(name: str, schema: Any, text_field: str) -> int:
+    """Where the column is; UserError if it is not there or holds no text."""
+    from pyarrow import types
+
+    place = find_column(name, schema.names, text_field)
+    kind = schema.types[place]
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)):
+        raise UserError(f"{name}: column {text_field!r} holds {kind}, not text")
+    return place
+
+
+def _list_groups(metadata: Any, text_field: str) -> list[Group]:
+    groups, begin, rows = [], 0, 0
+    for number in range(metadata.num_row_groups):
+        about = metadata.row_group(number)
+        columns = map(about.column, range(about.num_columns))
+        size = sum(c.total_compressed_size for c in columns if c.path_in_schema == text_field)
+        size = max(1, size)
+        groups.append(Group(number, begin, begin + size, rows))
+        begin, rows = begin + size, rows + about.num_rows
+    return groups
+
+
+def _read_values(batches: Iterable[Any], place: int, name: str) -> Iterator[bytes | None]:
+    import pyarrow
+
+    try:
+        for batch in batches:
+            yield from batch.column(place).cast(pyarrow.large_binary()).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DamagedData(f"{name}: cannot be read: {error}") from None
+
+
+def _make_document(value: bytes | None, number: int) -> Document:
+    """The document of the row of that number."""
+    if value is None:
+        return Document([], number, NO_TEXT_FIELD)
+    if len(value) > MAX_LINE_BYTES:
+        return Document([], number, OVERLONG_LINE)
+    if b"\0" in value:
+        return Document([], number, NUL_BYTES)
+    try:
+        return Document(cut_lines(value.decode()), number)
+    except UnicodeDecodeError:
+        return Document([], number, WRONG_ENCODING)
