@@ -13,9 +13,17 @@ WRONG_PATH = (
 )
 
 
+# Of a query: what signs it or is a secret itself (AWS, Google Cloud, Azure, tokens of hubs).
+SECRET = r"(?:token|key|sig|signature|secret|password|credential|x-(?:amz|goog)-[\w-]+)"
+
+
 def hide_passwords(text: str) -> str:
-    """`text`, in which no URL shows a password (scheme://user:password@host)."""
-    return re.sub(r'(://[^/@\s:"]*):[^/@\s"]*@', r"\1:***@", text)
+    """`text`, in which no URL shows a password, or a token in its place or in its query."""
+    # A password ends at the last @ of the host's part; one with a slash, at the first @.
+    is_port, password = r"(?!\d+(?:/|\s|$))", r'(?:[^/\s"]*@|[^@\s"]*@)'
+    text = re.sub(rf'(://[^/@\s:"]*):{is_port}{password}', r"\1:***@", text)
+    text = re.sub(r'(://)[^/@\s:"]+@', r"\1***@", text)
+    return re.sub(rf'([?&][\w.-]*{SECRET})=[^&\s"]*', r"\1=***", text, flags=re.IGNORECASE)
 
 
 class _Ending(Exception):

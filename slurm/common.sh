@@ -101,6 +101,9 @@ rendezvous() {
         head=$(scontrol show node "$head" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
     export MASTER_ADDR=$head
     export MASTER_PORT=$((20000 + (7 * $(date +%s) + SLURM_JOB_ID) % 10000))
+    # Part of the names of all keys: other users of the nodes can reach the port.
+    ALBERT_DS_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+    export ALBERT_DS_SECRET
 }
 
 # Run a command with one task a rank and forward signals to it; sets `code`. The trainer reads its

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from albert_ds.data.storage import join, read_bytes
+from albert_ds.data.storage import beside, read_bytes
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.files import write_file
 from albert_ds.json_files import MAX_BYTES, check, parse_json
@@ -279,17 +279,17 @@ def read_vocab(location: Path | str, *, sha256: str | None = None) -> Vocab:
         ) from None
     if sha256 not in (None, hashlib.sha256(model).hexdigest()):
         raise UserError(f"{location}: not the vocabulary these shards were built with")
-    beside = join(location.rpartition("/")[0] or ".", CONFIG_NAME)
+    config_at = beside(location, CONFIG_NAME)
     try:
-        config = parse_json(read_bytes(beside, MAX_BYTES + 1), beside)
+        config = parse_json(read_bytes(config_at, MAX_BYTES + 1), config_at)
     except FileNotFoundError:
         config = {}
     portable = make_portable(model, location)
-    normalisation = read_normalisation(config, beside)
+    normalisation = read_normalisation(config, config_at)
     trained = _parse(portable).normalizer_spec.name
     if trained != normalisation.name and "nfkc-" in f"{trained} {normalisation.name}":
         raise UserError(
-            f"{beside}: {'says' if config else 'is absent, which means'} normalisation "
+            f"{config_at}: {'says' if config else 'is absent, which means'} normalisation "
             f"{normalisation.name}, but {location} was trained under {trained}: keep both files of "
             "one vocabulary together"
         )

@@ -40,8 +40,12 @@ class Beat(NamedTuple):
 
     @staticmethod
     def decode(text: bytes) -> "Beat":
-        count, ending, is_leaving = json.loads(text)
-        return Beat(count, Ending(*ending) if ending else None, is_leaving)
+        """What is no beat, which another program may have written, is no sign of life."""
+        try:
+            count, ending, is_leaving = json.loads(text)
+            return Beat(count, Ending(*ending) if ending else None, is_leaving)
+        except (ValueError, TypeError):
+            return Beat()
 
 
 class Monitor:

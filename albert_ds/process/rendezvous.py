@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import socket
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -16,6 +17,8 @@ from albert_ds.process.world import World, find_gpu_grant, wants_cpu
 
 # While a rank that fails early waits for ranks that still import their libraries, to tell them.
 TELLING = timedelta(seconds=60)
+BACKLOG = 2048  # ranks that may connect at once
+SECRET = "ALBERT_DS_SECRET"  # set by slurm/common.sh
 
 
 def host_store(world: World, *, minutes: float):
@@ -42,16 +45,37 @@ def host_store(world: World, *, minutes: float):
 def open_store(world: World, patience: timedelta, *, is_host: bool = False):
     """Connect to the store that all ranks share. Every request times out after `patience`."""
     host, _, port = world.address.rpartition(":")
+    hosts = is_host and not world.has_store
     store = dist.TCPStore(
         host,
         int(port),
-        is_master=is_host and not world.has_store,
+        is_master=hosts,
         timeout=patience,
         wait_for_workers=False,
+        master_listen_fd=listen_at(host, int(port)) if hosts else None,
     )
-    # A launcher's store outlives its ranks, so each attempt has its own keys.
+    # A launcher's store outlives its ranks, so each attempt has its own keys. Nobody else can name
+    # them if the launcher has given the ranks a secret.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"albert-ds/{attempt}", store)
+    return dist.PrefixStore(f"albert-ds{os.environ.get(SECRET, '')}/{attempt}", store)
+
+
+def listen_at(host: str, port: int) -> int | None:
+    """A socket at the address by which ranks find this machine, where torch would take all.
+
+    None if this machine has no such address (behind a router), or the port is taken.
+    """
+    with suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            listener = socket.socket(family, kind)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(address)
+                listener.listen(BACKLOG)
+                return listener.detach()
+            except OSError:
+                listener.close()
+    return None
 
 
 def join_world(world: World, *, tensor_parallel: int = 1, timeout_minutes: float = 10):

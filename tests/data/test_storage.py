@@ -14,7 +14,7 @@ from albert_ds.cli import log_line
 from albert_ds.data import storage
 from albert_ds.data.shards import open_shards
 from albert_ds.data.storage import find_files, read_bytes
-from albert_ds.errors import DamagedData, MachineFailed, UserError
+from albert_ds.errors import DamagedData, MachineFailed, UserError, hide_passwords
 from albert_ds.text.sources import cut_units, read_documents
 from tests.data.drawing import samples_of, stream, take
 
@@ -117,6 +117,15 @@ def test_shards_behind_a_url_give_the_same_stream(server, train, workers):
     assert samples_of(take(stream([remote], workers=workers), 120)) == expected
 
 
+def test_shards_behind_a_signed_url(server, train):
+    """What signs a request is in the query of the folder's URL, and belongs to each file's."""
+    signed = open_shards(f"{server.url}/?sv=2024&sig=abc", "train")
+    assert signed.fingerprint == train.fingerprint
+    expected = samples_of(take(stream([train]), 20))
+    assert samples_of(take(stream([signed]), 20)) == expected
+    assert [p for p in server.asked if not p.endswith("?sv=2024&sig=abc")] == []
+
+
 def test_a_shard_that_is_missing_behind_a_url_is_named(server, built, tmp_path):
     import json
     import shutil
@@ -174,6 +183,25 @@ def test_no_message_shows_the_password_of_a_url(server, capsys):
     with pytest.raises(DamagedData, match=r"user:\*\*\*@") as caught:
         open_shards(url, "train")
     assert "secret" not in str(pickle.loads(pickle.dumps(caught.value)))
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    {
+        "s3://me:s3cret@host/a": "s3://me:***@host/a",
+        "https://me:s3@cret@host/a": "https://me:***@host/a",
+        "https://me:s3/cret@host/a": "https://me:***@host/a",
+        "https://hf_s3cret@host/a": "https://***@host/a",
+        "https://host:8080/a@b": "https://host:8080/a@b",
+        "https://host/b@c:d": "https://host/b@c:d",
+        "https://host/a?sv=1&sig=s3cret": "https://host/a?sv=1&sig=***",
+        "https://host/a?X-Amz-Signature=s3cret&b=1": "https://host/a?X-Amz-Signature=***&b=1",
+        "https://host/a?access_token=s3cret: 404": "https://host/a?access_token=*** 404",
+        "hf://datasets/a/b@v1/c": "hf://datasets/a/b@v1/c",
+    }.items(),
+)
+def test_what_is_secret_in_a_url_is_not_shown(typed, shown):
+    assert hide_passwords(f"--data {typed}") == f"--data {shown}"
 
 
 def test_text_of_any_file_system_that_fsspec_knows():

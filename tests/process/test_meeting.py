@@ -4,23 +4,32 @@ import json
 import os
 import re
 import shutil
+import socket
 import sys
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from albert_ds.data.vocab import read_vocab
 from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.process.heartbeat import Beat
+from albert_ds.process.rendezvous import open_store
+from albert_ds.process.world import World
 from albert_ds.settings.pretrain import read_config
 from albert_ds.settings.shared import fingerprint
 from tests.command import run_command
 from tests.conftest import ROOT, finish, start_each, train_command
+from tests.distributed import take_port
 from tests.finetuning import flags, write_checkpoint
 from tests.models import write_run
 
 TIMEOUT = 240  # seconds; the default of --timeout-minutes is 10 min
 JSON = ROOT / "ds_configs" / "zero1_fp32.json"
 HOST = os.uname().nodename
+ALONE = World(rank=0, local_rank=0, size=1, launcher="torch")
+PATIENCE = timedelta(seconds=30)
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +158,29 @@ def test_a_rank_that_fails_early_ends_all_with_its_cause(name, data, tmp_path):
         if failing > 0:
             assert said[0].startswith(others) and words in said[0], said[0]
         assert words in reason
+
+
+def test_the_store_listens_where_the_ranks_meet_and_nowhere_else():
+    port = take_port()
+    store = open_store(replace(ALONE, address=f"127.0.0.1:{port}"), PATIENCE, is_host=True)
+    store.set("a", "b")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=10)
+    socket.create_connection(("127.0.0.1", port), timeout=10).close()
+
+
+def test_who_does_not_know_the_secret_ends_no_rank(monkeypatch):
+    world = replace(ALONE, address=f"127.0.0.1:{take_port()}")
+    monkeypatch.setenv("ALBERT_DS_SECRET", "of this job")
+    store = open_store(world, PATIENCE, is_host=True)
+    store.set("host/0", "here")
+    assert open_store(world, PATIENCE).check(["host/0"])
+    monkeypatch.delenv("ALBERT_DS_SECRET")
+    stranger = open_store(world, PATIENCE)
+    stranger.set("ending", json.dumps([2, "stranger's words", False]))
+    assert not store.check(["ending"]) and not stranger.check(["host/0"])
+
+
+@pytest.mark.parametrize("junk", [b"junk", b"7", b"{}", b"[1, 5, false]", b"\xff"])
+def test_what_is_no_beat_is_no_sign_of_life(junk):
+    assert Beat.decode(junk) == Beat()
