@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -184,13 +184,21 @@ class _PrintVersion(argparse.Action):
         parser.exit()
 
 
-def add_flags(parser: argparse.ArgumentParser, config: Any, *, suppress: bool = False) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser,
+    config: Any,
+    *,
+    instead: Mapping[str, Flag] | None = None,
+    suppress: bool = False,
+) -> None:
     """Add every field of the dataclass `config` that `flag` declared, under its group's heading.
 
-    `suppress` leaves a flag that was not typed out of the parsed namespace.
+    `instead` declares some of them anew, by their names. `suppress` leaves a flag that was not
+    typed out of the parsed namespace.
     """
     for declared in fields(config):
         how: Flag | None = declared.metadata.get("flag")
+        how = how and (instead or {}).get(declared.name, how)
         if how is None:
             continue
         depends = declared.default is MISSING or how.shown_default is not None

@@ -8,15 +8,16 @@ changes no value, and what was used up to a step is a sum of a few products.
 import argparse
 import re
 from bisect import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from albert_ds.cli import Number
 from albert_ds.errors import UserError
 
-START = re.compile(r"(\d{1,10})|(\d{1,10}(?:\.\d{1,10})?)%", re.ASCII)
+START = re.compile(r"(\d{1,10})|(\d{1,2}(?:\.\d{1,10})?|100)%", re.ASCII)
 EXPLANATION = """\
 Schedules: VALUE@START,VALUE@START. START is a step or a share of --steps; the first is 0, also if
 it is left out. A comma keeps the value until the next START; two dots join on a straight line.
@@ -67,11 +68,11 @@ class Schedule:
         between = point.value + share * (after[0].value - point.value)
         return round(between) if isinstance(point.value, int) else between
 
-    def parts(self, step: int) -> Iterator[tuple[Any, int]]:
-        """(value, number of steps) of each point that the first `step` steps have reached."""
-        for point, end in zip(self.points, [*self.starts[1:], step], strict=True):
-            if point.start < step:
-                yield point.value, min(end, step) - point.start
+
+def cut(schedules: Iterable[Schedule], step: int) -> list[tuple[int, int]]:
+    """The first `step` steps, cut where a schedule has a point: (first step, number of steps)."""
+    starts = {start for schedule in schedules for start in schedule.starts if start < step}
+    return [(begin, end - begin) for begin, end in pairwise(sorted(starts | {step}))]
 
 
 def read_schedule(

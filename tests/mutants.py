@@ -125,7 +125,7 @@ MUTANTS = (
     Mutant(
         trap="a data stream that starts again where a run is resumed",
         file="albert_ds/pretraining/loop.py",
-        fix="open_stream(config, mesh, state.samples)",
+        fix="open_stream(config, mesh, state.step)",
         without="open_stream(config, mesh, 0)",
         test="tests/test_layout_change.py::test_no_sample_is_repeated_and_none_is_skipped",
     ),

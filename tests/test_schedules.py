@@ -4,7 +4,7 @@ import pytest
 
 from albert_ds.cli import Number
 from albert_ds.errors import UserError
-from albert_ds.schedules import Varying, read_schedule
+from albert_ds.schedules import Varying, cut, read_schedule
 
 STEPS = 40
 COUNT, SHARE = Number(low=1, whole=True), Number(above=0, below=1)
@@ -29,7 +29,7 @@ def test_every_step_has_the_value_of_the_reference(text):
     ]
     if ".." not in text:
         for step in range(STEPS + 1):
-            total = sum(value * steps for value, steps in schedule.parts(step))
+            total = sum(schedule.at(begin) * steps for begin, steps in cut([schedule], step))
             assert total == sum(map(CASES[text], range(step)))
 
 
@@ -52,6 +52,7 @@ def test_a_line_of_shares_is_straight():
         ("8@0,16@100%", "'16@100%': starts at step 40"),
         ("8@0..16@41", "'16@41': starts at step 41"),
         ("8@0,16", "'16': must be VALUE@STEP or VALUE@SHARE%"),
+        ("8@0..16@100.5%", "'16@100.5%': must be VALUE@STEP"),
         ("8@0,16@x", "'16@x': must be VALUE@STEP"),
         ("8@-1", "'8@-1': must be VALUE@STEP"),
         ("8@0,0@5", "'0@5': 0: must be at least 1"),

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from albert_ds import cli
 from albert_ds.cli import Number
+from albert_ds.data.plan import DataPlan
 from albert_ds.data.samples import Sample
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import ShardSet, open_shards, read_index
@@ -61,13 +62,11 @@ def show_step(run: Path, step: int) -> None:
     """Print every sample of one step of a run, with its place in the shards."""
     name = f"{run / 'config.json'}"
     config = read_json(run / "config.json", name)
-    schema = {"data": [str], "data_weights": [Number(above=0)], "stream": dict}
-    check(config, {**schema, "batch_size": Number(low=1, whole=True)}, name)
-    stream = StreamConfig.read(config["stream"], str(run))
+    check(config, {"data": [str], "data_weights": [Number(above=0)]}, name)
+    positions, stream = DataPlan.read(config, str(run)).batch_at(step - 1)
     sources = [open_shards(folder, "train") for folder in config["data"]]
     reader = MicroBatchReader(sources, config["data_weights"], stream)
-    size = config["batch_size"]
-    for position in range((step - 1) * size, step * size):
+    for position in positions:
         number, place, shard = reader.locate(position)
         source = sources[number]
         print(

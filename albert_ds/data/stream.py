@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from albert_ds.data.order import SAMPLE_DRAWS, Draws, Place, ShardOrder, SourceOrder
+from albert_ds.data.plan import DataPlan
 from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate, draw_sample
 from albert_ds.data.segments import SentenceRuns
 from albert_ds.data.shards import Shard, ShardSet
@@ -34,31 +35,31 @@ MAX_PREFETCH = 16  # micro-batches that a worker is ahead
 def training_batches(
     sources: list[ShardSet],
     weights: list[float] | None,
-    config: StreamConfig,
+    plan: DataPlan,
     *,
-    start: int,
-    batch_size: int,
+    step: int,
     micro_batch_size: int,
     dp_rank: int,
     dp_size: int,
     num_workers: int = 0,
     timeout: float = 0,
 ) -> Iterator[MicroBatch]:
-    """The micro-batches of one data-parallel rank from position `start` on, without end.
+    """The micro-batches of one data-parallel rank after `step` finished steps, without end.
 
-    Each step of `batch_size` samples gives every rank batch_size / dp_size of them, in
-    micro-batches of `micro_batch_size`. `weights` are the shares of the sources; with None the
-    shares follow the sources' sizes. Raises DamagedData for a damaged shard, and RuntimeError if a
-    worker gives no micro-batch for `timeout` seconds (0: wait for ever).
+    Each step of n samples gives every rank n / dp_size of them, in micro-batches of
+    `micro_batch_size`. `weights` are the shares of the sources; with None the shares follow the
+    sources' sizes. Raises DamagedData for a damaged shard, and RuntimeError if a worker gives no
+    micro-batch for `timeout` seconds (0: wait for ever).
     """
-    assert start >= 0 and not start % batch_size and not batch_size % (dp_size * micro_batch_size)
-    reader = MicroBatchReader(sources, weights, config)
-    plan = functools.partial(plan_training, start, batch_size, micro_batch_size, dp_rank, dp_size)
+    sizes = plan.schedule("batch_size").values
+    assert step >= 0 and not any(size % (dp_size * micro_batch_size) for size in sizes)
+    reader = MicroBatchReader(sources, weights, plan.stream)
+    cuts = functools.partial(plan_training, plan, step, micro_batch_size, dp_rank, dp_size)
     from webdataset.compat import WebLoader
     from webdataset.pipeline import DataPipeline
     from webdataset.shardlists import split_by_worker
 
-    pipeline = DataPipeline(plan, split_by_worker, reader.read_each)
+    pipeline = DataPipeline(cuts, split_by_worker, reader.read_each)
     if not num_workers:
         return iter(pipeline)
     pipeline.append(_carry_endings)
@@ -66,7 +67,7 @@ def training_batches(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # A step takes its micro-batches at once; meanwhile the workers make those of the next step.
-    accumulation = batch_size // (dp_size * micro_batch_size)
+    accumulation = max(sizes) // (dp_size * micro_batch_size)
     loader = WebLoader(
         pipeline,
         batch_size=None,
@@ -101,13 +102,14 @@ def heldout_batches(
 
 
 def plan_training(
-    start: int, batch_size: int, micro_batch_size: int, dp_rank: int, dp_size: int
-) -> Iterator[range]:
-    """The positions of each micro-batch of one rank: every dp_size-th of a step."""
-    for begin in itertools.count(start, batch_size):
-        mine = range(begin + dp_rank, begin + batch_size, dp_size)
+    plan: DataPlan, step: int, micro_batch_size: int, dp_rank: int, dp_size: int
+) -> Iterator[tuple[range, StreamConfig]]:
+    """The positions of each micro-batch of one rank, every dp_size-th of a step; their draws."""
+    for at in itertools.count(step):
+        positions, config = plan.batch_at(at)
+        mine = positions[dp_rank::dp_size]
         for i in range(0, len(mine), micro_batch_size):
-            yield mine[i : i + micro_batch_size]
+            yield mine[i : i + micro_batch_size], config
 
 
 def _obey_trainer_only(worker: int) -> None:
@@ -162,21 +164,21 @@ class MicroBatchReader:
         self._draws = Draws(SAMPLE_DRAWS, config.seed)
         self._config = config
 
-    def read(self, positions: range) -> MicroBatch:
+    def read(self, positions: range, config: StreamConfig | None = None) -> MicroBatch:
         """The micro-batch of the samples at `positions` of the stream."""
-        samples = [self.draw(position) for position in positions]
+        samples = [self.draw(position, config) for position in positions]
         return collate(samples, list(positions), self._config.objective)
 
-    def read_each(self, ranges: Iterable[range]) -> Iterator[MicroBatch]:
-        return map(self.read, ranges)
+    def read_each(self, cuts: Iterable[tuple[range, StreamConfig]]) -> Iterator[MicroBatch]:
+        return itertools.starmap(self.read, cuts)
 
     def locate(self, position: int) -> tuple[int, Place, Shard]:
         """The number of the source, the place in it, and the shard of a position of the stream."""
         number, local = self._mixture.locate(position)
         return number, *self._sources[number].find(local)
 
-    def draw(self, position: int) -> Sample:
-        """The sample at a position of the stream."""
+    def draw(self, position: int, config: StreamConfig | None = None) -> Sample:
+        """The sample at a position of the stream; `config` may have another length and masks."""
         number, place, shard = self.locate(position)
         sequence = shard[place.sample]
         with self._draws.at(number, place.epoch, place.number) as rng:
@@ -186,7 +188,7 @@ class MicroBatchReader:
                 found = runs.find(length, sequence.document, rng)
                 return found and shard[found[0]].ids[found[1] : found[2]]
 
-            return draw_sample(sequence, self._config, self.word_starts, draw_other, rng)
+            return draw_sample(sequence, config or self._config, self.word_starts, draw_other, rng)
 
 
 class _SourceReader:

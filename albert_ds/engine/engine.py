@@ -86,6 +86,14 @@ class Engine:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["rate_share"]
 
+    def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
+        """Add the gradients of a micro-batch; with the last one of a step they are complete.
+
+        DeepSpeed would count to the accumulation of its JSON, wrongly once the batch has changed.
+        """
+        self.deepspeed.set_gradient_accumulation_boundary(is_last)
+        self.deepspeed.backward(loss, scale_wrt_gas=False)
+
     def take_step(self) -> tuple[float, bool]:
         """Reduce, clip and update after the last micro-batch of a step. Collective.
 
@@ -104,7 +112,6 @@ class Engine:
             self.deepspeed.step()
         else:
             self.deepspeed.zero_grad()
-            self.deepspeed.micro_steps += 1
         return norm, applied
 
     def _clip_gradients(self) -> float:

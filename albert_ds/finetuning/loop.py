@@ -64,10 +64,8 @@ def train_step(run: Run) -> tuple[float, float, int]:
         loss = engine.deepspeed(**to_device(tensors, run.device))["loss_sum"]
         # DeepSpeed averages gradients over data-parallel ranks; the loss needs their sum.
         scaled = loss * (run.mesh.dp_size / config.batch_size)
-        engine.deepspeed.backward(scaled, scale_wrt_gas=False)
+        engine.backward(scaled, is_last=begin + size >= len(units))
         total = total + loss.detach()
-        if begin + size < len(units):
-            engine.deepspeed.step()
     norm, applied = engine.take_step()
     run.step += 1
     run.updates += applied

@@ -9,7 +9,7 @@ from functools import cache
 from albert_ds.cli import Number
 from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
-from albert_ds.schedules import Schedule, read_schedule
+from albert_ds.schedules import Schedule, cut, read_schedule
 
 LAYERS = Number(low=1, high=1 << 20, whole=True)
 
@@ -37,13 +37,7 @@ def list_depths(
 ) -> list[tuple[ModelConfig, int]]:
     """The model of each part of a run, and its number of steps."""
     depths = read_depths(model, schedule, num_steps)
-    return [(model.at_depth(layers), steps) for layers, steps in depths.parts(num_steps)]
-
-
-def count_layers(model: ModelConfig, schedule: str | None, num_steps: int, step: int) -> int:
-    """The layers that the first `step` steps run, all together: the work of so much of a run."""
-    depths = read_depths(model, schedule, num_steps)
-    return sum(layers * steps for layers, steps in depths.parts(step))
+    return [(model.at_depth(depths.at(begin)), steps) for begin, steps in cut([depths], num_steps)]
 
 
 def model_at(model: ModelConfig, schedule: str | None, num_steps: int, step: int) -> ModelConfig:

@@ -16,7 +16,7 @@ import torch
 
 from albert_ds.checkpoint.folder import WEIGHTS, folder_name, read_tensors
 from albert_ds.checkpoint.gather import Saver, TrainState, find_start, restore
-from albert_ds.cli import log_line
+from albert_ds.cli import as_flag, log_line
 from albert_ds.data.samples import MicroBatch
 from albert_ds.data.shards import open_shards, read_index
 from albert_ds.data.staging import copy_folders, find_copy
@@ -93,15 +93,16 @@ def build(
     return build_engine(model.to(device), mesh, config.deepspeed, pair_rate=pair_rate)
 
 
-def next_batch(run: Run, *, stop: bool = False) -> Batch:
-    """Take the next global batch. Collective.
+def next_batch(run: Run, *, ahead: int = 0, stop: bool = False) -> Batch:
+    """Take the next global batch, of the step that is `ahead` of the run's. Collective.
 
     Every rank learns whether any rank was asked to stop or found damaged data.
     """
     config, started = run.config, time.perf_counter()
     error = None
     micro_batches: list[MicroBatch] = []
-    accumulation = config.batch_size // (config.micro_batch_size * run.mesh.dp_size)
+    size = config.plan.schedule("batch_size").at(run.step + ahead)
+    accumulation = size // (config.micro_batch_size * run.mesh.dp_size)
     try:
         with run.span("data_wait"):
             micro_batches = [next(run.batches) for _ in range(accumulation)]
@@ -144,11 +145,8 @@ def run_passes(run: Run, batch: Batch) -> None:
             outputs = engine.deepspeed(**micro_batch.on(run.device))
         loss = outputs["mlm_loss_sum"] * mlm_scale + outputs["pair_loss_sum"] * pair_scale
         with run.span("backward"):
-            engine.deepspeed.backward(loss, scale_wrt_gas=False)
+            engine.backward(loss, is_last=number == len(batch.micro_batches))
         run.window.add_outputs(outputs)
-        if number < len(batch.micro_batches):
-            with run.span("optimizer"):
-                engine.deepspeed.step()
 
 
 def update(run: Run, batch: Batch) -> float:
@@ -183,7 +181,9 @@ def train(run: Run, request: StopRequest) -> None:
     )
 
     def fetch(step: int) -> Batch | None:
-        return next_batch(run, stop=request.reason is not None) if step < config.steps else None
+        if step == config.steps:
+            return None
+        return next_batch(run, ahead=step - run.step, stop=request.reason is not None)
 
     upcoming = fetch(run.step)
     run.window.reset()  # each step from here on fetches the batch of the next
@@ -230,7 +230,7 @@ def prepare(
         mesh=mesh,
         device=device,
         engine=engine,
-        batches=open_stream(config, mesh, state.samples),
+        batches=open_stream(config, mesh, state.step),
         window=Window(device, traffic),
         lock=lock,
         step=state.step,
@@ -281,14 +281,13 @@ def stage(config: RunConfig, mesh: Mesh) -> RunConfig:
     return replace(config, data=[str(find_copy(source, folder)) for source in config.data])
 
 
-def open_stream(config: RunConfig, mesh: Mesh, samples: int) -> Iterator[MicroBatch]:
-    """This rank's endless micro-batches, starting at position `samples` of the global stream."""
+def open_stream(config: RunConfig, mesh: Mesh, step: int) -> Iterator[MicroBatch]:
+    """This rank's endless micro-batches, after `step` finished steps."""
     return training_batches(
         [open_shards(folder, "train") for folder in config.data],
         config.data_weights,
-        config.stream,
-        start=samples,
-        batch_size=config.batch_size,
+        config.plan,
+        step=step,
         micro_batch_size=config.micro_batch_size,
         dp_rank=mesh.dp_rank,
         dp_size=mesh.dp_size,
@@ -302,8 +301,10 @@ def describe_window(run: Run, gradient_norm: float) -> dict:
     values = run.window.close(run.mesh, run.config.stream.objective)
     if run.config.depth_schedule:
         values["num_layers"] = run.config.model_at(run.step - 1).num_layers
+    plan = run.config.plan
     return {
-        "samples": run.step * run.config.batch_size,
+        "samples": plan.samples_at(run.step),
+        **{name: plan.schedule(name).at(run.step - 1) for name in plan.schedules},
         **values,
         "lr": run.config.rate_at(run.step - 1),
         "grad_norm": gradient_norm,
@@ -317,7 +318,7 @@ def evaluate(run: Run) -> dict:
         if run.heldout is None:
             run.heldout = heldout.read_batches(
                 config.data[0],
-                config.stream,
+                config.plan.stream_at(config.steps),
                 limit=config.eval_samples,
                 micro_batch_size=config.micro_batch_size,
                 mesh=run.mesh,
@@ -328,7 +329,7 @@ def evaluate(run: Run) -> dict:
 
 def save(run: Run, saver: Saver) -> None:
     """Start writing a checkpoint of the current state. Collective."""
-    samples = run.step * run.config.batch_size
+    samples = run.config.plan.samples_at(run.step)
     with run.window.paused():
         saver.save(step=run.step, samples=samples, updates=run.updates)
 
@@ -341,13 +342,15 @@ def print_header(run: Run, config: RunConfig) -> None:
     sources = []
     for folder, weight in zip(config.data, config.data_weights, strict=True):
         held = read_index(folder)["splits"]["train"]
-        epochs = config.steps * config.batch_size * weight / held["samples"]
+        epochs = config.plan.samples_at(config.steps) * weight / held["samples"]
         sources.append(
             f"{folder}: {held['documents']:,} documents, {held['tokens']:,} tokens; "
             f"{config.steps:,} steps are {epochs:.3g} epochs"
         )
     title = f"pretraining: {config.output}, {run.step:,} of {config.steps:,} steps done"
     facts = describe_run(config.size, config.model, run.engine, num_nodes=num_nodes)
+    if config.schedules:
+        facts["schedules"] = "; ".join(f"{as_flag(k)} {v}" for k, v in config.schedules.items())
     print_facts(title, facts | {"data": "; ".join(sources)})
 
 

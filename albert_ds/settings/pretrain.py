@@ -5,7 +5,7 @@ before anything is written. Nothing heavy is imported at the top: `--help` answe
 """
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,21 @@ from albert_ds.cli import (
     Parser,
     add_flag,
     add_flags,
+    as_flag,
     flag,
     flags_of,
     path,
     positive,
     require,
 )
+from albert_ds.data.plan import VARYING, DataPlan, read_varying
 from albert_ds.data.stream_config import TASK, StreamConfig
 from albert_ds.errors import UserError
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig
-from albert_ds.model.depth import count_layers, model_at
+from albert_ds.model.depth import model_at, read_depths
 from albert_ds.model.sharing import ADDITIONS, list_patterns
+from albert_ds.optim.schedule import SHAPES, learning_rate
+from albert_ds.schedules import EXPLANATION, Schedule, Varying, cut
 from albert_ds.settings.shared import (
     LAYOUT,
     LEARNING_RATE,
@@ -34,6 +38,7 @@ from albert_ds.settings.shared import (
     SharedConfig,
     check_output,
     check_resume,
+    count_passes,
     join_command,
     read_previous,
     resolve_deepspeed,
@@ -42,12 +47,15 @@ from albert_ds.settings.shared import (
 
 DEFAULT_LEARNING_RATE = 0.00176  # the paper's, for a batch of 4096
 WARMUP_FRACTION = 0.025  # the release's 3,125 of 125,000
+COOLDOWN = 0.2  # share of the steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig(SharedConfig):
     """Every value that decides a pretraining run, resolved."""
 
+    # By field, of those of VARYING that change; the field itself has the first step's value.
+    schedules: dict[str, str] = field(default_factory=dict)
     size: str = flag(
         "size of the model, as in the paper's Table 1", choices=SIZES, name="--model", group=WHAT
     )
@@ -104,6 +112,29 @@ class RunConfig(SharedConfig):
         metavar="RUN_OR_HF",
         group=OPTIMIZATION,
     )
+    learning_rate_schedule: str = flag(
+        "how the rate falls after the warm-up: on a line, on half a cosine, or (wsd) only in the "
+        "last steps, so that more --steps prolong the run",
+        default="linear",
+        choices=SHAPES,
+        group=OPTIMIZATION,
+    )
+    final_rate: float = flag(
+        "learning rate at the end, as a share of --learning-rate",
+        default=0.0,
+        type=Number(low=0, high=1),
+        metavar="SHARE",
+        group=OPTIMIZATION,
+    )
+    cooldown: float | None = flag(
+        "share of --steps at the end in which the rate falls, with wsd",
+        default=None,
+        shown_default=f"{COOLDOWN} with wsd",
+        type=Number(low=0, high=1),
+        metavar="SHARE",
+        group=OPTIMIZATION,
+        may_change=True,
+    )
     pair_head_rate: float = flag(
         "learning rate of the pooler and the sentence head, as a share of --learning-rate: a batch "
         "has one label a sequence for them, so a small one trains them on noise at a high rate",
@@ -119,6 +150,7 @@ class RunConfig(SharedConfig):
         shown_default="all layers from the first step on",
         metavar="LAYERS@START,...",
         group=OPTIMIZATION,
+        may_change=True,  # for steps to come
     )
     seed: int = 0  # StreamConfig's
     eval_samples: int = flag(
@@ -153,22 +185,63 @@ class RunConfig(SharedConfig):
         """The model as the step after `step` finished ones runs it: --depth-schedule."""
         return model_at(self.model, self.depth_schedule, self.steps, step)
 
+    @property
+    def plan(self) -> DataPlan:
+        return DataPlan(
+            batch_size=self.batch_size,
+            stream=self.stream,
+            schedules=self.schedules,
+            steps=self.steps,
+        )
+
+    def rate_at(self, step: int) -> float:
+        return learning_rate(
+            step,
+            peak=self.learning_rate,
+            warmup_steps=self.warmup_steps,
+            num_steps=self.steps,
+            shape=self.learning_rate_schedule,
+            final=self.final_rate,
+            cooldown=COOLDOWN if self.cooldown is None else self.cooldown,
+        )
+
+    def schedule(self, name: str) -> Schedule:
+        """The schedule of a field of VARYING, or of the layers: "depth_schedule"."""
+        if name == "depth_schedule":
+            return read_depths(self.model, self.depth_schedule, self.steps)
+        return self.plan.schedule(name)
+
     def work_of(self, step: int) -> int:
-        """The work of the first `step` steps, in layers."""
-        return count_layers(self.model, self.depth_schedule, self.steps, step)
+        """The work of the first `step` steps, in tokens of a layer, of sequences at full length."""
+        depths, sizes, lengths = map(
+            self.schedule, ("depth_schedule", "batch_size", "sequence_length")
+        )
+        return sum(
+            depths.at(begin) * sizes.at(begin) * lengths.at(begin + steps // 2) * steps
+            for begin, steps in cut((depths, sizes, lengths), step)
+        )
 
 
 def build_parser() -> Parser:
     """The parser of train.py, from the fields that the flags fill."""
     parser = Parser(
         description="Pretrain ALBERT (or a BERT baseline). Given the same --output again, resumes.",
-        epilog=_describe_layers(),
+        epilog=f"{_describe_layers()}\n{EXPLANATION}",
     )
     for title in (WHAT, SHAPE, TASK, OPTIMIZATION, LAYOUT, RHYTHM):
         parser.add_argument_group(title)
-    add_flags(parser, RunConfig)
+    declared = flags_of(RunConfig) | flags_of(StreamConfig)
+    varying = {
+        name: replace(
+            declared[name],
+            help=f"{declared[name].help}; may change, by a schedule as below",
+            type=Varying(**asdict(number)),
+        )
+        for name, number in VARYING.items()
+    }
+    add_flags(parser, RunConfig, instead=varying)
     add_flags(parser, ModelConfig, suppress=True)
-    add_flags(parser, StreamConfig)
+    add_flags(parser, StreamConfig, instead=varying)
     shown = f"{DEFAULT_LEARNING_RATE}, the paper's"
     add_flag(parser, "learning_rate", replace(LEARNING_RATE, shown_default=shown))
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
@@ -188,6 +261,7 @@ def _describe_layers() -> str:
 def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     """Parse and check a command line; raise UserError for the first thing that is wrong."""
     args = build_parser().parse_args(argv)
+    schedules = _take_schedules(args)
     sources = _open_sources(args.data)
     model = _resolve_model(args, sources)
     weights = _resolve_weights(args, sources)
@@ -207,11 +281,14 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         raise UserError("--pair-head-rate: not with --objective none, which has no sentence head")
     if args.wandb:
         require("wandb", "wandb", "--wandb")
+    if args.cooldown is not None and args.learning_rate_schedule != "wsd":
+        raise UserError("--cooldown: only with --learning-rate-schedule wsd")
     check_output(args.output)
     typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(RunConfig)}
     resolved: dict[str, Any] = {
         "command": join_command("train", argv),
         "model": model,
+        "schedules": schedules,
         "stream": stream,
         "seed": stream.seed,
         "data_weights": weights,
@@ -221,9 +298,25 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         "deepspeed": deepspeed,
     }
     config = RunConfig(**typed | resolved)
-    config.model_at(0)  # refuses a wrong --depth-schedule
-    check_resume(config)
+    _check_schedules(config, sources, world_size // config.tensor_parallel)
+    _check_resume(config)
     return config
+
+
+def _take_schedules(args) -> dict[str, str]:
+    """Those that were typed, by field; `args` then has the values of the first step."""
+    found = {name: v for name in VARYING if isinstance(v := getattr(args, name), str)}
+    for name, text in found.items():
+        setattr(args, name, read_varying(name, text, args.steps).at(0))
+    return found
+
+
+def _check_schedules(config: RunConfig, sources, ranks: int) -> None:
+    config.model_at(0)  # refuses a wrong --depth-schedule
+    for size in config.plan.schedule("batch_size").values:
+        count_passes(size, config.micro_batch_size, ranks)
+    for length in config.plan.schedule("sequence_length").values:
+        _check_length(length, config.model, sources)
 
 
 def resolve_workers(config: RunConfig, device_type: str) -> RunConfig:
@@ -297,7 +390,13 @@ def _resolve_weights(args, sources) -> list[float]:
 
 def _resolve_stream(args, model: ModelConfig, sources) -> StreamConfig:
     built = min(source.sequence_length for source in sources)
-    length = args.sequence_length or min(built, model.max_position_embeddings)
+    typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(StreamConfig)}
+    typed["sequence_length"] = args.sequence_length or min(built, model.max_position_embeddings)
+    return StreamConfig(**typed)
+
+
+def _check_length(length: int, model: ModelConfig, sources) -> None:
+    built = min(source.sequence_length for source in sources)
     if length > built:
         raise UserError(f"--sequence-length {length}: the shards hold at most {built}")
     if length > model.max_position_embeddings:
@@ -305,9 +404,28 @@ def _resolve_stream(args, model: ModelConfig, sources) -> StreamConfig:
             f"--sequence-length {length}: --max-position-embeddings is "
             f"{model.max_position_embeddings}"
         )
-    typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(StreamConfig)}
-    typed["sequence_length"] = length
-    return StreamConfig(**typed)
+
+
+def _check_resume(config: RunConfig) -> None:
+    """Raise UserError for a value that may not change, or one that a step done had otherwise."""
+    from albert_ds.checkpoint.folder import list_checkpoints, step_of
+
+    check_resume(config)
+    before, folder = read_previous(config.output), config.run / "checkpoints"
+    found = list_checkpoints(folder) if folder.is_dir() else []
+    if before is None or not found:
+        return
+    done, plan = step_of(found[0]), DataPlan.read(before, config.output)
+    depths = read_depths(config.model, before.get("depth_schedule"), plan.steps)
+    earlier = {**{name: plan.schedule(name) for name in VARYING}, "depth_schedule": depths}
+    for name, old in earlier.items():
+        new = config.schedule(name)
+        for step in range(done if old != new else 0):
+            if old.at(step) != new.at(step):
+                raise UserError(
+                    f"{as_flag(name)}: {new.at(step)} in step {step + 1}, which {config.output} "
+                    f"has done with {old.at(step)}; allowed: other values after step {done}"
+                )
 
 
 def write_run_files(config: RunConfig) -> None:
@@ -315,7 +433,7 @@ def write_run_files(config: RunConfig) -> None:
     from albert_ds.data.shards import open_shards
 
     # Another start may have written RUN/config.json since the command line was read.
-    check_resume(config)
+    _check_resume(config)
     vocab = open_shards(config.data[0], "train").vocab
     write_config(config, vocab_sha256=vocab.sha256)
     vocab.write(config.run)

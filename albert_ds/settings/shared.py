@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from albert_ds.cli import Flag, Number, as_flag, flag, path, positive
+from albert_ds.data.plan import VARYING
 from albert_ds.engine.deepspeed_config import (
     check_fp16,
     check_fused_lamb,
@@ -37,6 +38,7 @@ RHYTHM = "rhythm"
 
 # Ranks on several machines may have other values of these; the content of folders is compared.
 LOCAL = ('"command" of config.json', "--data", "--deepspeed_config", "--stage", "--num-workers")
+FREE = ("command", "schedules")  # a resumed run may have others: of schedules, for steps to come
 WEIGHTS = ("--init-from", "--checkpoint", "--from-task")
 
 # It fills a part of `deepspeed`.
@@ -70,7 +72,7 @@ class SharedConfig:
     )
     batch_size: int = flag(
         "samples of one optimizer step, all ranks together",
-        type=Number(low=1, high=1 << 24, whole=True),
+        type=VARYING["batch_size"],
         metavar="SAMPLES",
         group=WHAT,
     )
@@ -192,12 +194,7 @@ def resolve_deepspeed(
     )
     ranks = world_size // args.tensor_parallel
     micro = micro_batch_size or max(1, batch_size // ranks)
-    accumulation, left = divmod(batch_size, micro * ranks)
-    if left:
-        raise UserError(
-            f"--batch-size {batch_size} is no multiple of --micro-batch-size {micro} x {ranks} "
-            f"data-parallel ranks; allowed: multiples of {micro * ranks}"
-        )
+    accumulation = count_passes(batch_size, micro, ranks)
     ds_config = read_ds_config(Path(deepspeed_config))
     check_fused_lamb(Path(deepspeed_config), ds_config, tensor_parallel=args.tensor_parallel)
     check_fp16(Path(deepspeed_config), ds_config)
@@ -209,6 +206,17 @@ def resolve_deepspeed(
         learning_rate=args.learning_rate,
         default_learning_rate=default_learning_rate,
     )
+
+
+def count_passes(batch_size: int, micro_batch_size: int, ranks: int) -> int:
+    """Micro-batches of a step on one of the data-parallel ranks; UserError if none is whole."""
+    accumulation, left = divmod(batch_size, micro_batch_size * ranks)
+    if left:
+        raise UserError(
+            f"--batch-size {batch_size} is no multiple of --micro-batch-size {micro_batch_size} x "
+            f"{ranks} data-parallel ranks; allowed: multiples of {micro_batch_size * ranks}"
+        )
+    return accumulation
 
 
 def join_command(name: str, argv: list[str]) -> str:
@@ -244,7 +252,8 @@ def read_previous(output: str) -> dict | None:
     if not path.exists():
         return None
     before = read_json(path, f"--output {output}: {path}")
-    schema = {"stream": dict, "deepspeed": dict, "warmup_steps": Number(low=0, whole=True)}
+    schema: dict[str, Any] = {"stream": dict, "deepspeed": dict, "depth_schedule": (str, None)}
+    schema["warmup_steps"] = Number(low=0, whole=True)
     check({key: before[key] for key in schema if key in before}, schema, str(path), is_closed=True)
     return before
 
@@ -307,7 +316,7 @@ def _name_values(config, record: dict, path: str = "") -> Iterator[tuple[str, An
         elif is_dataclass(inner) and isinstance(value, dict):
             yield from _name_values(inner, value, f"{here}.")
         elif how is None:
-            yield f'"{here}" of config.json', value, declared.name == "command"
+            yield f'"{here}" of config.json', value, declared.name in FREE
         else:
             yield how.name or as_flag(declared.name), value, how.may_change
 

@@ -4,10 +4,15 @@ import json
 import re
 from dataclasses import asdict
 
+from albert_ds.data.plan import DataPlan
 from albert_ds.data.samples import StreamConfig
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import training_batches
 from tests.command import run_command
+
+
+def plan_of(batch_size: int, stream: StreamConfig) -> DataPlan:
+    return DataPlan(batch_size=batch_size, stream=stream, schedules={}, steps=9)
 
 
 def test_samples_and_counts_are_those_of_training(data):
@@ -23,9 +28,8 @@ def test_samples_and_counts_are_those_of_training(data):
         training_batches(
             [source],
             None,
-            StreamConfig(sequence_length=length, seed=7),
-            start=0,
-            batch_size=count,
+            plan_of(count, StreamConfig(sequence_length=length, seed=7)),
+            step=0,
             micro_batch_size=count,
             dp_rank=0,
             dp_size=1,
@@ -64,7 +68,7 @@ def test_a_step_of_a_run_is_what_its_ranks_read(data, tmp_path):
     stream = StreamConfig(sequence_length=32, seed=5, masked_fraction=0.3)
     run = tmp_path / "run"
     run.mkdir()
-    config = {"data": [str(data)], "data_weights": [1.0], "batch_size": 8}
+    config = {"data": [str(data)], "data_weights": [1.0], "batch_size": 8, "steps": 9}
     (run / "config.json").write_text(json.dumps({**config, "stream": asdict(stream)}))
     done = run_command("inspect", "--run", run, "--step", 3)
     assert done.code == 0, done.err
@@ -72,8 +76,8 @@ def test_a_step_of_a_run_is_what_its_ranks_read(data, tmp_path):
     texts = dict(zip(map(int, shown[::2]), shown[1::2], strict=True))
     assert list(texts) == list(range(16, 24))
     for rank in range(2):
-        sizes = dict(start=16, batch_size=8, micro_batch_size=4, dp_rank=rank, dp_size=2)
-        batch = next(training_batches([source], None, stream, **sizes))
+        sizes = dict(step=2, micro_batch_size=4, dp_rank=rank, dp_size=2)
+        batch = next(training_batches([source], None, plan_of(8, stream), **sizes))
         ends = batch.tensors["cu_seqlens"].tolist()
         for at, position in enumerate(batch.sample_ids):
             masked = (batch.tensors["masked_positions"] >= ends[at]) & (

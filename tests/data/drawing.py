@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from albert_ds.data.plan import DataPlan
 from albert_ds.data.samples import MicroBatch, StreamConfig
 from albert_ds.data.shards import Shard
 from albert_ds.data.stream import training_batches
@@ -12,12 +13,12 @@ BATCH = 8
 
 
 def stream(sources, config=CONFIG, *, weights=None, start=0, rank=0, ranks=1, workers=0, micro=2):
+    plan = DataPlan(batch_size=BATCH, stream=config, schedules={}, steps=1000)
     return training_batches(
         sources,
         weights,
-        config,
-        start=start,
-        batch_size=BATCH,
+        plan,
+        step=start // BATCH,
         micro_batch_size=micro,
         dp_rank=rank,
         dp_size=ranks,

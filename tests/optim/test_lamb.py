@@ -122,5 +122,21 @@ def test_schedule_of_the_release():
     assert rate(62_500) == pytest.approx(0.00088)
     assert rate(125_000) == 0 and rate(200_000) == 0
     assert learning_rate(0, peak=1.0, warmup_steps=0, num_steps=10) == 1.0
-    half = learning_rate(75, peak=1.0, warmup_steps=0, num_steps=100, power=0.5)
-    assert half == pytest.approx(math.sqrt(0.25))
+
+
+def test_the_other_shapes_of_the_rate():
+    def rates(num_steps=100, **how):
+        given = dict(peak=2.0, warmup_steps=10, num_steps=num_steps, **how)
+        return [learning_rate(step, **given) for step in range(num_steps + 3)]
+
+    warm_up = [0.2 * step for step in range(10)]
+    cosine = [1.1 + 0.9 * math.cos(math.pi * step / 90) for step in range(91)]
+    assert rates(shape="cosine", final=0.1) == pytest.approx([*warm_up, *cosine, 0.2, 0.2])
+    fall = [2 - 1.5 * step / 20 for step in range(21)]
+    wsd = rates(shape="wsd", final=0.25, cooldown=0.2)
+    assert wsd == pytest.approx([*warm_up, *[2.0] * 70, *fall, 0.5, 0.5])
+    # More steps prolong the plateau and change nothing before.
+    assert rates(200, shape="wsd", final=0.25, cooldown=0.2)[:81] == wsd[:81]
+    assert rates(shape="wsd", cooldown=0.0) == pytest.approx([*warm_up, *[2.0] * 90, 0, 0, 0])
+    line = [2 * (0.1 + 0.9 * (1 - step / 100)) for step in range(10, 101)]
+    assert rates(final=0.1) == pytest.approx([*warm_up, *line, 0.2, 0.2])

@@ -1,0 +1,176 @@
+"""Schedules in training: exact through stops and in every layout, and in all that a run writes."""
+
+import shutil
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from albert_ds.data.shards import open_shards
+from albert_ds.data.stream import heldout_batches
+from albert_ds.data.stream_config import StreamConfig
+from albert_ds.errors import UserError
+from albert_ds.settings.pretrain import read_config
+from tests.batches import random_samples
+from tests.command import run_command
+from tests.conftest import finish, start_ranks, train_command
+from tests.distributed import run_ranks
+from tests.reference import reference_training, update_error
+from tests.test_resume import files_of, records
+from tests.training import SMALL, small_config, train_ranks
+
+STEPS = 12
+SCHEDULES = {
+    "batch_size": "8@0,16@25%,4@8",
+    "sequence_length": "16@0..64@6,32@9",
+    "masked_fraction": "0.3..0.15@100%",
+    "depth_schedule": "1@0,2@7",
+}
+TO_COME = {  # the same for seven steps, and for twice as many steps in all
+    "batch_size": "8@0,16@3,4@8,8@20",
+    "masked_fraction": "0.3..0.15@12",
+    "depth_schedule": "1@0,2@9",
+}
+BATCHES = [8] * 3 + [16] * 5 + [4] * 4
+LENGTHS = [16, 24, 32, 40, 48, 56, 64, 64, 64, 32, 32, 32]
+FLAGS = dict(**SCHEDULES, steps=STEPS, save_every=1, keep_last=STEPS, num_workers=1, dropout=0.1)
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    assert finish(start_ranks(train_command(data, run, **FLAGS), 1)) == [0]
+    return run
+
+
+def resume(whole: Path, run: Path, step: int) -> None:
+    """Make `run` from `whole` as it was after `step`."""
+    shutil.copytree(whole, run)
+    for later in range(step + 1, STEPS + 1):
+        shutil.rmtree(run / "checkpoints" / f"step-{later:08d}")
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 8])
+def test_a_resume_inside_every_change_equals_the_uninterrupted_run(data, whole, tmp_path, step):
+    run = tmp_path / "run"
+    resume(whole, run, step)
+    assert finish(start_ranks(train_command(data, run, **FLAGS), 1)) == [0]
+    assert records(run) == records(whole)
+    last = Path("checkpoints", f"step-{STEPS:08d}")
+    assert files_of(run / last) == files_of(whole / last)
+
+
+def test_the_metrics_follow(data, whole):
+    steps = [record for record in records(whole) if "samples" in record]
+    assert [record["samples"] for record in steps] == [sum(BATCHES[:n]) for n in range(1, 13)]
+    assert [record["batch_size"] for record in steps] == BATCHES
+    assert [record["sequence_length"] for record in steps] == LENGTHS
+    shares = [0.3 - 0.15 * step / STEPS for step in range(STEPS)]
+    assert [record["masked_fraction"] for record in steps] == pytest.approx(shares)
+    assert [record["num_layers"] for record in steps] == [1] * 7 + [2] * 5
+    # Held-out samples are drawn as at the end of the run, every time.
+    stream = StreamConfig(sequence_length=32, masked_fraction=0.15)
+    held = heldout_batches(
+        open_shards(data, "heldout"), stream, limit=8, micro_batch_size=8, dp_rank=0, dp_size=1
+    )
+    masked = [record["heldout_masked"] for record in records(whole) if "heldout_masked" in record]
+    assert masked == [next(held).masked] * 2
+
+
+def test_inspect_shows_what_a_step_reads(whole):
+    for step, first, number, longest in ((1, 0, 8, 16), (5, 40, 16, 48), (12, 116, 4, 32)):
+        done = run_command("inspect", "--run", whole, "--step", step)
+        assert done.code == 0, done.err
+        lines = done.out.splitlines()
+        shown = [int(line.split()[1][:-1]) for line in lines if line.startswith("sample ")]
+        assert shown == list(range(first, first + number))
+        sizes = [int(line.split()[0]) for line in lines if " tokens, " in line]
+        assert len(sizes) == number and max(sizes) == longest
+
+
+def test_two_ranks_train_as_one(data, whole, tmp_path):
+    runs = {ranks: tmp_path / str(ranks) for ranks in (1, 2)}
+    flags = {**FLAGS, "dropout": 0, "save_every": 100, "num_workers": 0}
+    for ranks, run in runs.items():
+        assert finish(start_ranks(train_command(data, run, **flags), ranks)) == [0] * ranks
+    one, two = (records(run) for run in runs.values())
+    for key in ("step", "samples", "batch_size", "sequence_length", "heldout_masked"):
+        assert [r[key] for r in one if key in r] == [r[key] for r in two if key in r]
+    for key in ("loss", "grad_norm", "heldout_loss"):
+        expected = [record[key] for record in one if key in record]
+        assert [r[key] for r in two if key in r] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_changing_batch_accumulates_right_at_every_stage():
+    """Against float64 over whole batches: DeepSpeed would count micro-batches across steps."""
+    sizes = [4, 4, 12, 8, 12, 4]
+    batches = [
+        random_samples(size, vocab_size=SMALL.vocab_size, max_length=24, seed=seed)
+        for seed, size in enumerate(sizes)
+    ]
+    text = ",".join(f"{size}@{step}" for step, size in enumerate(sizes))
+    configs = [
+        replace(
+            small_config(
+                world_size=2,
+                batch_size=sizes[0],
+                ds_file=f"zero1_{precision}.json",
+                ds_changes={"zero_optimization": {"stage": stage}},
+            ),
+            schedules={"batch_size": text},
+        )
+        for stage, precision in ((0, "fp32"), *product((1, 2, 3), ("fp32", "bf16")))
+    ]
+    rates = [configs[0].rate_at(step) for step in range(len(batches))]
+    for config, found in zip(configs, run_ranks(train_ranks, 2, configs, batches)[0], strict=True):
+        limit = 1e-5 if "fp32" in config.deepspeed_config else 0.05
+        expected = reference_training(SMALL, found.initial, batches, rates=rates)
+        assert found.losses == pytest.approx(expected.losses, rel=limit)
+        assert update_error(found.weights, expected.weights, found.initial) <= limit
+
+
+def test_more_steps_prolong_a_plateau(data, tmp_path):
+    """A run of 8 steps that is prolonged before its cool-down is one of 12 steps, bit for bit."""
+    flags = dict(learning_rate_schedule="wsd", cooldown=0.25, warmup_steps=2, save_every=1)
+    flags |= dict(keep_last=STEPS, final_rate=0.1)
+    short, long = tmp_path / "short", tmp_path / "long"
+    for run, steps in ((short, 8), (long, STEPS)):
+        assert finish(start_ranks(train_command(data, run, steps=steps, **flags), 1)) == [0]
+    rates = [record["lr"] for record in records(short) if "lr" in record]
+    assert rates == pytest.approx([0, 0.00088, *[0.00176] * 5, 0.00176 * 0.55])
+    for step in (7, 8):
+        shutil.rmtree(short / "checkpoints" / f"step-{step:08d}")
+    assert finish(start_ranks(train_command(data, short, steps=STEPS, **flags), 1)) == [0]
+    last = Path("checkpoints", f"step-{STEPS:08d}")
+    assert files_of(short / last) == files_of(long / last)
+    lines = [[r for r in records(run) if "lr" in r] for run in (short, long)]
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"batch_size": "8@0,16@25%,8@5"}, "--batch-size: 8 in step 6, which"),
+        ({"batch_size": "8"}, "--batch-size: 8 in step 4, which"),
+        ({"batch_size": "4"}, "--batch-size is 4, but"),
+        ({"sequence_length": "16@0..64@6,16@7"}, None),
+        ({"sequence_length": "16@0..64@7"}, "--sequence-length: 23 in step 2, which"),
+        ({"masked_fraction": "0.3..0.15@11"}, "--masked-fraction: 0.286363636"),
+        ({"steps": 24}, "--batch-size: 8 in step 4"),
+        ({**TO_COME, "steps": 24}, None),
+        ({"depth_schedule": "1@0,2@6"}, "--depth-schedule: 2 in step 7, which"),
+    ],
+)
+def test_only_the_steps_to_come_may_have_other_values(data, whole, tmp_path, changes, words):
+    run = tmp_path / "run"
+    resume(whole, run, 7)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    argv = train_command(data, run, **{**FLAGS, **changes})[2:]
+    if words is None:
+        assert read_config(argv, world_size=1).run == run
+    else:
+        with pytest.raises(UserError) as caught:
+            read_config(argv, world_size=1)
+        assert str(caught.value).startswith(words) and "\n" not in str(caught.value)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
