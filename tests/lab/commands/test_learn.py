@@ -5,6 +5,7 @@ import subprocess
 import sys
 from argparse import Namespace
 
+import psutil
 import pytest
 from albert_lab import neighbours
 from albert_lab.commands import learn
@@ -23,6 +24,7 @@ from albert_lab.commands.learn import (
 from albert_ds.errors import UserError
 from albert_ds.settings.pretrain import read_config
 from tests.conftest import ROOT
+from tests.distributed import wait_for
 
 
 def parse(*flags: str) -> Namespace:
@@ -93,6 +95,39 @@ def test_the_line_a_minute_says_what_is_left(tmp_path):
     newest = "step  4 of 9  mlm  6.5  9.2%  left   10 s"
     log.write_text(f"step  2 of 9  left  20 s\n{newest}\nstep  4 of 9  mlm  6.4  held out\n")
     assert read_last_step(log) == newest
+
+
+def test_other_text_or_settings_are_refused(tmp_path):
+    """What is there would be taken for theirs: the vocabulary is the first thing made."""
+    text, out = tmp_path / "text", tmp_path / "learn"
+    text.write_text("Some text.\n")
+    command = ["--text", str(text), "--output", str(out), "--vocab-size"]
+    with pytest.raises(UserError, match="vocab ended with 2; see .*prepare.log: .*[Vv]ocab"):
+        learn.main([*command, "5"])  # its own error, not the machine's
+    with pytest.raises(UserError, match="--vocab-size: was 5, but .*learn was begun with it"):
+        learn.main([*command, "6"])
+    text.write_text("Some other text.\n")
+    with pytest.raises(UserError, match="--text: the text has changed"):
+        learn.main([*command, "5"])
+
+
+def test_two_do_not_share_a_folder_and_a_stopped_one_goes_on(text_file, tmp_path):
+    out = tmp_path / "learn"
+    command = [sys.executable, "tools/learn.py", "--text", text_file, "--hours", "0.01"]
+    command = [*map(str, command), "--vocab-size", "2000", "--output", str(out)]
+    first = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for((out / "prepare.log").exists, "the first command")
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert second.returncode == 2 and f"in use by process {first.pid}" in second.stderr
+        children = psutil.Process(first.pid).children(recursive=True)
+        assert children
+        first.terminate()
+        _, err = first.communicate(timeout=240)
+        assert first.returncode == 75 and "the same command continues" in err
+        assert not [child for child in children if child.is_running()]
+    finally:
+        first.kill()
 
 
 @pytest.mark.nightly

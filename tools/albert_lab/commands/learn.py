@@ -10,19 +10,23 @@ albert-ds learn --text wiki/*.txt --output learn --hours 2
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from albert_ds import cli
 from albert_ds.cli import Number, log_line
-from albert_ds.data.storage import is_url
-from albert_ds.errors import MachineFailed, UserError
-from albert_ds.files import PACKAGE, check_folder, write_file
+from albert_ds.data.storage import is_url, stat
+from albert_ds.errors import ENDINGS, MachineFailed, Stopped, UserError
+from albert_ds.files import PACKAGE, check_folder, write_file, write_json
 from albert_ds.json_files import read_json, read_lines
+from albert_ds.locks import FileLock
 from albert_ds.process.world import name_device
 from albert_lab.tables import spread, table
 
@@ -99,23 +103,56 @@ def build_parser() -> cli.Parser:
 def run(command: Sequence[object], log: Path, threads: int = 1) -> str:
     """Run one of the package's commands and return its stdout; its stderr goes to `log`."""
     words = [str(word) for word in command]
-    with log.open("a") as file:
-        done = subprocess.run(
-            words, env=environ(threads), stdout=subprocess.PIPE, stderr=file, text=True
-        )
-    if done.returncode:
-        raise failed(words, done.returncode, log)
-    return done.stdout
+    with log.open("a") as file, start(words, threads, stdout=subprocess.PIPE, stderr=file) as ran:
+        out, _ = ran.communicate()
+    check(ran.returncode, words, log)
+    return out
 
 
-def environ(threads: int) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": str(threads)}
+@contextmanager
+def start(words: list[str], threads: int, **streams) -> Generator[subprocess.Popen]:
+    """A process that ends with this block: a trainer saves a checkpoint if it still trains."""
+    environ = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    process = subprocess.Popen(words, env=environ, text=True, **streams)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
 
 
-def failed(words: list[str], code: int, log: Path) -> MachineFailed:
-    tail = "".join(log.read_text(errors="replace").strip().splitlines()[-1:])
-    name = words[words.index("albert_ds") + 1] if "albert_ds" in words else "train"
-    return MachineFailed(f"{name} ended with {code}; see {log}: {tail}")
+def check(code: int, words: list[str], log: Path) -> None:
+    """Raise the error of a command that ended with this code, with the last line that it wrote."""
+    if code:
+        tail = "".join(log.read_text(errors="replace").strip().splitlines()[-1:])
+        name = words[words.index("albert_ds") + 1] if "albert_ds" in words else "train"
+        reason = f"{name} ended with {code}; see {log}: {tail.removeprefix('albert-ds: ')}"
+        raise {ending.code: ending for ending in ENDINGS}.get(code, MachineFailed)(reason)
+
+
+def stop_on_term(number: int, frame: object) -> None:
+    """TERM unwinds the stack, so that what was started ends too."""
+    signal.signal(number, signal.SIG_IGN)
+    raise Stopped("stopped; the same command continues")
+
+
+def keep_settings(args) -> None:
+    """Raise UserError if OUTPUT was made of another text or with other settings; note them."""
+    path = args.output / "settings.json"
+    names = ("hours", "language", "vocab_size", "init_from", "seed")
+    found = {name: getattr(args, name) for name in names}
+    found["init_from"] = found["init_from"] and str(found["init_from"])
+    found["text"] = [[os.path.abspath(name), *stat(name)] for name in args.text]
+    if not path.is_file():
+        write_json(path, found)
+        return
+    for name, before in read_json(path).items():
+        if found[name] != before:
+            what = "the text has changed" if name == "text" else f"was {before}"
+            raise UserError(
+                f"{cli.as_flag(name)}: {what}, but {args.output} was begun with it; restore it, or "
+                "name another --output"
+            )
 
 
 def recipe(args) -> list[str]:
@@ -139,13 +176,19 @@ def trainer(flags: Sequence[str], layout: Layout, data: Path, output: Path) -> l
     command = [*COMMAND, "train"]
     if layout.ranks > 1:
         launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
-        command = [*launcher, "--num_gpus", str(layout.ranks), "--master_port", "29511"]
+        command = [*launcher, "--num_gpus", str(layout.ranks), "--master_port", str(find_port())]
         command += ["--module", "albert_ds.train"]
     micro = BATCH // layout.ranks
     return [
         *(*command, *flags, "--data", str(data), "--output", str(output)),
         *("--micro-batch-size", str(micro), "--deepspeed_config", str(PACKAGE / layout.ds_config)),
     ]
+
+
+def find_port() -> int:
+    """A port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def measure(flags: Sequence[str], layout: Layout, data: Path, folder: Path) -> float:
@@ -156,7 +199,7 @@ def measure(flags: Sequence[str], layout: Layout, data: Path, folder: Path) -> f
     rhythm = ["--steps", steps, "--log-every", every, "--eval-every", steps, "--eval-samples", "2"]
     try:
         run([*command, *rhythm], folder / f"{name}.log", layout.threads)
-    except MachineFailed as error:
+    except (UserError, MachineFailed) as error:
         log_line(f"{layout}: does not run here: {error}")
         return float("inf")
     records = read_lines(folder / name / "metrics.jsonl")
@@ -198,21 +241,14 @@ def train(command: list[str], steps: int, run_folder: Path, layout: Layout) -> N
     every = max(1, steps // 200)
     rhythm = ["--log-every", str(every), "--eval-every", str(5 * every), "--eval-samples", "1024"]
     words = [*command, *schedule(steps), *rhythm, "--save-every", str(10 * every)]
-    with log.open("a") as file:
-        process = subprocess.Popen(
-            words, env=environ(layout.threads), stdout=file, stderr=subprocess.STDOUT
-        )
-        try:
-            while process.poll() is None:
-                try:
-                    process.wait(60)
-                except subprocess.TimeoutExpired:
-                    print(f"  {read_last_step(log)}", flush=True)
-        finally:
-            process.terminate()  # saves a checkpoint where it still trains
-            process.wait()
-    if process.returncode:
-        raise failed(words, process.returncode, log)
+    to_log = {"stderr": subprocess.STDOUT}
+    with log.open("a") as file, start(words, layout.threads, stdout=file, **to_log) as ran:
+        while ran.poll() is None:
+            try:
+                ran.wait(60)
+            except subprocess.TimeoutExpired:
+                print(f"  {read_last_step(log)}", flush=True)
+    check(ran.returncode, words, log)
 
 
 def read_last_step(log: Path) -> str:
@@ -294,8 +330,23 @@ def main(argv: list[str]) -> None:
         args.init_from = Path(args.init_from).absolute()
     out = args.output = args.output.absolute()
     others = filter(None, (args.init_from, args.minimal_pairs, args.tasks))
-    check_folder(out, [*args.text, *others], marks=["prepare.log"])
+    check_folder(out, [*args.text, *others], marks=["settings.json"])
     out.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(out / ".lock")
+    except BlockingIOError as error:
+        raise UserError(f"--output {out}: in use by {error.strerror}") from None
+    try:
+        keep_settings(args)
+        signal.signal(signal.SIGTERM, stop_on_term)
+        learn(args)
+    finally:
+        lock.release()
+
+
+def learn(args) -> None:
+    """Make what is missing of OUTPUT, step by step."""
+    out = args.output
     vocab, data, checkpoint = out / "vocab" / "spiece.model", out / "data", out / "run"
     files = [name if is_url(name) else os.path.abspath(name) for name in args.text]
     text = ["--input", *files, "--text-field", args.text_field, "--language", args.language]
