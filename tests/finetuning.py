@@ -25,9 +25,13 @@ MODEL = ModelConfig(
 WORDS = "the object name class type list string module function statement".split()
 
 
-def write_checkpoint(folder: Path, vocab: Vocab, *, seed: int = 0, **changes) -> Path:
+def write_checkpoint(
+    folder: Path, vocab: Vocab, *, seed: int = 0, stream: dict | None = None, **changes
+) -> Path:
     """A pretraining run as it is left behind, with random weights."""
-    return write_run(folder, AlbertForPretraining(replace(MODEL, **changes), seed=seed), vocab)
+    record = {} if stream is None else {"stream": stream}
+    model = AlbertForPretraining(replace(MODEL, **changes), seed=seed)
+    return write_run(folder, model, vocab, **record)
 
 
 def draw_sentences(count: int, seed: int) -> list[str]:

@@ -74,6 +74,7 @@ FLAGS = [
     ({"warmup_steps": 13}, ["--warmup-steps 13", "--steps 12"]),
     ({"max_hours": 0}, ["--max-hours 0", "above 0"]),
     ({"init_from": "nowhere"}, ["--init-from nowhere", "no such folder"]),
+    ({"init_from": "albert/v2"}, ["--init-from albert/v2", "hf download albert/v2 --local-dir v2"]),
     ({"pair_head_rate": 0}, ["--pair-head-rate 0", "above 0"]),
     (
         {"pair_head_rate": 0.1, "objective": "none"},

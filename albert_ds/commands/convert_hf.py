@@ -40,6 +40,13 @@ def build_parser() -> cli.Parser:
         help="write every checkpoint of the run, each as the folder DIR/step-N",
     )
     add(
+        "--max-length",
+        type=cli.positive,
+        metavar="TOKENS",
+        help="positions to write (default: all; the tokenizer cuts texts to the longest sequence "
+        "of training in any case)",
+    )
+    add(
         "--license",
         type=licence,
         metavar="ID",
@@ -63,12 +70,13 @@ def build_parser() -> cli.Parser:
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
+    from albert_ds.data.vocab import MODEL_NAME
     from albert_ds.interop import export
     from albert_ds.interop.folder import ModelFolder
 
     if args.command == "import":
         export.import_hf(ModelFolder(args.input), args.output)
-        print(f"wrote {args.output}")
+        print(f"wrote {args.output}\nwrote {args.output / MODEL_NAME}")
         return
     if args.revision_per_checkpoint:
         folders = export.open_checkpoints(args.checkpoint)
@@ -77,5 +85,7 @@ def main(argv: list[str]) -> None:
         exported = {args.output: ModelFolder(args.checkpoint)}
     probes = export.read_probes(args.probe, list(exported.values()))
     for output, folder in exported.items():
-        export.export_hf(folder, output, licence=args.license, probes=probes)
+        export.export_hf(
+            folder, output, max_length=args.max_length, licence=args.license, probes=probes
+        )
         print(f"wrote {output}")

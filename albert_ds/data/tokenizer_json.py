@@ -73,7 +73,7 @@ def read_tokenizer_json(path: Path) -> Vocab:
         if number >= len(pieces) or pieces[number][0] != token:
             raise UserError(f"{path}: added token {token!r}, id {number}, is no piece of the model")
     normalisation = _find_normalisation(path, steps, charsmap)
-    model_file = _build_model(pieces, charsmap, bool(byte_fallback))
+    model_file = _build_model(pieces, charsmap, normalisation.name, bool(byte_fallback))
     return open_vocab(make_portable(model_file, str(path)), normalisation, str(path))
 
 
@@ -99,8 +99,10 @@ def _find_normalisation(path: Path, steps: list[dict], charsmap: bytes) -> Norma
     return normalisation
 
 
-def _build_model(pieces: list[tuple[str, float]], charsmap: bytes, byte_fallback: bool) -> bytes:
-    """A SentencePiece model of these (piece, score)."""
+def _build_model(
+    pieces: list[tuple[str, float]], charsmap: bytes, normalisation: str, byte_fallback: bool
+) -> bytes:
+    """A SentencePiece model of these (piece, score), marked with the normalisation's name."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto  # ty: ignore[import-not-found]
 
     proto = ModelProto()
@@ -112,6 +114,7 @@ def _build_model(pieces: list[tuple[str, float]], charsmap: bytes, byte_fallback
     spec.control_symbols.extend(SPECIAL_PIECES[2:])
     if byte_fallback:
         spec.byte_fallback = True
+    proto.normalizer_spec.name = normalisation
     proto.normalizer_spec.precompiled_charsmap = charsmap
     for number, (text, score) in enumerate(pieces):
         piece = proto.pieces.add(piece=text, score=score)

@@ -275,7 +275,8 @@ def read_vocab(location: Path | str, *, sha256: str | None = None) -> Vocab:
         model = read_bytes(location, MAX_BYTES)
     except OSError:
         raise UserError(
-            f"{location}: no such file; a vocabulary is a {MODEL_NAME} of build_vocab.py"
+            f"{location}: no such file; a vocabulary is a {MODEL_NAME} that "
+            "`albert-ds vocab` writes, or `albert-ds import` of a Hugging Face folder"
         ) from None
     if sha256 not in (None, hashlib.sha256(model).hexdigest()):
         raise UserError(f"{location}: not the vocabulary these shards were built with")

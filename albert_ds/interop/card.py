@@ -14,6 +14,7 @@ from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.interop.hugging_face import ENCODER, Weights, list_groups
 from albert_ds.json_files import read_json, read_lines
+from albert_ds.model.config import ModelConfig
 
 TEXT = Path(__file__).with_name("card.jinja")
 # Kind of head -> (the class that loads it, the pipeline).
@@ -27,14 +28,20 @@ AUTO = {
 
 
 def write_card(
-    folder: ModelFolder, state: Weights, licence: str | None, probes: list[dict], checked: str
+    folder: ModelFolder,
+    config: ModelConfig,
+    state: Weights,
+    trained_length: int,
+    licence: str | None,
+    probes: list[dict],
+    checked: str,
 ) -> str:
-    """The card as Markdown.
+    """The card as Markdown, for the weights `state` of `config`, which are those of a folder.
 
     `probes` are reports of `albert-ds probe` on these weights, `checked` is the sentence about the
     comparison with Hugging Face.
     """
-    config, head = folder.config, folder.head
+    head = folder.head
     run = folder.record if folder.is_ours else {}
     found = {data: _read_object(Path(data) / "index.json") for data in run.get("data") or ()}
     indexes = {data: index for data, index in found.items() if "splits" in index}
@@ -61,6 +68,7 @@ def write_card(
         source=folder.name,
         auto=auto,
         config=config,
+        trained_length=trained_length,
         num_params=sum(x.numel() for x in state.values()),
         num_encoder=sum(x.numel() for name, x in state.items() if name.startswith(ENCODER)),
         is_repeated=any(repeats) or config.per_layer != "none",

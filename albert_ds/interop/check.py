@@ -24,7 +24,7 @@ LENGTHS = (3, 17, 33, 60)  # CHOICES of them, so that they can be the options of
 TOLERANCE = 1e-5  # of logits and hidden states, absolute
 
 
-def check_export(exported: Path, folder: ModelFolder, state: Weights) -> str:
+def check_export(exported: Path, folder: ModelFolder, config: ModelConfig, state: Weights) -> str:
     """Compare what was written to `exported` with our model; what a card says about that.
 
     Raises UserError if a token id or a logit differs.
@@ -39,7 +39,7 @@ def check_export(exported: Path, folder: ModelFolder, state: Weights) -> str:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     problem = compare_tokenizers(folder.vocab, exported)
-    problem = problem or compare_with_hf(exported, folder.config, folder.head, state)
+    problem = problem or compare_with_hf(exported, config, folder.head, state)
     if problem:
         raise UserError(f"--checkpoint {folder.path}: not exported: {problem}")
     return (

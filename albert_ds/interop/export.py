@@ -5,9 +5,10 @@ fails leaves nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 
 from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, list_checkpoints, write_folder
@@ -20,18 +21,35 @@ from albert_ds.interop.folder import HF_FILES, ModelFolder
 from albert_ds.interop.hugging_face import task_to_hf, to_hf
 from albert_ds.json_files import check, read_json
 
+POSITIONS = "albert.embeddings.position.weight"
+
 
 def export_hf(
-    folder: ModelFolder, output: Path, *, licence: str | None = None, probes: Sequence[dict] = ()
+    folder: ModelFolder,
+    output: Path,
+    *,
+    max_length: int | None = None,
+    licence: str | None = None,
+    probes: Sequence[dict] = (),
 ) -> None:
-    """Write the model of a folder as a Hugging Face folder.
+    """Write the model of a folder as a Hugging Face folder, with its first `max_length` positions.
 
-    Its card names the licence, and has the numbers of those reports of `albert-ds probe` that are
-    about these weights. If transformers is installed, it loads what was written; its logits and
-    its token ids must be ours. Raises UserError, and leaves `output` as it was, if they are not.
+    Its tokenizer cuts texts to the longest sequence that the weights have seen. Its card names the
+    licence, and has the numbers of those reports of `albert-ds probe` that are about these weights.
+    If transformers is installed, it loads what was written; its logits and its token ids must be
+    ours. Raises UserError, and leaves `output` as it was, if they are not.
     """
     check_folder(output, [folder.root], names=["checkpoints"])
     config, head, state = folder.config, folder.head, folder.read_weights()
+    if max_length is not None:
+        if max_length > config.max_position_embeddings:
+            raise UserError(
+                f"--max-length {max_length}: {folder.path} has {config.max_position_embeddings} "
+                "positions; must be at most that"
+            )
+        config = replace(config, max_position_embeddings=max_length)
+        state = state | {POSITIONS: state[POSITIONS][:max_length].clone()}
+    trained_length = min(folder.trained_length, config.max_position_embeddings)
     if head is None:
         hf_config, hf_state = to_hf(config, state)
     else:
@@ -42,15 +60,15 @@ def export_hf(
         # Without these AlbertTokenizer returns no segments and does not know the longest sequence.
         settings = read_json(partial / CONFIG_NAME)
         settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-        settings["model_max_length"] = config.max_position_embeddings
+        settings["model_max_length"] = trained_length
         write_json(partial / CONFIG_NAME, settings)
         write_json(partial / "config.json", hf_config)
         # Shared blocks are one tensor under several names, which the format does not take.
         copies = {name: tensor.clone() for name, tensor in hf_state.items()}
         save_file(copies, partial / HF_FILES[0], metadata={"format": "pt"})
-        checked = check_export(partial, folder, state)
+        checked = check_export(partial, folder, config, state)
         mine = [probe for probe in probes if probe["weights"] == folder.name]
-        card = write_card(folder, state, licence, mine, checked)
+        card = write_card(folder, config, state, trained_length, licence, mine, checked)
         (partial / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -86,11 +104,18 @@ def read_probes(paths: list[Path], folders: list[ModelFolder]) -> list[dict]:
 
 
 def import_hf(folder: ModelFolder, output: Path) -> None:
-    """Write a Hugging Face folder as `checkpoints/imported` of this project."""
+    """Write a Hugging Face folder as `checkpoints/imported` of this project, and read it back."""
     check_folder(output, [folder.path], names=["checkpoints"])
     config, state = folder.read_pretrained()
     with new_folder(output) as partial:
         folder.vocab.write(partial)
-        record = {"model": asdict(config), "vocab_sha256": folder.vocab.sha256}
+        record = {
+            "model": asdict(config),
+            "vocab_sha256": folder.vocab.sha256,
+            "trained_length": folder.trained_length,
+        }
         write_json(partial / "config.json", record)
         write_folder(partial / IMPORTED, {WEIGHTS: state}, {"step": 0})
+        written = ModelFolder(partial)
+        assert written.vocab.pieces == folder.vocab.pieces and written.config == config
+        assert all(torch.equal(x, state[name]) for name, x in written.read_weights().items())

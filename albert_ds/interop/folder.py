@@ -5,6 +5,7 @@ of a fine-tuning run the best one. Files are read as tensors only; nothing in th
 """
 
 import pickle
+import re
 from functools import cached_property
 from pathlib import Path
 
@@ -20,9 +21,9 @@ from albert_ds.checkpoint.folder import (
     find_newest,
     read_tensors,
 )
-from albert_ds.cli import log_line
+from albert_ds.cli import Number, log_line
 from albert_ds.data.tokenizer_json import read_tokenizer_json
-from albert_ds.data.vocab import MODEL_NAME, TOKENIZER_NAME, Vocab, read_vocab
+from albert_ds.data.vocab import CONFIG_NAME, MODEL_NAME, TOKENIZER_NAME, Vocab, read_vocab
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.interop.hugging_face import ENCODER, Weights, from_hf
 from albert_ds.json_files import build, check, read_json
@@ -30,7 +31,7 @@ from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import HeadConfig, ModelConfig
 from albert_ds.model.shapes import build_shapes
 
-HF_FILES = ("model.safetensors", "pytorch_model.bin")
+HF_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
 class ModelFolder:
@@ -46,6 +47,8 @@ class ModelFolder:
         """Raises UserError if there is no model in the folder."""
         self.path = Path(path)
         self.is_ours = True
+        if not self.path.exists():
+            raise UserError(f"{self.path}: no such folder{hint_download(self.path)}")
         if (self.path / "checkpoints").is_dir():
             self.root = self.path
         elif (self.path / WEIGHTS).is_file():
@@ -99,6 +102,22 @@ class ModelFolder:
         name = str(self.root / "config.json")
         check(self.record, {"model": dict}, name)
         return build(ModelConfig, self.record["model"], f"{name}: model")
+
+    @property
+    def trained_length(self) -> int:
+        """Tokens of the longest sequence that the weights have seen: the vectors of later positions
+        are as they were drawn. Runs of before it was recorded say their --sequence-length."""
+        if self.is_ours:
+            stream = self.record.get("stream") or {}
+            seen = self.record.get("trained_length", stream.get("sequence_length"))
+            longest = self.config.max_position_embeddings
+        else:
+            path = self.root / CONFIG_NAME
+            seen = read_json(path).get("model_max_length") if path.is_file() else None
+            schema = {"max_position_embeddings": Number(low=1, whole=True)}
+            check(self.record, schema, f"{self.path}: config.json")
+            longest = self.record["max_position_embeddings"]
+        return min(seen, longest) if isinstance(seen, int) and seen > 0 else longest
 
     @cached_property
     def head(self) -> HeadConfig | None:
@@ -199,8 +218,20 @@ class ModelFolder:
         return from_hf(self.record, tensors, str(self.path), encoder_only=encoder_only)
 
 
+def hint_download(path: Path) -> str:
+    """How to get a model that was named as the Hub names it; empty for other names."""
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(path)):
+        return ""
+    return f"; of the Hub's model: hf download {path} --local-dir {path.name}, and name {path.name}"
+
+
 def _read_foreign(path: Path) -> Weights:
     """The tensors of a file that another program wrote. Raises UserError."""
+    if path.suffix == ".json":  # a table of several files
+        table = read_json(path)
+        check(table, {"weight_map": dict}, str(path))
+        names = sorted({Path(str(name)).name for name in table["weight_map"].values()})
+        return {k: x for name in names for k, x in _read_foreign(path.with_name(name)).items()}
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

@@ -2,8 +2,8 @@
 
 Where the two formats differ:
 
-- Hugging Face always has the map E -> H. Where E = H ours has none: an identity is written, and
-  only an identity is read, because our model has no place for another map.
+- Hugging Face always has the map E -> H. If E = H ours has none: an identity is written, and read
+  as none. Another square map is kept (`square_map`).
 - Hugging Face's layers share all or nothing: what ours have of their own is folded into the
   weights of blocks, one a layer (`model/per_layer.py`).
 - Hugging Face shares whole layers, in groups of neighbours of one size. Any other sharing is
@@ -95,7 +95,7 @@ def name_pairs(config: ModelConfig) -> Iterator[tuple[str, str]]:
         yield f"{ours}.weight", f"{theirs}.weight"
     yield "mlm_head.bias", "predictions.bias"
     absent = set()
-    if config.embedding_size == config.hidden_size:
+    if not config.has_map:
         absent.add("albert.embeddings.projection")
     if not config.pair_head:
         absent |= {"albert.pooler", "pair_head"}
@@ -184,8 +184,8 @@ def build_hf_config(config: ModelConfig, architecture: str) -> dict:
 
 
 def build_identity(config: ModelConfig) -> Weights:
-    """Hugging Face's map E -> H as an identity if E = H; empty elsewhere."""
-    if config.embedding_size != config.hidden_size:
+    """Hugging Face's map E -> H as an identity if ours has none; empty elsewhere."""
+    if config.has_map:
         return {}
     eye, zeros = torch.eye(config.hidden_size), torch.zeros(config.hidden_size)
     return {f"{IDENTITY}.weight": eye, f"{IDENTITY}.bias": zeros}
@@ -211,10 +211,11 @@ def from_hf(
         copy = state.pop(name, None)
         if copy is not None and not torch.equal(copy, state.get(source, copy)):
             raise UserError(f"{where}: {name} differs from {source}, to which it must be tied")
-    if config.embedding_size == config.hidden_size:
-        for name, identity in build_identity(config).items():
-            if not torch.equal(state.pop(name, torch.empty(0)), identity):
-                raise UserError(f"{where}: {IDENTITY} must be an identity if E = H")
+    identity = build_identity(config)
+    if all(torch.equal(state.get(name, x), x) for name, x in identity.items()):
+        state = {name: x for name, x in state.items() if name not in identity}
+    else:
+        config = replace(config, square_map=True)
     lacks_pair_head = not any(name.startswith("sop_classifier.") for name in state)
     if config.pair_head and lacks_pair_head and not encoder_only:
         logging.getLogger(__name__).warning(

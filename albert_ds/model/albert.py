@@ -41,8 +41,7 @@ class FactorizedEmbedding(nn.Module):
         self.position = nn.Embedding(config.max_position_embeddings, width)
         self.layer_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.dropout)
-        factorized = width != config.hidden_size
-        self.projection = Linear(width, config.hidden_size) if factorized else nn.Identity()
+        self.projection = Linear(width, config.hidden_size) if config.has_map else nn.Identity()
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Embed ids, each int64 [N]; returns [N, H]."""

@@ -26,7 +26,6 @@ class ModelConfig:
     """
 
     vocab_size: int = 30_000  # V, pieces of the vocabulary: that of the shards
-    # A map E -> H exists only if E != H.
     embedding_size: int = flag(
         "E, width of the embeddings",
         type=WIDTH,
@@ -90,6 +89,7 @@ class ModelConfig:
     )
     initializer_range: float = 0.02  # standard deviation of the truncated normal
     layer_norm_eps: float = 1e-12  # the release's
+    square_map: bool = False  # a map E -> H also if E = H, as a model of Hugging Face may have
     pair_head: bool = True  # False: neither pooler nor sentence head exist (objective none)
 
     def __post_init__(self):
@@ -110,6 +110,11 @@ class ModelConfig:
                 raise UserError(f"{name} {getattr(self, name)}: must be {allowed}")
         share(self.sharing, self.num_layers)
         read_additions(self.per_layer)
+
+    @property
+    def has_map(self) -> bool:
+        """Whether there is a map E -> H behind the embeddings."""
+        return self.square_map or self.embedding_size != self.hidden_size
 
     @property
     def plan(self) -> Plan:
@@ -203,7 +208,7 @@ def count_flops(config: ModelConfig, *, tokens: int, squared_lengths: int, maske
     tokens: real tokens N; squared_lengths: sum over sequences of length ** 2; masked: positions P.
     """
     v, e, h, f = config.vocab_size, config.embedding_size, config.hidden_size, config.ffn_size
-    projection = e * h if e != h else 0
+    projection = e * h if config.has_map else 0
     low_rank = config.lora_rank * (4 * 2 * h + 2 * (h + f))  # in and out of six projections
     per_token = projection + config.num_layers * (4 * h * h + 2 * h * f + low_rank)
     scores_and_mix = config.num_layers * 2 * h

@@ -151,8 +151,8 @@ def fold(config: ModelConfig, state: dict[str, Tensor]) -> tuple[ModelConfig, di
             case "input", "bias":
                 target = f"{encoder}ffn.{int(layer) - 1}.layer_norm.bias"
                 if layer == "0":
-                    is_mapped = config.embedding_size != config.hidden_size
-                    target = f"albert.embeddings.{'projection' if is_mapped else 'layer_norm'}.bias"
+                    module = "projection" if config.has_map else "layer_norm"
+                    target = f"albert.embeddings.{module}.bias"
                 folded[target] = folded[target] + state[name]
             case _, "first" if place in FULL_NAMES:
                 target = f"{block}{FULL_NAMES[place]}.weight"

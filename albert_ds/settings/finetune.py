@@ -301,5 +301,8 @@ def write_run_files(config: FinetuneConfig) -> None:
     from albert_ds.interop.folder import ModelFolder
 
     check_resume(config)
-    write_config(config)
-    ModelFolder(config.checkpoint).vocab.write(config.run)
+    source = ModelFolder(config.checkpoint)
+    seen = ModelFolder(config.from_task) if config.from_task else source
+    before = 0 if config.from_scratch else seen.trained_length
+    write_config(config, trained_length=max(config.lengths.sequence, before))
+    source.vocab.write(config.run)

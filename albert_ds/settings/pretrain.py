@@ -57,7 +57,11 @@ class RunConfig(SharedConfig):
     # By field, of those of VARYING that change; the field itself has the first step's value.
     schedules: dict[str, str] = field(default_factory=dict)
     size: str = flag(
-        "size of the model, as in the paper's Table 1", choices=SIZES, name="--model", group=WHAT
+        "size of the model, as in the paper's Table 1",
+        choices=SIZES,
+        name="--model",
+        shown_default="that of --init-from",
+        group=WHAT,
     )
     stream: StreamConfig
     data: list[str] = flag(
@@ -263,7 +267,8 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     args = build_parser().parse_args(argv)
     schedules = _take_schedules(args)
     sources = _open_sources(args.data)
-    model = _resolve_model(args, sources)
+    initial = _open_initial(args.init_from)
+    model = _resolve_model(args, sources, initial)
     weights = _resolve_weights(args, sources)
     stream = _resolve_stream(args, model, sources)
     micro, deepspeed = resolve_deepspeed(
@@ -275,8 +280,11 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         deepspeed_config=args.deepspeed_config,
         default_learning_rate=DEFAULT_LEARNING_RATE,
     )
-    if args.init_from is not None:
-        _check_initial_weights(args.init_from, model, sources[0].vocab)
+    if initial is not None:
+        from albert_ds.interop.initial import find_origins
+
+        find_origins(initial, model)
+        initial.check_vocab(sources[0].vocab, f"--init-from {args.init_from}")
     if args.pair_head_rate != 1 and not model.pair_head:
         raise UserError("--pair-head-rate: not with --objective none, which has no sentence head")
     if args.wandb:
@@ -287,6 +295,7 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(RunConfig)}
     resolved: dict[str, Any] = {
         "command": join_command("train", argv),
+        "size": args.size or args.init_from,
         "model": model,
         "schedules": schedules,
         "stream": stream,
@@ -326,15 +335,14 @@ def resolve_workers(config: RunConfig, device_type: str) -> RunConfig:
     return replace(config, num_workers=2 if device_type == "cuda" else 0)
 
 
-def _check_initial_weights(folder: str, model: ModelConfig, vocab) -> None:
-    from albert_ds.interop.folder import ModelFolder
-    from albert_ds.interop.initial import find_origins
+def _open_initial(folder: str | None):
+    if folder is None:
+        return None
+    from albert_ds.interop.folder import ModelFolder, hint_download
 
     if not Path(folder).is_dir():
-        raise UserError(f"--init-from {folder}: no such folder")
-    source = ModelFolder(folder)
-    find_origins(source, model)
-    source.check_vocab(vocab, f"--init-from {folder}")
+        raise UserError(f"--init-from {folder}: no such folder{hint_download(Path(folder))}")
+    return ModelFolder(folder)
 
 
 def _resolve_warmup(args) -> int:
@@ -365,12 +373,14 @@ def _open_sources(folders: list[str]):
     return sources
 
 
-def _resolve_model(args, sources) -> ModelConfig:
+def _resolve_model(args, sources, initial) -> ModelConfig:
     given = {name: getattr(args, name) for name in flags_of(ModelConfig) if hasattr(args, name)}
     if "hidden_size" in given:
         given.setdefault("ffn_size", 4 * given["hidden_size"])
+    if args.size is None and initial is None:
+        raise UserError(f"--model: must be one of {', '.join(SIZES)}, if there is no --init-from")
     return replace(
-        SIZES[args.size],
+        SIZES[args.size] if args.size else initial.config,
         **given,
         vocab_size=sources[0].vocab.size,
         pair_head=args.objective != "none",
@@ -431,9 +441,12 @@ def _check_resume(config: RunConfig) -> None:
 def write_run_files(config: RunConfig) -> None:
     """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN."""
     from albert_ds.data.shards import open_shards
+    from albert_ds.interop.folder import ModelFolder
 
     # Another start may have written RUN/config.json since the command line was read.
     _check_resume(config)
     vocab = open_shards(config.data[0], "train").vocab
-    write_config(config, vocab_sha256=vocab.sha256)
+    before = ModelFolder(config.init_from).trained_length if config.init_from else 0
+    length = max(config.stream.sequence_length, before)
+    write_config(config, vocab_sha256=vocab.sha256, trained_length=length)
     vocab.write(config.run)

@@ -236,7 +236,7 @@ def as_json(config: SharedConfig) -> dict:
     return json.loads(json.dumps(asdict(config)))
 
 
-def write_config(config: SharedConfig, **facts: str) -> None:
+def write_config(config: SharedConfig, **facts: str | int) -> None:
     """Write RUN/config.json: the configuration, `facts`, and the versions of what runs it."""
     from albert_ds.process.run_folder import read_versions
 

@@ -171,7 +171,9 @@ def test_the_command_prints_where_it_wrote(make_run, tmp_path, capsys):
     run = make_run()
     main(["export", "--checkpoint", str(run), "--output", str(tmp_path / "hf")])
     main(["import", "--input", str(tmp_path / "hf"), "--output", str(tmp_path / "back")])
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'hf'}\nwrote {tmp_path / 'back'}\n"
+    written = [tmp_path / "hf", tmp_path / "back", tmp_path / "back" / "spiece.model"]
+    assert capsys.readouterr().out == "".join(f"wrote {path}\n" for path in written)
+    assert written[-1].is_file()
 
 
 def test_a_wrong_checkpoint_is_exit_code_2_and_one_line(tmp_path):

@@ -13,7 +13,7 @@ from albert_ds.data.vocab import MODEL_NAME, TOKENIZER_NAME, read_vocab, train_v
 from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.settings import finetune
-from albert_ds.settings.pretrain import read_config
+from albert_ds.settings.pretrain import read_config, write_run_files
 from tests.conftest import train_command
 from tests.finetuning import flags, write_checkpoint, write_cola
 from tests.models import run_export, run_import
@@ -68,7 +68,7 @@ WRONG = [
         change_weights(lambda s: s["predictions.bias"][-1:].fill_(float("nan"))),
         "predictions.bias is not finite",
     ),
-    (change_config(embedding_size=32), "embedding_hidden_mapping_in must be an identity"),
+    (change_config(embedding_size=32), r"is \(300, 16\): config.json makes it \(300, 32\)"),
     (change_config(hidden_act="gelu"), "hidden_act 'gelu': must be gelu_new"),
     (change_config(model_type="bert"), "model_type 'bert': must be albert"),
     (change_config(inner_group_num=2), "inner_group_num 2: must be 1"),
@@ -162,6 +162,21 @@ def uses(data: Path, run: Path, cola: Path) -> dict:
         "fill-mask": lambda: fill_mask(["--checkpoint", str(run), "a [MASK] b"]),
         "finetune": lambda: finetune.read_config(tuned, world_size=1),
     }
+
+
+def test_sizes_and_what_was_trained_are_those_of_init_from(data, run, tmp_path):
+    """Without --model; the positions that the older weights have seen count as trained."""
+    record = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(record | {"stream": {"sequence_length": 56}}))
+    words = ("--data", data, "--output", tmp_path / "new", "--steps", 2, "--batch-size", 4)
+    words += ("--micro-batch-size", 2, "--deepspeed_config", "ds_configs/zero1_fp32.json")
+    words += ("--sequence-length", 48)
+    config = read_config([*map(str, words), "--init-from", str(run)], world_size=2)
+    assert config.model == ModelFolder(run).config
+    write_run_files(config)
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["trained_length"] == 56
+    with pytest.raises(UserError, match="--model: must be one of .*, if there is no --init-from"):
+        read_config([*map(str, words)], world_size=2)
 
 
 def test_weights_are_used_with_their_own_vocabulary_only(data, run, tmp_path, text_file):

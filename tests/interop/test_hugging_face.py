@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.model.albert import AlbertForPretraining
@@ -37,6 +38,7 @@ MODELS = [
     ({"sharing": "cycle-rev:2"}, 4),
     ({"sharing": "pattern:0,0,1,1/0,1,0,1"}, 4),
     ({"embedding_size": 32, "sharing": "none"}, 4),
+    ({"embedding_size": 32, "square_map": True}, 1),
     ({"pair_head": False}, 1),
 ]
 OWN = [
@@ -49,6 +51,7 @@ HEADS = {
     ),
     "glue/stsb": HeadConfig(kind="regression", num_labels=1),
     "race": HeadConfig(kind="choice", num_labels=1),
+    "tokens": HeadConfig(kind="tokens", num_labels=3, labels=("O", "B-X", "I-X")),
     "squad1": HeadConfig(kind="span", num_labels=2),
     "squad2": HeadConfig(kind="conditional_span", num_labels=1),
 }
@@ -56,6 +59,7 @@ LOADERS = {
     "glue/rte": "AutoModelForSequenceClassification",
     "glue/stsb": "AutoModelForSequenceClassification",
     "race": "AutoModelForMultipleChoice",
+    "tokens": "AutoModelForTokenClassification",
     "squad1": "AutoModelForQuestionAnswering",
 }
 PAIRS = [("one object", "two"), ("the class", "a list of types"), ("x", "y"), ("value", "state")]
@@ -172,7 +176,8 @@ def test_a_fine_tuned_model_is_loaded_as_what_it_is(vocab, tmp_path):
             torch.testing.assert_close(out.start_logits[real], ours["start"], **CLOSE)
             torch.testing.assert_close(out.end_logits[real], ours["end"], **CLOSE)
         else:
-            torch.testing.assert_close(out.logits, ours["logits"], **CLOSE)
+            found = out.logits[real] if task == "tokens" else out.logits
+            torch.testing.assert_close(found, ours["logits"], **CLOSE)
         if task == "glue/rte":
             assert theirs.config.id2label == {0: "entailment", 1: "not_entailment"}
         card = (hf / "README.md").read_text()
@@ -250,7 +255,8 @@ def test_files_of_other_versions_are_read(vocab, tmp_path):
     model = shake(AlbertForPretraining(CONFIG, seed=3))
     hf = run_export(write_run(tmp_path / "run", model, vocab), tmp_path / "hf")
     saved = tmp_path / "saved"
-    AutoModelForPreTraining.from_pretrained(hf).save_pretrained(saved)
+    AutoModelForPreTraining.from_pretrained(hf).save_pretrained(saved, max_shard_size="20KB")
+    assert not (saved / "model.safetensors").exists()  # but several and a table of them
     AutoTokenizer.from_pretrained(hf).save_pretrained(saved)
     assert not (saved / "spiece.model").exists()
     for name in ("tokenizer.json", "tokenizer_config.json", "README.md"):
@@ -281,3 +287,66 @@ def test_the_exported_tokenizer_tells_segments_apart(vocab, tmp_path):
     second = pair["input_ids"].index(3) + 1
     assert pair["token_type_ids"] == [int(i >= second) for i in range(len(pair["input_ids"]))]
     assert tokenizer.model_max_length == MODEL.max_position_embeddings
+
+
+# Texts with letters that normalisation changes: composed vowels, marks, width, case.
+LANGUAGES = {
+    "ar": "\u0623\u0643\u0644 \u0627\u0644\u0648\u0644\u062f \u062a\u0641\u0651\u0627\u062d\u0629",
+    "bn": "\u09ac\u09be\u0982\u09b2\u09be \u09ad\u09be\u09b7\u09be",
+    "de": "Das ist sch\u00f6n, \u00fcber Gr\u00f6\u00dfe",
+    "hi": "\u0939\u093f\u0928\u094d\u0926\u0940 \u092d\u093e\u0937\u093e",
+    "ja": "\u30d1\u30b9\u3068\u30d0\u30b9\u3068\u30cf\u30b9 \u304c\u304e\u3050 \uff21",
+    "ko": "\ud55c\uad6d\uc5b4\ub294 \uc544\ub984\ub2f5\ub2e4",
+    "ru": "\u041c\u043e\u0439 \u0434\u043e\u043c, \u0451\u043b\u043a\u0430",
+    "th": "\u0e17\u0e35\u0e48\u0e19\u0e35\u0e48\u0e21\u0e35\u0e19\u0e49\u0e33",
+}
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_what_transformers_saves_comes_back(text_file, tmp_path, code):
+    """run -> export -> save_pretrained -> import -> export -> import: ids, weights, normalisation,
+    and the longest sequence that was trained on."""
+    from transformers import AutoModelForPreTraining, AutoTokenizer
+
+    lines = text_file.read_text(encoding="utf-8").splitlines()[:500]
+    lower_case = sorted(LANGUAGES).index(code) % 2 == 0
+    vocab = train_vocab(
+        [*lines, *[LANGUAGES[code]] * 50], Normalisation(lower_case=lower_case), vocab_size=300
+    )
+    model = shake(AlbertForPretraining(CONFIG, seed=3))
+    run = write_run(tmp_path / "run", model, vocab, stream={"sequence_length": 40})
+    hf, saved = run_export(run, tmp_path / "hf"), tmp_path / "saved"
+    AutoModelForPreTraining.from_pretrained(hf).save_pretrained(saved)
+    AutoTokenizer.from_pretrained(hf).save_pretrained(saved)
+    first = run_import(saved, tmp_path / "first")
+    second = run_import(run_export(first, tmp_path / "again"), tmp_path / "second")
+    texts = [LANGUAGES[code], LANGUAGES[code].upper(), *lines[:50]]
+    for folder in map(ModelFolder, (first, second)):
+        torch.testing.assert_close(folder.read_weights(), dict(model.state_dict()), rtol=0, atol=0)
+        assert folder.vocab.normalisation == vocab.normalisation
+        assert folder.vocab.encode(texts) == vocab.encode(texts)
+        assert folder.trained_length == 40
+
+
+def test_texts_are_cut_to_what_was_trained(vocab, tmp_path):
+    """The model has 64 positions and has seen 40; --max-length leaves fewer of both."""
+    from transformers import AutoModel, AutoTokenizer
+
+    run = write_checkpoint(tmp_path / "run", vocab, stream={"sequence_length": 40})
+    text = "the object name class type list string " * 10
+    for flags, positions, longest in (([], 64, 40), (["--max-length", 32], 32, 32)):
+        hf = run_export(run, tmp_path / f"hf{positions}", *flags)
+        tokenizer, model = AutoTokenizer.from_pretrained(hf), AutoModel.from_pretrained(hf).eval()
+        ids = tokenizer(text, truncation=True, return_tensors="pt")
+        assert ids["input_ids"].shape == (1, longest) and tokenizer.model_max_length == longest
+        assert model.config.max_position_embeddings == positions
+        with torch.no_grad():
+            kept = ModelFolder(run).build_model().eval().albert.embeddings.position.weight
+            assert torch.equal(model.embeddings.position_embeddings.weight, kept[:positions])
+            assert model(**ids).last_hidden_state.isfinite().all()
+        card = (hf / "README.md").read_text()
+        says = "40 tokens, and 64 positions: **those from 40 on were never trained**"
+        assert (says in card) == (positions > longest) and f"| {longest} tokens" in card
+    with pytest.raises(UserError, match="--max-length 65: .* has 64 positions; must be at most"):
+        run_export(run, tmp_path / "more", "--max-length", 65)
+    assert not (tmp_path / "more").exists()

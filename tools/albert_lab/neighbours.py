@@ -62,7 +62,7 @@ def attend_to_neighbours(model: AlbertForPretraining) -> None:
     positions[0] = 0  # [CLS] attends to the whole sequence: it has to tell of both segments
     embeddings.position.weight.zero_()
     embeddings.position.weight[:, :columns] = AMPLITUDE * config.initializer_range * positions
-    if config.embedding_size != config.hidden_size:
+    if config.has_map:
         # The embedding itself is the first E of the H numbers; the others are as large.
         weight = embeddings.get_parameter("projection.weight")
         weight.mul_(config.embedding_size**-0.5 / config.initializer_range)
