@@ -3,21 +3,21 @@
 Apart from the code that reads, because a command line checks it and must not wait for numpy.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
 from albert_ds.cli import Number, as_flag, flags_of
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.json_files import check
-from albert_ds.schedules import Schedule, cut, read_schedule
+from albert_ds.schedules import Schedule, Varying, cut, read_schedule
 
+BATCH_SIZE = Number(low=1, high=1 << 24, whole=True)
 _STREAM: dict[str, Any] = {name: how.type for name, how in flags_of(StreamConfig).items()}
 # The fields that may change while training, with their ranges.
-VARYING: dict[str, Number] = {
-    "batch_size": Number(low=1, high=1 << 24, whole=True),
-    "sequence_length": _STREAM["sequence_length"],
-    "masked_fraction": _STREAM["masked_fraction"],
+VARYING: dict[str, Varying] = {
+    "batch_size": Varying(**asdict(BATCH_SIZE)),
+    **{name: Varying(**asdict(_STREAM[name])) for name in ("sequence_length", "masked_fraction")},
 }
 
 

@@ -87,15 +87,19 @@ def write_card(
 def _describe_training(run: dict, *, is_task: bool) -> dict:
     stream, deepspeed = run.get("stream") or {}, run.get("deepspeed") or {}
     optimizer, versions = deepspeed.get("optimizer") or {}, run.get("versions") or {}
+    changing = run.get("schedules") or {}
     halves = [name for name in ("bf16", "fp16") if deepspeed.get(name, {}).get("enabled")]
     facts = {
         "task": run.get("task") if is_task else stream.get("objective"),
         "steps": run.get("steps"),
-        "batch size": run.get("batch_size"),
+        "batch size": changing.get("batch_size", run.get("batch_size")),
         "optimizer": optimizer.get("type"),
         "peak learning rate": (optimizer.get("params") or {}).get("lr"),
         "warm-up steps": run.get("warmup_steps"),
-        "longest sequence in training": stream.get("sequence_length"),
+        "longest sequence in training": changing.get(
+            "sequence_length", stream.get("sequence_length")
+        ),
+        "masked share of the tokens": changing.get("masked_fraction"),
         "precision": (halves or ["fp32"])[0] if deepspeed else None,
         "seed": run.get("seed"),
         "started from": run.get("checkpoint") if is_task else run.get("init_from"),

@@ -5,7 +5,7 @@ before anything is written. Nothing heavy is imported at the top: `--help` answe
 """
 
 import argparse
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from albert_ds.model.config import SHAPE, SIZES, ModelConfig
 from albert_ds.model.depth import model_at, read_depths
 from albert_ds.model.sharing import ADDITIONS, list_patterns
 from albert_ds.optim.schedule import SHAPES, learning_rate
-from albert_ds.schedules import EXPLANATION, Schedule, Varying, cut
+from albert_ds.schedules import EXPLANATION, Schedule, cut
 from albert_ds.settings.shared import (
     LAYOUT,
     LEARNING_RATE,
@@ -236,12 +236,8 @@ def build_parser() -> Parser:
         parser.add_argument_group(title)
     declared = flags_of(RunConfig) | flags_of(StreamConfig)
     varying = {
-        name: replace(
-            declared[name],
-            help=f"{declared[name].help}; may change, by a schedule as below",
-            type=Varying(**asdict(number)),
-        )
-        for name, number in VARYING.items()
+        name: replace(declared[name], type=kind, help=f"{declared[name].help}; or a schedule")
+        for name, kind in VARYING.items()
     }
     add_flags(parser, RunConfig, instead=varying)
     add_flags(parser, ModelConfig, suppress=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from albert_ds.cli import Flag, Number, as_flag, flag, path, positive
-from albert_ds.data.plan import VARYING
+from albert_ds.data.plan import BATCH_SIZE
 from albert_ds.engine.deepspeed_config import (
     check_fp16,
     check_fused_lamb,
@@ -72,7 +72,7 @@ class SharedConfig:
     )
     batch_size: int = flag(
         "samples of one optimizer step, all ranks together",
-        type=VARYING["batch_size"],
+        type=BATCH_SIZE,
         metavar="SAMPLES",
         group=WHAT,
     )

@@ -6,7 +6,7 @@ import lzma
 import math
 import shutil
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -147,7 +147,10 @@ def test_configurations_differ_where_they_do(runs, both):
 def test_guessing_is_computed_from_the_tokens_that_the_run_predicts(data):
     """The lines to compare with, against a plain count with the trainer's own batches."""
     stream = StreamConfig(objective="sop", sequence_length=32, seed=3)
-    corpus = read_corpus(str(data), asdict(stream), eval_samples=12)
+    changing = {"sequence_length": "16@0,32@5", "masked_fraction": "0.3..0.15@100%"}
+    first = replace(stream, sequence_length=16, masked_fraction=0.3)
+    config = {"stream": asdict(first), "schedules": changing, "batch_size": 8, "steps": 10}
+    corpus = read_corpus(str(data), config, eval_samples=12)
     assert corpus.unigram is not None and not corpus.notes
     drawn = {"limit": 12, "micro_batch_size": 4, "dp_rank": 0, "dp_size": 1}
     batches = heldout_batches(open_shards(data, "heldout"), stream, **drawn)
@@ -167,6 +170,19 @@ def test_guessing_is_computed_from_the_tokens_that_the_run_predicts(data):
         "Words of a masked stretch",
         "Frequency of pieces",
     ]
+
+
+def test_all_schedules_of_a_run_are_drawn(tmp_path):
+    keys = {"lr": "Learning rate", "batch_size": "Batch", "sequence_length": "Longest sequence"}
+    keys |= {"masked_fraction": "Masked", "num_layers": "Depth"}
+    values = {key: [n, n, n + 1, n + 1] for n, key in enumerate(keys, start=1)}
+    values["masked_fraction"] = [0.3, 0.25, 0.2, 0.15]
+    records = [{"step": s, **{k: v[s - 1] for k, v in values.items()}} for s in range(1, 5)]
+    page, _ = make(tmp_path, write_run(tmp_path / "run", records))
+    for key, title in keys.items():
+        (chart,) = page.charts[title]
+        (line,) = chart["lines"]
+        assert line["x"] == [1, 2, 3, 4] and line["y"] == pytest.approx(values[key])
 
 
 def test_merged_points_keep_the_mean_and_the_range():

@@ -13,6 +13,7 @@ from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES
 from albert_ds.settings.pretrain import read_config
 
+CHANGING = ("--gpus", "8", "--batch-size", "4096@0,1024@50%", "--sequence-length", "64..512@9")
 PLAN = ("plan", "--link", "100", "--steps", "1000")
 
 
@@ -62,7 +63,7 @@ def test_models_side_by_side(capsys):
 
 @pytest.mark.parametrize("name", ["albert-base", "albert-xxlarge", "bert-large"])
 @pytest.mark.parametrize(
-    "cluster", [("--gpus", "8"), ("--gpus", "64"), ("--gpus", "64", "--gpu-memory", "6")]
+    "cluster", [("--gpus", "8"), ("--gpus", "64"), ("--gpus", "64", "--gpu-memory", "6"), CHANGING]
 )
 def test_the_printed_command_is_one_that_the_trainer_accepts(name, cluster, data, tmp_path, capsys):
     said = ask(capsys, *PLAN, "--model", name, *cluster)

@@ -187,6 +187,22 @@ def test_a_depth_schedule_takes_the_hours_of_its_parts():
     seconds = 500 * predict_step(half, H100, link=100e9).total + 500 * best.step.total
     found = find_hours(best, H100, link=100e9, steps=1000, depth_schedule="6@0,12@50%")
     assert found == pytest.approx(seconds / 3600)
+    # Batch and length too; the length of a line is that in its middle.
+    changes = {"batch_size": "2048@0,4096@20%", "sequence_length": "128@0,256@60%..512@100%"}
+    parts = {(2048, 128, 6): 200, (4096, 128, 6): 300, (4096, 128, 12): 100, (4096, 384, 12): 400}
+    seconds = 0.0
+    for (size, length, depth), number in parts.items():
+        layout = replace(
+            best.layout,
+            model=replace(best.layout.model, num_layers=depth),
+            accumulation=best.layout.accumulation * size // 4096,
+            sequence_length=length,
+        )
+        seconds += number * predict_step(layout, H100, link=100e9).total
+    found = find_hours(
+        best, H100, link=100e9, steps=1000, depth_schedule="6@0,12@50%", schedules=changes
+    )
+    assert found == pytest.approx(seconds / 3600)
     whole = 1000 * best.step.total / 3600
     assert find_hours(best, H100, link=100e9, steps=1000) == pytest.approx(whole)
 

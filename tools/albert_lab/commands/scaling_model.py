@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from albert_ds.cli import Number, Parser, flags_of, positive
+from albert_ds.data.plan import BATCH_SIZE, VARYING, read_varying
 from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES
 from albert_ds.settings.shared import SharedConfig
@@ -22,6 +23,7 @@ from albert_lab.scaling.step_time import Machine, predict_step
 from albert_lab.tables import table
 
 SHARED = flags_of(SharedConfig)
+CHANGING = ("batch_size", "sequence_length")  # may be schedules
 # Of the model, where it was validated; a link to docs/raw/scaling_constants.json.
 ERRORS = Path(__file__).parents[1] / "scaling/constants.json"
 
@@ -36,7 +38,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def _add_cluster(add) -> None:
+def _add_cluster(add, or_schedule: str = "") -> None:
     text = (
         f"{', '.join(GPUS)}: rates of the datasheet; or a JSON file with device, bf16_tflops, "
         "memory_bytes, memory_bandwidth_gb_s, as measured"
@@ -48,10 +50,12 @@ def _add_cluster(add) -> None:
     )
     add("--mfu", type=Number(above=0, high=1), metavar="SHARE", help=text)
     add("--gpus-a-node", type=positive, metavar="GPUS", default=8, help="GPUs that share one link")
-    text = "sequences of an optimizer step"
-    add("--batch-size", type=SHARED["batch_size"].type, metavar="SAMPLES", default=4096, help=text)
-    text = "tokens of a sequence, without padding"
-    add("--sequence-length", type=positive, metavar="TOKENS", default=512, help=text)
+    text = f"sequences of an optimizer step{or_schedule}"
+    kind = VARYING["batch_size"] if or_schedule else BATCH_SIZE
+    add("--batch-size", type=kind, metavar="SAMPLES", default=4096, help=text)
+    text = f"tokens of a sequence, without padding{or_schedule}"
+    kind = VARYING["sequence_length"] if or_schedule else positive
+    add("--sequence-length", type=kind, metavar="TOKENS", default=512, help=text)
 
 
 def _add_predict(add) -> None:
@@ -94,7 +98,7 @@ def _add_plan(add) -> None:
     )
     text = "share of the memory reserved for CUDA, NCCL and fragmentation"
     add("--reserve", type=Number(low=0, below=1), metavar="SHARE", default=0.1, help=text)
-    _add_cluster(add)
+    _add_cluster(add, ", or a schedule as in train.py --help")
 
 
 def run_predict(args) -> None:
@@ -137,12 +141,14 @@ def compare(args, machine: Machine, gpus: int, link: float) -> list[str]:
 
 
 def run_plan(args) -> None:
+    schedules = {name: v for name in CHANGING if isinstance(v := getattr(args, name), str)}
     plans, machine, limit = choose_plans(args)
     print(
         plan_as_text(
             plans,
             steps=args.steps,
             depth_schedule=args.depth_schedule,
+            schedules=schedules,
             limit=limit,
             link=args.link * 1e9,
             machine=machine,
@@ -152,21 +158,30 @@ def run_plan(args) -> None:
 
 
 def choose_plans(args) -> tuple[list[Plan], Machine, float]:
-    """The layouts that fit, the one to use first; the machine; the bytes that a rank may use."""
+    """The layouts that fit, the one to use first; the machine; the bytes that a rank may use.
+
+    Of schedules they are those for the largest batch and the longest sequences.
+    """
     gpu = read_gpu(args.hardware)
     memory = gpu.memory if args.gpu_memory is None else args.gpu_memory * 1e9
     limit, machine = memory * (1 - args.reserve), describe_gpu(gpu, mfu=args.mfu)
     size = SIZES[args.model]
     model = replace(size, sharing=args.sharing or size.sharing, per_layer=args.per_layer)
+    sizes, lengths = (
+        read_varying(name, str(getattr(args, name)), args.steps).values for name in CHANGING
+    )
     layouts = find_layouts(
         args.model,
         model,
         ranks=args.gpus,
         ranks_a_node=args.gpus_a_node,
-        batch_size=args.batch_size,
-        sequence_length=args.sequence_length,
+        batch_size=max(sizes),
+        sequence_length=max(lengths),
         micro_batch_size=args.micro_batch_size,
     )
+    layouts = [x for x in layouts if not any(n % (x.batch_size // x.accumulation) for n in sizes)]
+    if not layouts:
+        raise UserError(f"--batch-size {args.batch_size}: --gpus {args.gpus} divide not all sizes")
     plans = find_plans(layouts, machine, link=args.link * 1e9, memory_limit=limit)
     return plans, machine, limit
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from albert_ds.data.plan import DataPlan
 from albert_ds.data.storage import is_url
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.errors import DamagedData, UserError
@@ -42,8 +43,8 @@ class Corpus:
     notes: list[str]
 
 
-def read_corpus(folder: str, recorded: dict, eval_samples: int) -> Corpus:
-    """`recorded` is "stream" of the config.json of a run that reads this folder."""
+def read_corpus(folder: str, config: dict, eval_samples: int) -> Corpus:
+    """`config` is config.json of a run that reads this folder; its last step's draws are shown."""
     index, unigram, pictures, notes = {}, None, [], []
     try:
         if is_url(folder):
@@ -51,7 +52,8 @@ def read_corpus(folder: str, recorded: dict, eval_samples: int) -> Corpus:
         from albert_ds.data.shards import open_shards, read_index
 
         index = read_index(folder)
-        stream = StreamConfig.read(recorded, folder)
+        plan = DataPlan.read(config, folder)
+        stream = plan.stream_at(plan.steps)
         train = open_shards(folder, "train")
         pictures = draw_pictures(look_at(train, stream), stream)
         if index["splits"]["heldout"]["samples"]:

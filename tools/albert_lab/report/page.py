@@ -97,12 +97,8 @@ def read_corpora(runs: Sequence[RunFolder]) -> dict[str, Corpus]:
         folder = "" if run.is_finetuning else evaluated_data(run)
         if folder and folder not in found:
             samples = run.config.get("eval_samples")
-            recorded = run.config.get("stream")
-            found[folder] = read_corpus(
-                folder,
-                recorded if isinstance(recorded, dict) else {},
-                int(samples) if is_number(samples) else 4096,
-            )
+            limit = int(samples) if is_number(samples) else 4096
+            found[folder] = read_corpus(folder, run.config, limit)
     return found
 
 

@@ -36,10 +36,13 @@ PRETRAINING = [
 ]
 BOTH = [
     Panel("lr", "Learning rate", "of the last step", FROM_ZERO),
+    Panel("batch_size", "Batch", "samples of a step", FROM_ZERO),
+    Panel("sequence_length", "Longest sequence", "tokens", FROM_ZERO),
+    Panel("masked_fraction", "Masked", "of a sequence's tokens", SHARE | FROM_ZERO),
+    Panel("num_layers", "Depth", "layers that ran", FROM_ZERO),
     Panel("grad_norm", "Gradient norm", "before clipping", MAY_BE_LOG),
     Panel("tokens_per_second", "Throughput", "tokens a second", FROM_ZERO),
     Panel("mfu", "MFU", "of the GPUs' peak", SHARE | FROM_ZERO),
-    Panel("num_layers", "Depth", "layers that ran", FROM_ZERO),
     Panel("data_wait_fraction", "Waiting for data", "of the time", SHARE | FROM_ZERO),
     Panel("skipped_steps", "Skipped steps", "since the last record", FROM_ZERO),
 ]

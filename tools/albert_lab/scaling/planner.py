@@ -11,9 +11,11 @@ slower: that leaves the most memory.
 import itertools
 from dataclasses import dataclass, replace
 
+from albert_ds.data.plan import read_varying
 from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
-from albert_ds.model.depth import list_depths
+from albert_ds.model.depth import read_depths
+from albert_ds.schedules import cut
 from albert_lab.scaling.layout import CHECKPOINTING, Layout
 from albert_lab.scaling.memory import Memory, predict_memory
 from albert_lab.scaling.step_time import Machine, StepTime, predict_step
@@ -49,13 +51,32 @@ class Plan:
 
 
 def find_hours(
-    plan: Plan, machine: Machine, *, link: float, steps: int, depth_schedule: str | None = None
+    plan: Plan,
+    machine: Machine,
+    *,
+    link: float,
+    steps: int,
+    depth_schedule: str | None = None,
+    schedules: dict[str, str] | None = None,
 ) -> float:
-    """Hours of a run, part by part of its --depth-schedule."""
-    seconds = 0.0
-    for model, number in list_depths(plan.layout.model, depth_schedule, steps):
-        layout = replace(plan.layout, model=model)
-        seconds += number * predict_step(layout, machine, link=link).total
+    """Hours of a run, part by part of its --depth-schedule and of batch and length in `schedules`.
+
+    On a line the length in its middle stands for all.
+    """
+    layout, seconds = plan.layout, 0.0
+    depths = read_depths(layout.model, depth_schedule, steps)
+    sizes, lengths = (
+        read_varying(name, (schedules or {}).get(name, str(getattr(layout, name))), steps)
+        for name in ("batch_size", "sequence_length")
+    )
+    for begin, number in cut((depths, sizes, lengths), steps):
+        part = replace(
+            layout,
+            model=layout.model.at_depth(depths.at(begin)),
+            accumulation=sizes.at(begin) // (layout.micro_batch_size * layout.data_parallel),
+            sequence_length=lengths.at(begin + number // 2),
+        )
+        seconds += number * predict_step(part, machine, link=link).total
     return seconds / 3600
 
 

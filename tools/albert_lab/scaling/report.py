@@ -13,6 +13,7 @@ def plan_as_text(
     *,
     steps: int,
     depth_schedule: str | None,
+    schedules: dict[str, str],
     limit: float,
     link: float,
     machine: Machine,
@@ -24,7 +25,8 @@ def plan_as_text(
     """
     best = plans[0]
     layout, step = best.layout, best.step
-    hours = find_hours(best, machine, link=link, steps=steps, depth_schedule=depth_schedule)
+    changing = {"depth_schedule": depth_schedule, "schedules": schedules}
+    hours = find_hours(best, machine, link=link, steps=steps, **changing)
     # Rounded first, so that the rows add up as printed.
     live = {part: round(size / 1e9, 2) for part, size in best.memory.at_peak.items()}
     in_memory = (
@@ -58,7 +60,7 @@ def plan_as_text(
         f"PREDICTED, not measured: {layout.name} on {layout.ranks} {machine.name}, nodes: "
         f"{layout.nodes}, {link / 1e9:g} Gb/s a node",
         table(("", "", "error of the model"), rows),
-        as_command(best, steps, depth_schedule),
+        as_command(best, steps, **changing),
         patterns_as_text(list_patterns_of(best, machine, link=link)),
         f"{RULE} The fastest layouts that fit, whatever their stage:",
         table(header, map(_row, fastest)),
@@ -88,16 +90,19 @@ def _row(plan: Plan) -> list[object]:
     ]
 
 
-def as_command(plan: Plan, steps: int, depth_schedule: str | None = None) -> str:
+def as_command(
+    plan: Plan, steps: int, *, depth_schedule: str | None, schedules: dict[str, str]
+) -> str:
     """The trainer's command; the user fills in DATA, RUN and the hosts."""
     layout = plan.layout
+    batch_size = schedules.get("batch_size", layout.batch_size)
     ranks = f"--num_gpus {layout.ranks}" if layout.nodes == 1 else "--hostfile HOSTFILE"
     flags = [
         f"    deepspeed {ranks} --module albert_ds.train",
         f"--model {layout.name} --data DATA --output RUN",
-        f"--steps {steps} --batch-size {layout.batch_size}",
+        f"--steps {steps} --batch-size {batch_size}",
         f"--micro-batch-size {layout.micro_batch_size}",
-        f"--sequence-length {layout.sequence_length}",
+        f"--sequence-length {schedules.get('sequence_length', layout.sequence_length)}",
     ]
     model = layout.model
     if layout.name in SIZES and model.sharing != SIZES[layout.name].sharing:
