@@ -11,6 +11,7 @@ from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.errors import UserError
+from albert_ds.interop.folder import ModelFolder
 from albert_ds.settings.pretrain import read_config
 from tests.batches import random_samples
 from tests.command import run_command
@@ -76,6 +77,10 @@ def test_the_metrics_follow(data, whole):
     )
     masked = [record["heldout_masked"] for record in records(whole) if "heldout_masked" in record]
     assert masked == [next(held).masked] * 2
+
+
+def test_an_export_knows_the_longest_sequence(whole):
+    assert ModelFolder(whole).trained_length == 64
 
 
 def test_inspect_shows_what_a_step_reads(whole):

@@ -443,6 +443,6 @@ def write_run_files(config: RunConfig) -> None:
     _check_resume(config)
     vocab = open_shards(config.data[0], "train").vocab
     before = ModelFolder(config.init_from).trained_length if config.init_from else 0
-    length = max(config.stream.sequence_length, before)
+    length = max(before, *config.schedule("sequence_length").values)
     write_config(config, vocab_sha256=vocab.sha256, trained_length=length)
     vocab.write(config.run)
