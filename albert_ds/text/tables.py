@@ -170,7 +170,7 @@ def _open_parquet(location: str, text_field: str) -> Generator[Any]:
 
     with open_parts(location) as raw:
         try:
-            file = ParquetFile(raw, buffer_size=READ_BYTES)
+            file = ParquetFile(raw, buffer_size=READ_BYTES, pre_buffer=False)
         except (pyarrow.ArrowException, OSError) as error:
             raise DamagedData(f"{location}: not a whole Parquet file: {error}") from None
         _find_text(location, file.schema_arrow, text_field)

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -195,6 +196,42 @@ def test_parquet_behind_a_url_is_read_by_parts(tmp_path, monkeypatch):
     )
     (unit,) = cut_units(find_files(["memory://tables"]))
     assert [r.document.lines for r in read_documents(unit)] == [[text.strip()] for text in texts]
+
+
+PEAK = """
+import resource, sys
+import pyarrow.parquet
+from albert_ds.text.sources import cut_units, read_documents
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+before, size = peak(), 0
+for unit in cut_units(sys.argv[1:]):
+    for reading in read_documents(unit):
+        size += sum(map(len, reading.document.lines))
+print(size, peak() - before)
+"""
+
+
+@pytest.mark.nightly
+def test_memory_is_bounded_by_neither_the_file_nor_its_row_groups(tmp_path):
+    """300 MB in one row group, as pandas writes it, take less than 80 MB."""
+    draw = random.Random(0)
+    letters = "".join(draw.choices("abcdefgh ", k=1 << 20))
+    starts = [draw.randrange(len(letters) - 3000) for _ in range(100_000)]
+    texts = [f"{number}{letters[start : start + 3000]}" for number, start in enumerate(starts)]
+    path = write_parquet(tmp_path / "corpus", texts, rows=1 << 20)
+    assert parquet.ParquetFile(path).num_row_groups == 1 and path.stat().st_size > 200 << 20
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, path],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    size, peak = map(int, done.stdout.split())
+    assert size > 295_000_000 and peak < 80 << 20
 
 
 BINARY = bytes(range(256)) * 300
