@@ -66,11 +66,16 @@ natural = Number(low=0, whole=True)
 positive = Number(low=1, whole=True)
 
 
+def utf8(text: str) -> str:
+    """Text. What is not UTF-8 comes with surrogates, which no JSON and not every library takes."""
+    if text != text.encode(errors="ignore").decode():
+        raise argparse.ArgumentTypeError(f"{text!r}: must be UTF-8")
+    return text
+
+
 def path(text: str) -> str:
     """The name of a file or folder. An empty name would mean the current folder."""
-    # A name that is not UTF-8 comes with surrogates, which no JSON and not every library takes.
-    is_unicode = text == text.encode(errors="ignore").decode()
-    if not text.strip() or "\0" in text or not is_unicode:
+    if not utf8(text).strip() or "\0" in text:
         raise argparse.ArgumentTypeError(f"{text!r}: must be the name of a file or folder in UTF-8")
     return text
 

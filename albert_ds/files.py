@@ -125,10 +125,8 @@ def new_folder(output: Path) -> Generator[Path]:
         partial.mkdir(parents=True)
         yield partial
         files = [path for path in sorted(partial.rglob("*")) if path.is_file()]
-        umask = os.umask(0)
-        os.umask(umask)
         for path in files:
-            path.chmod(0o666 & ~umask)  # safetensors opens its files to their owner alone
+            open_to_readers(path)
         if place.exists():
             publish({path: place / path.relative_to(partial) for path in files})
         else:
@@ -138,6 +136,13 @@ def new_folder(output: Path) -> Generator[Path]:
         raise name_os_error(OSError(error.errno, error.strerror or str(error), name)) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def open_to_readers(path: Path) -> None:
+    """Give a file the mode of any new one: safetensors opens its files to their owner alone."""
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def publish(places: dict[Path, Path]) -> None:

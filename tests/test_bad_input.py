@@ -153,6 +153,7 @@ JSON = [
     ({"zero_optimisation": {"stage": 1}}, ["zero_optimisation", "zero_optimization"]),
     (zero(stage=4), ["stage 4", "0, 1, 2, 3"]),
     (zero(stage=1, round_robin_gradients=True), ["round_robin"]),
+    (zero(stage=1, allgather_bucket_size=500_000_001), ["allgather_bucket_size", "even"]),
     (zero(stage=3, offload_param={"device": "cpu"}), ["offload"]),
     (
         zero(stage=3, stage3_module_granularity_threshold=5),

@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 
 from albert_ds.cli import Number, log_line
 from albert_ds.errors import DamagedData, Diverged, MachineFailed, UserError
-from albert_ds.files import compute_crc32, sync_file, write_file
+from albert_ds.files import compute_crc32, open_to_readers, sync_file, write_file
 from albert_ds.json_files import check, parse_json, read_json
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ def write_folder(final: Path, tensors: dict, facts: dict, lock: RunLock | None =
         checksums = {}
         for file, content in tensors.items():
             save_file(content, temporary / file)
+            open_to_readers(temporary / file)
             sync_file(temporary / file)
             checksums[file] = compute_crc32(temporary / file)
         record = {"format": FORMAT, **facts, "crc32": checksums}

@@ -19,7 +19,13 @@ def build_parser() -> cli.Parser:
         help="pretraining run, checkpoint or Hugging Face folder",
     )
     add("--top", type=cli.positive, default=3, metavar="PIECES", help="pieces to show for a mask")
-    add("sentences", nargs="+", metavar="SENTENCE", help="text with one [MASK] or more")
+    add(
+        "sentences",
+        type=cli.utf8,
+        nargs="+",
+        metavar="SENTENCE",
+        help="text with one [MASK] or more",
+    )
     return parser
 
 

@@ -110,6 +110,12 @@ def read_ds_config(path: Path) -> dict:
         if isinstance(zero, dict) and zero.get(key):
             raise UserError(f"{name}: zero_optimization.{key} is refused: {reason}")
     check(config, SCHEMA, name, is_closed=True)
+    bucket = config.get("zero_optimization", {}).get("allgather_bucket_size")
+    if isinstance(bucket, int) and bucket % 2:
+        raise UserError(
+            f"{name}: zero_optimization.allgather_bucket_size {bucket}: must be even, for NCCL's "
+            "alignment"
+        )
     _check_optimizer(name, config.get("optimizer", {}))
     _check_precision(name, config)
     return config

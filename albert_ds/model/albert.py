@@ -26,6 +26,8 @@ from albert_ds.model.even_shapes import (
 )
 from albert_ds.model.fused import Linear, linear
 
+APART = 0x5DEECE66  # makes another seed: torch reads 32 bits of one
+
 
 class FactorizedEmbedding(nn.Module):
     """Word, segment and position vectors summed at width E, normalised, then projected to H.
@@ -222,7 +224,7 @@ def init_weights(module: nn.Module, std: float, seed: int) -> None:
     have no values and are skipped. `*.first` have draws of their own, so that all others start
     alike with and without them.
     """
-    generator, apart = (torch.Generator().manual_seed(s) for s in (seed, seed + (1 << 40)))
+    generator, apart = (torch.Generator().manual_seed(s) for s in (seed, seed ^ APART))
     for name, parameter in module.named_parameters():
         if parameter.is_meta:
             continue

@@ -48,7 +48,7 @@ class CachedCrossEntropy(torch.autograd.Function):
         for scores, label in split_rows(logits, labels):
             scores = scores.to(torch.float32, copy=True)
             highest, best = scores.max(dim=1)
-            chosen = scores.gather(1, label.clamp(min=0).unsqueeze(1)).squeeze(1)
+            chosen = scores.gather(1, label.where(label != IGNORED, 0).unsqueeze(1)).squeeze(1)
             total = scores.sub_(highest.unsqueeze(1)).exp_().sum(dim=1).log_() + highest
             losses.append(torch.where(label == IGNORED, 0, total - chosen))
             corrects.append(best == label)
@@ -66,7 +66,7 @@ class CachedCrossEntropy(torch.autograd.Function):
         for scores, label, total, part in split_rows(logits, labels, totals, result):
             probabilities = scores.to(torch.float32, copy=True).sub_(total.unsqueeze(1)).exp_()
             one = torch.ones_like(probabilities[:, :1])
-            probabilities.scatter_add_(1, label.clamp(min=0).unsqueeze(1), -one)
+            probabilities.scatter_add_(1, label.where(label != IGNORED, 0).unsqueeze(1), -one)
             weight = torch.where(label == IGNORED, 0, gradient)
             part.copy_(probabilities.mul_(weight.unsqueeze(1)))
         return result, None

@@ -99,6 +99,14 @@ def test_a_damaged_checkpoint_is_written_again(tmp_path):
     }
 
 
+def test_a_checkpoint_is_as_readable_as_any_new_file(tmp_path):
+    save(tmp_path, 1)
+    plain = tmp_path / "plain"
+    plain.touch()
+    files = [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]
+    assert len(files) > 3 and {path.stat().st_mode for path in files} == {plain.stat().st_mode}
+
+
 def test_nine_digits_of_steps(tmp_path):
     for step in (99_999_999, 100_000_000):
         save(tmp_path, step, keep_last=1)

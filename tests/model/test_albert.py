@@ -223,6 +223,15 @@ def test_weights_are_a_function_of_the_seed(make_config):
     assert not torch.equal(first, flatten(AlbertForPretraining(make_config(), seed=4)))
 
 
+def test_low_rank_factors_have_draws_of_their_own(make_config):
+    """Neither the seed's first numbers, which are the embedding's, nor any other tensor's."""
+    model = AlbertForPretraining(make_config(per_layer="lora:2"), seed=3)
+    weights = dict(model.named_parameters())
+    factors = torch.cat([x.flatten() for name, x in weights.items() if name.endswith(".first")])
+    others = torch.cat([x.flatten() for name, x in weights.items() if not name.endswith(".first")])
+    assert len(factors) > 100 and not torch.isin(factors, others).float().mean() > 0.01
+
+
 def test_the_encoder_alone_takes_the_pretrained_weights(make_config, make_batch):
     config, inputs = make_config(), list(make_batch(LENGTHS).values())[:5]
     pretrained, encoder = AlbertForPretraining(config), AlbertModel(config)

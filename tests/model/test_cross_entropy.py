@@ -33,3 +33,12 @@ def test_rows_at_a_time_give_torchs_sum_and_gradient(rows, dtype, monkeypatch):
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradient, reference)
     assert not gradient[[3, 20]].any()
+
+
+def test_a_negative_label_that_is_not_the_ignored_one_is_no_class():
+    labels = torch.zeros(ROWS, dtype=torch.int64)
+    labels[7] = -1
+    with pytest.raises(IndexError, match="out of bounds"):
+        F.cross_entropy(torch.zeros(ROWS, V), labels, ignore_index=IGNORED)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        CachedCrossEntropy.apply(torch.zeros(ROWS, V), labels)
