@@ -3,7 +3,7 @@
 Apart from the code that reads, because a command line checks it and must not wait for numpy.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -31,8 +31,8 @@ class DataPlan:
 
     batch_size: int
     stream: StreamConfig
-    schedules: dict[str, str]
-    steps: int
+    schedules: dict[str, str] = field(default_factory=dict)
+    steps: int = 1
 
     @classmethod
     def read(cls, recorded: dict, run: str) -> "DataPlan":

@@ -12,7 +12,7 @@ from tests.command import run_command
 
 
 def plan_of(batch_size: int, stream: StreamConfig) -> DataPlan:
-    return DataPlan(batch_size=batch_size, stream=stream, schedules={}, steps=9)
+    return DataPlan(batch_size=batch_size, stream=stream)
 
 
 def test_samples_and_counts_are_those_of_training(data):

@@ -13,7 +13,7 @@ BATCH = 8
 
 
 def stream(sources, config=CONFIG, *, weights=None, start=0, rank=0, ranks=1, workers=0, micro=2):
-    plan = DataPlan(batch_size=BATCH, stream=config, schedules={}, steps=1000)
+    plan = DataPlan(batch_size=BATCH, stream=config)
     return training_batches(
         sources,
         weights,
