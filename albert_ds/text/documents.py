@@ -19,11 +19,10 @@ from albert_ds.text.languages import (
     SCRIPTS,
     SENTENCE_ENDS,
     WITHOUT_SPACES,
-    default_ends,
     join_lines,
     split_paragraph,
 )
-from albert_ds.text.segmented import remove_spaces
+from albert_ds.text.segmented import SPACE, ZERO_WIDTH, remove_spaces
 
 SHARE = Number(low=0, high=1)
 SEED = Number(low=0, high=(1 << 63) - 1, whole=True)
@@ -97,10 +96,12 @@ class TextConfig:
         shown_default="spaces for Thai and Lao, rules for all others",
     )
     segmented: bool = flag(
-        "the spaces of the text are a segmenter's, in a language written without spaces: they are "
-        "taken out, and mark the words for whole-word masking",
+        "the words of the text are marked, in a language written without spaces: by a segmenter's "
+        "spaces or by zero-width spaces, whichever are more; the marks are taken out, and "
+        "whole-word masking keeps to the words",
         default=False,
     )
+    word_mark: str = SPACE  # of segmented text, SPACE or ZERO_WIDTH, as choose_word_mark finds it
     text_field: str = flag(
         "the field of JSON lines or the column of a table that holds the text",
         default="text",
@@ -134,21 +135,23 @@ class TextConfig:
                 f"--segmented with --language {self.language}: its own spaces separate its words; "
                 f"the flag is for {' '.join(sorted(WITHOUT_SPACES))}"
             )
-        ends = self.sentence_ends or default_ends(self.language)
-        if self.segmented and ends == "spaces" and self.lines != "sentence":
-            raise UserError(
-                f"--segmented with --language {self.language}: a segmenter's spaces do not end "
-                "sentences; write one sentence a line and pass --lines sentence"
-            )
         check_ranges(self)
 
     def split(self, lines: list[str]) -> list[str]:
-        """The sentences of a document, without the spaces of a segmenter."""
+        """The sentences of a document, without the marks of segmented text."""
         return split_sentences(self.plain(lines), self.lines, self.language, self.sentence_ends)
 
     def plain(self, lines: list[str]) -> list[str]:
-        """The lines of a document, without the spaces of a segmenter."""
-        return [remove_spaces(line) for line in lines] if self.segmented else lines
+        """The lines of a document, without the marks of segmented text."""
+        if not self.segmented:
+            return lines
+        if self.word_mark == SPACE:
+            return [remove_spaces(line) for line in lines]
+        return [text for line in lines if (text := line.replace(ZERO_WIDTH, "").strip())]
+
+    def space(self, lines: list[str]) -> list[str]:
+        """The lines of a document of segmented text, with spaces between words."""
+        return [line.replace(self.word_mark, SPACE) for line in lines]
 
 
 def add_input_flag(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ whole corpus, and depends on nothing but the text. A document is identified by a
 which also decides whether it is held out, so copies of it are never in both splits.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from albert_ds.data.shards import pack_sequence, token_dtype
 from albert_ds.data.vocab import UNK, Vocab
 from albert_ds.text.documents import DAMAGE, SEED, TextConfig
 from albert_ds.text.external_sort import KEYS, RunWriter, SortRecord
-from albert_ds.text.segmented import encode_segmented, find_starts
+from albert_ds.text.segmented import LONGEST_WORD, ZERO_WIDTH, encode_segmented, find_starts
 from albert_ds.text.sources import Reading
 
 COUNTS = (
@@ -102,8 +103,10 @@ def encode_documents(
             continue
         counts["cut_documents"] += document.cut
         if config.segmented:
-            starts = find_starts(document.lines)
-            sentences, joined = encode_segmented(config.split(document.lines), starts, vocab)
+            starts = find_starts(config.space(document.lines))
+            longest = LONGEST_WORD if config.word_mark == ZERO_WIDTH else math.inf
+            plain = config.split(document.lines)
+            sentences, joined = encode_segmented(plain, starts, vocab, longest)
             counts["joined_words"] += joined
         else:
             sentences = vocab.encode(config.split(document.lines))

@@ -52,7 +52,7 @@ from albert_ds.text.sources import (
     list_files,
     read_documents,
 )
-from albert_ds.text.survey import measure_unknown, report_survey, survey_text
+from albert_ds.text.survey import choose_word_mark, measure_unknown, report_survey, survey_text
 
 WORK_NAME, LOCK_NAME = "building", ".albert-ds.lock"
 # Settings that may change without encoding the text again.
@@ -91,6 +91,7 @@ def build_shards(
     """
     with _work_folder(output, locations) as work:
         units = cut_units(locations, config.text_field)
+        config = choose_word_mark(units, config)
         survey = survey_text(units, config, vocab.normalisation)
         report = [
             describe_files(units),

@@ -1,15 +1,21 @@
-"""Text whose words a segmenter has separated by spaces, in a script without spaces (--segmented).
+"""Text whose words are marked, in a script without spaces (--segmented).
 
-The spaces are taken out before anything else is done, so sentences, ids, documents and held-out
-documents are those of the plain text. They come back as a mark on the ids: the vocabulary size is
-added to the id of a token that starts a word.
+A segmenter has separated them by spaces, or their writers by zero-width spaces. The marks are taken
+out before anything else is done, so sentences, ids, documents and held-out documents are those of
+the plain text. They come back as a mark on the ids: the vocabulary size is added to the id of a
+token that starts a word.
 """
 
+import math
+import unicodedata
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
 from albert_ds.data.vocab import WORD_END, Vocab
 from albert_ds.text.languages import needs_no_space
+
+SPACE, ZERO_WIDTH = " ", "\u200b"
+LONGEST_WORD = 32  # characters; writers leave whole sentences without a zero-width space
 
 
 def remove_spaces(line: str) -> str:
@@ -40,27 +46,39 @@ def split_into_words(sentences: list[str], lines: list[str]) -> Iterator[str]:
 
 
 def encode_segmented(
-    sentences: list[str], starts: set[int], vocab: Vocab
+    sentences: list[str], starts: set[int], vocab: Vocab, longest: float = math.inf
 ) -> tuple[list[list[int]], int]:
     """Encode the sentences of a document as plain text, with its `starts` of `find_starts`.
 
-    Returns the marked ids of each sentence, and the number of words that are joined with the word
-    before, because one piece holds characters of both.
+    In a word of more than `longest` characters every piece is a word, as without marks. Returns the
+    marked ids of each sentence, and the number of words that are joined with the word before,
+    because one piece holds characters of both.
     """
     marked, joined = [], 0
     for sentence, words in zip(sentences, _find_words(sentences, starts), strict=True):
         normalised, places = _normalise_words(sentence, words, vocab)
         pieces, offsets = vocab.encode_with_offsets(normalised)
-        starting, last = [], -1
+        inner = _find_inner(normalised, places, longest)
+        starting, inside, last = [], [], -1
         for begin, end in offsets:
             while begin < end and normalised[begin] == " ":  # the word mark of the piece
                 begin += 1
             # Of a lone word mark and its piece, and of the bytes of a character, the first starts.
             starting.append(begin > last and begin in places)
+            inside.append(begin > last and begin in inner)
             last = max(last, begin)
         joined += len(places) - sum(starting)
-        marked.append([i + vocab.size * s for i, s in zip(pieces, starting, strict=True)])
+        marked.append(
+            [i + vocab.size * (s or t) for i, s, t in zip(pieces, starting, inside, strict=True)]
+        )
     return marked, joined
+
+
+def _find_inner(normalised: str, places: set[int], longest: float) -> set[int]:
+    """Where the letters in words of more than `longest` characters are, but for their first."""
+    words = pairwise([*sorted(places), len(normalised)])
+    inner = (place for i, j in words if j - i > longest for place in range(i + 1, j))
+    return {place for place in inner if unicodedata.category(normalised[place])[0] != "M"}
 
 
 def _find_words(sentences: list[str], starts: set[int]) -> Iterator[list[int]]:

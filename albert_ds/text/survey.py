@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import TypeVar
 
 from albert_ds.cli import log_line
 from albert_ds.data.vocab import UNK, Normalisation, Vocab
@@ -21,9 +22,11 @@ from albert_ds.text.documents import (
     WRONG_ENCODING,
     TextConfig,
 )
-from albert_ds.text.languages import SCRIPTS
+from albert_ds.text.languages import SCRIPTS, WITHOUT_SPACES, default_ends
+from albert_ds.text.segmented import SPACE, ZERO_WIDTH
 from albert_ds.text.sources import Slice, read_documents
 
+T = TypeVar("T", bound=TextConfig)
 SURVEY_SENTENCES = 20_000
 SURVEY_UNITS = 50
 MIN_SCRIPT_SHARE = 0.1  # of the letters; technical text in Korean can have 70 % of Latin letters
@@ -116,6 +119,24 @@ def survey_text(
     )
 
 
+def choose_word_mark(units: list[list[Slice]], config: T) -> T:
+    """The settings with what marks the words of segmented text: what it has more of.
+
+    Raises UserError if that is spaces, which end the sentences of the language.
+    """
+    if not config.segmented:
+        return config
+    text = "".join(_read_sample(units, replace(config, segmented=False)))
+    mark = ZERO_WIDTH if _has_marked_words(text) else SPACE
+    ends = config.sentence_ends or default_ends(config.language)
+    if mark == SPACE and ends == "spaces" and config.lines != "sentence":
+        raise UserError(
+            f"--segmented with --language {config.language}: a segmenter's spaces do not end "
+            "sentences; write one sentence a line and pass --lines sentence"
+        )
+    return replace(config, word_mark=mark)
+
+
 def measure_unknown(vocab: Vocab, survey: Survey) -> float:
     """The share of unknown tokens in the sample."""
     ids = vocab.encode(survey.sentences)
@@ -144,12 +165,25 @@ def report_survey(survey: Survey, unknown: float, config: TextConfig) -> list[st
         + _quote(survey.case_merged.examples),
         f"unknown: {unknown:.4%} of the tokens",
     ]
+    if config.segmented:
+        name = "zero-width spaces" if config.word_mark == ZERO_WIDTH else "spaces"
+        lines.append(f"words: marked by {name}, which are taken out")
+    elif config.language in WITHOUT_SPACES and _has_marked_words("".join(survey.sentences)):
+        log_line(
+            "warning: zero-width spaces mark the words of the text, and are removed; --segmented "
+            "keeps the words for whole-word masking"
+        )
     if merged > MAX_MERGED:
         log_line(
             f"warning: {merged:.1%} of the different words became equal to another"
             f"{_quote(survey.merged.examples)}; without --strip-accents they stay apart"
         )
     return lines
+
+
+def _has_marked_words(text: str) -> bool:
+    """Whether writers have marked words by zero-width spaces."""
+    return text.count(ZERO_WIDTH) > text.count(SPACE)
 
 
 def _quote(examples: list[str]) -> str:

@@ -12,7 +12,7 @@ from albert_ds.text.documents import SEED, TextConfig
 from albert_ds.text.pipeline import check_damage, open_bar
 from albert_ds.text.segmented import split_into_words
 from albert_ds.text.sources import Slice, cut_units, describe_files, read_documents
-from albert_ds.text.survey import measure_unknown, report_survey, survey_text
+from albert_ds.text.survey import choose_word_mark, measure_unknown, report_survey, survey_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +69,7 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
     """
     check_folder(output, locations, names=FILES)
     units = cut_units(locations, config.text_field)
+    config = choose_word_mark(units, config)
     survey = survey_text(units, config, config.normalisation)
     counts: Counter[str] = Counter()
     vocab = train_vocab(
@@ -109,7 +110,9 @@ def _read_sentences(
             elif document.lines:
                 counts["documents"] += 1
                 if config.segmented:
-                    yield from split_into_words(config.split(document.lines), document.lines)
+                    yield from split_into_words(
+                        config.split(document.lines), config.space(document.lines)
+                    )
                 else:
                     yield from config.split(document.lines)
     check_damage(counts, places, config.max_damaged)

@@ -1,6 +1,10 @@
 """Text from a segmenter: the ids are those of the plain text, and the words are the segmenter's."""
 
+import json
+import random
 import re
+import shutil
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ from albert_ds.data.shards import Shard, open_shards
 from albert_ds.data.stream import MicroBatchReader
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.data.vocab import CLS, SEP, WORD_END, Normalisation, train_vocab
+from albert_ds.data.words import build_word_starts, find_word_starts
 from albert_ds.errors import UserError
 from albert_ds.text.documents import TextConfig
 from albert_ds.text.segmented import (
@@ -17,6 +22,7 @@ from albert_ds.text.segmented import (
     remove_spaces,
     split_into_words,
 )
+from tests.command import run_command
 from tests.data.corpus import build
 from tests.data.test_languages import encode_elsewhere, load_in_hugging_face, read_language
 
@@ -190,11 +196,84 @@ def test_masks_of_segmented_shards_cover_whole_words(real, objective):
     assert runs > 0.95 * units  # the others are joined words, or hold an unknown character
 
 
-def test_a_language_with_spaces_or_sentences_that_end_at_spaces_is_refused():
+def test_a_language_with_spaces_or_sentences_that_end_at_spaces_is_refused(tmp_path):
     for language in ("en", "ko", "ar", "vi"):
         with pytest.raises(UserError, match=f"--segmented with --language {language}: its own sp"):
             TextConfig(language=language, segmented=True)
-    with pytest.raises(UserError, match="pass --lines sentence"):
-        TextConfig(language="th", segmented=True)
-    TextConfig(language="th", segmented=True, lines="sentence")
     TextConfig(language="my", segmented=True)
+    words = ("--language", "th", "--segmented", "--vocab-size", 22, "--output", tmp_path / "vocab")
+    (tmp_path / "text").write_text("ผู้ ใช้ ที่\n" * 50)
+    done = run_command("vocab", "--input", tmp_path / "text", *words)
+    assert done.code == 2 and "pass --lines sentence" in done.err
+    done = run_command("vocab", "--input", tmp_path / "text", *words, "--lines", "sentence")
+    assert done.code == 0 and "words: marked by spaces, which are taken out" in done.out
+    text = (tmp_path / "text").read_text().replace(" ", "\u200b")
+    (tmp_path / "text").write_text(text)
+    shutil.rmtree(tmp_path / "vocab")
+    done = run_command("vocab", "--input", tmp_path / "text", *words)
+    assert done.code == 0 and "words: marked by zero-width spaces, which" in done.out
+
+
+# Words of Khmer and Burmese, each with marks of its script.
+WRITTEN = {
+    "km": "ភាសា ខ្មែរ កម្ពុជា ជា និង មាន",
+    "my": "မြန်မာ စာ ဘာသာ သည် ကို",
+}
+FULL_STOP = {"km": "។", "my": "။"}
+
+
+def write_words(language: str) -> tuple[str, set[str]]:
+    """Documents whose words end at zero-width spaces and whose phrases end at spaces; the words.
+
+    The last sentence of each has no mark and is long.
+    """
+    draw = random.Random(0)
+    words = WRITTEN[language].split()
+    lines = []
+    for _ in range(60):
+        phrases = ["\u200b".join(draw.choices(words, k=draw.randint(2, 6))) for _ in range(9)]
+        ends = (f"{a} {b}{FULL_STOP[language]}" for a, b in pairwise(phrases))
+        lines.append("".join(ends) + "".join(draw.choices(words, k=20)) + FULL_STOP[language])
+    return "\n\n".join(lines) + "\n", {*words, *(word + FULL_STOP[language] for word in words)}
+
+
+@pytest.mark.parametrize("language", WRITTEN)
+def test_words_that_writers_mark_with_zero_width_spaces_are_words(language, tmp_path):
+    """The shards are those of the text without them, with marks at the words."""
+    text, words = write_words(language)
+    (tmp_path / "written").write_text(text)
+    (tmp_path / "plain").write_text(text.replace("\u200b", ""))
+    flags = ("--language", language)
+    vocab = ("--output", tmp_path / "vocab", "--vocab-size", 30)
+    done = run_command(
+        "vocab", "--input", tmp_path / "written", "--segmented", *flags, *vocab, "--max-unknown", 1
+    )
+    assert done.code == 0, done.err
+    assert "normalisation: 0.00% of the characters changed" in done.out
+    flags += ("--vocab", tmp_path / "vocab" / "spiece.model", "--max-unknown", 1)
+    flags += ("--sequence-length", 512)
+    for name, more in (("written", ["--segmented"]), ("plain", [])):
+        where = ("--input", tmp_path / name, "--output", tmp_path / f"of-{name}")
+        done = run_command("shards", *where, *more, *flags)
+        assert done.code == 0, done.err
+        assert "zero-width spaces mark" not in done.err
+    index = json.loads((tmp_path / "of-written" / "index.json").read_text())
+    assert index["segmented"] and index["word_mark"] == "\u200b"
+    where = ("--input", tmp_path / "written", "--output", tmp_path / "of-none")
+    assert "zero-width spaces mark the words" in run_command("shards", *where, *flags).err
+    sources = [open_shards(tmp_path / f"of-{name}", "train") for name in ("written", "plain")]
+    vocab = sources[0].vocab
+    kinds = build_word_starts(vocab.pieces, "scripts")
+    marked = unmarked = 0
+    for one, other in zip(*map(read_sequences, sources), strict=True):
+        assert one.document == other.document
+        np.testing.assert_array_equal(one.ids % vocab.size, other.ids)
+        for begin, end in pairwise([0, *one.ends]):
+            ids, starts = other.ids[begin:end], one.ids[begin:end] >= vocab.size
+            if " " in vocab.decode(ids.tolist()).strip():
+                assert words.issuperset(unit.strip() for unit in units_of(ids, starts, vocab))
+                marked += 1
+            else:  # no mark in a long sentence: its pieces are words
+                np.testing.assert_array_equal(starts, find_word_starts(kinds[ids]))
+                unmarked += 1
+    assert marked > 300 and unmarked > 40
