@@ -6,7 +6,15 @@ from pathlib import Path
 
 import torch
 
-from albert_ds.checkpoint.folder import BEST, FILES, WEIGHTS, TrainState, folder_name, write_folder
+from albert_ds.checkpoint.folder import (
+    AVERAGE,
+    BEST,
+    FILES,
+    WEIGHTS,
+    TrainState,
+    folder_name,
+    write_folder,
+)
 from albert_ds.data.vocab import RELEASED, Vocab, train_vocab
 
 
@@ -24,7 +32,9 @@ def shake(model):
     return model.eval()
 
 
-def write_weights(run: Path, weights: dict, step: int | None = 1) -> Path:
+def write_weights(
+    run: Path, weights: dict, step: int | None = 1, average: dict | None = None
+) -> Path:
     """A whole checkpoint of these weights, the best ones of a fine-tuning run if `step` is None."""
     (run / "checkpoints").mkdir(parents=True, exist_ok=True)
     if step is None:
@@ -32,6 +42,8 @@ def write_weights(run: Path, weights: dict, step: int | None = 1) -> Path:
         return run / BEST
     moments = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
     tensors = dict(zip(FILES, (weights, moments, moments), strict=True))
+    if average is not None:
+        tensors[AVERAGE] = average
     state = TrainState(step=step, samples=step, updates=step, loss_scale=None)
     write_folder(run / "checkpoints" / folder_name(step), tensors, asdict(state))
     return run / "checkpoints" / folder_name(step)

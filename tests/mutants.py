@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         trap="states of later parameter groups that DeepSpeed never links",
         file="albert_ds/engine/engine.py",
-        fix="    init_states(optimizer, built.fragments)\n",
+        fix="    init_states(optimizer, built.fragments, has_average=average is not None)\n",
         without="",
         test="tests/test_traps.py::test_every_parameter_group_has_its_state_from_the_start",
     ),

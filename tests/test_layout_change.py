@@ -16,7 +16,10 @@ from tests.reference import update_error
 from tests.training import SMALL, join, small_config
 
 STEPS_PER_LEG = 2
-KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
+KINDS = (
+    *("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors"),
+    "average.safetensors",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +55,7 @@ def config_of(leg: Leg, data: Path, vocab_size: int, output: Path):
         output=str(output),
     )
     stream = replace(config.stream, sequence_length=64)
-    return replace(config, stream=stream, data=[str(data)], data_weights=[1.0])
+    return replace(config, stream=stream, data=[str(data)], data_weights=[1.0], average=0.8)
 
 
 def run_leg(rank: int, config, num_steps: int):
@@ -101,9 +104,9 @@ def test_the_curve_and_the_weights_are_those_of_the_run_that_changed_nothing(leg
     changed, (_, losses, _, start, end) = legs
     assert [loss for leg in changed for loss in leg[0][1]] == pytest.approx(losses, rel=1e-5)
     assert losses[-1] < losses[0]  # it moved
-    weights = changed[-1][0][4]["weights.safetensors"]
     initial = start["weights.safetensors"]
-    assert update_error(weights, end["weights.safetensors"], initial) < 1e-5
+    for kind in ("weights.safetensors", "average.safetensors"):
+        assert update_error(changed[-1][0][4][kind], end[kind], initial) < 1e-5
 
 
 def test_every_leg_starts_from_every_bit_that_the_one_before_left(legs):

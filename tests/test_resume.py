@@ -44,7 +44,7 @@ def history(run: Path) -> list[tuple]:
 
 def test_kill_9_and_resume_equals_the_uninterrupted_run(data, tmp_path):
     # Dropout is on, the batch is accumulated, and the kill comes between two checkpoints.
-    flags = dict(dropout=0.1, batch_size=16, num_workers=1)
+    flags = dict(dropout=0.1, batch_size=16, num_workers=1, average=0.9)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert finish(start_ranks(train_command(data, whole, **flags), 2)) == [0, 0]
     ranks = start_ranks(train_command(data, broken, **flags), 2)
@@ -57,6 +57,7 @@ def test_kill_9_and_resume_equals_the_uninterrupted_run(data, tmp_path):
     assert records(broken) == records(whole)
     last = Path("checkpoints") / "step-00000012"
     assert files_of(broken / last) == files_of(whole / last)
+    assert "average.safetensors" in files_of(whole / last)
     assert json.loads((broken / "exit.json").read_text())["code"] == 0
     assert history(broken) == [("start", 2), ("start", 2), ("end", 0, 12)]
 

@@ -3,6 +3,7 @@
     RUN/checkpoints/step-00001000/weights.safetensors      fp32 weights
                                   exp_avg.safetensors      first moments
                                   exp_avg_sq.safetensors   second moments
+                                  average.safetensors      averaged weights, with --average
                                   state.json               format, step, data position, checksums
     RUN/checkpoints/latest                                 name of the newest, for scripts
     RUN/checkpoints/best/                                  of fine-tuning: weights and state.json
@@ -41,6 +42,7 @@ Shapes = dict[str, tuple[int, ...]]  # of every tensor of a model, by name
 FORMAT = 1  # of state.json
 WEIGHTS, STATE = "weights.safetensors", "state.json"
 FILES = (WEIGHTS, "exp_avg.safetensors", "exp_avg_sq.safetensors")
+AVERAGE = "average.safetensors"
 BEST = Path("checkpoints", "best")  # of a fine-tuning run, as measured on the dev set
 IMPORTED = Path("checkpoints", "imported")
 FOLDER_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,9})", re.ASCII)
@@ -93,7 +95,7 @@ def write_checkpoint(
     for folder in too_old:
         if keep_every is None or step_of(folder) % keep_every:
             try:
-                for file in (STATE, *FILES):
+                for file in (STATE, *FILES, AVERAGE):
                     (folder / file).unlink(missing_ok=True)
                 if not any(folder.iterdir()):  # the user may keep something in it
                     folder.rmdir()
@@ -220,17 +222,16 @@ def _exists(path: Path) -> bool:
 def find_damage(folder: Path, shapes: Shapes | None = None) -> str | None:
     """What is wrong with a checkpoint, None if nothing is.
 
-    A `step-N` has all of FILES, any other folder the weights. The files must be those that were
-    written, and hold one fp32 tensor for each of `shapes` (None: of its weights'). Raises OSError
-    if a file exists and cannot be read, and UserError if a later version wrote it.
+    A `step-N` has all of FILES, and AVERAGE if state.json names it; any other folder the weights.
+    The files must be those that were written, and hold one fp32 tensor for each of `shapes` (None:
+    of its weights'). Raises OSError if a file exists and cannot be read, and UserError if a later
+    version wrote it.
     """
     is_step = FOLDER_NAME.fullmatch(folder.name)
     files = FILES if is_step else (WEIGHTS,)
     for file in (*files, STATE):
-        if not _exists(folder / file):
-            return f"{file} is missing"
-        if not stat.S_ISREG(os.stat(folder / file).st_mode):
-            return f"{file} is not a file"
+        if (problem := _find_missing(folder / file)) is not None:
+            return problem
     schema: dict[str, object] = {"step": WHOLE, "crc32": dict.fromkeys(files, WHOLE)}
     if is_step:
         schema |= {**SCHEMA, "step": step_of(folder)}
@@ -246,10 +247,22 @@ def find_damage(folder: Path, shapes: Shapes | None = None) -> str | None:
             f"{folder / STATE}: format {record['format']}; this version of albert-ds reads format "
             f"{FORMAT}: take the version that wrote it"
         )
+    if is_step and AVERAGE in record["crc32"]:
+        files = (*files, AVERAGE)
     for file in files:
+        if (problem := _find_missing(folder / file)) is not None:
+            return problem
         if compute_crc32(folder / file) != record["crc32"][file]:
             return f"{file} is damaged"
     return _find_wrong_tensor([folder / file for file in files], shapes)
+
+
+def _find_missing(path: Path) -> str | None:
+    if not _exists(path):
+        return f"{path.name} is missing"
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        return f"{path.name} is not a file"
+    return None
 
 
 def _find_wrong_tensor(paths: list[Path], shapes: Shapes | None) -> str | None:

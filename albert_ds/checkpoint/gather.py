@@ -18,6 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from albert_ds.checkpoint.folder import (
+    AVERAGE,
     FILES,
     Shapes,
     TrainState,
@@ -33,6 +34,11 @@ from albert_ds.parallel.mesh import Mesh
 from albert_ds.process.run_folder import RunLock
 
 
+def list_files(engine: Engine) -> tuple[str, ...]:
+    """The files of tensors in a checkpoint of this engine, the weights first."""
+    return FILES if engine.average is None else (*FILES, AVERAGE)
+
+
 def gather(engine: Engine, file: str) -> dict[str, Tensor]:
     """The logical tensors of one file, on rank 0's host; empty on other ranks. Collective."""
     gathered = {}
@@ -44,7 +50,7 @@ def gather(engine: Engine, file: str) -> dict[str, Tensor]:
 
 
 def _piece(engine: Engine, fragment: ParamFragment, file: str) -> Tensor:
-    """The fp32 elements of `fragment`, flat: weights or moments, as `file` says.
+    """The fp32 elements of `fragment`, flat: weights, a moment or the average, as `file` says.
 
     Muon's matrices have no second moment: it is 0 in the file.
     """
@@ -68,9 +74,9 @@ def find_start(output: Path, mesh: Mesh, shapes: Shapes) -> Path | None:
 
 
 def restore(folder: Path, engine: Engine) -> TrainState:
-    """Fill this rank's moments. The engine was built from the checkpoint's weights."""
+    """Fill this rank's moments and average. The engine was built from the checkpoint's weights."""
     state = read_state(folder)
-    for file in FILES[1:]:
+    for file in list_files(engine)[1:]:
         with safe_open(folder / file, framework="pt") as tensors:
             for fragment in engine.fragments:
                 whole = tensors.get_tensor(fragment.name)
@@ -118,7 +124,7 @@ class Saver:
             return
         self._newest = step
         started = time.perf_counter()
-        tensors = {file: gather(self._engine, file) for file in FILES}
+        tensors = {file: gather(self._engine, file) for file in list_files(self._engine)}
         loss_scale = None
         if self._engine.deepspeed.fp16_enabled():  # its dynamic scaler, as plain numbers
             scaler, numbers = _loss_scaler(self._engine), int | float | bool

@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 
 from albert_ds import cli
+from albert_ds.errors import UserError
 
 
 def licence(text: str) -> str:
@@ -34,6 +35,14 @@ def build_parser() -> cli.Parser:
     add = export.add_argument
     add("--checkpoint", required=True, type=Path, metavar="RUN", help="run (its newest checkpoint)")
     add("--output", required=True, type=Path, metavar="DIR", help="Hugging Face folder to write")
+    add("--average", action="store_true", help="export the averaged weights of the run")
+    add(
+        "--average-last",
+        type=cli.positive,
+        default=1,
+        metavar="K",
+        help="export the mean of the weights of the K newest checkpoints",
+    )
     add(
         "--revision-per-checkpoint",
         action="store_true",
@@ -78,11 +87,14 @@ def main(argv: list[str]) -> None:
         export.import_hf(ModelFolder(args.input), args.output)
         print(f"wrote {args.output}\nwrote {args.output / MODEL_NAME}")
         return
+    if args.average_last > 1 and (args.average or args.revision_per_checkpoint):
+        raise UserError("--average-last: not with --average, nor with --revision-per-checkpoint")
     if args.revision_per_checkpoint:
-        folders = export.open_checkpoints(args.checkpoint)
+        folders = export.open_checkpoints(args.checkpoint, average=args.average)
         exported = {args.output / folder.path.name: folder for folder in folders}
     else:
-        exported = {args.output: ModelFolder(args.checkpoint)}
+        folder = ModelFolder(args.checkpoint, average=args.average, last=args.average_last)
+        exported = {args.output: folder}
     probes = export.read_probes(args.probe, list(exported.values()))
     for output, folder in exported.items():
         export.export_hf(

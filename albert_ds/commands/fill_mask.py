@@ -18,6 +18,7 @@ def build_parser() -> cli.Parser:
         metavar="RUN_OR_HF",
         help="pretraining run, checkpoint or Hugging Face folder",
     )
+    add("--average", action="store_true", help="read the averaged weights of the run")
     add("--top", type=cli.positive, default=3, metavar="PIECES", help="pieces to show for a mask")
     add(
         "sentences",
@@ -32,8 +33,11 @@ def build_parser() -> cli.Parser:
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     from albert_ds.evals.fill_mask import fill_masks
+    from albert_ds.interop.folder import ModelFolder
 
-    filled = fill_masks(args.checkpoint, args.sentences, args.top)
+    filled = fill_masks(
+        ModelFolder(args.checkpoint, average=args.average), args.sentences, args.top
+    )
     for sentence, masks in zip(args.sentences, filled, strict=True):
         print(sentence)
         for best in masks:

@@ -30,6 +30,7 @@ def build_parser() -> cli.Parser:
         metavar="RUN_OR_HF",
         help="pretraining run, checkpoint or Hugging Face folder",
     )
+    add("--average", action="store_true", help="read the averaged weights of the run")
     add(
         "--data",
         type=Path,
@@ -81,6 +82,8 @@ def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     if (args.against or args.labels) and not args.similarity:
         raise UserError("--against and --labels: allowed only with --similarity")
+    if args.average and args.similarity:
+        raise UserError("--average: not with --similarity")
     if args.num_layers and args.minimal_pairs:
         raise UserError("--num-layers: allowed only with --data")
     if args.precision != "fp32" and not args.minimal_pairs:

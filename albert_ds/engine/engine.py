@@ -43,6 +43,7 @@ class Engine:
     shapes: dict[str, torch.Size]  # logical tensor -> shape before it is cut
     mesh: Mesh
     max_norm: float  # gradients are clipped to this norm; 0: never
+    average: float | None  # decay of the average of the weights, if there is one
 
     @property
     def stage(self) -> int:
@@ -94,6 +95,18 @@ class Engine:
         self.deepspeed.set_gradient_accumulation_boundary(is_last)
         self.deepspeed.backward(loss, scale_wrt_gas=False)
 
+    def update_average(self, updates: int) -> None:
+        """Take the weights after `updates` updates into their average, if there is one.
+
+        Each update's weights count `average` times as much as the next one's; those before the
+        first count nothing.
+        """
+        if self.average is None:
+            return
+        share = (1 - self.average) / (1 - self.average**updates)
+        for flat in {fragment.flat for fragment in self.fragments}:
+            self.optimizer.state[flat]["average"].lerp_(flat.detach(), share)
+
     def take_step(self) -> tuple[float, bool]:
         """Reduce, clip and update after the last micro-batch of a step. Collective.
 
@@ -133,11 +146,17 @@ class Engine:
 
 
 def build_engine(
-    model: nn.Module, mesh: Mesh, ds_config: dict, *, pair_rate: float = 1.0
+    model: nn.Module,
+    mesh: Mesh,
+    ds_config: dict,
+    *,
+    pair_rate: float = 1.0,
+    average: float | None = None,
 ) -> Engine:
     """Wrap `model`: fp32, on its device, already cut for tensor parallelism. Collective.
 
-    `pair_rate` is the learning rate of the pooler and the sentence head over that of the others.
+    `pair_rate` is the learning rate of the pooler and the sentence head over that of the others,
+    `average` the decay of the average of the weights.
 
     In 16 bits the fp32 master weights start from the model's fp32 weights, and the 16-bit weights
     are their roundings. Raises UserError where the device does not support fp16.
@@ -175,21 +194,13 @@ def build_engine(
         shapes=shapes,
         mesh=mesh,
         max_norm=ds_config.get("gradient_clipping", GRADIENT_CLIPPING_DEFAULT) or 0.0,
+        average=average,
     )
     if is_half:
         fill_masters(built.fragments, masters)
     use_exact_norms(engine.optimizer)
-    init_states(optimizer, built.fragments)
-    if isinstance(optimizer, Lamb):
-        bind_lamb(
-            optimizer,
-            built.fragments,
-            tensor_names=tensor_names,
-            is_counted=built.is_counted,
-            reduce=dist.all_reduce,
-        )
-    if isinstance(optimizer, Muon):
-        _bind_muon(optimizer, built)
+    init_states(optimizer, built.fragments, has_average=average is not None)
+    _bind(built, tensor_names)
     return built
 
 
@@ -203,8 +214,20 @@ def _split_parameters(model: nn.Module, block: dict, pair_rate: float) -> list[d
     return muon_groups(named, decay, pair_rate, share)
 
 
-def _bind_muon(optimizer: Muon, engine: Engine) -> None:
-    """Give each matrix of the blocks a rank."""
+def _bind(engine: Engine, tensor_names: list[list[str]]) -> None:
+    """Tell the optimizer what this rank holds: LAMB for norms; Muon, which gives a rank to each
+    matrix of the blocks."""
+    optimizer = engine.optimizer
+    if isinstance(optimizer, Lamb):
+        bind_lamb(
+            optimizer,
+            engine.fragments,
+            tensor_names=tensor_names,
+            is_counted=engine.is_counted,
+            reduce=dist.all_reduce,
+        )
+    if not isinstance(optimizer, Muon):
+        return
     names = [name for name in engine.shapes if is_matrix(name)]
     ranks = assign([engine.shapes[name] for name in names], engine.mesh.world_size)
     rank_of = dict(zip(names, ranks, strict=True))

@@ -1,7 +1,5 @@
 """Fill the masks of sentences with the pieces that a pretrained model finds most likely."""
 
-from pathlib import Path
-
 import torch
 
 from albert_ds.data.vocab import CLS, MASK, SEP
@@ -11,9 +9,8 @@ from albert_ds.interop.folder import ModelFolder
 MASK_WORD = "[MASK]"
 
 
-def fill_masks(checkpoint: Path, sentences: list[str], top: int) -> list[list[list]]:
+def fill_masks(folder: ModelFolder, sentences: list[str], top: int) -> list[list[list]]:
     """For each sentence and each of its masks the `top` pairs (piece, probability), best first."""
-    folder = ModelFolder(checkpoint)
     model, vocab = folder.build_model(), folder.vocab
     config = model.config
     if top > config.vocab_size:

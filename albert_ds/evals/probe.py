@@ -31,7 +31,7 @@ def run_probe(args: Namespace) -> tuple[dict, str]:
     if args.similarity:
         values = compare_layers(args, device)
         return values, json.dumps(values, indent=1)
-    folder = ModelFolder(args.checkpoint)
+    folder = ModelFolder(args.checkpoint, average=args.average)
     # What the numbers are of and on which data: a model card takes them for the same weights.
     layers = f", {args.num_layers} layers" if args.num_layers else ""
     data = args.data or args.minimal_pairs

@@ -113,7 +113,7 @@ def start(
 
 def read_start(config: FinetuneConfig, mesh: Mesh) -> dict:
     """The encoder to start from; UserError if --from-task has another shape or vocabulary."""
-    folder = ModelFolder(config.from_task or config.checkpoint)
+    folder = ModelFolder(config.from_task or config.checkpoint, average=config.average)
     found, weights = folder.read_encoder()
     for name in (f.name for f in fields(found) if f.name not in ("dropout", "pair_head")):
         theirs, ours = getattr(found, name), getattr(config.model, name)

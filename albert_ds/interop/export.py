@@ -72,7 +72,7 @@ def export_hf(
         (partial / "README.md").write_text(card, encoding="utf-8")
 
 
-def open_checkpoints(run: Path) -> list[ModelFolder]:
+def open_checkpoints(run: Path, *, average: bool = False) -> list[ModelFolder]:
     """All checkpoints RUN/checkpoints/step-N of a run, oldest first, proven whole.
 
     Raises UserError if there is none, DamagedData if one is damaged.
@@ -83,7 +83,7 @@ def open_checkpoints(run: Path) -> list[ModelFolder]:
         found = []
     if not found:
         raise UserError(f"--checkpoint {run}: must be a run, with folders checkpoints/step-N")
-    folders = [ModelFolder(checkpoint) for checkpoint in reversed(found)]
+    folders = [ModelFolder(checkpoint, average=average) for checkpoint in reversed(found)]
     for folder in folders:
         assert folder.checkpoint  # reads it, and raises if it is damaged
     return folders

@@ -14,11 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from albert_ds.checkpoint.folder import (
+    AVERAGE,
     BEST,
+    FOLDER_NAME,
     IMPORTED,
     WEIGHTS,
     find_damage,
     find_newest,
+    list_checkpoints,
     read_tensors,
 )
 from albert_ds.cli import Number, log_line
@@ -41,11 +44,13 @@ class ModelFolder:
     root      the folder with config.json and the vocabulary
     is_ours   a run or checkpoint of this project, not a folder of Hugging Face
     record    the content of config.json
+    average   read the averaged weights, which a run with --average has
+    last      read the mean of this many of a run's newest checkpoints
     """
 
-    def __init__(self, path: Path | str):
+    def __init__(self, path: Path | str, *, average: bool = False, last: int = 1):
         """Raises UserError if there is no model in the folder."""
-        self.path = Path(path)
+        self.path, self.average, self.last = Path(path), average, last
         self.is_ours = True
         if not self.path.exists():
             raise UserError(f"{self.path}: no such folder{hint_download(self.path)}")
@@ -92,7 +97,8 @@ class ModelFolder:
     def name(self) -> str:
         """What reports call the weights: RUN/step-N by its names, or that of a HF folder."""
         root = self.root.resolve().name
-        return f"{root}/{self.checkpoint.name}" if self.checkpoint else root
+        name = f"{root}/{self.checkpoint.name}" if self.checkpoint else root
+        return name + ", average" * self.average + f", mean of {self.last}" * (self.last > 1)
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -175,15 +181,41 @@ class ModelFolder:
 
     @property
     def weights_file(self) -> Path:
+        if self.average:
+            if self.checkpoint is None or not (self.checkpoint / AVERAGE).is_file():
+                raise UserError(
+                    f"--average: {self.path} has no averaged weights; `train --average` keeps them"
+                )
+            return self.checkpoint / AVERAGE
         if self.checkpoint is not None:
             return self.checkpoint / WEIGHTS
         return next(path for name in HF_FILES if (path := self.root / name).is_file())
 
     def read_weights(self) -> Weights:
         """The fp32 tensors of the model, with all its heads, in host memory."""
+        if self.last > 1:
+            return self._read_mean()
         if self.checkpoint is None:
             return self._pretrained_hf[1]
         return read_tensors(self.weights_file)
+
+    def _read_mean(self) -> Weights:
+        """The mean of the weights of a run's newest checkpoints, computed in float64."""
+        newest = self.checkpoint if self.root == self.path else None
+        is_run = newest is not None and FOLDER_NAME.fullmatch(newest.name)
+        found = list_checkpoints(self.path / "checkpoints")[: self.last] if is_run else []
+        if len(found) < self.last:
+            raise UserError(
+                f"--average-last {self.last}: must be a pretraining run with as many checkpoints; "
+                f"{self.path} has {len(found)}"
+            )
+        total: Weights = {}
+        for folder in found:
+            if (problem := find_damage(folder, build_shapes(self.config, self.head))) is not None:
+                raise DamagedData(f"{folder}: {problem}")
+            for name, tensor in read_tensors(folder / WEIGHTS).items():
+                total[name] = total.get(name, 0) + tensor.double()
+        return {name: (tensor / self.last).float() for name, tensor in total.items()}
 
     def read_pretrained(self) -> tuple[ModelConfig, Weights]:
         """The config and fp32 weights of a pretraining model; UserError for a fine-tuned one."""

@@ -114,10 +114,13 @@ def _zero3_fragments(wrapper, names):
             start += size
 
 
-def init_states(optimizer: torch.optim.Optimizer, fragments: list[ParamFragment]) -> None:
+def init_states(
+    optimizer: torch.optim.Optimizer, fragments: list[ParamFragment], *, has_average: bool = False
+) -> None:
     """Allocate all optimizer states as zeros, with the names that torch's AdamW and `Lamb` share.
 
-    Muon's matrices have a momentum and no second moment.
+    Muon's matrices have a momentum and no second moment. An average of the weights is a state too;
+    it starts as the weights.
 
     DeepSpeed links states to parameters once, after the step of the first group: states that are
     allocated later stay unlinked, and a checkpoint before the first step would find none.
@@ -126,6 +129,8 @@ def init_states(optimizer: torch.optim.Optimizer, fragments: list[ParamFragment]
         is_muon = optimizer.param_groups[group].get("orthogonal", False)
         moments = ("exp_avg",) if is_muon else ("exp_avg", "exp_avg_sq")
         optimizer.state[flat] = {moment: torch.zeros_like(flat) for moment in moments}
+        if has_average:
+            optimizer.state[flat]["average"] = flat.detach().clone()
         set_step_count(optimizer, flat, 0)
 
 

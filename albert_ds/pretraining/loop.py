@@ -89,8 +89,8 @@ def build(
         from albert_ds.parallel.tensor import apply_tensor_parallel  # imports megatron-core
 
         apply_tensor_parallel(model, mesh)
-    pair_rate = config.pair_head_rate
-    return build_engine(model.to(device), mesh, config.deepspeed, pair_rate=pair_rate)
+    extras = {"pair_rate": config.pair_head_rate, "average": config.average}
+    return build_engine(model.to(device), mesh, config.deepspeed, **extras)
 
 
 def next_batch(run: Run, *, ahead: int = 0, stop: bool = False) -> Batch:
@@ -156,6 +156,8 @@ def update(run: Run, batch: Batch) -> float:
     run.window.add_step(batch.counts, run.config.model_at(run.step), applied=applied)
     run.step += 1
     run.updates += applied
+    if applied:
+        run.engine.update_average(run.updates)
     run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
     return gradient_norm
 

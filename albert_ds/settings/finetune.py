@@ -87,6 +87,9 @@ class FinetuneConfig(SharedConfig):
         group=START,
         may_change=True,
     )
+    average: bool = flag(
+        "start from the averaged weights of --checkpoint", default=False, group=START
+    )
     from_scratch: bool = flag(
         "take only the shape and the vocabulary of --checkpoint and start from random weights, as "
         "a baseline",
@@ -181,7 +184,7 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     is_typed = args.dropout is not None
     dropout = args.dropout if is_typed else recipe.classifier_dropout
     head = HeadConfig(kind=kind, num_labels=num_labels, dropout=dropout, labels=task.labels)
-    source = ModelFolder(args.checkpoint)
+    source = ModelFolder(args.checkpoint, average=args.average)
     found, _ = source.read_encoder()
     dropout = args.dropout if is_typed else recipe.dropout
     model = replace(found, dropout=dropout, pair_head=head.reads_pooled)
@@ -241,6 +244,8 @@ def _check_args(args, task) -> None:
             if not file.is_file():
                 raise UserError(f"--data {data}: {file.name} is missing")
     check_output(args.output)
+    if args.average and (args.from_task or args.from_scratch):
+        raise UserError("--average: not with --from-task or --from-scratch")
 
 
 def find_task_model(args) -> Path:

@@ -156,6 +156,15 @@ class RunConfig(SharedConfig):
         group=OPTIMIZATION,
         may_change=True,  # for steps to come
     )
+    average: float | None = flag(
+        "keep an average of the weights too, in which those after a step count DECAY times as much "
+        "as those after the next, such as 0.999; probe, export, finetune and fill-mask read it",
+        default=None,
+        shown_default="no average",
+        type=Number(above=0, below=1),
+        metavar="DECAY",
+        group=OPTIMIZATION,
+    )
     seed: int = 0  # StreamConfig's
     eval_samples: int = flag(
         "held-out samples of an evaluation, at most",

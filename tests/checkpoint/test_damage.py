@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from albert_ds.checkpoint.folder import FILES, find_newest, read_best
+from albert_ds.checkpoint.folder import AVERAGE, FILES, find_newest, read_best
 from albert_ds.data.vocab import MODEL_NAME, read_vocab
 from albert_ds.errors import DamagedData, MachineFailed, UserError
 from albert_ds.files import compute_crc32
@@ -29,8 +29,8 @@ MANY = settings(
 
 
 def save(run: Path, step: int | None) -> Path:
-    value = float(step or 1)
-    return write_weights(run, {n: torch.full(s, value) for n, s in SHAPES.items()}, step)
+    tensors = {n: torch.full(s, float(step or 1)) for n, s in SHAPES.items()}
+    return write_weights(run, tensors, step, average=tensors)
 
 
 def write_tensors(file: str, change):
@@ -40,7 +40,8 @@ def write_tensors(file: str, change):
         content = load_file(folder / file)
         change(content)
         save_file(content, folder / file)
-        write_state(crc32={name: compute_crc32(folder / name) for name in FILES})(folder)
+        names = (*FILES, AVERAGE)
+        write_state(crc32={name: compute_crc32(folder / name) for name in names})(folder)
 
     return spoil
 
@@ -67,10 +68,17 @@ def make_folder(folder: Path) -> None:
     (folder / FILES[2]).mkdir()
 
 
+def remove_state(folder: Path) -> None:
+    (folder / "state.json").unlink()
+
+
 DAMAGES = [
-    *((flip(file), f"{file} is damaged") for file in FILES),
-    *((lambda f, file=file: (f / file).unlink(), f"{file} is missing") for file in FILES),
-    (lambda f: (f / "state.json").unlink(), "state.json is missing"),
+    *((flip(file), f"{file} is damaged") for file in (*FILES, AVERAGE)),
+    *(
+        (lambda f, file=file: (f / file).unlink(), f"{file} is missing")
+        for file in (*FILES, AVERAGE)
+    ),
+    (remove_state, "state.json is missing"),
     (make_folder, f"{FILES[2]} is not a file"),
     (lambda f: (f / "state.json").write_bytes(b"\0" * 99), "state.json is damaged"),
     (lambda f: (f / FILES[0]).write_bytes(pickle.dumps(Bomb(f / "ran"))), f"{FILES[0]} is damaged"),
@@ -84,7 +92,7 @@ DAMAGES = [
     ),
     *(
         (write_tensors(file, change), f"{file}: {words}")
-        for file in (FILES[0], FILES[2])
+        for file in (FILES[0], FILES[2], AVERAGE)
         for change, words in (
             (lambda x: x.pop("vector"), "vector is missing"),
             (lambda x: x.update(other=torch.ones(1)), "other is no tensor of the model"),
@@ -237,7 +245,7 @@ def test_every_command_reads_the_newest_whole_checkpoint_and_says_which(data, tm
     cases = {
         "sound": ("", None),
         "flipped": ("step-00000002\n", flip(FILES[0])),
-        "no-state": ("step-00000001", DAMAGES[6][0]),
+        "no-state": ("step-00000001", remove_state),
     }
     runs = {name: first if name == "sound" else tmp_path / name for name in cases}
     for name, (pointer, spoil) in cases.items():
@@ -271,7 +279,7 @@ def test_an_imported_folder_has_its_own_place_and_a_checksum_too(text_file, tmp_
     vocab = small_vocab(text_file)
     hf = run_export(write_checkpoint(tmp_path / "run", vocab), tmp_path / "hf")
     imported = run_import(hf, tmp_path / "imported")
-    for spoil, words in ((flip(FILES[0]), "is damaged"), (DAMAGES[6][0], "state.json is missing")):
+    for spoil, words in ((flip(FILES[0]), "is damaged"), (remove_state, "state.json is missing")):
         run = Path(shutil.copytree(imported, tmp_path / f"spoilt-{len(words)}"))
         spoil(run / "checkpoints" / "imported")
         with pytest.raises(DamagedData, match=f"checkpoints/imported: .*{words}"):

@@ -114,13 +114,18 @@ def update_in_pieces(weight: torch.Tensor, gradient: torch.Tensor, pieces: int) 
 
 
 def reference_update(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """The same in float64; a first step's momentum is in the direction of the gradient."""
-    x = gradient.double()
-    x /= x.norm()
-    x = x if len(x) < x.shape[1] else x.T
+    """The same in float64; a first step's momentum is in the direction of the gradient.
+
+    The iteration is a function of the squares of the singular values: the eigenvalues of G G^T.
+    """
+    x = gradient.double() if len(gradient) < gradient.shape[1] else gradient.double().T
+    x = x / x.norm()
+    squares, vectors = torch.linalg.eigh(x @ x.T)
+    values = squares.clamp(min=0).sqrt()
+    found = values.clone()
     for _ in range(5):
-        gram = x @ x.T
-        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+        found = 3.4445 * found - 4.775 * found**3 + 2.0315 * found**5
+    x = vectors * (found / values) @ vectors.T @ x
     x = x if x.shape == weight.shape else x.T
     return weight.double() - 0.2 * max(weight.shape) ** 0.5 * x
 

@@ -39,7 +39,7 @@ def test_it_tells_a_sentence_from_its_ungrammatical_neighbour():
 
 
 def test_it_fills_masks_as_the_documentation_says():
-    best = [masks[0][0][0] for masks in fill_masks(MODEL, SENTENCES[:2], top=1)]
+    best = [masks[0][0][0] for masks in fill_masks(ModelFolder(MODEL), SENTENCES[:2], top=1)]
     assert best == ["\u2581album", "\u2581door"]
 
 
@@ -47,7 +47,9 @@ def test_hugging_face_fills_masks_alike():
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(MODEL).eval()
-    for sentence, filled in zip(SENTENCES, fill_masks(MODEL, SENTENCES, top=5), strict=True):
+    for sentence, filled in zip(
+        SENTENCES, fill_masks(ModelFolder(MODEL), SENTENCES, top=5), strict=True
+    ):
         encoded = tokenizer(sentence, return_tensors="pt")
         with torch.inference_mode():
             logits = theirs(**encoded).logits[0]
