@@ -48,6 +48,7 @@ PLANS = {
     ("cycle:2", 4): ([0, 1, 0, 1], [0, 1, 0, 1]),
     ("cycle:3", 4): ([0, 1, 2, 0], [0, 1, 2, 0]),
     ("cycle-rev:2", 4): ([0, 1, 1, 0], [0, 1, 1, 0]),
+    ("loop:1,1x2,1", 4): ([0, 1, 1, 2], [0, 1, 1, 2]),
     ("pattern:0,0,1,0/0,1,1,2", 4): ([0, 0, 1, 0], [0, 1, 1, 2]),
 }
 
@@ -110,7 +111,9 @@ def build_reference(config, weights: dict[str, torch.Tensor]):
                     layer.set_submodule(theirs, shared)
                 for leaf, parameter in layer.get_submodule(theirs).named_parameters():
                     parameters[f"{prefix}.{leaf}"] = parameter
-    parameters |= add_own(layers, {n: w for n, w in weights.items() if ".own." in n})
+    embedded = model.albert.encoder.embedding_hidden_mapping_in
+    embedded.register_forward_hook(lambda module, given, out: setattr(module, "kept", out))
+    parameters |= add_own(layers, {n: w for n, w in weights.items() if ".own." in n}, embedded)
     parameters = {name: parameters[name] for name in weights}
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -118,8 +121,11 @@ def build_reference(config, weights: dict[str, torch.Tensor]):
     return model.train(), parameters
 
 
-def add_own(layers: list[nn.Module], weights: dict[str, torch.Tensor]) -> dict:
-    """Give the layers what they have of their own but norms; returns it by the product's names."""
+def add_own(layers: list[nn.Module], weights: dict[str, torch.Tensor], embedded) -> dict:
+    """Give the layers what they have of their own but norms; returns it by the product's names.
+
+    `embedded.kept` is the embedding's output.
+    """
     added = {}
     for name, tensor in weights.items():
         number, kind, place, leaf = name.removeprefix("albert.encoder.own.").split(".")
@@ -127,10 +133,12 @@ def add_own(layers: list[nn.Module], weights: dict[str, torch.Tensor]) -> dict:
             continue
         layer, parameter = layers[int(number)], nn.Parameter(tensor.double().clone())
         added[name] = parameter
-        if place == "input":
-            layer.register_forward_pre_hook(
-                lambda module, given, shift=parameter: (given[0] + shift, *given[1:])
-            )
+        if place in ("input", "embedded"):
+
+            def shift(module, given, p=parameter, is_factor=leaf == "gain"):
+                return given[0] + (p * embedded.kept if is_factor else p), *given[1:]
+
+            layer.register_forward_pre_hook(shift)
             continue
         paths = {ours.rpartition(".")[2]: theirs for ours, theirs in BLOCK[kind].items()}
         path = RESULTS[kind] if place == "result" else paths[place]
@@ -200,7 +208,7 @@ def reference_training(
                     update_by_muon(name, p, g, first[name], second[name], rate, len(norms) + 1)
                     continue
                 update = first[name] / (second[name].sqrt() + 1e-6)
-                if "layer_norm" in name or name.endswith(("bias", "scale")):
+                if "layer_norm" in name or name.endswith(("bias", "scale", "gain")):
                     p -= rate * update
                     continue
                 update = update + weight_decay * p

@@ -27,6 +27,8 @@ SHORT = [
     Mode(grid=(1, 2), stage=3, sharing="none", per_layer="position,lora:2", objective="none"),
     Mode(grid=(2, 1), stage=1, sharing="cycle:3", per_layer="position,lora:2", accumulation=3),
     Mode(grid=(2, 1), stage=3, sharing="attention", per_layer="norm,scale", objective="nsp"),
+    Mode(grid=(1, 2), stage=3, sharing="loop:1,1x2,1", per_layer="norm,inject", resumed=True),
+    Mode(grid=(2, 1), stage=2, sharing="loop:1,1x2,1", per_layer="inject,lora:2"),
     *(Mode(grid=(1, 2), stage=stage, precision="bf16") for stage in (1, 3)),
     Mode(grid=(2, 1), stage=2, precision="bf16", sharing="cycle-rev:2", checkpointing="block"),
 ]

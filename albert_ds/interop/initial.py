@@ -9,6 +9,7 @@ from albert_ds.model.albert import init_weights
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.per_layer import build_per_layer
 from albert_ds.model.shapes import build_shapes
+from albert_ds.model.sharing import Plan
 
 Origins = dict[tuple[str, int], int]  # (kind, index) of a new block -> index of the old one
 
@@ -17,7 +18,8 @@ def find_origins(folder: ModelFolder, config: ModelConfig) -> Origins:
     """From which old block each block of a new run of `config` starts.
 
     Depth and sharing may differ: a layer takes the blocks of the layer at the same relative depth,
-    which for equal depths is the same layer. Raises UserError if the weights do not fit the run.
+    which for equal depths is the same layer. If a block would so take two, the cores of loops count
+    as run once. Raises UserError if the weights do not fit the run.
     """
     where, old = f"--init-from {folder.path}", folder.config
     if folder.head is not None:
@@ -37,17 +39,43 @@ def find_origins(folder: ModelFolder, config: ModelConfig) -> Origins:
             f"{where}: has --per-layer {old.per_layer}, which a run with --per-layer "
             f"{config.per_layer} has no place for; allowed: the same, or more"
         )
+    try:
+        origins = map_blocks(old.plan, config.plan)
+    except UserError as refused:
+        try:
+            origins = map_blocks(run_once(old).plan, run_once(config).plan)
+        except UserError:
+            raise UserError(
+                f"{where}: has --sharing {old.sharing}, --num-layers {old.num_layers}; with "
+                f"--sharing {config.sharing}, --num-layers {config.num_layers} {refused}; "
+                "allowed: a --sharing that keeps them apart"
+            ) from None
+    own = {
+        ("own", layer): layer * old.num_layers // config.num_layers
+        for layer in range(config.num_layers)
+    }
+    return origins | own
+
+
+def run_once(config: ModelConfig) -> ModelConfig:
+    """The same blocks with the core of a loop run once; other patterns as they are."""
+    is_loop = config.sharing.startswith("loop:")
+    return config.at_depth(max(config.num_blocks)) if is_loop else config
+
+
+def map_blocks(old: Plan, new: Plan) -> Origins:
+    """Each new block's old one: that of the layer at the same relative depth.
+
+    Raises UserError if it would be two.
+    """
     origins: Origins = {}
-    for layer, blocks in enumerate(config.plan):
-        origins["own", layer] = layer * old.num_layers // config.num_layers
-        sources = old.plan[origins["own", layer]]
+    for layer, blocks in enumerate(new):
+        sources = old[layer * len(old) // len(new)]
         for kind, block, source in zip(("attention", "ffn"), blocks, sources, strict=True):
             if origins.setdefault((kind, block), source) != source:
                 raise UserError(
-                    f"{where}: has --sharing {old.sharing}, --num-layers {old.num_layers}; with "
-                    f"--sharing {config.sharing}, --num-layers {config.num_layers} its {kind} "
-                    f"blocks {origins[kind, block]} and {source} would have to become one; "
-                    "allowed: a --sharing that keeps them apart"
+                    f"its {kind} blocks {origins[kind, block]} and {source} would have to become "
+                    "one"
                 )
     return origins
 

@@ -213,6 +213,7 @@ def init_weights(module: nn.Module, std: float, seed: int) -> None:
     | name                         | starts as      | LAMB: decay, ratio | tensor parallelism cuts |
     | ---------------------------- | -------------- | ------------------ | ----------------------- |
     | *.bias                       | 0              | no                 | query, key, value, up   |
+    | *.gain                       | 0              | no                 | none                    |
     | *layer_norm.weight, *.scale  | 1              | no                 | none                    |
     | *.first (low rank)           | normal(0, std) | yes                | output, down            |
     | *.second (low rank)          | 0              | yes                | query, key, value, up   |
@@ -228,7 +229,7 @@ def init_weights(module: nn.Module, std: float, seed: int) -> None:
     for name, parameter in module.named_parameters():
         if parameter.is_meta:
             continue
-        if name.endswith(("bias", ".second")):
+        if name.endswith(("bias", ".gain", ".second")):
             parameter.zero_()
         elif name.endswith(("layer_norm.weight", ".scale")):
             parameter.fill_(1)

@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 
 from albert_ds.cli import Number, check_ranges, flag
 from albert_ds.errors import UserError
-from albert_ds.model.sharing import ADDITIONS, Plan, read_additions, share
+from albert_ds.model.sharing import (
+    ADDITIONS,
+    Plan,
+    count_named_layers,
+    find_layers,
+    find_loops,
+    read_additions,
+    resize,
+    share,
+)
 
 SHAPE = "the model"
 BY_SIZE = "that of --model"
@@ -40,7 +49,7 @@ class ModelConfig:
         "L, layers",
         type=Number(low=1, high=10_000, whole=True),
         metavar="LAYERS",
-        shown_default=BY_SIZE,
+        shown_default=f"that of --sharing, if it says it, else {BY_SIZE}",
         group=SHAPE,
     )
     # The release's count, which is not H / 64 for xlarge.
@@ -139,22 +148,44 @@ class ModelConfig:
     def at_depth(self, num_layers: int) -> "ModelConfig":
         """The same parameters, run as another number of layers.
 
-        Raises UserError if that many layers would not use each of them.
+        Raises UserError if that many layers would not use each block.
         """
         if num_layers == self.num_layers:
             return self
-        if self.per_layer != "none":
-            raise UserError(
-                f"{num_layers} layers of --num-layers {self.num_layers}: with --per-layer "
-                f"{self.per_layer} each layer has parameters of its own, so all must run"
-            )
-        found = replace(self, num_layers=num_layers)
+        where = f"{num_layers} layers of --num-layers {self.num_layers}: "
+        try:
+            sharing = resize(self.sharing, num_layers)
+            found = replace(self, num_layers=num_layers, sharing=sharing)
+        except UserError as error:
+            raise UserError(f"{where}{error}") from None
         if found.num_blocks != self.num_blocks:
             raise UserError(
-                f"{num_layers} layers of --num-layers {self.num_layers}: --sharing {self.sharing} "
-                "uses other blocks there; allowed: depths that use the same ones"
+                f"{where}--sharing {self.sharing} uses other blocks there; allowed: depths that "
+                "use the same ones"
+            )
+        if self.per_layer != "none" and find_layers(self.plan, found.plan) is None:
+            raise UserError(
+                f"{where}--sharing {self.sharing} runs them in another order there, so what layers "
+                f"have of their own (--per-layer {self.per_layer}) has no place"
             )
         return found
+
+    def running_layers(self, num_layers: int) -> list[int]:
+        """Which layers' own parameters (--per-layer) are used in a run of `num_layers` of them."""
+        return find_layers(self.plan, self.at_depth(num_layers).plan) or []
+
+
+def reshape(size: ModelConfig, **changes) -> ModelConfig:
+    """`size` with what was typed; the number of layers is that of a --sharing that says it."""
+    layers = count_named_layers(changes.get("sharing", size.sharing))
+    found = replace(size, **({} if layers is None else {"num_layers": layers}) | changes)
+    for word in read_additions(found.per_layer):
+        if ADDITIONS[word].begins_loops and not find_loops(found.plan):
+            raise UserError(
+                f"--per-layer {found.per_layer}: {word} needs layers that run again; with "
+                f"--sharing {found.sharing} there are none"
+            )
+    return found
 
 
 def _albert(hidden_size: int, num_layers: int, num_heads: int, dropout: float = 0.1) -> ModelConfig:

@@ -155,15 +155,17 @@ class Encoder(nn.Module):
         super().__init__()
         assert activation_checkpointing in ("none", "attention", "block")
         self.activation_checkpointing = activation_checkpointing
-        self.config, self.plan = config, config.plan
+        self.config = config
+        self.set_depth(config.num_layers)
         num_attention, num_ffn = config.num_blocks
         self.attention = nn.ModuleList(AttentionBlock(config) for _ in range(num_attention))
         self.ffn = nn.ModuleList(FeedForwardBlock(config) for _ in range(num_ffn))
         self.own = build_per_layer(config)
 
     def set_depth(self, num_layers: int) -> None:
-        """Run this many layers from now on; UserError if they would leave parameters out."""
+        """Run this many layers from now on; UserError if they would leave a block out."""
         self.plan = self.config.at_depth(num_layers).plan
+        self.layers = self.config.running_layers(num_layers)  # of the whole model, which run
 
     def forward(
         self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, output_positions: Tensor | None = None
@@ -173,8 +175,7 @@ class Encoder(nn.Module):
         output_positions: int64 [R], ascending: the tokens whose last state is needed. The last
         layer is computed for these alone, and its state is [R, H]. None: all.
         """
-        states = [x]
-        joined = []
+        states, embedded, joined = [x], x, []
         for block in self.attention:
             assert isinstance(block, AttentionBlock)
             joined.append(block.self_attention.join_projections())
@@ -182,10 +183,12 @@ class Encoder(nn.Module):
             last_positions = output_positions if layer + 1 == len(self.plan) else None
             attention, ffn = partial(self.attention[a], joined=joined[a]), self.ffn[f]
             if len(self.own):
-                own = self.own[layer]
+                own = self.own[self.layers[layer]]
                 assert isinstance(own, PerLayer)
                 if "input" in own.layer:
                     x = states[-1] = own.layer["input"](x)
+                if "embedded" in own.layer:
+                    x = states[-1] = own.layer["embedded"](x, embedded)
                 attention, ffn = partial(attention, own=own.attention), partial(ffn, own=own.ffn)
             x = self._run_layer(attention, ffn, x, cu_seqlens, max_seqlen, last_positions)
             states.append(x)

@@ -7,6 +7,7 @@ without waiting for torch; their modules are here. A module stands at places of 
 | place                                                | what the module does there            |
 | ---------------------------------------------------- | ------------------------------------- |
 | layer.input                                          | transforms the layer's input          |
+| layer.embedded                                       | adds the embedding's output to it     |
 | attention.query, key, value, output; ffn.up, down    | is added to that projection           |
 | attention.result, ffn.result                         | transforms what the residual receives |
 | attention.layer_norm, ffn.layer_norm                 | replaces the shared block's           |
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.fused import residual_norm
-from albert_ds.model.sharing import ADDITIONS, read_additions
+from albert_ds.model.sharing import ADDITIONS, find_loops, read_additions
 
 FULL_NAMES = {  # of the projections within their block
     **{name: f"self_attention.{name}" for name in ("query", "key", "value", "output")},
@@ -69,6 +70,18 @@ class Shift(nn.Module):
         return x + self.bias
 
 
+class Inject(nn.Module):
+    """x + gain * embedded + bias: a factor and a vector [H] that start as 0."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.gain = nn.Parameter(torch.zeros(1))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor, embedded: Tensor) -> Tensor:
+        return x + (self.gain * embedded + self.bias)
+
+
 class LowRank(nn.Module):
     """(x first^T) second^T: [N, in] -> [N, out]; `second` starts as 0 (Hu et al. 2021)."""
 
@@ -93,6 +106,7 @@ BUILD: dict[str, Callable[[ModelConfig, str, int], nn.Module]] = {
     "norm": lambda config, place, value: ResidualNorm(config),
     "scale": lambda config, place, value: Scale(),
     "position": lambda config, place, value: Shift(config.hidden_size),
+    "inject": lambda config, place, value: Inject(config.hidden_size),
     "lora": build_low_rank,
 }
 
@@ -100,10 +114,12 @@ BUILD: dict[str, Callable[[ModelConfig, str, int], nn.Module]] = {
 class PerLayer(nn.Module):
     """What one layer has of its own: its modules by place."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, *, begins_loop: bool):
         super().__init__()
         self.layer, self.attention, self.ffn = (nn.ModuleDict() for _ in range(3))
         for word, value in read_additions(config.per_layer).items():
+            if ADDITIONS[word].begins_loops and not begins_loop:
+                continue
             for place in ADDITIONS[word].places:
                 kind, name = place.split(".")
                 part: nn.ModuleDict = getattr(self, kind)
@@ -114,7 +130,8 @@ class PerLayer(nn.Module):
 def build_per_layer(config: ModelConfig) -> nn.ModuleList:
     """One `PerLayer` a layer; empty if --per-layer is none."""
     layers = 0 if config.per_layer == "none" else config.num_layers
-    return nn.ModuleList(PerLayer(config) for _ in range(layers))
+    loops = find_loops(config.plan)
+    return nn.ModuleList(PerLayer(config, begins_loop=n in loops) for n in range(layers))
 
 
 def fold(config: ModelConfig, state: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -7,7 +7,8 @@ traffic, exports) reads the plan, so that a new pattern is one row of PATTERNS. 
 describes the places; a command line reads this file and must not wait for torch.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from albert_ds.errors import UserError
@@ -23,6 +24,19 @@ class Pattern:
     example: str  # for 6 layers, in the table
     meaning: str
     plan: Callable[[str, int], Plan]  # of what follows the colon, and the number of layers
+    count: Callable[[str], int] | None = None  # layers, if what follows the colon says them
+    # What follows the colon at another number of layers, of the same blocks.
+    resize: Callable[[str, int], str] = lambda value, num_layers: value
+
+
+def _read(sharing: str) -> tuple[Pattern, str]:
+    """The pattern of a word, and what follows its colon."""
+    word, colon, value = sharing.partition(":")
+    pattern = PATTERNS.get(word)
+    if pattern is None or bool(colon) != (":" in pattern.form):
+        *forms, last = (known.form for known in PATTERNS.values())
+        raise UserError(f"--sharing {sharing}: must be {', '.join(forms)} or {last}")
+    return pattern, value
 
 
 def share(sharing: str, num_layers: int) -> Plan:
@@ -31,30 +45,72 @@ def share(sharing: str, num_layers: int) -> Plan:
     Returns one (attention index, ffn index) a layer; each kind's indices are 0 to their number - 1.
     Raises UserError for an unknown word, and if the layers cannot be divided so.
     """
-    word, colon, value = sharing.partition(":")
-    pattern = PATTERNS.get(word)
-    if pattern is None or bool(colon) != (":" in pattern.form):
-        *forms, last = (known.form for known in PATTERNS.values())
-        raise UserError(f"--sharing {sharing}: must be {', '.join(forms)} or {last}")
+    pattern, value = _read(sharing)
     try:
         return pattern.plan(value, num_layers)
     except ValueError as error:
         raise UserError(f"--sharing {sharing}: {error}") from None
 
 
+def count_named_layers(sharing: str) -> int | None:
+    """The layers of a word that says their number, like loop:1,2x4,1; None of other words."""
+    pattern, value = _read(sharing)
+    try:
+        return pattern.count and pattern.count(value)
+    except ValueError as error:
+        raise UserError(f"--sharing {sharing}: {error}") from None
+
+
+def resize(sharing: str, num_layers: int) -> str:
+    """The same pattern's word for another number of layers; UserError if there is none."""
+    pattern, value = _read(sharing)
+    try:
+        return sharing.removesuffix(value) + pattern.resize(value, num_layers)
+    except ValueError as error:
+        raise UserError(f"--sharing {sharing}: {error}") from None
+
+
+def find_layers(plan: Plan, shallow: Plan) -> list[int] | None:
+    """The layers of `plan` that run as `shallow`: the first of its blocks, in its order.
+
+    None if `plan` does not have them in this order.
+    """
+    layers = iter(enumerate(plan))
+    found = [next((n for n, own in layers if own == blocks), None) for blocks in shallow]
+    return None if None in found else [n for n in found if n is not None]
+
+
+def find_loops(plan: Plan) -> set[int]:
+    """The layers at which a loop begins: those of the blocks that others come back to."""
+    heads = set()
+    for layer, blocks in enumerate(plan):
+        first = plan.index(blocks)
+        if first < layer and (first == 0 or plan[first - 1] != plan[layer - 1]):
+            heads.add(blocks)
+    return {layer for layer, blocks in enumerate(plan) if blocks in heads}
+
+
 def name_plan(plan: Plan) -> str:
     """The word of --sharing for a plan: the first of the table that gives it."""
     layers = len(plan)
-    for pattern in PATTERNS.values():
-        counts = range(2, layers) if pattern.form.endswith((":N", ":M")) else [0]
-        for word in (pattern.form.replace(":N", f":{n}").replace(":M", f":{n}") for n in counts):
-            try:
-                if share(word, layers) == plan:
-                    return word
-            except UserError:
-                continue
+    for word in _list_words(plan):
+        try:
+            if share(word, layers) == plan:
+                return word
+        except UserError:
+            continue
     attention, ffn = (",".join(map(str, blocks)) for blocks in zip(*plan, strict=True))
     return f"pattern:{attention}" + (f"/{ffn}" if ffn != attention else "")
+
+
+def _list_words(plan: Plan) -> Iterator[str]:
+    """Words of so many layers, but the one that lists its blocks."""
+    for pattern in PATTERNS.values():
+        counts = range(2, len(plan)) if pattern.form.endswith((":N", ":M")) else [0]
+        yield from (pattern.form.replace(":N", f":{n}").replace(":M", f":{n}") for n in counts)
+    first, second, *others = *sorted(find_loops(plan)), 0, 0
+    core, runs = second - first, len(others)
+    yield f"loop:{first},{core}x{runs},{len(plan) - first - core * runs}"
 
 
 def list_patterns() -> list[tuple[str, str, str]]:
@@ -97,6 +153,36 @@ def _cycle_rev(value: str, num_layers: int) -> Plan:
     turned = max(count, count * (-(-num_layers // count) - 1))  # from here on backwards
     places = [layer % count for layer in range(num_layers)]
     return _alike([p if n < turned else count - 1 - p for n, p in enumerate(places)])
+
+
+def _read_loop(value: str) -> tuple[int, int, int, int]:
+    """Layers of their own before, blocks of the core, its runs, layers of their own after."""
+    typed = re.fullmatch(r"([0-9]+),([1-9][0-9]*)x([1-9][0-9]*),([0-9]+)", value)
+    if typed is None:
+        raise ValueError(f"{value!r} must be P,CxR,D: layers, blocks x runs, layers")
+    before, core, runs, after = map(int, typed.groups())
+    return before, core, runs, after
+
+
+def _loop(value: str, num_layers: int) -> Plan:
+    before, core, runs, after = _read_loop(value)
+    if before + core * runs + after != num_layers:
+        raise ValueError(f"is {before + core * runs + after} layers, --num-layers is {num_layers}")
+    ends = before + core
+    looped = [*range(before, ends)] * runs
+    return _alike([*range(before), *looped, *range(ends, ends + after)])
+
+
+def _count_loop(value: str) -> int:
+    before, core, runs, after = _read_loop(value)
+    return before + core * runs + after
+
+
+def _resize_loop(value: str, num_layers: int) -> str:
+    before, core, _, after = _read_loop(value)
+    if num_layers - before - after not in range(core, num_layers + 1, core):
+        raise ValueError(f"has {before} + {core} x R + {after} layers, R at least 1")
+    return f"{before},{core}x{(num_layers - before - after) // core},{after}"
 
 
 def _pattern(value: str, num_layers: int) -> Plan:
@@ -159,11 +245,20 @@ PATTERNS: dict[str, Pattern] = {
         meaning="M blocks in turn, the last time backwards (CYCLE REV)",
         plan=_cycle_rev,
     ),
+    "loop": Pattern(
+        form="loop:P,CxR,D",
+        example="loop:1,2x2,1",
+        meaning="P layers of their own, C blocks run R times, D layers of their own",
+        plan=_loop,
+        count=_count_loop,
+        resize=_resize_loop,
+    ),
     "pattern": Pattern(
         form="pattern:BLOCKS",
         example="pattern:0,1,2,2,1,0/0,0,0,1,1,1",
         meaning="the blocks of the layers, or attention/feed-forward",
         plan=_pattern,
+        count=lambda value: len(value.split("/")[0].split(",")),
     ),
 }
 
@@ -175,6 +270,7 @@ class Addition:
     form: str  # as it is typed
     meaning: str
     places: tuple[str, ...]  # of each layer, where its module stands
+    begins_loops: bool = False  # only the layers at which a loop begins have it
 
 
 ADDITIONS: dict[str, Addition] = {
@@ -192,6 +288,12 @@ ADDITIONS: dict[str, Addition] = {
         form="position",
         meaning="a vector, the embedding of its number, added to its input",
         places=("layer.input",),
+    ),
+    "inject": Addition(
+        form="inject",
+        meaning="a factor on the embedding's output and a vector, added where a loop begins",
+        places=("layer.embedded",),
+        begins_loops=True,
     ),
     "lora": Addition(
         form="lora:R",

@@ -45,7 +45,7 @@ def decay_groups(
     """
     found: dict[tuple[float, bool], list] = {(1.0, True): [], (1.0, False): []}
     for name, parameter in parameters:
-        plain = name.endswith(("bias", ".scale")) or "layer_norm" in name
+        plain = name.endswith(("bias", ".scale", ".gain")) or "layer_norm" in name
         share = pair_rate if name.startswith(PAIR_HEAD) else 1.0
         found.setdefault((share, not plain), []).append(parameter)
     return [

@@ -24,7 +24,7 @@ from albert_ds.cli import (
 from albert_ds.data.plan import VARYING, DataPlan, read_varying
 from albert_ds.data.stream_config import TASK, StreamConfig
 from albert_ds.errors import UserError
-from albert_ds.model.config import SHAPE, SIZES, ModelConfig
+from albert_ds.model.config import SHAPE, SIZES, ModelConfig, reshape
 from albert_ds.model.depth import model_at, read_depths
 from albert_ds.model.sharing import ADDITIONS, list_patterns
 from albert_ds.optim.schedule import SHAPES, learning_rate
@@ -384,7 +384,7 @@ def _resolve_model(args, sources, initial) -> ModelConfig:
         given.setdefault("ffn_size", 4 * given["hidden_size"])
     if args.size is None and initial is None:
         raise UserError(f"--model: must be one of {', '.join(SIZES)}, if there is no --init-from")
-    return replace(
+    return reshape(
         SIZES[args.size] if args.size else initial.config,
         **given,
         vocab_size=sources[0].vocab.size,

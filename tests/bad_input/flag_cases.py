@@ -130,6 +130,7 @@ def list_config_cases(folder: Path, data: Path, draw: random.Random, count: int)
         *(("warmup_steps", n) for n in (13, 10**8)),
         *(("sequence_length", n) for n in (4, 65, 512, 10**6)),
         *(("sharing", n) for n in ("groups:3", "groups:0", "groups:-1", "groups:x", "Groups:2")),
+        *(("sharing", n) for n in ("loop:1,2x4,1", "loop:1,0x2,1", "loop:1,2", "loop:1,2x2,-1")),
         *(("data", n) for n in ("nowhere", "/dev/null", "/proc", "http://[::1", "x://y")),
         *(("data_weights", n) for n in (["1", "2"], ["0.5", "0.5", "1"])),
         *(("deepspeed_config", n) for n in ("nowhere", "/dev/null", "/", "README.md")),

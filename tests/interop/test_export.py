@@ -92,6 +92,13 @@ def test_an_export_that_computes_something_else_is_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
+def test_what_hugging_face_has_no_place_for_is_refused(make_run, tmp_path):
+    with pytest.raises(UserError, match="--per-layer inject: .*embedded.* has no place") as caught:
+        run_export(make_run(sharing="all", per_layer="inject"), tmp_path / "hf")
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
 @pytest.mark.parametrize("name", ["do_lower_case", "keep_accents"])
 def test_a_tokenizer_with_other_ids_is_refused(make_run, tmp_path, monkeypatch, name):
     run, write = make_run(), Vocab.write

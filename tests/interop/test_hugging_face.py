@@ -36,6 +36,7 @@ MODELS = [
     ({"sharing": "ffn"}, 4),
     ({"sharing": "cycle:2"}, 4),
     ({"sharing": "cycle-rev:2"}, 4),
+    ({"sharing": "loop:1,1x2,1"}, 4),
     ({"sharing": "pattern:0,0,1,1/0,1,0,1"}, 4),
     ({"embedding_size": 32, "sharing": "none"}, 4),
     ({"embedding_size": 32, "square_map": True}, 1),
@@ -224,7 +225,9 @@ def change_weights(folder, change) -> None:
 
 def test_sharing_is_recognised_in_files_that_repeat_blocks(vocab, tmp_path, caplog):
     """Of ours, and of a program that writes one group a layer."""
-    for number, sharing in enumerate(("cycle:2", "attention", "pattern:0,0,1,1/0,1,0,1")):
+    for number, sharing in enumerate(
+        ("cycle:2", "attention", "loop:1,1x2,1", "pattern:0,0,1,1/0,1,0,1")
+    ):
         model = shake(AlbertForPretraining(replace(CONFIG, sharing=sharing)))
         run = write_run(tmp_path / f"run{number}", model, vocab)
         hf = run_export(run, tmp_path / f"hf{number}")

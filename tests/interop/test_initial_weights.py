@@ -84,7 +84,26 @@ def test_between_patterns_a_layer_keeps_its_blocks(write_checkpoint):
             read_initial(folder, replace(DEEP, sharing=sharing))
 
 
-@pytest.mark.parametrize("per_layer", ["norm", "scale", "position", "lora:2", "lora:2,norm"])
+def test_a_deep_model_becomes_a_loop_and_a_loop_a_deep_model(write_checkpoint):
+    """A loop takes the blocks at the relative depth of its layers when its core runs once."""
+    folder, model = write_checkpoint(replace(SMALL, num_layers=8, sharing="none"))
+    looped = replace(SMALL, num_layers=10, sharing="loop:1,2x4,1")
+    loop = read_initial(folder, looped)
+    name = "albert.encoder.attention.{}.self_attention.key.weight"
+    for block, layer in enumerate((0, 2, 4, 6)):
+        assert torch.equal(loop[name.format(block)], model.state_dict()[name.format(layer)])
+    again = write_run(folder.parent / "loop", AlbertForPretraining(looped, seed=1))
+    goal = states_of(AlbertForPretraining(looped, seed=1))
+    deep = start(again, replace(looped, sharing="none"))
+    assert all(map(torch.equal, states_of(deep), goal))
+    fewer = read_initial(again, replace(SMALL, num_layers=6, sharing="loop:1,2x2,1"))
+    kept = AlbertForPretraining(looped, seed=1).state_dict()
+    assert all(torch.equal(fewer[name], kept[name]) for name in kept)
+
+
+@pytest.mark.parametrize(
+    "per_layer", ["inject", "norm", "scale", "position", "lora:2", "lora:2,norm"]
+)
 def test_what_is_added_to_layers_starts_as_nothing_and_is_taken_along(write_checkpoint, per_layer):
     folder, model = write_checkpoint(replace(DEEP, sharing="groups:2"))
     config = replace(DEEP, sharing="none", per_layer=per_layer)

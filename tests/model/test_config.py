@@ -3,8 +3,8 @@
 import pytest
 
 from albert_ds.errors import UserError
-from albert_ds.model.config import SIZES
-from albert_ds.model.shapes import count_params
+from albert_ds.model.config import SIZES, reshape
+from albert_ds.model.shapes import build_shapes, count_params
 from albert_ds.model.sharing import name_plan, share
 
 # The paper's Table 1, with the heads of the release:
@@ -46,6 +46,8 @@ PLANS = {
     "cycle-rev:2": [(0, 0), (1, 1), (1, 1), (0, 0)],
     "cycle-rev:3": [(0, 0), (1, 1), (2, 2), (2, 2)],
     "cycle-rev:4": [(0, 0), (1, 1), (2, 2), (3, 3)],
+    "loop:1,1x2,1": [(0, 0), (1, 1), (1, 1), (2, 2)],
+    "loop:0,1x3,1": [(0, 0), (0, 0), (0, 0), (1, 1)],
     "pattern:0,0,1,2": [(0, 0), (0, 0), (1, 1), (2, 2)],
     "pattern:1,1,0,0/0,1,1,2": [(1, 0), (1, 1), (0, 1), (0, 2)],
 }
@@ -71,7 +73,10 @@ def test_cycle_rev_goes_backwards_once():
         ("groups:2", "none", {2}),
         ("attention", "none", set()),
         ("pattern:0,0,1,0", "none", set()),
-        ("all", "scale", set()),
+        ("all", "scale", {1, 2, 3}),
+        ("groups:2", "scale", {2}),
+        ("loop:1,1x2,1", "none", {3, 5, 7}),
+        ("loop:1,1x2,1", "scale,inject", {3}),
     ],
 )
 def test_other_depths_use_the_same_blocks(make_config, sharing, per_layer, depths):
@@ -83,8 +88,54 @@ def test_other_depths_use_the_same_blocks(make_config, sharing, per_layer, depth
             assert sharing in str(refused) or per_layer in str(refused)
             continue
         found.add(depth)
-        assert count_params(other) == count_params(config)
+        more, counts = ({**count_params(c), "per_layer": 0} for c in (other, config))
+        assert more == counts and other.num_layers == depth
     assert found == depths and config.at_depth(4) is config
+
+
+@pytest.mark.parametrize(
+    ("sharing", "depth", "layers"),
+    [
+        ("all", 2, [0, 1]),
+        ("groups:2", 4, [0, 1, 3, 4]),
+        ("cycle-rev:2", 4, [0, 1, 3, 5]),
+        ("loop:1,2x2,1", 4, [0, 1, 2, 5]),
+    ],
+)
+def test_layers_that_run_are_the_first_with_their_blocks(make_config, sharing, depth, layers):
+    config = make_config(sharing=sharing, num_layers=6, per_layer="scale")
+    assert config.running_layers(depth) == layers
+    assert config.running_layers(6) == [*range(6)]
+
+
+def test_a_loop_says_its_layers(make_config):
+    config = reshape(make_config(), sharing="loop:1,2x4,1")
+    assert config.num_layers == 10 and config.num_blocks == (4, 4)
+    assert [attention for attention, _ in config.plan] == [0, 1, 2, 1, 2, 1, 2, 1, 2, 3]
+    assert reshape(make_config(), sharing="cycle:2").num_layers == 4
+    with pytest.raises(UserError, match="is 10 layers, --num-layers is 8"):
+        reshape(make_config(), sharing="loop:1,2x4,1", num_layers=8)
+    with pytest.raises(UserError, match="has 1 . 2 x R . 1 layers, R at least 1"):
+        config.at_depth(5)
+
+
+LOOPS = {
+    "all": {0, 1, 2, 3, 4, 5},
+    "cycle:3": {0, 3},
+    "groups:2": {0, 1, 2, 3, 4, 5},
+    "loop:1,2x2,1": {1, 3},
+    "loop:0,3x2,0": {0, 3},
+    "pattern:0,1,1,2,2,3": {1, 2, 3, 4},
+}
+
+
+def test_layers_that_begin_a_loop_have_the_injection(make_config):
+    for sharing, begins in LOOPS.items():
+        config = make_config(sharing=sharing, num_layers=6, per_layer="inject")
+        names = (name.split(".") for name in build_shapes(config) if ".own." in name)
+        assert {int(words[3]) for words in names} == begins, sharing
+    with pytest.raises(UserError, match="inject needs layers that run again; with --sharing none"):
+        reshape(make_config(), sharing="none", per_layer="inject")
 
 
 WRONG = [
@@ -102,6 +153,8 @@ WRONG = [
     ("sharing", "all:2", "--sharing all:2: must be all, attention, ffn, none, groups:N,"),
     ("sharing", "cycle", "--sharing cycle: must be all, attention, ffn, none, groups:N,"),
     ("sharing", "cycle:5", "--sharing cycle:5: '5' must be a whole number from 1 to --num-la"),
+    ("sharing", "loop:1,2x0,1", "--sharing loop:1,2x0,1: '1,2x0,1' must be P,CxR,D"),
+    ("sharing", "loop:1,2x4,1", "--sharing loop:1,2x4,1: is 10 layers, --num-layers is 4"),
     ("sharing", "pattern:0,1", "--sharing pattern:0,1: names 2 blocks for --num-layers 4"),
     ("sharing", "pattern:0,2,2,0", "--sharing pattern:0,2,2,0: '0,2,2,0' must number its"),
     ("sharing", "pattern:0,x,2,0", "--sharing pattern:0,x,2,0: '0,x,2,0' must be block num"),

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from albert_ds import cli
 from albert_ds.cli import Parser, positive
 from albert_ds.files import PACKAGE, write_report
-from albert_ds.model.config import SIZES
+from albert_ds.model.config import SIZES, reshape
 from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
 from albert_ds.process.world import read_world
 from albert_ds.report.traffic import Traffic, record_traffic
@@ -145,7 +144,7 @@ def measure_models(args, traffic: Traffic) -> list[dict]:
     reports = []
     changes = {"dropout": 0.0, "per_layer": args.per_layer}
     for name, sharing in itertools.product(args.models, args.sharing):
-        model = replace(SIZES[name], **changes, sharing=sharing or SIZES[name].sharing)
+        model = reshape(SIZES[name], **changes, sharing=sharing or SIZES[name].sharing)
         for file in args.deepspeed_config:
             config = bench_config(
                 name,

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from albert_ds.cli import Number, Parser, flags_of, positive
 from albert_ds.data.plan import BATCH_SIZE, VARYING, read_varying
 from albert_ds.errors import UserError
-from albert_ds.model.config import SIZES
+from albert_ds.model.config import SIZES, reshape
 from albert_ds.settings.shared import SharedConfig
 from albert_lab.scaling.hardware import GPUS, MFU, MFU_OF_PRODUCTS, describe_gpu, read_gpu
 from albert_lab.scaling.layout import Layout
@@ -166,7 +165,7 @@ def choose_plans(args) -> tuple[list[Plan], Machine, float]:
     memory = gpu.memory if args.gpu_memory is None else args.gpu_memory * 1e9
     limit, machine = memory * (1 - args.reserve), describe_gpu(gpu, mfu=args.mfu)
     size = SIZES[args.model]
-    model = replace(size, sharing=args.sharing or size.sharing, per_layer=args.per_layer)
+    model = reshape(size, sharing=args.sharing or size.sharing, per_layer=args.per_layer)
     sizes, lengths = (
         read_varying(name, str(getattr(args, name)), args.steps).values for name in CHANGING
     )

@@ -97,11 +97,11 @@ class Layout:
 
     @property
     def own_parameters(self) -> int:
-        """This rank's parameters of what one layer has of its own."""
-        whole = count_params(self.model)["per_layer"] // self.model.num_layers
+        """This rank's parameters of what all layers have of their own."""
         # A low-rank pair is cut where its projection is: one of its two factors.
         h, f, tp = self.model.hidden_size, self.model.ffn_size, self.tensor_parallel
-        return whole - self.model.lora_rank * (4 * h + 2 * f) * (tp - 1) // tp
+        cut = self.model.lora_rank * (4 * h + 2 * f) * (tp - 1) // tp
+        return count_params(self.model)["per_layer"] - self.model.num_layers * cut
 
     @property
     def block_parameters(self) -> int:
@@ -113,8 +113,7 @@ class Layout:
         counts = count_params(self.model)
         num_attention, num_ffn = self.model.num_blocks
         blocks = num_attention * self.attention_parameters + num_ffn * self.ffn_parameters
-        own = self.model.num_layers * self.own_parameters
-        return self._outside(counts) + blocks + own
+        return self._outside(counts) + blocks + self.own_parameters
 
     def _outside(self, counts: dict[str, int]) -> int:
         """The parameters outside the layers, which every rank has whole."""
@@ -128,8 +127,8 @@ class Layout:
     @cached_property
     def used_parameters(self) -> int:
         """Parameters that a pass reads: a shared block counts once per layer that uses it."""
-        a_layer = self.block_parameters + self.own_parameters
-        return self._outside(count_params(self.model)) + self.model.num_layers * a_layer
+        layers = self.model.num_layers * self.block_parameters + self.own_parameters
+        return self._outside(count_params(self.model)) + layers
 
     @cached_property
     def flops(self) -> float:
