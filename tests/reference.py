@@ -53,6 +53,15 @@ PLANS = {
 }
 
 
+# The layers that run at another depth, by hand.
+RUNNING = {
+    ("all", 2): [0, 1],
+    ("all", 3): [0, 1, 2],
+    ("groups:2", 2): [0, 2],
+    ("loop:1,1x2,1", 3): [0, 1, 3],
+}
+
+
 def plan_of(sharing: str, layers: int) -> tuple[list[int], list[int]]:
     """The attention and the feed-forward block of each layer."""
     own, one = list(range(layers)), [0] * layers
@@ -150,12 +159,32 @@ def add_own(layers: list[nn.Module], weights: dict[str, torch.Tensor], embedded)
     return added
 
 
-def reference_loss(model, samples: list[dict], *, has_pairs: bool) -> torch.Tensor:
-    """Mean MLM loss over all samples, plus the mean loss of the labelled pairs."""
+def run_layers(model, groups: list[nn.Module], layers: list[int]) -> None:
+    """Let the model run these of its layers only."""
+    model.config.num_hidden_layers = model.config.num_hidden_groups = len(layers)
+    model.albert.encoder.albert_layer_groups = nn.ModuleList(groups[layer] for layer in layers)
+
+
+def reference_loss(
+    model, samples: list[dict], *, has_pairs: bool, exits: dict[int, float] | None = None
+) -> torch.Tensor:
+    """Mean MLM loss over all samples, plus the mean loss of the labelled pairs.
+
+    `exits`: layers before the last one that add their MLM loss, times this weight.
+    """
     batch = pad(samples)
     labels, order = batch.pop("labels"), batch.pop("sentence_order_label")
+    outputs = []  # of the layers that run; what Hugging Face records are those of its first call
+    groups = model.albert.encoder.albert_layer_groups
+    hooks = [g.register_forward_hook(lambda _, given, out: outputs.append(out)) for g in groups]
     out = model(**batch)
+    for hook in hooks:
+        hook.remove()
     loss = F.cross_entropy(out.prediction_logits.flatten(0, 1), labels.flatten())
+    for layer, weight in (exits or {}).items():
+        if layer < len(outputs):
+            logits = model.predictions(outputs[layer - 1])
+            loss = loss + weight * F.cross_entropy(logits.flatten(0, 1), labels.flatten())
     if has_pairs:
         loss = loss + F.cross_entropy(out.sop_logits, order, ignore_index=IGNORED)
     return loss
@@ -181,26 +210,40 @@ def reference_training(
     weight_decay: float = 0.01,
     pair_rate: float = 1.0,
     muon: bool = False,
+    depths: list[int] | None = None,
+    exits: dict[int, float] | None = None,
 ) -> Reference:
     """Train over `batches`; without a pair head among `weights` there is no pair loss.
 
     The pooler and the pair head take `pair_rate` of each rate. `muon`: not LAMB but Muon for the
-    matrices of the blocks and AdamW, at half the rate, for the others.
+    matrices of the blocks and AdamW, at half the rate, for the others. `depths`: layers of each
+    step; what a layer that does not run has alone is not touched.
     """
     model, parameters = build_reference(config, weights)
+    groups, depth = list(model.albert.encoder.albert_layer_groups), config.num_layers
     first = {n: torch.zeros_like(p) for n, p in parameters.items()}
     second = {n: torch.zeros_like(p) for n, p in parameters.items()}
     losses, norms, gradients = [], [], {}
-    for samples, peak in zip(batches, rates, strict=True):
-        loss = reference_loss(model, samples, has_pairs="pair_head.weight" in weights)
+    for step, (samples, peak) in enumerate(zip(batches, rates, strict=True)):
+        if depths and depths[step] != depth:
+            depth = depths[step]
+            is_whole = depth == config.num_layers
+            running = [*range(depth)] if is_whole else RUNNING[config.sharing, depth]
+            run_layers(model, groups, running)
+        has_pairs = "pair_head.weight" in weights
+        loss = reference_loss(model, samples, has_pairs=has_pairs, exits=exits)
         for parameter in (*parameters.values(), *model.parameters()):
             parameter.grad = None
         loss.backward()
-        norm = torch.stack([p.grad.norm() for p in parameters.values()]).norm()
+        norms_of = [p.grad.norm() for p in parameters.values() if p.grad is not None]
+        norm = torch.stack(norms_of).norm()
         scale = 1.0 if clip is None else min(1.0, clip / (float(norm) + 1e-6))
         with torch.no_grad():
             for name, p in parameters.items():
                 rate = peak * (pair_rate if "pooler" in name or "pair_head" in name else 1.0)
+                if p.grad is None:
+                    gradients[name] = torch.zeros_like(p)
+                    continue
                 g = gradients[name] = p.grad * scale
                 first[name] = 0.9 * first[name] + 0.1 * g
                 second[name] = 0.999 * second[name] + 0.001 * g * g

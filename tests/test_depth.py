@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from albert_ds.data.shards import open_shards
 from albert_ds.errors import UserError
 from albert_ds.model.config import count_flops
-from albert_ds.model.depth import list_depths, read_depths
+from albert_ds.model.depth import read_depths
 from albert_ds.report import screen
 from tests.batches import random_samples
 from tests.distributed import run_ranks
@@ -20,19 +21,26 @@ LEGS = (Leg(stage=3, data_parallel=2), Leg(stage=1, data_parallel=1, tensor_para
 WEIGHTS = "weights.safetensors"
 
 
-@pytest.fixture(scope="module")
-def runs(data, tmp_path_factory):
+LOOP = replace(SMALL, sharing="loop:1,1x3,1", num_layers=5, per_layer="norm,lora:2,inject")
+
+
+@pytest.fixture(scope="module", params=["grows", "is drawn"])
+def runs(request, data, tmp_path_factory):
     """Two legs of two steps in other layouts, and one process without a stop or a schedule."""
     folder, vocab_size = tmp_path_factory.mktemp("runs"), open_shards(data, "train").vocab.size
+    model, words = (SMALL, SCHEDULE) if request.param == "grows" else (LOOP, "3-5@0")
 
     def run(leg: Leg, name: str, steps: int, schedule: str | None):
         (folder / name).mkdir(exist_ok=True)
         config = replace(config_of(leg, data, vocab_size, folder / name), steps=4)
-        return run_ranks(run_leg, leg.world_size, replace(config, depth_schedule=schedule), steps)
+        shape = replace(model, vocab_size=vocab_size, max_position_embeddings=64)
+        # This seed draws 4, 5, 3 and 5 layers.
+        config = replace(config, depth_schedule=schedule, model=shape, seed=34)
+        return run_ranks(run_leg, leg.world_size, config, steps)
 
-    legs = [run(leg, "legs", 2, SCHEDULE) for leg in LEGS]
+    legs = [run(leg, "legs", 2, words) for leg in LEGS]
     alone = Leg(stage=0, data_parallel=1)
-    return legs, run(alone, "whole", 4, SCHEDULE)[0], run(alone, "full", 4, None)[0]
+    return legs, run(alone, "whole", 4, words)[0], run(alone, "full", 4, None)[0]
 
 
 def test_a_schedule_is_exact_through_a_stop_and_another_layout(runs):
@@ -46,18 +54,16 @@ def test_it_runs_other_depths_on_the_same_stream(runs):
     _, (_, losses, seen, start, _), (_, full, all_seen, all_start, _) = runs
     assert seen == all_seen
     assert start[WEIGHTS].keys() == all_start[WEIGHTS].keys()
-    assert abs(losses[0] - full[0]) > 1e-4  # one layer instead of three
+    assert max(abs(one - other) for one, other in zip(losses, full, strict=True)) > 1e-4
 
 
 def test_each_step_runs_the_depth_of_its_part():
-    parts = [(model.num_layers, steps) for model, steps in list_depths(SMALL, SCHEDULE, 4)]
-    assert parts == [(1, 1), (2, 2), (3, 1)]
-    assert list_depths(SMALL, None, 4) == [(SMALL, 4)]
-    work = [
-        count_flops(model, tokens=64, squared_lengths=64**2, masked=9)
-        for model, _ in list_depths(SMALL, SCHEDULE, 4)
-    ]
-    assert work[1] - work[0] == work[2] - work[1] > 0
+    config = replace(small_config(world_size=1, steps=4), depth_schedule=SCHEDULE)
+    models = [config.model_at(step) for step in range(4)]
+    assert [model.num_layers for model in models] == [1, 2, 2, 3]
+    assert models[3] == replace(config, depth_schedule=None).model_at(0) == SMALL
+    work = [count_flops(model, tokens=64, squared_lengths=64**2, masked=9) for model in models]
+    assert work[1] - work[0] == work[3] - work[2] > 0
 
 
 def count_steps(rank: int, config, batches: list) -> list[int]:
@@ -109,19 +115,78 @@ def test_the_time_left_is_that_of_the_depths_to_come(monkeypatch, capsys):
         ("1@0,2@50%,3@50%", "'3@50%': starts at step 4"),
         ("1@0,2@4", "must end with --num-layers 3"),
         ("1@0..3@4", "'3@4': changes in jumps only"),
+        ("3-1@0", "'3-1@0': 3-1: must be the smaller depth first"),
+        ("1-@0", "'1-@0': : must be a whole number"),
+        ("1-2@0", "must end with --num-layers 3"),
+        ("-3@0", "'-3@0': : must be a whole number"),
     ],
 )
 def test_a_wrong_schedule_is_refused(schedule, words):
     with pytest.raises(UserError, match="--depth-schedule") as refused:
-        list_depths(SMALL, schedule, 8)
+        read_depths(SMALL, schedule, 8)
     assert words in str(refused.value)
-    assert [(p.value, p.start) for p in read_depths(SMALL, "1@0,3@4", 8).points] == [(1, 0), (3, 4)]
+    (one, three) = read_depths(SMALL, "1@0,3@4", 8).points
+    assert (one.start, three.start, three.value) == (0, 4, (3,))
 
 
-def test_depths_that_leave_parameters_out_are_refused():
-    for changes, reason in (
-        ({"sharing": "none"}, "--sharing none uses other blocks"),
-        ({"per_layer": "scale"}, "each layer has parameters of its own"),
-    ):
-        with pytest.raises(UserError, match=reason):
-            list_depths(replace(SMALL, **changes), SCHEDULE, 4)
+def test_depths_that_leave_blocks_out_are_refused():
+    with pytest.raises(UserError, match="--sharing none uses other blocks"):
+        read_depths(replace(SMALL, sharing="none"), SCHEDULE, 4)
+    turned = replace(SMALL, sharing="cycle-rev:3", num_layers=7)
+    assert read_depths(turned, "5@0,7@1", 4).values == [(5,), (7,)]
+    with pytest.raises(UserError, match="runs them in another order there"):
+        read_depths(replace(turned, per_layer="scale"), "5@0,7@1", 4)
+
+
+def step_by_step(rank: int, config, batches: list) -> list[dict]:
+    """The weights and moments before the first and after every step, by file and name."""
+    from albert_ds.checkpoint.gather import gather
+    from albert_ds.pretraining.loop import next_batch, train_step
+
+    run = open_small_run(config, batches, *join(1))
+    kinds = (WEIGHTS, "exp_avg.safetensors", "exp_avg_sq.safetensors")
+
+    def read() -> dict:
+        return {(kind, name): x for kind in kinds for name, x in gather(run.engine, kind).items()}
+
+    found = [read()]
+    for _ in batches:
+        train_step(run, next_batch(run))
+        found.append(read())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stage", "kind"),
+    [*((stage, "") for stage in (0, 1, 2, 3)), (1, "_adamw"), (1, "_muon")],
+)
+def test_what_a_layer_that_does_not_run_has_of_its_own_keeps_every_bit(stage, kind):
+    """The core runs once, three times and twice; its layers are 1 to 3 of 0 to 4."""
+    samples = random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=0)
+    config = small_config(
+        world_size=2,
+        steps=4,
+        model=LOOP,
+        ds_file=f"zero1_fp32{kind}.json",
+        ds_changes={"zero_optimization": {"stage": stage}},
+    )
+    config = replace(config, depth_schedule="3@0,5@1,4@2,5@3")
+    before, *after = run_ranks(step_by_step, 2, config, [samples] * 3)[0]
+    for state, running in zip(after, ({0, 1, 4}, {0, 1, 2, 3, 4}, {0, 1, 2, 4}), strict=True):
+        moved = {key for key, x in state.items() if not torch.equal(x, before[key])}
+        layers = {int(name.split(".")[3]) for _, name in moved if ".own." in name}
+        assert layers == running
+        before = state
+
+
+def test_a_depth_is_drawn_from_the_seed_and_the_step():
+    config = replace(small_config(world_size=1, steps=3000, model=LOOP), depth_schedule="3-5@0")
+    depths = [config.model_at(step).num_layers for step in range(3000)]
+    assert [depths.count(depth) for depth in (3, 4, 5)] == pytest.approx([1000] * 3, rel=0.1)
+    assert depths == [config.model_at(step).num_layers for step in range(3000)]
+    other = replace(config, seed=1)
+    agree = sum(other.model_at(step).num_layers == depths[step] for step in range(3000))
+    assert agree == pytest.approx(1000, rel=0.15)
+    assert config.work_of(3000) == 8 * 32 * 12_000  # on average
+    pairs = replace(SMALL, sharing="loop:1,2x3,1", num_layers=8)
+    assert read_depths(pairs, "4-8@0", 9).values == [(4, 6, 8)]

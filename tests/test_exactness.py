@@ -29,6 +29,19 @@ SHORT = [
     Mode(grid=(2, 1), stage=3, sharing="attention", per_layer="norm,scale", objective="nsp"),
     Mode(grid=(1, 2), stage=3, sharing="loop:1,1x2,1", per_layer="norm,inject", resumed=True),
     Mode(grid=(2, 1), stage=2, sharing="loop:1,1x2,1", per_layer="inject,lora:2"),
+    *(  # layers that do not run, before and after they did
+        Mode(depths=(3, 4, 3, 3, 4), sharing="loop:1,1x2,1", **layout)
+        for layout in (
+            dict(grid=(1, 2), stage=0, per_layer="norm,lora:2", accumulation=3),
+            dict(grid=(1, 2), stage=1, per_layer="inject,lora:2", resumed=True),
+            dict(grid=(1, 2), stage=2, per_layer="norm,lora:2"),
+            dict(grid=(1, 2), stage=3, per_layer="norm,lora:2", accumulation=3),
+            dict(grid=(2, 1), stage=3, per_layer="inject,lora:2", checkpointing="block"),
+        )
+    ),
+    Mode(grid=(2, 1), stage=1, per_layer="norm,scale", depths=(4, 2, 2, 4, 4)),
+    Mode(grid=(1, 2), stage=3, exits=((1, 0.5), (3, 1.0)), depths=(2, 3, 4, 4, 4), accumulation=3),
+    Mode(grid=(2, 1), stage=2, exits=((2, 2.0),), checkpointing="block"),
     *(Mode(grid=(1, 2), stage=stage, precision="bf16") for stage in (1, 3)),
     Mode(grid=(2, 1), stage=2, precision="bf16", sharing="cycle-rev:2", checkpointing="block"),
 ]

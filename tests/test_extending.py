@@ -100,6 +100,8 @@ def test_a_toy_is_known_where_tables_are_read(toys):
     model = AlbertForPretraining(config)
     assert sum(p.numel() for p in model.parameters()) == sum(count_params(config).values())
     assert config.plan == [(0, 0), (1, 1), (0, 0)]
+    deep = replace(config, num_layers=5)  # blocks 0 1 1 1 0
+    assert deep.running_layers(3) == [0, 1, 4]
     assert list_pair_tasks()["back"] == "BACK"
     with pytest.raises(UserError, match="--per-layer gate,norm: .*result.bias has no place in"):
         fold(config, model.state_dict())

@@ -57,12 +57,14 @@ def test_every_row_is_a_run_and_equal_parameters_are_equal(data, tmp_path):
     asked = ask(SHARING, data, tmp_path, SEEDS="2")
     configs = {run: read_config(argv, world_size=1) for run, argv in asked.items()}
     names = {run.partition("/")[0]: config for run, config in configs.items()}
-    assert len(names) == 20 and len(configs) == 40
+    assert len(names) == 23 and len(configs) == 46
     assert {config.seed for config in configs.values()} == {1, 2}
     for blocks in (2, 3):
         patterns = (f"groups-{blocks}", f"cycle-{blocks}", f"cycle-rev-{blocks}")
         assert len({str(count_params(names[name].model)) for name in patterns}) == 1
         assert len({str(names[name].model.plan) for name in patterns}) == 3
+    late = names["loop-late"]
+    assert {late.model_at(step).num_layers for step in range(late.steps)} == {4, 6}
     schedule = names["depth-2-3-6"]
     assert {schedule.model_at(step).num_layers for step in range(schedule.steps)} == {2, 3, 6}
 

@@ -7,7 +7,12 @@ share has its 95 % confidence interval (Wilson). The loss of masked words is als
 UTF-8 byte of them, which compares models of different vocabularies. --similarity measures the L2
 distance and the angle between the input and the output of every layer instead (Figure 1).
 
+A range of --num-layers gives the loss and accuracy of masked words at every depth, with distance
+and angle between its output and that of the depth before.
+
 albert-ds probe --checkpoint RUN_OR_HF --data DATA
+albert-ds probe --checkpoint RUN --data DATA --num-layers 1-12 --output FILE
+albert-ds plots depths --input FILE --output FILE.png
 albert-ds probe --checkpoint ALBERT --against BERT --data DATA --similarity --output FILE
 albert-ds plots layers --input FILE --output FILE.png
 """
@@ -18,6 +23,7 @@ from typing import Any
 from albert_ds import cli
 from albert_ds.errors import UserError
 from albert_ds.files import write_report
+from albert_ds.model.depth import read_span
 
 
 def build_parser() -> cli.Parser:
@@ -56,8 +62,11 @@ def build_parser() -> cli.Parser:
         metavar="TOKENS",
         help="longest sequence (default: that of the shards or of the model, the smaller)",
     )
-    text = "layers to run, if they share all their blocks (default: the model's)"
-    add("--num-layers", type=cli.positive, metavar="LAYERS", help=text)
+    text = (
+        "layers to run, of the same blocks (default: the model's); 1-12: masked words alone, after "
+        "each of these numbers of layers"
+    )
+    add("--num-layers", type=read_span, metavar="LAYERS", help=text)
     add("--seed", type=cli.natural, default=0, metavar="N", help="seed of masks and swaps")
     add("--output", type=cli.new_file, metavar="FILE", help="JSON file for the same numbers")
     add("--similarity", action="store_true", help="measure every layer instead (Figure 1)")
@@ -86,6 +95,8 @@ def main(argv: list[str]) -> None:
         raise UserError("--average: not with --similarity")
     if args.num_layers and args.minimal_pairs:
         raise UserError("--num-layers: allowed only with --data")
+    if args.similarity and args.num_layers and len({*args.num_layers}) > 1:
+        raise UserError("--num-layers: one depth with --similarity; a range says it of its depths")
     if args.precision != "fp32" and not args.minimal_pairs:
         raise UserError("--precision: allowed only with --minimal-pairs")
     if (args.data is None) == (args.minimal_pairs is None):

@@ -4,6 +4,7 @@ One optimizer step reduces the unique parameters once (a shared block once, not 
 with ZeRO, gathers the updated weights once; LAMB adds one all-reduce of a small vector.
 """
 
+from collections.abc import Container
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -24,6 +25,7 @@ from albert_ds.optim.zero import (
     ParamFragment,
     bind_lamb,
     fill_masters,
+    hold_still,
     init_states,
     read_layout,
     use_exact_norms,
@@ -107,12 +109,24 @@ class Engine:
         for flat in {fragment.flat for fragment in self.fragments}:
             self.optimizer.state[flat]["average"].lerp_(flat.detach(), share)
 
-    def take_step(self) -> tuple[float, bool]:
+    def clear_gradients(self) -> None:
+        """Forget the last step's, which ZeRO-3 takes again where this step gives none."""
+        if self.stage == 3:
+            wrapper = self.deepspeed.optimizer
+            assert wrapper is not None
+            wrapper.grad_partitions_flat_buffer.zero_()
+
+    def take_step(self, idle: Container[str] = ()) -> tuple[float, bool]:
         """Reduce, clip and update after the last micro-batch of a step. Collective.
 
+        `idle` are the logical tensors that this step leaves as they are, with their moments.
         Returns the gradient norm before clipping, and whether the update was applied: a gradient
         that is not finite skips it, on all ranks alike.
         """
+        with hold_still(self.optimizer, [f for f in self.fragments if f.name in idle]):
+            return self._take_step()
+
+    def _take_step(self) -> tuple[float, bool]:
         if self.stage > 0:
             self.deepspeed.step()
             norm = self.deepspeed.get_global_grad_norm()

@@ -7,7 +7,7 @@ model that was trained for another objective (Table 5): a logistic regression of
 from the training shards. The model itself never changes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -74,6 +74,48 @@ def measure_similarity(
         "degrees": [angle for _, angle in means],
         "tokens": tokens,
     }
+
+
+@torch.no_grad()
+def measure_depths(
+    model: AlbertForPretraining,
+    batches: Iterable[MicroBatch],
+    depths: Sequence[int],
+    device: torch.device,
+) -> list[dict[str, float | int]]:
+    """Loss and accuracy of masked words at ascending depths, and `l2` and `degrees` per token.
+
+    These are from the output at the depth before, at first from the embedding's. A depth whose
+    layers are the first ones of a deeper run is read from that run.
+    """
+    encoder, word = model.eval().albert.encoder, model.albert.embeddings.word.weight
+    # Else a state is not the output of a layer, but the input of the next.
+    is_output = not model.config.has_per_layer("layer.input")
+    sums, masked, tokens = torch.zeros(len(depths), 4, dtype=torch.float64, device=device), 0, 0
+    for batch in batches:
+        tensors = batch.on(device)
+        states, plan, layers = [], [], []
+        outputs: dict[int, torch.Tensor] = {}
+        for depth in reversed(depths):
+            encoder.set_depth(depth)
+            begins = plan[:depth] == encoder.plan and layers[:depth] == encoder.layers
+            if not (begins and is_output):
+                states = _encode(model, tensors)["hidden_states"]
+                plan, layers = encoder.plan, encoder.layers
+            outputs[depth] = states[depth]
+        before = states[0]
+        for row, depth in zip(sums, depths, strict=True):
+            hidden = outputs[depth][torch.as_tensor(tensors["masked_positions"])]
+            found = model.mlm_head(hidden, tensors["masked_labels"], word)
+            row += torch.cat([torch.stack(found).double(), _compare(before, outputs[depth])])
+            before = outputs[depth]
+        masked, tokens = masked + batch.masked, tokens + batch.tokens
+    keys = ("mlm_loss", "mlm_accuracy", "l2", "degrees")
+    means = (sums / torch.tensor([masked, masked, tokens, tokens], device=device)).tolist()
+    return [
+        {"num_layers": depth, **dict(zip(keys, row, strict=True))}
+        for depth, row in zip(depths, means, strict=True)
+    ]
 
 
 def _compare(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

@@ -13,11 +13,12 @@ from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches
 from albert_ds.data.stream_config import StreamConfig, list_pair_tasks
 from albert_ds.errors import UserError
-from albert_ds.evals.frozen import encode_pairs, measure_similarity, train_head
+from albert_ds.evals.frozen import encode_pairs, measure_depths, measure_similarity, train_head
 from albert_ds.evals.heldout import evaluate
 from albert_ds.evals.minimal_pairs import read_pairs, score_pairs, summarise
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.json_files import check
+from albert_ds.model.depth import find_depths
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.process.rendezvous import join_world
 from albert_ds.process.world import read_world
@@ -33,22 +34,25 @@ def run_probe(args: Namespace) -> tuple[dict, str]:
         return values, json.dumps(values, indent=1)
     folder = ModelFolder(args.checkpoint, average=args.average)
     # What the numbers are of and on which data: a model card takes them for the same weights.
-    layers = f", {args.num_layers} layers" if args.num_layers else ""
+    span = [*dict.fromkeys(args.num_layers or ())]  # a depth, or two ends
+    layers = f", {'-'.join(map(str, span))} layers" if span else ""
     data = args.data or args.minimal_pairs
     about = {"weights": folder.name + layers, "data": data.resolve().name}
     if args.minimal_pairs:
         values, table = probe_pairs(args, folder, device)
+    elif len(span) > 1:
+        values, table = probe_depths(args, folder, device)
     else:
         values = probe(args, folder, device)
         table = tabulate(values)
     return about | values, table
 
 
-def open_model(folder: ModelFolder, vocab, device, num_layers: int | None):
-    """A model on `device`; UserError if its vocabulary differs from the data's."""
+def open_model(folder: ModelFolder, vocab, device, span: tuple[int, int] | None):
+    """A model on `device`, at its greatest depth; UserError if its vocabulary is not the data's."""
     folder.check_vocab(vocab, str(folder.path))
     model = folder.build_model()
-    model.albert.encoder.set_depth(num_layers or model.config.num_layers)
+    model.albert.encoder.set_depth(span[1] if span else model.config.num_layers)
     return model.to(device)
 
 
@@ -155,6 +159,27 @@ def probe_pairs(args: Namespace, folder: ModelFolder, device: torch.device) -> t
     speed = f"{len(pairs) / seconds:,.0f} pairs/s, {args.precision}"
     table = tabulate_shares("minimal pairs | accuracy", rows, speed)
     return {**values, "precision": args.precision, "seconds": seconds}, table
+
+
+def probe_depths(args: Namespace, folder: ModelFolder, device: torch.device) -> tuple[dict, str]:
+    """Masked words at every depth of --num-layers, and a table with a bar for each accuracy."""
+    source = open_shards(args.data, "heldout")
+    model = open_model(folder, source.vocab, device, args.num_layers)
+    depths = find_depths(model.config, *args.num_layers)
+    longest = model.config.max_position_embeddings
+    batches = draw_batches(args, source, "none", args.samples, longest)
+    rows, masked = measure_depths(model, batches, depths, device), sum(b.masked for b in batches)
+    header = ("layers", "MLM loss", "MLM accuracy", "", "L2", "degrees")
+    lines = [f"| {' | '.join(header)} |", "| ---: | ---: | ---: | --- | ---: | ---: |"]
+    best = max(row["mlm_accuracy"] for row in rows) or 1.0
+    for row in rows:
+        depth, loss, accuracy, l2, degrees = row.values()
+        bar = "#" * round(40 * accuracy / best)
+        lines.append(
+            f"| {depth} | {loss:.4f} | {accuracy:.4f} | {bar} | {l2:.3f} | {degrees:.2f} |"
+        )
+    note = f"{masked} masked; L2 and degrees: from the output a row above, at first the embedding's"
+    return {"depths": rows, "heldout_masked": masked}, "\n".join([*lines, "", note])
 
 
 def compare_layers(args: Namespace, device: torch.device) -> dict:

@@ -7,7 +7,9 @@ Shapes: B sequences, N tokens, R output positions, P masked positions, V vocabul
 hidden, L layers.
 """
 
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -152,14 +154,20 @@ def score_words(x: Tensor, labels: Tensor, word: Tensor, bias: Tensor) -> tuple[
 class AlbertForPretraining(nn.Module):
     """The model with its MLM head and, if config.pair_head, its two-way sentence head.
 
+    `exits`: layers after which the MLM loss counts as well while training, and its weight there.
     The same seed gives the same weights on every machine.
     """
 
     def __init__(
-        self, config: ModelConfig, *, seed: int = 0, activation_checkpointing: str = "none"
+        self,
+        config: ModelConfig,
+        *,
+        seed: int = 0,
+        activation_checkpointing: str = "none",
+        exits: Mapping[int, float] = MappingProxyType({}),
     ):
         super().__init__()
-        self.config = config
+        self.config, self.exits = config, exits
         self.albert = AlbertModel(config, activation_checkpointing=activation_checkpointing)
         self.mlm_head = MlmHead(config)
         self.pair_head = nn.Linear(config.hidden_size, 2) if config.pair_head else None
@@ -180,7 +188,8 @@ class AlbertForPretraining(nn.Module):
 
         Returns `mlm_loss_sum`, `pair_loss_sum` (fp32 sums of cross entropies), `mlm_correct` and
         `pair_correct` (int64 counts), all scalars. Pair labels are int64 [B]; -100 counts in
-        neither, and without a sentence head both are 0.
+        neither, and without a sentence head both are 0. `exit_loss_sum` is the weighted sum of the
+        MLM losses at the exits before the last layer that runs; 0 in evaluation.
         """
         # The heads need the last state of these tokens only: [CLS] and the masked ones.
         output_positions, _ = torch.cat([cu_seqlens[:-1], masked_positions]).sort()
@@ -196,11 +205,18 @@ class AlbertForPretraining(nn.Module):
             pair_loss, pair_correct = sum_cross_entropy(logits, pair_labels)
         else:
             pair_loss, pair_correct = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_correct)
+        exit_loss = torch.zeros_like(mlm_loss)
+        *inner, _ = encoded["hidden_states"]
+        for layer, weight in self.exits.items() if self.training else ():
+            if layer < len(inner):
+                masked = inner[layer].index_select(0, masked_positions)
+                exit_loss = exit_loss + weight * self.mlm_head(masked, masked_labels, word)[0]
         return {
             "mlm_loss_sum": mlm_loss,
             "mlm_correct": mlm_correct,
             "pair_loss_sum": pair_loss,
             "pair_correct": pair_correct,
+            "exit_loss_sum": exit_loss,
         }
 
 

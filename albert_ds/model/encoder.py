@@ -188,7 +188,7 @@ class Encoder(nn.Module):
                 if "input" in own.layer:
                     x = states[-1] = own.layer["input"](x)
                 if "embedded" in own.layer:
-                    x = states[-1] = own.layer["embedded"](x, embedded)
+                    x = own.layer["embedded"](x, embedded)
                 attention, ffn = partial(attention, own=own.attention), partial(ffn, own=own.ffn)
             x = self._run_layer(attention, ffn, x, cu_seqlens, max_seqlen, last_positions)
             states.append(x)

@@ -17,7 +17,7 @@ Parameters are named `albert.encoder.own.LAYER.PLACE.NAME`.
 Shapes: N tokens, H hidden, R rank.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -33,6 +33,7 @@ FULL_NAMES = {  # of the projections within their block
     **{name: f"self_attention.{name}" for name in ("query", "key", "value", "output")},
     **{name: f"feed_forward.{name}" for name in ("up", "down")},
 }
+OWN = "albert.encoder.own."  # what the names of these parameters begin with, before the layer
 LAST = {"attention": "output", "ffn": "down"}  # the projection that a block ends with
 
 
@@ -134,6 +135,12 @@ def build_per_layer(config: ModelConfig) -> nn.ModuleList:
     return nn.ModuleList(PerLayer(config, begins_loop=n in loops) for n in range(layers))
 
 
+def find_idle(names: Iterable[str], running: list[int]) -> set[str]:
+    """Those of the parameters that layers have of their own which do not run."""
+    own = ((name, name.removeprefix(OWN)) for name in names if name.startswith(OWN))
+    return {name for name, rest in own if int(rest.partition(".")[0]) not in running}
+
+
 def fold(config: ModelConfig, state: dict[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
     """A model without additions that computes the same, with one block a layer.
 
@@ -150,13 +157,13 @@ def fold(config: ModelConfig, state: dict[str, Tensor]) -> tuple[ModelConfig, di
             folded |= {
                 name.replace(old, new): x for name, x in state.items() if name.startswith(old)
             }
-    own = [name for name in state if name.startswith(f"{encoder}own.")]
+    own = [name for name in state if name.startswith(OWN)]
     # A norm takes the place of another one; a factor also multiplies what was added.
     order = ("layer_norm", "input", *FULL_NAMES, "result")
     for name in sorted(
         own, key=lambda name: [*order, name.split(".")[5]].index(name.split(".")[5])
     ):
-        layer, kind, place, leaf = name.removeprefix(f"{encoder}own.").split(".")
+        layer, kind, place, leaf = name.removeprefix(OWN).split(".")
         block = f"{encoder}{kind}.{layer}."
         match place, leaf:
             case "layer_norm", _:

@@ -56,7 +56,7 @@ def count_named_layers(sharing: str) -> int | None:
     """The layers of a word that says their number, like loop:1,2x4,1; None of other words."""
     pattern, value = _read(sharing)
     try:
-        return pattern.count and pattern.count(value)
+        return pattern.count(value) if pattern.count else None
     except ValueError as error:
         raise UserError(f"--sharing {sharing}: {error}") from None
 

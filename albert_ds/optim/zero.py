@@ -11,7 +11,8 @@ flat partition as the norm of a tensor is off by 43 to 52 % of the update after 
 The attribute names are those of DeepSpeed 0.19; `tests/optim/test_zero.py` checks them.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -155,6 +156,37 @@ def fill_masters(fragments: list[ParamFragment], weights: dict[str, Tensor]) -> 
     for fragment in fragments:
         source = weights[fragment.name].reshape(-1)[fragment.in_shard]
         fragment.flat.data.view(-1)[fragment.in_flat] = source
+
+
+@contextmanager
+def hold_still(optimizer: torch.optim.Optimizer, fragments: list[ParamFragment]) -> Generator[None]:
+    """Within the block, the optimizer's steps leave these fragments and their moments as they are.
+
+    A zero gradient alone would not: moments fade, and weights decay.
+    """
+    kept: list[Tensor] = []
+
+    def views() -> Iterator[Tensor]:
+        for fragment in fragments:
+            flat = fragment.flat
+            for held in (flat.data, *optimizer.state[flat].values()):
+                if isinstance(held, Tensor) and held.shape == flat.shape:
+                    yield held.view(-1)[fragment.in_flat]
+
+    def put_back(*_) -> None:
+        for view, old in zip(views(), kept, strict=True):
+            view.copy_(old)
+        kept.clear()
+
+    hooks = []
+    if fragments:
+        before = optimizer.register_step_pre_hook(
+            lambda *_: kept.extend(x.clone() for x in views())
+        )
+        hooks = [before, optimizer.register_step_post_hook(put_back)]
+    yield
+    for hook in hooks:
+        hook.remove()
 
 
 def use_exact_norms(wrapper) -> None:

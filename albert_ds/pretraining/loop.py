@@ -27,6 +27,7 @@ from albert_ds.evals import heldout
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.interop.initial import read_initial_weights
 from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.per_layer import find_idle
 from albert_ds.model.shapes import build_shapes
 from albert_ds.parallel.consensus import Counts, agree, gather_hosts, raise_together
 from albert_ds.parallel.mesh import Mesh
@@ -57,6 +58,11 @@ class Run:
     updates: int = 0
     skipped_in_a_row: int = 0
 
+    def find_idle(self) -> set[str]:
+        """The parameters of layers that the step after `step` finished ones does not run."""
+        model, depth = self.config.model, self.config.model_at(self.step).num_layers
+        return find_idle(self.engine.shapes, model.running_layers(depth))
+
     def is_due(self, every: int) -> bool:
         """Whether work that is done every `every` steps, and at the last step, is due now."""
         return self.step % every == 0 or self.step == self.config.steps
@@ -81,7 +87,10 @@ def build(
     """
     with torch.device("meta" if weights else "cpu"):
         model = AlbertForPretraining(
-            config.model, seed=config.seed, activation_checkpointing=config.activation_checkpointing
+            config.model,
+            seed=config.seed,
+            activation_checkpointing=config.activation_checkpointing,
+            exits=config.exits,
         )
     if weights:
         model.load_state_dict(weights, assign=True)
@@ -137,6 +146,8 @@ def run_passes(run: Run, batch: Batch) -> None:
     engine.set_learning_rate(run.config.rate_at(run.step))
     depth = run.config.model_at(run.step).num_layers
     engine.deepspeed.module.albert.encoder.set_depth(depth)
+    if run.find_idle():
+        engine.clear_gradients()
     # DeepSpeed averages gradients over data-parallel ranks; the losses need their sum.
     mlm_scale = run.mesh.dp_size / max(batch.counts.masked, 1)
     pair_scale = run.mesh.dp_size / max(batch.counts.pairs, 1)
@@ -144,6 +155,7 @@ def run_passes(run: Run, batch: Batch) -> None:
         with run.span("forward"):
             outputs = engine.deepspeed(**micro_batch.on(run.device))
         loss = outputs["mlm_loss_sum"] * mlm_scale + outputs["pair_loss_sum"] * pair_scale
+        loss = loss + outputs["exit_loss_sum"] * mlm_scale
         with run.span("backward"):
             engine.backward(loss, is_last=number == len(batch.micro_batches))
         run.window.add_outputs(outputs)
@@ -152,8 +164,10 @@ def run_passes(run: Run, batch: Batch) -> None:
 def update(run: Run, batch: Batch) -> float:
     """Update the weights after the passes; returns the gradient norm before clipping."""
     with run.span("optimizer"):
-        gradient_norm, applied = run.engine.take_step()
-    run.window.add_step(batch.counts, run.config.model_at(run.step), applied=applied)
+        gradient_norm, applied = run.engine.take_step(run.find_idle())
+    model = run.config.model_at(run.step)
+    heads = 1 + sum(layer < model.num_layers for layer in run.config.exits)
+    run.window.add_step(batch.counts, model, heads=heads, applied=applied)
     run.step += 1
     run.updates += applied
     if applied:
@@ -326,6 +340,8 @@ def evaluate(run: Run) -> dict:
                 mesh=run.mesh,
             )
         module, objective = run.engine.deepspeed.module, config.stream.objective
+        depths = config.schedule("depth_schedule").at(run.step - 1)
+        module.albert.encoder.set_depth(max(depths))  # of those that may be drawn
         return heldout.evaluate(module, run.heldout, run.mesh, run.device, objective)
 
 

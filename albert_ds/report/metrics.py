@@ -27,7 +27,7 @@ from albert_ds.parallel.mesh import Mesh
 from albert_ds.report.screen import Screen
 from albert_ds.report.traffic import Traffic
 
-OUTPUTS = ("mlm_loss_sum", "mlm_correct", "pair_loss_sum", "pair_correct")
+OUTPUTS = ("mlm_loss_sum", "mlm_correct", "pair_loss_sum", "pair_correct", "exit_loss_sum")
 
 # Dense bf16 (V100: fp16) peak in FLOP/s by part of the device's name, the first that fits; half of
 # what NVIDIA's datasheets give for sparse matrices. Cards have less than the modules of their name.
@@ -56,7 +56,7 @@ def summarise(outputs: Tensor, counts: Counts, objective: str) -> dict[str, floa
 
     The mean of no values is None. The keys of the sentence task begin with its objective.
     """
-    mlm_loss, mlm_correct, pair_loss, pair_correct = outputs.tolist()
+    mlm_loss, mlm_correct, pair_loss, pair_correct, exit_loss = outputs.tolist()
 
     def mean(total: float, count: int) -> float | None:
         return total / count if count else None
@@ -68,6 +68,8 @@ def summarise(outputs: Tensor, counts: Counts, objective: str) -> dict[str, floa
     if objective != "none":
         values[f"{objective}_loss"] = mean(pair_loss, counts.pairs)
         values[f"{objective}_accuracy"] = mean(pair_correct, counts.pairs)
+    if exit_loss:
+        values["exit_loss"] = mean(exit_loss, counts.masked)
     losses = [v for k, v in values.items() if k.endswith("_loss") and v is not None]
     return {"loss": sum(losses), **values}
 
@@ -100,14 +102,19 @@ class Window:
     def add_outputs(self, outputs: dict[str, Tensor]) -> None:
         self.outputs += torch.stack([outputs[name].detach().double() for name in OUTPUTS])
 
-    def add_step(self, counts: Counts, model: ModelConfig, *, applied: bool) -> None:
-        """Count a step of `model`, whose depth may change from step to step."""
+    def add_step(
+        self, counts: Counts, model: ModelConfig, *, heads: int = 1, applied: bool
+    ) -> None:
+        """Count a step of `model`, whose depth may change from step to step.
+
+        heads: the depths at which its MLM loss was computed.
+        """
         self.counts = self.counts + counts
         self.flops += count_flops(
             model,
             tokens=counts.tokens,
             squared_lengths=counts.squared_lengths,
-            masked=counts.masked,
+            masked=heads * counts.masked,
         )
         self.steps += 1
         self.skipped += not applied
@@ -147,7 +154,7 @@ class Metrics:
         step: int,
         *,
         num_steps: int,
-        work_of: Callable[[int], int] = int,
+        work_of: Callable[[int], float] = int,
         wandb: bool = False,
     ):
         self._writes = mesh.rank == 0

@@ -112,7 +112,7 @@ class Screen:
     given.
     """
 
-    def __init__(self, *, step: int, num_steps: int, work_of: Callable[[int], int] = int):
+    def __init__(self, *, step: int, num_steps: int, work_of: Callable[[int], float] = int):
         self._num_steps, self._work_of = num_steps, work_of
         self._since = step, time.perf_counter()
         self._has_lines = False

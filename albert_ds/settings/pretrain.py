@@ -7,6 +7,7 @@ before anything is written. Nothing heavy is imported at the top: `--help` answe
 import argparse
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from albert_ds.cli import (
@@ -25,7 +26,7 @@ from albert_ds.data.plan import VARYING, DataPlan, read_varying
 from albert_ds.data.stream_config import TASK, StreamConfig
 from albert_ds.errors import UserError
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig, reshape
-from albert_ds.model.depth import model_at, read_depths
+from albert_ds.model.depth import draw_depth, read_depths, read_exits
 from albert_ds.model.sharing import ADDITIONS, list_patterns
 from albert_ds.optim.schedule import SHAPES, learning_rate
 from albert_ds.schedules import EXPLANATION, Schedule, cut
@@ -148,13 +149,21 @@ class RunConfig(SharedConfig):
         group=OPTIMIZATION,
     )
     depth_schedule: str | None = flag(
-        "layers to run, and from which step or share of --steps on: 3@0,6@40%,12@70%; for layers "
-        "that share all their blocks",
+        "layers to run, and from which step or share of --steps on: 3@0,6@40%,12@70%; 2-6@0 draws "
+        "them for each step. Depths that use the same blocks",
         default=None,
         shown_default="all layers from the first step on",
         metavar="LAYERS@START,...",
         group=OPTIMIZATION,
         may_change=True,  # for steps to come
+    )
+    exit_losses: str | None = flag(
+        "layers after which the MLM loss counts as well, and its weight, 1 if left out as it is "
+        "after the last layer: 2,4:0.5",
+        default=None,
+        shown_default="the last layer alone",
+        metavar="LAYER:WEIGHT,...",
+        group=OPTIMIZATION,
     )
     average: float | None = flag(
         "keep an average of the weights too, in which those after a step count DECAY times as much "
@@ -196,7 +205,13 @@ class RunConfig(SharedConfig):
 
     def model_at(self, step: int) -> ModelConfig:
         """The model as the step after `step` finished ones runs it: --depth-schedule."""
-        return model_at(self.model, self.depth_schedule, self.steps, step)
+        depths = self.schedule("depth_schedule").at(step)
+        return self.model.at_depth(draw_depth(depths, self.seed, step))
+
+    @property
+    def exits(self) -> dict[int, float]:
+        """Layers after which the MLM loss counts as well, and its weight there."""
+        return read_exits(self.model, self.exit_losses)
 
     @property
     def plan(self) -> DataPlan:
@@ -224,13 +239,16 @@ class RunConfig(SharedConfig):
             return read_depths(self.model, self.depth_schedule, self.steps)
         return self.plan.schedule(name)
 
-    def work_of(self, step: int) -> int:
-        """The work of the first `step` steps, in tokens of a layer, of sequences at full length."""
+    def work_of(self, step: int) -> float:
+        """The work of the first `step` steps, in tokens of a layer, of sequences at full length.
+
+        Of drawn depths the mean counts.
+        """
         depths, sizes, lengths = map(
             self.schedule, ("depth_schedule", "batch_size", "sequence_length")
         )
         return sum(
-            depths.at(begin) * sizes.at(begin) * lengths.at(begin + steps // 2) * steps
+            fmean(depths.at(begin)) * sizes.at(begin) * lengths.at(begin + steps // 2) * steps
             for begin, steps in cut((depths, sizes, lengths), step)
         )
 
@@ -326,7 +344,7 @@ def _take_schedules(args) -> dict[str, str]:
 
 
 def _check_schedules(config: RunConfig, sources, ranks: int) -> None:
-    config.model_at(0)  # refuses a wrong --depth-schedule
+    config.model_at(0), config.exits  # refuse a wrong --depth-schedule and --exit-losses
     for size in config.plan.schedule("batch_size").values:
         count_passes(size, config.micro_batch_size, ranks)
     for length in config.plan.schedule("sequence_length").values:

@@ -72,6 +72,11 @@ for blocks in 2 3; do # as many parameters in another order
 done
 for sharing in all attention ffn none; do row $sharing --sharing $sharing; done
 for own in norm scale position lora:4 norm,lora:4; do row all+$own --sharing all --per-layer $own; done
+# A core between layers of its own: throughout, and run once until a third of the steps is done.
+if [ "$SCALE" = paper ]; then loop=2,4x2,2 once=8 all=12; else loop=1,2x2,1 once=4 all=6; fi
+row loop --sharing loop:$loop
+row loop-late --sharing loop:$loop --depth-schedule $once@0,$all@35%
+row loop-late+inject --sharing loop:$loop --depth-schedule $once@0,$all@35% --per-layer inject
 # Layers at the start, and from which share of the steps on how many: 55 to 65 % of the blocks' FLOPs.
 if [ "$SCALE" = paper ]; then each=2; else each=1; fi # of 12 layers and of 6
 depth() { # NAME LAYERS@START..., of 6 layers

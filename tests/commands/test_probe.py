@@ -8,6 +8,7 @@ import tarfile
 
 import pytest
 import torch
+from albert_lab.commands.plots import main
 from torch.nn.functional import cross_entropy
 
 from albert_ds.data.samples import StreamConfig
@@ -132,6 +133,50 @@ def test_a_shared_model_runs_other_depths_as_hugging_face_does(data, tmp_path, l
     assert found["heldout_sop_loss"] == pytest.approx(float(torch.cat(sop).mean()), rel=1e-5)
     whole = probe(tmp_path, *words)
     assert abs(whole["heldout_mlm_loss"] - found["heldout_mlm_loss"]) > 1e-3
+
+
+def test_every_depth_is_measured_in_one_call_as_hugging_face_does(data, tmp_path):
+    run = make(tmp_path / "run", data, "none", num_layers=3, pair_head=False, initializer_range=0.1)
+    run_export(run, tmp_path / "hf")
+    words = ("--checkpoint", run, "--data", data, "--samples", 20, "--num-layers", "1-5")
+    rows = probe(tmp_path, *words)["depths"]
+    assert [row["num_layers"] for row in rows] == [1, 2, 3, 4, 5]
+    for depth, row in enumerate(rows, start=1):
+        losses, hits, moved = [], [], []
+        for tensors, logits, _, states in run_hugging_face(
+            tmp_path / "hf", data, "none", 20, num_hidden_layers=depth
+        ):
+            masked = logits[tensors["masked_positions"]]
+            losses.append(cross_entropy(masked, tensors["masked_labels"], reduction="none"))
+            hits.append(masked.argmax(1) == tensors["masked_labels"])
+            moved.append((states[-1] - states[-2]).norm(dim=1))
+        assert row["mlm_loss"] == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
+        assert row["mlm_accuracy"] == pytest.approx(float(torch.cat(hits).float().mean()))
+        assert row["l2"] == pytest.approx(float(torch.cat(moved).mean()), rel=1e-5)
+    main(["depths", "--input", f"{tmp_path}/values.json", "--output", f"{tmp_path}/depths.png"])
+    assert (tmp_path / "depths.png").read_bytes().startswith(b"\x89PNG")
+    main(["depths", "--input", f"{tmp_path}/values.json", "--output", f"{tmp_path}/depths.png"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sharing": "loop:1,1x3,1", "per_layer": "scale,inject"},
+        {"sharing": "all", "per_layer": "position,norm"},
+    ],
+)
+def test_each_of_many_depths_is_the_same_as_alone(data, tmp_path, changes):
+    """Also where a depth is not the beginning of a deeper one: a last layer of its own."""
+    run = make(tmp_path / "run", data, "none", num_layers=5, pair_head=False, **changes)
+    generator = torch.Generator().manual_seed(0)
+    state = ModelFolder(run).read_weights()
+    shaken = {n: x + 0.1 * torch.randn(x.shape, generator=generator) for n, x in state.items()}
+    write_weights(run, shaken)
+    words = ("--checkpoint", run, "--data", data, "--samples", 20, "--head-samples", 8)
+    for row in probe(tmp_path, *words, "--num-layers", "3-5")["depths"]:
+        alone = probe(tmp_path, *words, "--num-layers", row["num_layers"])
+        assert row["mlm_loss"] == pytest.approx(alone["heldout_mlm_loss"], rel=1e-5)
+        assert row["mlm_accuracy"] == pytest.approx(alone["heldout_mlm_accuracy"])
 
 
 def test_bits_per_byte_are_those_of_hugging_face(data, tmp_path):

@@ -39,6 +39,8 @@ class Mode:
     objective: str = "sop"
     optimizer: str = "Lamb"
     resumed: bool = False  # stopped after some steps, and continued from the checkpoint
+    depths: tuple[int, ...] = ()  # layers of each step; all of them if empty
+    exits: tuple[tuple[int, float], ...] = ()  # layers with a loss of their own, and its weight
     dealt_to: int = 1  # samples are ordered as that many data-parallel ranks would take them
 
     @property

@@ -85,6 +85,13 @@ def config_of(mode: Mode, output: str = "unused") -> RunConfig:
         output=output,
     )
     stream = replace(config.stream, objective=mode.objective)
+    if mode.depths:
+        parts = [*enumerate(mode.depths), (NUM_STEPS, config.model.num_layers)]
+        schedule = ",".join(f"{depth}@{step}" for step, depth in parts)
+        config = replace(config, depth_schedule=schedule)
+    if mode.exits:
+        words = ",".join(f"{layer}:{weight}" for layer, weight in mode.exits)
+        config = replace(config, exit_losses=words)
     return replace(config, stream=stream)
 
 
@@ -157,8 +164,8 @@ class References:
 
     def of(self, mode: Mode, outcome: Outcome, *, rounded: bool = False) -> Reference:
         """Training from the outcome's initial weights, or from these `rounded` to bf16."""
-        task = (mode.sharing, mode.per_layer, mode.objective, mode.clipping, mode.optimizer)
-        key = (*task, rounded)
+        task = (mode.sharing, mode.per_layer, mode.objective, mode.depths, mode.exits)
+        key = (*task, mode.clipping, mode.optimizer, rounded)
         if key not in self._known:
             config, start = config_of(mode), outcome.initial
             if rounded:
@@ -170,6 +177,8 @@ class References:
                 rates=[config.rate_at(step) for step in range(NUM_STEPS)],
                 clip=mode.clipping,
                 muon=mode.optimizer == "Muon",
+                depths=[*mode.depths],
+                exits=dict(mode.exits),
             )
         return self._known[key]
 

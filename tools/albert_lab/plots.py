@@ -34,6 +34,12 @@ DISTANCES = (
     ("l2", "L2 distance of input and output"),
     ("degrees", "angle of input and output (degrees)"),
 )
+DEPTHS = {
+    "mlm_loss": "held-out MLM loss",
+    "mlm_accuracy": "held-out MLM accuracy",
+    "l2": "L2 distance from the depth before",
+    "degrees": "angle to the depth before (degrees)",
+}
 # The layout: fields in which two cells must agree to be compared, and how a picture names them.
 LAYOUT = {
     "ranks": "{} ranks",
@@ -170,6 +176,22 @@ def draw_layers(models: dict[str, dict], output: Path) -> None:
         axis.set_yscale("log")
         label(axis, "layer", title)
     axes[0].legend(fontsize=8)
+    save(figure, output)
+
+
+def read_depths(path: Path) -> list[dict]:
+    """The rows of what `albert-ds probe --num-layers LOW-HIGH --output` wrote; else UserError."""
+    report, name = read_json(path, f"--input {path}"), f"--input {path}"
+    check(report, {"depths": [dict.fromkeys(("num_layers", *DEPTHS), Number())]}, name)
+    return report["depths"]
+
+
+def draw_depths(rows: list[dict], output: Path) -> None:
+    """A panel for each number of `albert-ds probe --num-layers LOW-HIGH`, against the depth."""
+    figure, axes = new_figure(len(DEPTHS), width=4)
+    for axis, (key, title) in zip(axes, DEPTHS.items(), strict=True):
+        axis.plot(*zip(*((row["num_layers"], row[key]) for row in rows), strict=True), marker="o")
+        label(axis, "layers that run", title)
     save(figure, output)
 
 

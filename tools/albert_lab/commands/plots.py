@@ -35,6 +35,11 @@ def build_parser() -> Parser:
         add("--only", metavar="KEY=VALUE,...", help=text)
     add = command("layers", "distance and angle of each layer's input and output (Figure 1)")
     add("--input", type=Path, required=True, help="JSON of `albert-ds probe --similarity --output`")
+    add = command(
+        "depths", "loss and accuracy of masked words at each depth, and how states change"
+    )
+    text = "JSON of `albert-ds probe --num-layers LOW-HIGH --output`"
+    add("--input", type=Path, required=True, help=text)
     return parser
 
 
@@ -76,6 +81,8 @@ def main(argv: list[str]) -> None:
     refuse_input(args.output, inputs)  # a report of albert-ds too, but no picture
     if args.command == "layers":
         plots.draw_layers(plots.read_models(args.input), args.output)
+    elif args.command == "depths":
+        plots.draw_depths(plots.read_depths(args.input), args.output)
     else:
         cells = [cell for path in args.input for cell in plots.read_cells(path)]
         only = dict(part.partition("=")[::2] for part in args.only.split(",")) if args.only else {}

@@ -10,6 +10,7 @@ slower: that leaves the most memory.
 
 import itertools
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from albert_ds.data.plan import read_varying
 from albert_ds.errors import UserError
@@ -61,7 +62,7 @@ def find_hours(
 ) -> float:
     """Hours of a run, part by part of its --depth-schedule and of batch and length in `schedules`.
 
-    On a line the length in its middle stands for all.
+    On a line the length in its middle stands for all, of drawn depths the mean.
     """
     layout, seconds = plan.layout, 0.0
     depths = read_depths(layout.model, depth_schedule, steps)
@@ -72,11 +73,12 @@ def find_hours(
     for begin, number in cut((depths, sizes, lengths), steps):
         part = replace(
             layout,
-            model=layout.model.at_depth(depths.at(begin)),
             accumulation=sizes.at(begin) // (layout.micro_batch_size * layout.data_parallel),
             sequence_length=lengths.at(begin + number // 2),
         )
-        seconds += number * predict_step(part, machine, link=link).total
+        models = [layout.model.at_depth(layers) for layers in depths.at(begin)]
+        parts = [replace(part, model=model) for model in models]
+        seconds += number * fmean(predict_step(x, machine, link=link).total for x in parts)
     return seconds / 3600
 
 
