@@ -20,7 +20,7 @@ HALF_BOUNDS = {"bf16": 0.07, "fp16": 0.02}
 
 
 def modes_of(grid: tuple[int, int], precision: str) -> list[Mode]:
-    """Every stage with and without accumulation, and one of each other factor."""
+    """Every stage with and without accumulation, Muon in each, and one of each other factor."""
     plain = Mode(grid=grid, precision=precision)
     modes = [
         replace(plain, stage=stage, accumulation=accumulation)
@@ -30,6 +30,8 @@ def modes_of(grid: tuple[int, int], precision: str) -> list[Mode]:
     modes += [replace(plain, checkpointing=how) for how in ("attention", "block")]
     modes += [replace(plain, sharing=how) for how in ("none", "groups:2")]
     modes += [replace(plain, objective="none"), replace(plain, clipping=None)]
+    if precision == "fp32":
+        modes += [replace(plain, stage=stage, optimizer="Muon") for stage in (0, 1, 2, 3)]
     return [mode for mode in modes if not mode.is_refused]
 
 
