@@ -138,22 +138,25 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
     def _step_matrices(self, parameters: list[Tensor], group: dict) -> None:
-        matrices = []
-        for parameter in parameters:
-            state, gradient, momentum = self.state[parameter], parameter.grad, group["momentum"]
-            assert gradient is not None
-            state["step"] += 1
-            state["exp_avg"].lerp_(gradient, 1 - momentum)
-            ahead = gradient.lerp(state["exp_avg"], momentum).reshape(-1)
-            matrices += [
-                (fragment, self._collect(fragment, ahead[fragment.in_flat]))
-                for fragment in self._fragments[parameter]
-            ]
         # All are collected first, so that the processes then work at the same time.
-        found = [(f, None if whole is None else orthogonalize(whole)) for f, whole in matrices]
+        found = [pair for p in parameters for pair in self._collect_matrices(p, group)]
+        for number, (fragment, whole) in enumerate(found):
+            if whole is not None:
+                whole = orthogonalize(whole).mul_(SCALE * math.sqrt(max(whole.shape)))
+                found[number] = fragment, whole
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         for fragment, whole in found:
-            if whole is not None:
-                whole *= SCALE * math.sqrt(max(whole.shape))
             piece = self._spread(fragment, whole)
             fragment.flat.view(-1)[fragment.in_flat].add_(piece, alpha=-group["lr"])
+
+    def _collect_matrices(self, parameter: Tensor, group: dict) -> list[tuple]:
+        """Update the momentum; returns the fragments and the matrices for this process."""
+        state, gradient, momentum = self.state[parameter], parameter.grad, group["momentum"]
+        assert gradient is not None
+        state["step"] += 1
+        state["exp_avg"].lerp_(gradient, 1 - momentum)
+        ahead = gradient.lerp(state["exp_avg"], momentum).reshape(-1)
+        return [
+            (fragment, self._collect(fragment, ahead[fragment.in_flat]))
+            for fragment in self._fragments[parameter]
+        ]

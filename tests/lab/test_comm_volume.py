@@ -30,11 +30,14 @@ def measure(rank: int, *flags: str) -> list[dict]:
     return measure_models(build_parser().parse_args(["--models", "albert-tiny", *flags]), TRAFFIC)
 
 
+MUON = {"zero1_fp32_muon": ("fp32", 1), "zero1_bf16_muon": ("bf16", 1)}
+
+
 @pytest.fixture(scope="module")
 def reports() -> dict[tuple[int, str], dict]:
     """By tensor-parallel size and configuration."""
     found = {}
-    for tp, names in ((1, tuple(CONFIGS)), (2, ("zero1_fp32", "zero1_bf16"))):
+    for tp, names in ((1, (*CONFIGS, *MUON)), (2, ("zero1_fp32", "zero1_bf16", *MUON))):
         files = [f"ds_configs/{name}.json" for name in names]
         flags = ("--tensor-parallel", str(tp), "--deepspeed_config", *files)
         measured = run_ranks(measure, 2, *flags)[0]
@@ -44,14 +47,13 @@ def reports() -> dict[tuple[int, str], dict]:
     return found | {("own", "zero1_fp32"): run_ranks(measure, 2, *flags, *file)[0][0]}
 
 
-def test_muon_sends_each_matrix_to_its_rank_and_back():
-    names = ("zero0_fp32", "zero1_fp32", "zero1_fp32_muon", "zero1_bf16_muon")
-    files = [f"ds_configs/{name}.json" for name in names]
-    *others, fp32, bf16 = run_ranks(measure, 2, "--deepspeed_config", *files)[0]
-    assert not any("Muon's matrices" in report["kinds"] for report in others)
+def test_muon_sends_each_matrix_to_its_rank_and_back(reports):
     hidden, inner = SIZE.hidden_size, SIZE.ffn_size
-    for report in (fp32, bf16):
-        moved = report["kinds"]["Muon's matrices"]
+    for (_, name), report in reports.items():
+        moved = report["kinds"].get("Muon's matrices")
+        assert (moved is not None) == (name in MUON), name
+        if moved is None:
+            continue
         assert moved["collectives"] == {"reduce": 6, "broadcast": 6}  # however many the layers
         assert moved["bytes"] == 2 * 4 * (4 * hidden * hidden + 2 * hidden * inner)
 
@@ -100,10 +102,11 @@ def test_tensor_parallel_activations_are_at_their_minimum(reports):
     [
         *((1, name) for name in ("zero0_fp32", "zero1_bf16", "zero2_bf16", "zero3_bf16")),
         *((2, "zero1_bf16"), ("own", "zero1_fp32")),
+        *((tp, name) for tp in (1, 2) for name in MUON),
     ],
 )
 def test_the_scaling_model_lists_the_same_collectives(reports, tp, name):
-    report, (precision, zero) = reports[tp, name], CONFIGS[name]
+    report, (precision, zero) = reports[tp, name], (CONFIGS | MUON)[name]
     changes = {"sharing": "cycle:2", "per_layer": OWN} if tp == "own" else {}
     tp = 2 if tp == "own" else tp
     layout = Layout(
@@ -116,6 +119,7 @@ def test_the_scaling_model_lists_the_same_collectives(reports, tp, name):
         accumulation=2,
         sequence_length=32,
         precision=precision,
+        muon=name in MUON,
     )
     assert layout.parameters == report["parameters_a_rank"]
     counted = {found.kind: found for found in count_collectives(layout)}

@@ -14,16 +14,16 @@ from tests.distributed import run_ranks
 from tests.training import join
 
 
-def measure(rank: int, cases: list[tuple[str, dict]]) -> list[dict]:
+def measure(rank: int, cases: list[tuple[str, dict, str]]) -> list[dict]:
     """Bytes of a rank between steps and at the peak of the second one: measured, predicted."""
     found = []
     joined = join(1)
     device, mesh, traffic = joined
-    for again, changes in cases:
+    for again, changes, file in cases:
         config = bench_config(
             "albert-tiny",
             replace(SIZES["albert-tiny"], dropout=0.0, **changes),
-            deepspeed_config="ds_configs/zero1_fp32.json",
+            deepspeed_config=f"ds_configs/{file}.json",
             micro_batch_size=4,
             sequence_length=128,
             data_parallel=mesh.dp_size,
@@ -42,6 +42,7 @@ def measure(rank: int, cases: list[tuple[str, dict]]) -> list[dict]:
             sequence_length=128,
             precision="fp32",
             activation_checkpointing=again,
+            muon=file.endswith("muon"),
         )
         memory = predict_memory(layout, on_cuda=False)
         peak = lives + measure_peak(run)
@@ -76,13 +77,16 @@ def measure_peak(run) -> int:
 
 def test_the_peak_is_predicted():
     own = {"per_layer": "norm,scale,position,lora:8", "sharing": "cycle:2"}
-    cases = [("none", {}), ("block", {}), ("none", own)]
+    # The update of a wide model takes more than its passes.
+    wide = {"hidden_size": 512, "ffn_size": 2048, "num_layers": 1, "vocab_size": 500}
+    lamb, muon = "zero1_fp32", "zero1_fp32_muon"
+    cases = [("none", {}, lamb), ("block", {}, lamb), ("none", own, lamb), ("none", wide, muon)]
     cells = run_ranks(measure, 2, cases)[0]
     for cell in cells:
         (lives, peak), (lives_predicted, peak_predicted) = cell["measured"], cell["predicted"]
         assert abs(peak_predicted / peak - 1) < 0.1, cell
         assert abs(lives_predicted / lives - 1) < 0.01, cell
-    keeps, again, more = (cell["measured"][1] for cell in cells)
+    keeps, again, more, _ = (cell["measured"][1] for cell in cells)
     assert more > keeps > again
     added = cells[2]["predicted"][1] - cells[0]["predicted"][1]
     assert added == pytest.approx(more - keeps, rel=0.05)

@@ -79,6 +79,8 @@ def _add_plan(add) -> None:
     add("--model", choices=SIZES, required=True, help="size")
     add("--sharing", metavar="HOW", help="pattern of train.py --sharing (default: the size's own)")
     add("--per-layer", default="none", metavar="WHAT", help="what layers have of their own")
+    text = "Muon, ds_configs/zero1_bf16_muon.json, instead of LAMB"
+    add("--muon", action="store_true", help=text)
     text = "depths of train.py --depth-schedule (default: all layers from the first step on)"
     add("--depth-schedule", metavar="LAYERS@START,...", help=text)
     add("--gpus", type=positive, required=True, metavar="GPUS", help="GPUs of the cluster")
@@ -177,6 +179,7 @@ def choose_plans(args) -> tuple[list[Plan], Machine, float]:
         batch_size=max(sizes),
         sequence_length=max(lengths),
         micro_batch_size=args.micro_batch_size,
+        muon=args.muon,
     )
     layouts = [x for x in layouts if not any(n % (x.batch_size // x.accumulation) for n in sizes)]
     if not layouts:

@@ -62,6 +62,18 @@ def count_collectives(layout: Layout) -> list[Collective]:
                 rings=1,
             )
         )
+    if layout.muon:  # each matrix to its rank and back, in fp32
+        found.append(
+            Collective(
+                kind=MATRICES,
+                calls=2 * len(layout.matrices),
+                bytes=2 * 4 * layout.matrix_parameters,
+                is_all_reduce=False,
+                ranks=layout.ranks,
+                crosses_nodes=layout.nodes > 1,
+                rings=1,
+            )
+        )
     return [collective for collective in found if collective.ranks > 1]
 
 
@@ -84,12 +96,12 @@ def _data_parallel(layout: Layout) -> list[Collective]:
     reductions = passes if layout.zero >= 2 else 1
     gathers = {0: 0, 1: 1, 2: 1, 3: passes}[layout.zero]
     # At ZeRO-1 and 2 DeepSpeed uses an all-reduce, though a reduce-scatter would do. Weights with
-    # and without weight decay are gathered by separate calls.
+    # and without weight decay, and Muon's, are gathered by separate calls.
     return [
         over_replicas(
             GRADIENTS, reductions, 1, layout.gradient_bytes, is_all_reduce=layout.zero < 3
         ),
-        over_replicas(WEIGHTS, gathers, 2, layout.weight_bytes),
+        over_replicas(WEIGHTS, gathers, 2 + layout.muon, layout.weight_bytes),
     ]
 
 

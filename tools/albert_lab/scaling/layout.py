@@ -32,6 +32,7 @@ class Layout:
     precision: str = "bf16"  # of the passes; PRECISIONS
     gradient_bytes: int = 4  # per element while gradients are reduced (communication_data_type)
     activation_checkpointing: str = "none"  # CHECKPOINTING
+    muon: bool = False  # updates the matrices of the blocks; LAMB or AdamW if False
 
     def __post_init__(self):
         tp, model = self.tensor_parallel, self.model
@@ -118,6 +119,25 @@ class Layout:
     def _outside(self, counts: dict[str, int]) -> int:
         """The parameters outside the layers, which every rank has whole."""
         return sum(counts.values()) - counts["attention"] - counts["ffn"] - counts["per_layer"]
+
+    @property
+    def matrices(self) -> list[tuple[int, int]]:
+        """Rows and columns of each matrix that Muon updates, whole, the shorter side first."""
+        if not self.muon:
+            return []
+        h, f = self.model.hidden_size, self.model.ffn_size
+        num_attention, num_ffn = self.model.num_blocks
+        return 4 * num_attention * [(h, h)] + 2 * num_ffn * [(min(h, f), max(h, f))]
+
+    @property
+    def matrix_parameters(self) -> int:
+        return sum(rows * columns for rows, columns in self.matrices)
+
+    @property
+    def newton_schulz_flops(self) -> float:
+        """Of the rank that has most to do: five steps of two products and a square."""
+        flops = [20 * rows**2 * columns + 10 * rows**3 for rows, columns in self.matrices]
+        return max(sum(flops) / self.ranks, *flops) if flops else 0
 
     @property
     def held_parameters(self) -> float:

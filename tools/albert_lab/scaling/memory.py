@@ -91,16 +91,20 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
     word = model.vocab_size * model.embedding_size * width
     # A block's gradients replace its last layer's activations, and can be larger.
     growth = max(0.0, layout.block_parameters * width - tokens * (kept + again) + spared)
+    # Muon has one moment and no update of a matrix; a rank holds whole ones, and multiplies one.
+    spare = 4 * layout.matrix_parameters / layout.tensor_parallel / (replicas if layout.zero else 1)
+    products = [2 * rows * (columns + rows) for rows, columns in layout.matrices]
+    whole = 4 * (layout.matrix_parameters / layout.ranks + max(products, default=0))
     # At ZeRO-0 the norm of the gradients is computed in float64, tensor by tensor.
     norm = 4 * parameters + 4 * max(word, matrix)
     return Memory(
-        lives=held(states.lives),
+        lives=held(states.lives) - spare,
         activations=tokens * (model.num_layers * kept + 2 * model.hidden_size * width)
         - max(0.0, spared - unneeded * again),
         head=2 * rows * model.vocab_size * width if on_cuda else count_head_on_cpu(layout, rows),
         backward=word + matrix + 2 * tokens * inner * width + tokens * again + growth,
         gradients=held(states.gradients) * (layout.accumulation > 1) + parameters * states.bucket,
-        update=max(held(states.update), 0 if layout.zero else norm),
+        update=max(held(states.update) - spare + whole, 0 if layout.zero else norm),
     )
 
 

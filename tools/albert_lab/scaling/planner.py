@@ -105,6 +105,7 @@ def find_layouts(
     batch_size: int,
     sequence_length: int,
     micro_batch_size: int | None = None,
+    muon: bool = False,
 ) -> list[Layout]:
     """All layouts with exactly this global batch; tensor parallelism stays inside a node.
 
@@ -135,11 +136,12 @@ def find_layouts(
             accumulation=share // micro,
             sequence_length=sequence_length,
             activation_checkpointing=again,
+            muon=muon,
         )
         for tp, share in shares.items()
         for micro in ([micro_batch_size] if micro_batch_size else range(1, LARGEST_PASS + 1))
         if share % micro == 0
-        for zero, again in itertools.product(ZERO_STAGES, CHECKPOINTING)
+        for zero, again in itertools.product((1,) if muon else ZERO_STAGES, CHECKPOINTING)
     ]
     if not found:
         raise UserError(

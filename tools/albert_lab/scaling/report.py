@@ -115,7 +115,9 @@ def as_command(
         flags.append(f"--tensor-parallel {layout.tensor_parallel}")
     if layout.activation_checkpointing != "none":
         flags.append(f"--activation-checkpointing {layout.activation_checkpointing}")
-    flags.append(f"--deepspeed_config ds_configs/zero{layout.zero}_bf16.json")
+    flags.append(
+        f"--deepspeed_config ds_configs/zero{layout.zero}_bf16{'_muon' * layout.muon}.json"
+    )
     command = " \\\n        ".join(flags)
     if layout.nodes == 1:
         return command

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from albert_lab.scaling.collectives import WEIGHTS, Collective, count_collectives
 from albert_lab.scaling.layout import Layout
 
+FP32 = 16  # times as long as bf16, of a GPU's matrix products: 15 to 16 on the datasheets
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
@@ -71,8 +73,10 @@ def predict_step(
     a_pass = max(a_pass, model.num_layers * machine.a_layer)
     collectives = count_collectives(layout)
     seconds = sum(time_collective(c, machine, link, devices) for c in collectives)
+    slower = FP32 if layout.weight_bytes == 2 else 1
+    matrices = layout.newton_schulz_flops * machine.a_flop * slower
     updates = layout.held_parameters * machine.an_update + layout.parameters * machine.a_parameter
-    compute, optimizer = a_pass * layout.accumulation, updates / devices
+    compute, optimizer = a_pass * layout.accumulation, (updates + matrices) / devices
     straggle = machine.straggle * (compute + optimizer) * (layout.ranks > 1)
     return StepTime(
         compute=compute,
