@@ -271,6 +271,14 @@ def _read_foreign(path: Path) -> Weights:
     except (OSError, EOFError, SafetensorError, pickle.UnpicklingError, RuntimeError) as error:
         first_line = str(error).partition("\n")[0]
         raise UserError(f"{path}: not a file of tensors: {first_line}") from None
-    if not isinstance(content, dict) or not all(map(torch.is_tensor, content.values())):
-        raise UserError(f"{path}: not a file of tensors: must be a state dict")
+    if not isinstance(content, dict) or not all(map(_is_entry, content.items())):
+        raise UserError(
+            f"{path}: not a file of tensors: must be a state dict, of names and dense real tensors"
+        )
     return content
+
+
+def _is_entry(entry: tuple[object, object]) -> bool:
+    name, x = entry
+    is_plain = isinstance(x, torch.Tensor) and x.layout == torch.strided and not x.is_meta
+    return isinstance(name, str) and is_plain and not x.is_quantized and not x.is_complex()

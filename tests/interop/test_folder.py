@@ -85,6 +85,15 @@ WRONG = [
     ),
     (write_pickle({"step": 1}), "not a file of tensors: must be a state dict"),
     (write_pickle([torch.zeros(1)]), "not a file of tensors: must be a state dict"),
+    *(
+        (write_pickle({name: x}), "must be a state dict, of names and dense real tensors")
+        for name, x in {
+            5: torch.zeros(300),
+            "predictions.bias": torch.zeros(300, dtype=torch.complex64),
+            "sparse": torch.zeros(300).to_sparse(),
+            "meta": torch.zeros(300, device="meta"),
+        }.items()
+    ),
     (write_pickle({"predictions.bias": Payload()}), "not a file of tensors"),
     (
         lambda hf: (
