@@ -1,6 +1,8 @@
 """Depth that grows: exact through stops and other layouts, on the same stream; wrong words."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,12 +10,15 @@ import torch
 from albert_ds.data.shards import open_shards
 from albert_ds.errors import UserError
 from albert_ds.model.config import count_flops
-from albert_ds.model.depth import read_depths
+from albert_ds.model.depth import read_depths, read_exits
 from albert_ds.report import screen
-from tests.batches import random_samples
+from tests.batches import concatenate, random_samples
+from tests.command import run_command
+from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
 from tests.reference import update_error
 from tests.test_layout_change import Leg, config_of, run_leg
+from tests.test_resume import files_of, records
 from tests.training import SMALL, join, open_small_run, small_config
 
 SCHEDULE = "1@0,2@25%,3@3"  # of 4 steps
@@ -77,18 +82,70 @@ def count_steps(rank: int, config, batches: list) -> list[int]:
     return found
 
 
-def test_logged_flops_are_those_of_the_depth_that_ran():
+@pytest.mark.parametrize(
+    ("schedule", "exits", "depths", "heads"),
+    [
+        (SCHEDULE, None, (1, 2, 2, 3), (1, 1, 1, 1)),
+        (SCHEDULE, "1,2:0.5", (1, 2, 2, 3), (1, 2, 2, 3)),
+        ("1-3@0", "2", (2, 3, 1, 3), (1, 2, 1, 2)),  # as seed 34 draws them
+    ],
+)
+def test_logged_flops_are_those_of_the_depth_that_ran(schedule, exits, depths, heads):
     samples = random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=0)
-    config = replace(small_config(world_size=1, steps=4), depth_schedule=SCHEDULE)
+    config = replace(small_config(world_size=1, steps=4), seed=34)
+    config = replace(config, depth_schedule=schedule, exit_losses=exits)
     found = run_ranks(count_steps, 1, config, [samples] * 4)[0]
     lengths = [len(sample["input_ids"]) for sample in samples]
-    batch = {
-        "tokens": sum(lengths),
-        "squared_lengths": sum(length**2 for length in lengths),
-        "masked": sum(len(sample["masked_positions"]) for sample in samples),
-    }
-    depths = (1, 2, 2, 3)
-    assert found == [count_flops(replace(SMALL, num_layers=depth), **batch) for depth in depths]
+    batch = {"tokens": sum(lengths), "squared_lengths": sum(length**2 for length in lengths)}
+    masked = sum(len(sample["masked_positions"]) for sample in samples)
+    assert found == [
+        count_flops(replace(SMALL, num_layers=depth), **batch, masked=masked * number)
+        for depth, number in zip(depths, heads, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("exits", "changes", "words"),
+    [
+        ("3", {}, "'3': 3: must be at least 1 and at most 2; LAYER or LAYER:WEIGHT"),
+        ("1:", {}, "'1:': : must be a number"),
+        ("1:0", {}, "'1:0': 0: must be above 0"),
+        ("1,1:2", {}, "names layer 1 twice"),
+        ("1", {"per_layer": "norm,position"}, "not with --per-layer norm,position"),
+    ],
+)
+def test_wrong_exits_are_refused(exits, changes, words):
+    with pytest.raises(UserError, match="--exit-losses") as refused:
+        read_exits(replace(SMALL, **changes), exits)
+    assert words in str(refused.value)
+    assert read_exits(SMALL, "2,1:0.5") == {2: 1.0, 1: 0.5} and read_exits(SMALL, None) == {}
+
+
+def hold_out(rank: int, config, samples: list) -> tuple[float, list[float]]:
+    """The held-out loss that a step which drew one layer logs; those of each depth."""
+    from albert_ds.pretraining.loop import evaluate, next_batch, train_step
+
+    run = open_small_run(config, [samples], *join(1))
+    train_step(run, next_batch(run))
+    run.heldout = [concatenate(samples)]
+    logged, module, losses = evaluate(run)["heldout_mlm_loss"], run.engine.deepspeed.module, []
+    for depth in (1, 2, 3):
+        module.eval().albert.encoder.set_depth(depth)
+        with torch.no_grad():
+            found = module(**run.heldout[0].tensors)["mlm_loss_sum"]
+        losses.append(float(found) / run.heldout[0].masked)
+    return logged, losses
+
+
+def test_held_out_losses_of_drawn_depths_are_those_of_the_greatest():
+    samples = random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=0)
+    model = replace(SMALL, initializer_range=0.2)  # layers change a loss by more than rounding
+    config = small_config(world_size=1, steps=9, model=model)
+    config = replace(config, depth_schedule="1-2@0,1-3@5")
+    assert config.model_at(0).num_layers == 1
+    logged, losses = run_ranks(hold_out, 1, config, samples)[0]
+    assert logged == pytest.approx(losses[1], rel=1e-6)
+    assert min(abs(losses[1] - losses[n]) for n in (0, 2)) > 1e-4
 
 
 def test_the_time_left_is_that_of_the_depths_to_come(monkeypatch, capsys):
@@ -190,3 +247,31 @@ def test_a_depth_is_drawn_from_the_seed_and_the_step():
     assert config.work_of(3000) == 8 * 32 * 12_000  # on average
     pairs = replace(SMALL, sharing="loop:1,2x3,1", num_layers=8)
     assert read_depths(pairs, "4-8@0", 9).values == [(4, 6, 8)]
+
+
+LOOPED = dict(
+    **dict(num_layers=5, sharing="loop:1,1x3,1", per_layer="lora:2,inject", dropout=0.1),
+    **dict(depth_schedule="3@0,3-5@2", exit_losses="1:0.5,3", steps=6, save_every=1, keep_last=6),
+)
+
+
+@pytest.mark.nightly
+def test_a_looped_run_resumes_to_every_bit_and_shows_what_it_ran(data, tmp_path):
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    assert finish(start_ranks(train_command(data, whole, **LOOPED), 1)) == [0]
+    shutil.copytree(whole, again)
+    for step in (4, 5, 6):
+        shutil.rmtree(again / "checkpoints" / f"step-{step:08d}")
+    assert finish(start_ranks(train_command(data, again, **LOOPED), 1)) == [0]
+    assert records(again) == records(whole)
+    last = Path("checkpoints", "step-00000006")
+    assert files_of(again / last) == files_of(whole / last)
+    steps = [record for record in records(whole) if "samples" in record]
+    assert [record["num_layers"] for record in steps[:2]] == [3, 3]
+    for record in steps:
+        assert record["loss"] == pytest.approx(
+            record["mlm_loss"] + record["sop_loss"] + record["exit_loss"]
+        )
+    done = run_command("export", "--checkpoint", whole, "--output", tmp_path / "hf")
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert "--per-layer lora:2,inject: " in done.err and "cannot be exported" in done.err
