@@ -54,6 +54,7 @@ def write_card(
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
+    environment.filters["plain"] = as_plain
     environment.filters["json"] = json.dumps  # YAML too; `no` in quotes is a language, not false
     return environment.from_string(TEXT.read_text(encoding="utf-8")).render(
         metadata={
@@ -82,6 +83,12 @@ def write_card(
         command=run.get("command"),
         licence=licence,
     )
+
+
+def as_plain(fact: object) -> str:
+    """Text of a run's files, or a name, as Markdown and HTML show it: no tag, no cell, one line."""
+    text = " ".join(str(fact).split())
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
 
 def _describe_training(run: dict, *, is_task: bool) -> dict:

@@ -99,6 +99,17 @@ def test_the_card_says_what_was_written_differently(vocab, tmp_path):
         assert words in card
 
 
+def test_text_of_files_is_shown_and_not_run(run, tmp_path):
+    """A card is shown by viewers that do not sanitise HTML."""
+    config = json.loads((run / "config.json").read_text())
+    config["versions"]["commit"] = "abc<script>alert(1)</script> | x\n| y | z"
+    (run / "config.json").write_text(json.dumps(config))
+    odd = run.rename(run.with_name("a`<img src=x>"))
+    card = (run_export(odd, tmp_path / "hf") / "README.md").read_text()
+    assert "<script" not in card and "exported from `a'<img src=x>/step-" in card
+    assert r"abc&lt;script>alert(1)&lt;/script> \| x \| y \| z |" in card
+
+
 def test_what_nobody_said_is_marked_and_no_metadata(run, tmp_path):
     (tmp_path / "riksmål: 1" / "index.json").unlink()
     hf = run_export(run, tmp_path / "hf")
