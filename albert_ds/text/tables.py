@@ -34,6 +34,12 @@ MIN_ALIKE = 0.9  # of these rows have as many fields as the first
 BATCH_ROWS = 128
 READ_BYTES = 4 << 20  # of a column at once
 MAX_SHOWN = 300  # characters of the names of columns
+# Without pre_buffer=False all of a row group is loaded first.
+HOW_TO_READ: Any = {
+    "buffer_size": READ_BYTES,
+    "pre_buffer": False,
+    "page_checksum_verification": True,
+}
 ARROW_FILE = b"ARROW1\0\0"
 ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 
@@ -105,8 +111,9 @@ def split_table(
 def find_column(name: str, columns: list[str], text_field: str) -> int:
     """Where the column is among those of the file `name`; UserError that lists them if nowhere."""
     if text_field not in columns:
+        shown = " ".join(", ".join(columns).split())[:MAX_SHOWN]
         raise UserError(
-            f"{name}: has no column {text_field!r}; it has {', '.join(columns)[:MAX_SHOWN]}; "
+            f"{name}: has no column {text_field!r}; it has {shown}; "
             "--text-field names the one that holds the text"
         )
     return columns.index(text_field)
@@ -146,17 +153,15 @@ def read_parquet(
 def read_arrow(file: IO[bytes], name: str, text_field: str) -> Iterator[Document]:
     """The rows of an open file that begins with an Arrow stream."""
     require("pyarrow", "parquet", name)
-    import pyarrow
+    from pyarrow import ipc
 
     if file.read(len(ARROW_FILE)) != ARROW_FILE:
         file.seek(-len(ARROW_END), os.SEEK_END)
         if file.read() != ARROW_END:  # a stream that is cut between two batches just ends
             raise DamagedData(f"{name}: the Arrow file is cut short")
         file.seek(0)
-    try:
-        stream = pyarrow.ipc.open_stream(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DamagedData(f"{name}: cannot be read: {error}") from None
+    with _naming(name):
+        stream = ipc.open_stream(file)
     place = _find_text(name, stream.schema, text_field)
     for number, value in enumerate(_read_values(stream, place, name), 1):
         yield _make_document(value, number)
@@ -165,14 +170,11 @@ def read_arrow(file: IO[bytes], name: str, text_field: str) -> Iterator[Document
 @contextmanager
 def _open_parquet(location: str, text_field: str) -> Generator[Any]:
     require("pyarrow", "parquet", location)
-    import pyarrow
     from pyarrow.parquet import ParquetFile
 
     with open_parts(location) as raw:
-        try:
-            file = ParquetFile(raw, buffer_size=READ_BYTES, pre_buffer=False)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DamagedData(f"{location}: not a whole Parquet file: {error}") from None
+        with _naming(f"{location}: not a whole Parquet file"):
+            file = ParquetFile(raw, **HOW_TO_READ)
         _find_text(location, file.schema_arrow, text_field)
         yield file
 
@@ -202,13 +204,27 @@ def _list_groups(metadata: Any, text_field: str) -> list[Group]:
 
 
 def _read_values(batches: Iterable[Any], place: int, name: str) -> Iterator[bytes | None]:
+    from pyarrow import binary, large_binary, large_string, string
+
+    as_bytes = {string(): binary(), large_string(): large_binary()}
+    with _naming(name):
+        for batch in batches:
+            column = batch.column(place)
+            column = column.view(as_bytes.get(column.type, column.type))
+            column.validate(full=True)  # wrong offsets would end this process
+            yield from column.cast(large_binary()).to_pylist()
+
+
+@contextmanager
+def _naming(name: str) -> Generator[None]:
+    """Errors of pyarrow as DamagedData that names what was read."""
     import pyarrow
 
     try:
-        for batch in batches:
-            yield from batch.column(place).cast(pyarrow.large_binary()).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DamagedData(f"{name}: cannot be read: {error}") from None
+        yield
+    except (pyarrow.ArrowException, OSError, MemoryError) as error:
+        why = " ".join(str(error).split())[:MAX_SHOWN] or "not enough memory"
+        raise DamagedData(f"{name}: cannot be read: {why}") from None
 
 
 def _make_document(value: bytes | None, number: int) -> Document:

@@ -29,7 +29,7 @@ CLASSES: dict[str, tuple[Callable[..., Iterator[Case]], int]] = {
     "shards": (file_cases.list_shard_cases, 140),
     "checkpoints": (file_cases.list_checkpoint_cases, 140),
     "vocabularies": (file_cases.list_vocab_cases, 70),
-    "text, plain and packed": (file_cases.list_text_cases, 196),
+    "text, plain, packed and in tables": (file_cases.list_text_cases, 280),
     "tables of tasks and cached features": (file_cases.list_task_cases, 70),
     "metrics.jsonl": (file_cases.list_metrics_cases, 70),
 }

@@ -148,6 +148,7 @@ def list_text_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case
         **{"a.txt": plain, "a.jsonl": lines, "a.txt.gz": gzip.compress(plain)},
         **{"a.txt.bz2": bz2.compress(lines), "a.jsonl.xz": lzma.compress(lines)},
         **{"a.tar": tar.getvalue(), "a.tgz": gzip.compress(tar.getvalue())},
+        **_make_tables([f"One {n}.\nTwo." for n in range(40)]),
     }
     for number in range(count):
         how = HOW[number // len(texts) % len(HOW)]
@@ -162,6 +163,24 @@ def list_text_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case
                 "\n".join(document.lines).encode()
 
         yield Case(f"{name}: {how}", _with(path, damaged, read))
+
+
+def _make_tables(texts: list[str]) -> dict[str, bytes]:
+    """A CSV, a Parquet file of several row groups and a stream of Arrow."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = "".join(f'{number},"{text}"\n' for number, text in enumerate(texts))
+    table = pyarrow.table({"id": range(len(texts)), "text": texts})
+    of_parquet, of_arrow = io.BytesIO(), io.BytesIO()
+    parquet.write_table(table, of_parquet, row_group_size=9)
+    with pyarrow.ipc.new_stream(of_arrow, table.schema) as writer:
+        writer.write_table(table, max_chunksize=9)
+    return {
+        "a.csv": b"id,text\n" + rows.encode(),
+        "a.parquet": of_parquet.getvalue(),
+        "a.arrow": of_arrow.getvalue(),
+    }
 
 
 def list_task_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case]:

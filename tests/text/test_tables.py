@@ -117,6 +117,17 @@ def test_text_of_any_type_of_parquet_and_arrow(tmp_path, values):
     assert lines_of(tmp_path / "parquet") == DOCUMENTS
 
 
+def test_a_row_that_is_not_utf_8_is_damage_by_itself(tmp_path):
+    values = pyarrow.array([b"One.", b"\xff", b"T\0wo", b"Three."]).view(pyarrow.string())
+    table = pyarrow.table({"text": values})
+    with pyarrow.ipc.new_stream(tmp_path / "arrow", table.schema) as writer:
+        writer.write(table)
+    parquet.write_table(table, tmp_path / "parquet")
+    for path in (tmp_path / "arrow", tmp_path / "parquet"):
+        damage = [(d.damage, d.line) for d in read_all([path])]
+        assert damage == [("", 1), ("wrong_encoding", 2), ("nul_bytes", 3), ("", 4)]
+
+
 def test_every_cut_of_parquet_gives_the_same_rows(tmp_path):
     texts = [f"Document {number}. " * (1 + number % 7) for number in range(40)]
     path = write_parquet(tmp_path / "corpus", texts, rows=3)
