@@ -172,7 +172,7 @@ def test_check_recipe(tmp_path):
     recipe = ROOT / "slurm" / "check.sh"
     asked = ask_recipe(recipe, "unused", tmp_path, "--piece", "versions")
     report = str(tmp_path / "report")
-    assert asked == {"gpu-check": ["--output", report, "--piece", "versions"]}
+    assert asked == {"gpu-check": ["--minutes", "60", "--output", report, "--piece", "versions"]}
 
 
 def start_recipe(name: str, folder, site: str, *argv: str, **environ: str):

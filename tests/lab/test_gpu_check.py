@@ -47,7 +47,7 @@ def test_what_passed_is_kept_and_what_failed_is_repeated(check, tmp_path):
     broken.touch()
 
     def look(check):
-        cell = check.run("one/cell", program)
+        cell = check.run("one/cell", program, seconds=60)
         return [ended("it runs", cell, cell["result"]["says"] if cell["result"] else "")]
 
     for runs, is_broken in ((1, True), (2, True), (3, False), (3, False)):
@@ -63,7 +63,8 @@ def test_what_passed_is_kept_and_what_failed_is_repeated(check, tmp_path):
 def test_a_command_that_takes_too_long_ends_with_all_that_it_started(check, tmp_path):
     text = """
 import subprocess
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleep, start_new_session=True)
 Path(__file__).with_name("pid").write_text(str(child.pid))
 child.wait()
 """
@@ -77,6 +78,28 @@ child.wait()
     pytest.fail(f"process {pid} is still there")
 
 
+def test_what_the_time_leaves_out_is_named_and_runs_the_next_time(check, tmp_path, monkeypatch):
+    monkeypatch.setattr("albert_lab.gpu_check.check.LEAST_SECONDS", 1)
+    (tmp_path / "counts").mkdir()
+    program = script(tmp_path / "counts", COUNT)
+
+    def look(check):
+        return [ended("it runs", check.run("one/cell", program, seconds=60), "done")]
+
+    check.ends = time.monotonic()
+    assert look(check) == [Finding(what="it runs", passed=None, says="left out: no time")]
+    assert check.write_report({"one": look}) and not (tmp_path / "counts/count").exists()
+    assert "Not run yet: one." in (check.folder / "report.md").read_text()
+    check.ends = time.monotonic() + 2  # with its 60 it would have ended by itself
+    sleeps = script(tmp_path, "import time; time.sleep(600)")
+    cell = check.run("one/slow", sleeps, seconds=60)
+    assert ended("it ends", cell).passed is None and "minutes were over" in cell["last_words"]
+    check.ends += 60
+    look(check)
+    assert check.write_report({"one": look})
+    assert "| it runs | PASS | done |" in (check.folder / "report.md").read_text()
+
+
 def test_another_machine_needs_another_folder(check):
     open_folder(check.folder, ABOUT)
     with pytest.raises(UserError, match="holds a check with device fake H200, this one has A100"):
@@ -84,25 +107,33 @@ def test_another_machine_needs_another_folder(check):
 
 
 def test_the_report_names_failures_and_says_that_the_device_is_fake(check):
-    turn = {"tokens_a_second": 100.0, "flops_a_second": 4.6e14, "peak_memory": 10**9}
-    report = {"peak_flops": 1e15, "cells": [{"micro_batch_size": 1, "rounds": [turn]}]}
+    turn = {"tokens_a_second": 100, "mfu": 0.46, "peak_gb": 1.0, "reserved_gb": 1.2}
+    turn |= {"step_seconds": 0.2, "fastest": 0.1, "slowest": 0.3}
+    turn["profile"] = {"kernels": 7, "kernel_us": 150_000, "largest": [["gemm", 4, 75_000]]}
+    size = {"kind": "speed", "what": "speed, size albert-tiny"}
+    late = {"kind": "speed", "what": "speed, size bert-large", "error": "left out: no time"}
+    report = {"records": [{**size, "ok": True, "found": turn}, {**late, "ok": None}]}
     done = {"code": 0, "seconds": 1.0, "last_words": "", "result": report}
     (check.folder / "cells/speed").mkdir(parents=True)
-    (check.folder / "cells/speed/albert-tiny.json").write_text(json.dumps(done))
+    (check.folder / "cells/speed/all.json").write_text(json.dumps(done))
     bad = Finding(what="exact", passed=False, says="off by 2")
     pieces = {"exactness": lambda check: [bad], "speed": measure_speed}
     assert not check.write_report({**pieces, "resume": interrupt_and_resume})
     text = (check.folder / "report.md").read_text()
-    assert "# FAIL: 1 of 2 rows" in text and "fake H200" in text and "device: fake" in text
+    assert "# FAIL: 1 of 5 rows" in text and "fake H200" in text and "device: fake" in text
     assert "| exact | **FAIL** | off by 2 |" in text and "Not run yet: resume." in text
-    assert "| albert-tiny, 1 sequences | - | 100 tokens/s, 1.0 GB, MFU 46.0% |" in text
+    says = "100 tokens/s, MFU 46.0%; 1.0 GB, reserved 1.2; a step 0.2000 s (0.1000 .. 0.3000)"
+    assert f"| speed, size albert-tiny | PASS | {says} |" in text
+    assert "| 7 kernels, 150.0 ms on the device of a step of 200.0 ms |" in text
+    assert "| 50.0%, 4 times | - | `gemm` |" in text
+    assert "| speed, size bert-large | - | left out: no time |" in text
 
 
 def test_without_cuda_and_with_a_wrong_name_it_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(UserError, match="no CUDA device"):
         main(["--output", str(tmp_path / "report")])
-    with pytest.raises(UserError, match="--piece lamb: allowed: machine, tests, exactness"):
+    with pytest.raises(UserError, match="--piece lamb: allowed: machine, smoke, speed"):
         main(["--output", str(tmp_path / "report"), "--piece", "lamb"])
     assert not (tmp_path / "report").exists()
 
@@ -113,6 +144,7 @@ def test_without_cuda_and_with_a_wrong_name_it_is_one_line(tmp_path, monkeypatch
 def test_the_whole_command_runs_on_the_fake_device(fake_cuda, tmp_path, devices):  # noqa: F811
     command = [sys.executable, "-m", "tests.fake_cuda", "--devices", str(devices)]
     command += ["tools/gpu_check.py", "--quick", "--output", str(tmp_path)]
+    command += ["--minutes", "28"]
     command += ["--piece", "gpus"] if devices > 1 else []
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     report = (tmp_path / "report.md").read_text()

@@ -1,16 +1,17 @@
 """Check a machine with NVIDIA GPUs: does everything work there, is it exact, and how fast is it?
 
-Nothing is downloaded. Every measurement is a process of its own with a time limit; what has
-finished is kept in the folder, so the same command continues after an interruption and repeats what
-failed. The report is REPORT/report.md; the exit code is 1 where a row failed. docs/gpu.md explains
-the report.
+Nothing is downloaded. The pieces run in the order of their worth, each with a limit of its own,
+until the minutes are over; the report names what is left out. What has finished is kept in the
+folder, so the same command goes on with what failed or was left out. The report is
+REPORT/report.md; the exit code is 1 if a row failed. docs/gpu.md explains the report.
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from albert_ds.cli import Parser, log_line
+from albert_ds.cli import Number, Parser, log_line
 from albert_ds.errors import UserError
 
 
@@ -21,6 +22,8 @@ def build_parser() -> Parser:
     add("--output", type=Path, required=True, metavar="REPORT", help=text)
     text = "do only these pieces; a wrong name lists them (default: all)"
     add("--piece", nargs="+", metavar="NAME", help=text)
+    text = "end after these; with twice or more of 8, each piece may take as much longer"
+    add("--minutes", type=Number(above=0), default=8, metavar="M", help=text)
     text = "folder of `albert-ds shards`, to train on (default: this Python's own documentation)"
     add("--data", type=Path, metavar="DATA", help=text)
     text = (
@@ -31,9 +34,10 @@ def build_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
+    began = time.monotonic()
     args = build_parser().parse_args(argv)
     from albert_lab.gpu_check.check import ROOT, Check, open_folder
-    from albert_lab.gpu_check.pieces import PIECES, build_text
+    from albert_lab.gpu_check.pieces import PIECES, build_text, run_pieces
 
     if not (ROOT / "tests").is_dir():
         raise UserError(f"{ROOT}: no clone of the project, whose tests gpu_check runs")
@@ -56,11 +60,14 @@ def main(argv: list[str]) -> int:
     }
     folder = args.output.absolute()
     open_folder(folder, about)
-    check = Check(folder=folder, gpus=gpus, quick=args.quick)
+    check = Check(
+        folder=folder,
+        gpus=gpus,
+        quick=args.quick,
+        ends=began + 60 * args.minutes,
+        stretch=10 if args.quick else max(1, int(args.minutes / 8)),
+    )
     check.data = str(args.data.absolute()) if args.data else build_text(check)
-    is_good = True
-    for name in chosen:
-        PIECES[name](check)
-        is_good = check.write_report(PIECES)
+    is_good = run_pieces(check, chosen)
     log_line(f"gpu_check: {'PASS' if is_good else 'FAIL'}: {folder / 'report.md'}")
     return 0 if is_good else 1

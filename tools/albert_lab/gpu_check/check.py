@@ -2,20 +2,23 @@
 
 REPORT/cells/PIECE/NAME.json is a command's end and result, NAME.log what it printed. They are
 written as soon as they are known, and the report is made of them alone. So a check that is started
-again continues: it repeats only the commands that failed.
+again continues: it runs only the commands that failed or were left out.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from albert_ds.cli import log_line
 from albert_ds.errors import UserError
@@ -24,6 +27,10 @@ from albert_ds.json_files import read_json
 from albert_lab.tables import table
 
 ROOT = Path(__file__).parents[3]
+MARK = "GPU_CHECK_CELL"  # a variable of every process that a command starts
+LEAST_SECONDS = 8  # a command is not started for less
+LEFT_OUT = "left out: no time"
+CUT = "left out: it was still running when the minutes were over"
 WORDS = {True: "PASS", False: "**FAIL**", None: "-"}
 
 
@@ -36,10 +43,6 @@ class Finding:
     says: str
 
 
-class NotRun(Exception):
-    """A command of a piece has not run yet."""
-
-
 @dataclass(kw_only=True)
 class Check:
     """A report folder and the machine that it is about."""
@@ -48,56 +51,65 @@ class Check:
     gpus: int
     quick: bool  # everything small: it shows that the commands work, and no figure means anything
     data: str = ""  # shards of real text
-    reads_only: bool = False  # what has run; raises NotRun for the rest
+    ends: float = math.inf  # of the monotonic clock: then all that runs is killed
+    stretch: int = 1  # of every limit
+    reads_only: bool = False  # what has run
+
+    def limit(self, seconds: float) -> float:
+        """How long a command may take that usually has so many seconds."""
+        return min(seconds * self.stretch, self.ends - time.monotonic())
 
     def run(
         self,
         cell: str,
         *command: object,
-        seconds: float = 300,
+        seconds: float,
         module: bool = False,
         output: bool = True,
+        codes: tuple[int, ...] = (0,),
     ) -> dict:
         """Run `python COMMAND --output FILE` once; returns how it ended, and FILE as `result`.
 
-        cell: PIECE/NAME. seconds: after these the command and all that it started are killed, and
-        the code is None. output: False where the command takes
-        no --output.
+        cell: PIECE/NAME. seconds: after these, if not stretched, the command and all that it
+        started are killed, and the code is None; so it is if there is no time for it. output: False
+        if the command takes no --output. codes: those of a good end, which becomes 0.
         """
         path = self.folder / "cells" / f"{cell}.json"
         known = read_json(path, str(path)) if path.exists() else None
         if known and (known["code"] == 0 or self.reads_only):
             return known
-        if self.reads_only:
-            raise NotRun(cell)
+        limit = self.limit(seconds)
+        if self.reads_only or self.ends - time.monotonic() < LEAST_SECONDS:
+            return {"code": None, "last_words": LEFT_OUT, "result": None}
         path.parent.mkdir(parents=True, exist_ok=True)
         written = path.with_suffix(".result.json")
         written.unlink(missing_ok=True)
         argv = [sys.executable, *(["-m"] if module else []), *map(str, command)]
         argv += ["--output", str(written)] if output else []
-        log_line(f"gpu_check: {cell}: {' '.join(argv[1:])}")
+        log_line(f"gpu_check: {cell} (at most {limit:.0f} s): {' '.join(argv[1:])}")
         started = time.monotonic()
         log = path.with_suffix(".log")
-        code = run_in_group(argv, log, seconds)
+        code = run_to_end(argv, log, limit)
+        code = 0 if code in codes else code
+        is_cut = code is None and limit < seconds * self.stretch
         ended = {
             "command": argv[1:],
             "code": code,
             "seconds": round(time.monotonic() - started, 1),
-            "last_words": last_words(log, code, seconds),
+            "last_words": CUT if is_cut else last_words(log, code, limit),
             "result": json.loads(written.read_text()) if written.is_file() else None,
         }
         write_file(path, json.dumps(ended, indent=1) + "\n")
+        log_line(f"gpu_check: {cell}: {ended['seconds']} s {ended['last_words']}")
         return ended
 
     def write_report(self, pieces: dict[str, Callable[[Check], list[Finding]]]) -> bool:
-        """Write report.md about all that has run; returns whether nothing has failed."""
+        """Write report.md and results.jsonl about all that has run; True if nothing has failed."""
         about = read_json(self.folder / "about.json", "about.json")
-        reader, found, missing = replace(self, reads_only=True), {}, []
-        for name, look in pieces.items():
-            try:
-                found[name] = look(reader)
-            except NotRun:
-                missing.append(name)
+        reader = replace(self, reads_only=True)
+        found = {name: look(reader) for name, look in pieces.items()}
+        missing = [n for n, rows in found.items() if all(row.says == LEFT_OUT for row in rows)]
+        found = {name: rows for name, rows in found.items() if name not in missing}
         rows = [row for piece in found.values() for row in piece]
         failed = sum(row.passed is False for row in rows)
         verdict = f"FAIL: {failed} of {len(rows)} rows" if failed else "PASS"
@@ -112,25 +124,51 @@ class Check:
             said = [(row.what, WORDS[row.passed], row.says) for row in piece]
             lines += [f"## {name}", "", table(("what", "", "found"), said), ""]
         write_file(self.folder / "report.md", "\n".join(lines))
+        records = [about] + [
+            {"piece": name, **asdict(row)} for name, piece in found.items() for row in piece
+        ]
+        for path in sorted((self.folder / "cells").glob("*/*.json")):
+            if not path.name.endswith(".result.json"):
+                cell = read_json(path)
+                name = str(path.relative_to(self.folder / "cells").with_suffix(""))
+                records.append({"cell": name, "code": cell["code"], "seconds": cell["seconds"]})
+                measured = (cell["result"] or {}).get("records", [])
+                records += [{"cell": name, **record} for record in measured]
+        write_file(self.folder / "results.jsonl", "".join(f"{json.dumps(r)}\n" for r in records))
         return not failed
 
 
-def run_in_group(argv: list[str], log: Path, seconds: float) -> int | None:
-    """Run a command to its end, at most `seconds` long; its exit code."""
+def run_to_end(argv: list[str], log: Path, seconds: float) -> int | None:
+    """Run a command, at most `seconds` long, and kill whatever it started and left."""
+    environ = {**os.environ, MARK: str(log)}
     with log.open("wb") as printed:
         process = subprocess.Popen(
-            argv, cwd=ROOT, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+            argv, cwd=ROOT, env=environ, stdout=printed, stderr=subprocess.STDOUT
         )
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
         finally:
-            try:  # whatever it started and left
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            kill_marked(str(log))
             process.wait()
+
+
+def kill_marked(mark: str) -> None:
+    """Kill all processes of a command: some are in groups of their own, and each holds the GPU."""
+    for _ in range(3):  # one may have started another meanwhile
+        found = [process for process in psutil.process_iter() if is_marked(process, mark)]
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found, timeout=2)
+
+
+def is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.environ().get(MARK) == mark
+    except (psutil.Error, OSError):  # it has ended, or is somebody else's
+        return False
 
 
 def last_words(log: Path, code: int | None, seconds: float) -> str:
@@ -144,9 +182,11 @@ def last_words(log: Path, code: int | None, seconds: float) -> str:
 
 
 def ended(what: str, cell: dict, says: str = "") -> Finding:
-    """PASS where the command ended with code 0."""
-    is_done = cell["code"] == 0
-    return Finding(what=what, passed=is_done, says=says if is_done else cell["last_words"])
+    """PASS if the command ended with code 0."""
+    if cell["code"] == 0:
+        return Finding(what=what, passed=True, says=says)
+    passed = None if cell["last_words"] in (LEFT_OUT, CUT) else False
+    return Finding(what=what, passed=passed, says=cell["last_words"])
 
 
 def open_folder(folder: Path, about: dict) -> None:

@@ -1,36 +1,67 @@
-"""The pieces of a check, in their order."""
+"""The pieces of a check, in the order of their worth."""
 
 from __future__ import annotations
 
-import json
+import os
+import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from statistics import median
 
-from albert_ds.errors import UserError
-from albert_ds.files import write_file
-from albert_lab.gpu_check.check import Check, Finding, ended
+from albert_ds.errors import Stopped, UserError
+from albert_ds.files import write_file, write_json
+from albert_ds.json_files import read_json, read_lines
+from albert_lab.gpu_check.check import ROOT, Check, Finding, ended
+from albert_lab.tables import spread
 
-SIZES_OF_TABLE_1 = (
-    *("albert-base", "albert-large", "albert-xlarge", "albert-xxlarge", "bert-base", "bert-large"),
-)
-SPEEDS = ("tokens_a_second", "flops_a_second", "peak_memory")
 PRECISIONS = ("fp32", "bf16", "fp16")
 GRIDS = ("1x2", "2x1", "2x2")  # tensor x data parallel ranks, all on one GPU
+SECONDS_TO_STOP = 40  # of a training: the last evaluation, and the end of the process
+KERNELS = 10  # of a profile, in the report
+# nvcc works on some of the CPU's cores, while other pieces use the rest.
+BUILD = """
+import os
+os.environ.setdefault("MAX_JOBS", "3")
+from deepspeed.ops.op_builder.fused_lamb import FusedLambBuilder
+FusedLambBuilder().load(verbose=False)
+"""
+
+
+def measure(check: Check, piece: str, seconds: float) -> tuple[list[dict], list[Finding]]:
+    """The records of a process of gpu_check.measure; and a row if it did not reach its end."""
+    flags = [piece, "--seconds", check.limit(seconds), *["--quick"] * check.quick]
+    module = "albert_lab.gpu_check.measure"
+    cell = check.run(f"{piece}/all", module, *flags, module=True, seconds=seconds)
+    records = (cell["result"] or {}).get("records", [])
+    is_told = cell["code"] == 0 or any(record["ok"] is False for record in records)
+    return records, [] if is_told else [ended("the whole piece", cell)]
+
+
+def tell(record: dict, says: str = "") -> Finding:
+    """A row about one record."""
+    figures = ", ".join(f"{name} {value}" for name, value in record.get("found", {}).items())
+    text = record.get("error") or says or figures
+    return Finding(what=record["what"], passed=record["ok"], says=text)
+
+
+def measure_and_tell(check: Check, piece: str, seconds: float) -> list[Finding]:
+    records, rows = measure(check, piece, seconds)
+    return [*map(tell, records), *rows]
 
 
 def look_at_machine(check: Check) -> list[Finding]:
-    quick = ["--quick"] if check.quick else []
-    module = "albert_lab.gpu_check.machine"
-    cell = check.run("machine/rates", module, *quick, module=True)
-    if cell["code"] != 0:
-        return [ended("rates of the device", cell)]
-    found = cell["result"]
-    write_file(check.folder / "hardware.json", json.dumps(found, indent=1) + "\n")
+    records, rows = measure(check, "machine", 60)
+    if not records or not records[0]["ok"]:
+        return [*map(tell, records), *rows]
+    found = records[0]["found"]
+    write_json(check.folder / "hardware.json", found)
     peak = found["peak_flops"]
     share = f", {1e12 * found['bf16_tflops'] / peak:.0%} of the datasheet's" if peak else ""
     copies, waits = found["copies_gb_s"], found["microseconds"]
-    rows = {
+    says = {
         "versions": ", ".join(f"{name} {value}" for name, value in found["versions"].items()),
+        "driver, clocks, power": found["driver"],
         "memory": f"{found['memory_bytes'] / 1e9:.0f} GB, "
         f"{found['memory_bandwidth_gb_s']:.0f} GB/s",
         "matrix products": f"bf16 {found['bf16_tflops']:.3g} TFLOP/s{share}; fp16 "
@@ -38,45 +69,135 @@ def look_at_machine(check: Check) -> list[Finding]:
         "copies, GB/s": f"to the device {copies['pinned_to_device']:.3g} pinned, "
         f"{copies['to_device']:.3g} ordinary; back {copies['to_pinned']:.3g} and "
         f"{copies['to_host']:.3g}",
-        "host": f"{waits['a_launch']:.3g} us a launch, {waits['a_wait']:.3g} us to wait for one",
+        "host": f"{found['cores']} cores, {found['open_files']} open files; "
+        f"{waits['a_launch']:.3g} us a launch, {waits['a_wait']:.3g} us to wait for one",
     }
-    return [Finding(what=what, passed=None, says=says) for what, says in rows.items()]
+    return [Finding(what=what, passed=None, says=text) for what, text in says.items()]
+
+
+def measure_speed(check: Check) -> list[Finding]:
+    """Steps of each size in bf16 with ZeRO-1 on one GPU, and where some spend their time."""
+    records, rows = measure(check, "speed", 150)
+    found, profiles = [], []
+    for record in records:
+        turn = record.get("found", {})
+        if record["kind"] != "speed" or not turn:
+            found.append(tell(record))
+            continue
+        says = f"{turn['tokens_a_second']:,} tokens/s"
+        says += f", MFU {turn['mfu']:.1%}" if turn["mfu"] is not None else ""
+        says += f"; {turn['peak_gb']} GB, reserved {turn['reserved_gb']}; a step "
+        says += f"{turn['step_seconds']:.4f} s ({turn['fastest']:.4f} .. {turn['slowest']:.4f})"
+        found.append(tell(record, says))
+        if "profile" in turn:
+            profiles += tell_profile(found[-1].what, turn)
+    return found + profiles + rows
+
+
+def tell_profile(what: str, turn: dict) -> list[Finding]:
+    """What a step's kernels take; the host's time is what a step takes longer than they."""
+    profile, spent = turn["profile"], turn["profile"]["kernel_us"] / 1e3
+    says = f"{profile['kernels']} kernels, {spent:.1f} ms on the device of a step of "
+    rows = [(f"{what}, profile", f"{says}{1e3 * turn['step_seconds']:.1f} ms")]
+    for name, count, us in profile["largest"][:KERNELS]:
+        rows.append((f"{us / 1e3 / max(spent, 1e-3):.1%}, {count} times", f"`{name[:90]}`"))
+    return [Finding(what=what, passed=None, says=says) for what, says in rows]
+
+
+def train(check: Check) -> list[Finding]:
+    """A real pretraining until its time is over. 160 steps of 512 x 512 tokens are 42 million."""
+    seconds, run = 105, check.folder / "runs" / "train"
+    flags: list[object] = ["--model", "albert-base", "--sequence-length", 512, "--batch-size", 512]
+    flags += ["--micro-batch-size", 64, "--num-workers", 4, "--steps", 160, "--warmup-steps", 30]
+    flags += ["--log-every", 5, "--eval-every", 40, "--eval-samples", 512]
+    if check.quick:
+        flags = ["--model", "albert-tiny", "--num-layers", 2, "--sequence-length", 64]
+        flags += ["--batch-size", 16, "--micro-batch-size", 8, "--num-workers", 2, "--steps", 12]
+        flags += ["--warmup-steps", 2, "--log-every", 1, "--eval-every", 6, "--eval-samples", 32]
+    flags += ["--deepspeed_config", "ds_configs/zero1_bf16.json", "--learning-rate", 0.00176]
+    flags += ["--max-hours", max(check.limit(seconds) - SECONDS_TO_STOP, 5) / 3600]
+    flags += ["--save-every", 100_000, "--data", check.data, "--output", run]
+    command, codes = ("albert_ds", "train", *flags), (0, Stopped.code)
+    how = {"module": True, "output": False, "seconds": seconds, "codes": codes}
+    cell = check.run("train/run", *command, **how)
+    if cell["code"] != 0:
+        return [ended("pretraining", cell)]
+    metrics = run / "metrics.jsonl"
+    write_file(check.folder / "loss.jsonl", metrics.read_text())
+    lines = read_lines(metrics)
+    steps = [line for line in lines if "mlm_loss" in line]
+    held_out = [line for line in lines if "heldout_mlm_loss" in line]
+    says = f"{steps[-1]['step']} steps, loss of masked words {steps[0]['mlm_loss']:.3f} .. "
+    says += f"{steps[-1]['mlm_loss']:.3f}, held out {held_out[-1]['heldout_mlm_loss']:.3f}; "
+    says += f"{median(line['tokens_per_second'] for line in steps):,.0f} tokens/s"
+    return [ended("pretraining; its curve is in loss.jsonl", cell, says)]
+
+
+def compare_with_peer(check: Check) -> list[Finding]:
+    """Hugging Face's model on the same sequences."""
+    flags = ["--model", "albert-large", "--micro-batch-size", 32, "--sequence-length", 512]
+    flags += ["--warmup", 2, "--rounds", 5]
+    if check.quick:
+        flags = ["--model", "albert-tiny", "--micro-batch-size", 2, "--sequence-length", 64]
+        flags += ["--warmup", 1, "--rounds", 2]
+    flags += ["--peers", "sdpa", "eager"]
+    flags += ["--deepspeed_config", "ds_configs/zero1_bf16_adamw.json"]
+    cell = check.run("peer/steps", "tools/lab/peer_bench.py", *flags, seconds=60)
+    if cell["code"] != 0:
+        return [ended("Hugging Face's model", cell)]
+    rounds = cell["result"]["rounds"]
+    ours, *peers = rounds[0]
+    ratios = {kind: spread([turn[kind] / turn[ours] for turn in rounds]) for kind in peers}
+    return [
+        Finding(what=f"Hugging Face's, {kind}", passed=None, says=f"{ratio} times our time")
+        for kind, ratio in ratios.items()
+    ]
 
 
 def run_gpu_tests(check: Check) -> list[Finding]:
-    command = ("pytest", "-m", "gpu", "-q", "-rs", "-p", "no:cacheprovider", "tests")
-    cell = check.run("tests/pytest", *command, module=True, output=False, seconds=580)
-    log = (check.folder / "cells/tests/pytest.log").read_text(errors="replace")
-    return [ended("pytest -m gpu", cell, (log.strip().splitlines() or [""])[-1].strip("= "))]
+    # Every test starts processes that import for seconds: several at once.
+    workers = min(6, os.cpu_count() or 1)
+    command = ("pytest", "-q", "-rs", "-o", "addopts=", "-n", workers)
+    command += ("-p", "no:cacheprovider", "-p", "no:benchmark")
+    command += ("tests/gpu", "tests/model/test_kernels.py")
+    cell = check.run("tests/pytest", *command, module=True, output=False, seconds=150)
+    log = check.folder / "cells/tests/pytest.log"
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return [ended("tests on the GPU", cell, (lines or [""])[-1].strip("= "))]
 
 
 def check_exactness(check: Check) -> list[Finding]:
-    """The trainer against a float64 process of Hugging Face's model, in every precision."""
-    findings = []
+    """The trainer against a float64 process of Hugging Face's model, in every precision.
+
+    Most of it is the CPU's float64 reference, so three run side by side.
+    """
     cells = [("1x1", precision) for precision in PRECISIONS]
     cells += [(grid, precision) for grid in GRIDS for precision in PRECISIONS[:2]]
-    for grid, precision in cells[:4] if check.quick else cells:
-        flags = ("--grid", grid, "--precision", precision)
-        cell = check.run(
-            f"exactness/{grid}-{precision}", "tests.exactness.one", *flags, module=True
-        )
-        what = f"{precision}, {grid} ranks (tensor x data parallel)"
-        if cell["result"] is None:
-            findings.append(ended(what, cell))
-            continue
-        rows = cell["result"]["rows"]
-        worst = {k: max(row["off"][k] for row in rows) for k in ("loss", "gradient", "overall")}
-        says = f"{len(rows)} modes; " + ", ".join(f"{k} {v:.1e}" for k, v in worst.items())
-        passed = all(row["within"] for row in rows)
-        findings.append(Finding(what=what, passed=passed, says=says))
-    return findings
+    cells = cells[:4] if check.quick else cells
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(lambda cell: compare_with_float64(check, *cell), cells))
+
+
+def compare_with_float64(check: Check, grid: str, precision: str) -> Finding:
+    flags = ("--grid", grid, "--precision", precision)
+    name, module = f"exactness/{grid}-{precision}", "tests.exactness.one"
+    cell = check.run(name, module, *flags, module=True, seconds=100)
+    what = f"{precision}, {grid} ranks (tensor x data parallel)"
+    if cell["result"] is None:
+        return ended(what, cell)
+    rows = cell["result"]["rows"]
+    worst = {k: max(row["off"][k] for row in rows) for k in rows[0]["off"]}
+    within = sum(row["within"] for row in rows)
+    says = f"{within} of {len(rows)} modes within; "
+    says += ", ".join(f"{k} {v:.1e}" for k, v in worst.items())
+    return Finding(what=what, passed=within == len(rows), says=says)
 
 
 def interrupt_and_resume(check: Check) -> list[Finding]:
-    flags = ["--data", check.data, "--folder", check.folder / "runs" / "resume"]
-    flags += ["--quick"] if check.quick else []
+    flags: list[object] = ["--data", check.data, "--folder", check.folder / "runs" / "resume"]
+    flags += ["--quick"] if check.quick else ["--steps", 30]
     module = "tools.lab.fault_check"
-    cell = check.run("resume/run", module, "resume", *flags, module=True, seconds=580)
+    cell = check.run("resume/run", module, "resume", *flags, module=True, seconds=120)
     return [ended("USR1 and KILL, then the same weights bit for bit", cell, said(cell))]
 
 
@@ -84,28 +205,27 @@ def said(cell: dict) -> str:
     return cell["result"]["says"] if cell["result"] else ""
 
 
-def measure_speed(check: Check) -> list[Finding]:
-    """Steps of each size in bf16 with ZeRO-1 on one GPU, with small and with large passes."""
-    findings = []
-    for model in ("albert-tiny",) if check.quick else SIZES_OF_TABLE_1:
-        flags = ["--models", model, "--ranks", 1, "--accumulation", 2, "--warmup", 2]
-        flags += ["--deepspeed_config", "ds_configs/zero1_bf16.json"]
-        flags += ["--micro-batch", "1,2" if check.quick else "8,32,128"]
-        flags += ["--sequence-length", 64] if check.quick else []
-        cell = check.run(f"speed/{model}", "tools/throughput_bench.py", *flags, seconds=600)
-        report = cell["result"] or {"cells": []}  # of the passes that fitted
-        for own in report["cells"]:
-            turn = {key: median(turn[key] for turn in own["rounds"]) for key in SPEEDS}
-            says = f"{turn['tokens_a_second']:,.4g} tokens/s, {turn['peak_memory'] / 1e9:.1f} GB"
-            if report["peak_flops"]:
-                says += f", MFU {turn['flops_a_second'] / report['peak_flops']:.1%}"
-            what = f"{model}, {own['micro_batch_size']} sequences"
-            findings.append(Finding(what=what, passed=None, says=says))
-        if cell["code"] != 0:
-            too_large = report["cells"] and "out of memory" in cell["last_words"].lower()
-            what, says = f"{model}, larger passes", cell["last_words"]
-            findings.append(Finding(what=what, passed=None if too_large else False, says=says))
-    return findings
+def use_fused_lamb(check: Check) -> list[Finding]:
+    """DeepSpeed's LAMB, which nvcc builds first."""
+    if shutil.which("nvcc") is None:
+        return [Finding(what="FusedLamb", passed=None, says="not run: no nvcc")]
+    built = check.run("fusedlamb/build", "-c", BUILD, output=False, seconds=120)
+    if built["code"] != 0:
+        return [ended("nvcc builds FusedLamb", built)]
+    config = read_json(ROOT / "ds_configs/zero0_fp32.json")
+    config["optimizer"]["type"] = "FusedLamb"
+    write_json(check.folder / "fused_lamb.json", config)
+    command: list[object] = [
+        "tools/throughput_bench.py",
+        "--models",
+        "albert-tiny",
+        "--micro-batch",
+        4,
+    ]
+    command += ["--rounds", 2, "--ranks", 1, "--steps", 2, "--sequence-length", 64]
+    command += ["--deepspeed_config", check.folder / "fused_lamb.json"]
+    cell = check.run("fusedlamb/steps", *command, seconds=40)
+    return [ended("FusedLamb takes steps", cell, f"built in {built['seconds']} s")]
 
 
 def use_all_gpus(check: Check) -> list[Finding]:
@@ -116,7 +236,8 @@ def use_all_gpus(check: Check) -> list[Finding]:
     small = ("--sequence-length", 64) if check.quick else ()
     several = ("--ranks", f"1,{check.gpus}", "--tensor-parallel", "1,2", *small)
     several += ("--micro-batch", 2 if check.quick else 32)
-    speed = check.run("gpus/speed", "tools/throughput_bench.py", "--models", model, *several)
+    bench = ("tools/throughput_bench.py", "--models", model, *several)
+    speed = check.run("gpus/speed", *bench, seconds=300)
     findings = [ended("data and tensor parallel steps", speed)]
     for cell in speed["result"]["cells"] if speed["code"] == 0 else ():
         turn = cell["rounds"][len(cell["rounds"]) // 2]
@@ -126,7 +247,7 @@ def use_all_gpus(check: Check) -> list[Finding]:
         findings.append(Finding(what=what, passed=None, says=says))
     config = ("--deepspeed_config", "ds_configs/zero1_bf16.json", "--models", model)
     ranks = ("--ranks", check.gpus)
-    volume = check.run("gpus/traffic", "tools/comm_volume.py", *config, *ranks)
+    volume = check.run("gpus/traffic", "tools/comm_volume.py", *config, *ranks, seconds=300)
     findings.append(ended("bytes of each kind", volume, "in cells/gpus/traffic.log"))
     for word in ("KILL", "STOP"):
         flags = ("lost", "--signal", word, "--data", check.data)
@@ -139,12 +260,38 @@ def use_all_gpus(check: Check) -> list[Finding]:
 
 PIECES: dict[str, Callable[[Check], list[Finding]]] = {
     "machine": look_at_machine,
-    "tests": run_gpu_tests,
-    "exactness": check_exactness,
-    "resume": interrupt_and_resume,
+    "smoke": partial(measure_and_tell, piece="smoke", seconds=90),
     "speed": measure_speed,
+    "rates": partial(measure_and_tell, piece="rates", seconds=60),
+    "train": train,
+    "peer": compare_with_peer,
     "gpus": use_all_gpus,
+    "resume": interrupt_and_resume,
+    "exactness": check_exactness,
+    "tests": run_gpu_tests,
+    "fusedlamb": use_fused_lamb,
 }
+# These are right or wrong at any speed, so they share the GPU after the others.
+SHARING = ("resume", "exactness", "tests", "fusedlamb")
+
+
+def run_pieces(check: Check, chosen: list[str]) -> bool:
+    """Run these pieces, the most wanted first; returns whether nothing has failed."""
+    is_good = True
+    for name in PIECES:
+        if name in chosen and name not in SHARING:
+            PIECES[name](check)
+            is_good = check.write_report(PIECES)
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
+        sharing = [pool.submit(PIECES[name], check) for name in SHARING if name in chosen]
+        try:
+            for piece in as_completed(sharing):
+                piece.result()
+                is_good = check.write_report(PIECES)
+        except BaseException:
+            check.ends = 0  # nothing more starts
+            raise
+    return is_good
 
 
 def build_text(check: Check) -> str:
@@ -163,7 +310,7 @@ def build_text(check: Check) -> str:
         ),
     }
     for name, command in commands.items():
-        cell = check.run(f"text/{name}", *command, output=False)
+        cell = check.run(f"text/{name}", *command, output=False, seconds=300)
         if cell["code"] != 0:
             raise UserError(f"no text for the check: {cell['last_words']}; allowed: --data")
     return str(shards)

@@ -1,0 +1,43 @@
+"""One process of measurements: `python -m albert_lab.gpu_check.measure PIECE --output FILE`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from albert_ds import cli
+from albert_ds.cli import Number
+from albert_lab.gpu_check.rates import measure_machine, measure_shapes
+from albert_lab.gpu_check.records import Records
+
+
+def build_parser() -> cli.Parser:
+    parser = cli.Parser(prog="albert_lab.gpu_check.measure", description=__doc__)
+    add = parser.add_argument
+    add("piece", choices=("machine", "smoke", "speed", "rates"), help="what to measure")
+    text = "from the start of the process; what cannot begin in them is left out"
+    add("--seconds", type=Number(above=0), metavar="S", required=True, help=text)
+    add("--output", type=Path, required=True, help="JSON with every figure")
+    add("--quick", action="store_true", help="tiny models and tensors; figures mean nothing")
+    return parser
+
+
+def main(argv: list[str]) -> None:
+    args = build_parser().parse_args(argv)
+    records = Records(args.output, args.seconds)
+    if args.piece == "machine":
+        measure_machine(records, args.quick)
+    elif args.piece == "rates":
+        measure_shapes(records, args.quick)
+    else:  # DeepSpeed takes seconds to import
+        from albert_lab.gpu_check.steps import measure_speeds, smoke
+
+        {"smoke": smoke, "speed": measure_speeds}[args.piece](records, args.quick)
+    sys.stdout.flush()
+    failed = any(record["ok"] is False for record in records.all)
+    os._exit(int(failed))  # NCCL's threads need no farewell
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,185 @@
+"""Steps of the trainer on one GPU, in one process: does the loss fall, and how fast are they?"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch.profiler import ProfilerActivity, supported_activities
+from torch.profiler import profile as watch
+
+from albert_ds.model.config import SIZES, count_flops
+from albert_ds.parallel.mesh import build_mesh
+from albert_ds.pretraining.loop import Run, next_batch, train_step
+from albert_ds.process.rendezvous import join_world
+from albert_ds.process.world import read_world
+from albert_ds.report.metrics import peak_flops
+from albert_ds.report.traffic import record_traffic
+from albert_lab.bench_run import bench_config, open_bench_run, take_step
+from albert_lab.gpu_check.records import Records
+from tools.lab.lamb_bench import time_steps
+
+# (size, micro-batch, checkpointing): what is most wanted comes first; the list is cut where the
+# time ends.
+CELLS = [
+    ("albert-base", 64, "none"),
+    ("albert-large", 64, "none"),
+    ("albert-xlarge", 32, "none"),
+    ("albert-xxlarge", 32, "none"),
+    ("albert-base", 128, "none"),
+    ("albert-base", 32, "none"),
+    ("albert-base", 256, "none"),
+    ("albert-large", 128, "none"),
+    ("bert-large", 32, "none"),
+    ("albert-xxlarge", 64, "none"),
+    ("albert-base", 8, "none"),
+    ("albert-xxlarge", 32, "block"),
+]
+UPDATES_AFTER = 4  # cells: the most wanted ones
+PROFILED = {
+    ("albert-base", 64, "none"),
+    ("albert-large", 64, "none"),
+    ("albert-xxlarge", 32, "none"),
+}
+SMOKE = [
+    ("zero1_bf16", "none"),
+    ("zero1_bf16", "block"),
+    ("zero1_fp32", "none"),
+    ("zero1_fp16", "none"),
+    ("zero0_fp32", "none"),
+    ("zero2_bf16", "none"),
+    ("zero3_bf16", "none"),
+    ("zero1_bf16_adamw", "none"),
+]
+
+
+class Bench:
+    """This process's world of one rank, in which engines are built one after the other."""
+
+    def __init__(self, quick: bool):
+        self.quick = quick
+        self.traffic = record_traffic()
+        self.device = join_world(read_world())
+        self.mesh = build_mesh(1)
+
+    def open_run(
+        self, name: str, micro: int, checkpointing: str, *, length: int, ds="zero1_bf16", **changes
+    ) -> Run:
+        """An engine of two micro-batches a step on rows of random tokens."""
+        lr = changes.pop("lr", None)
+        config = bench_config(
+            name,
+            replace(SIZES[name], **changes),
+            deepspeed_config=f"ds_configs/{ds}.json",
+            micro_batch_size=micro,
+            sequence_length=length,
+            accumulation=2,
+            activation_checkpointing=checkpointing,
+        )
+        if lr is not None:
+            config.deepspeed["optimizer"]["params"]["lr"] = lr
+        return open_bench_run(config, self.mesh, self.device, self.traffic)
+
+
+def smoke(records: Records, quick: bool) -> None:
+    """Every precision and ZeRO stage: 6 steps on one fixed batch; the loss must fall."""
+    bench = Bench(quick)
+
+    def take_steps(ds: str, checkpointing: str) -> dict:
+        lr = 0.001 if "adamw" in ds else 0.01
+        shape = {"vocab_size": 2000, "num_heads": 2, "dropout": 0.0}
+        run = bench.open_run("albert-tiny", 4, checkpointing, length=64, ds=ds, lr=lr, **shape)
+        batch, losses = next_batch(run), []
+        for _ in range(6):
+            run.window.reset()
+            train_step(run, batch)
+            losses.append(float(run.window.outputs[0]) / max(batch.counts.masked, 1))
+        run.engine.deepspeed.destroy()
+        if not all(map(math.isfinite, losses)) or losses[-1] >= losses[0]:
+            raise ValueError(f"the loss does not fall: {losses}")
+        return {"losses": [round(loss, 4) for loss in losses]}
+
+    for ds, checkpointing in SMOKE:
+        work = partial(take_steps, ds, checkpointing)
+        records.measure("smoke", work, config=ds, checkpointing=checkpointing)
+
+
+def profile(run: Run) -> dict:
+    """Kernels of one step: how often each ran and its microseconds, the longest first."""
+    with watch(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
+        take_step(run)
+        torch.cuda.synchronize()
+    spent: dict[str, list[float]] = defaultdict(list)
+    for event in trace.events():
+        if event.device_type == torch.profiler.DeviceType.CUDA:
+            spent[event.name[:160]].append(event.device_time)
+    rows = sorted(((n, len(us), round(sum(us))) for n, us in spent.items()), key=lambda r: -r[2])
+    micros, kernels = sum(row[2] for row in rows), sum(row[1] for row in rows)
+    return {"kernel_us": micros, "kernels": kernels, "largest": rows[:45]}
+
+
+def measure_speed(bench: Bench, name: str, micro: int, checkpointing: str, profiled: bool) -> dict:
+    before = torch.cuda.memory_allocated()  # what is left of the engine before
+    torch.cuda.reset_peak_memory_stats()
+    times = [time.perf_counter()]
+    run = bench.open_run(name, micro, checkpointing, length=64 if bench.quick else 512)
+    times.append(time.perf_counter())
+    seconds: list[float] = []
+    enough = 0.2 if bench.quick else 2.5
+    while len(seconds) < 5 or (sum(seconds[2:]) < enough and len(seconds) < 42):
+        started = time.perf_counter()
+        counts = take_step(run).counts
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    first, _, *steps = seconds
+    median = statistics.median(steps)
+    flops = count_flops(
+        run.config.model,
+        tokens=counts.tokens,
+        squared_lengths=counts.squared_lengths,
+        masked=counts.masked,
+    )
+    peak = peak_flops(bench.device)
+    found = {
+        "tokens_a_second": round(counts.tokens / median),
+        "mfu": round(flops / median / peak, 4) if peak else None,
+        "step_seconds": round(median, 5),
+        "fastest": round(min(steps), 5),
+        "slowest": round(max(steps), 5),
+        "steps": len(steps),
+        "peak_gb": round((torch.cuda.max_memory_allocated() - before) / 1e9, 3),
+        "reserved_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3),
+        "build_seconds": round(times[1] - times[0], 1),
+        "first_step_seconds": round(first, 1),
+    }
+    if profiled and ProfilerActivity.CUDA in supported_activities():
+        found["profile"] = profile(run)
+    run.engine.deepspeed.destroy()
+    return found
+
+
+def time_updates(name: str) -> dict:
+    """Median milliseconds of a step of LAMB, of Muon and of AdamW."""
+    found = time_steps(name, 5)
+    return {kind: round(1e3 * statistics.median(values), 3) for kind, values in found.items()}
+
+
+def measure_speeds(records: Records, quick: bool) -> None:
+    """Sizes and micro-batches in the order of their worth, and what the optimizers take."""
+    bench, cells = Bench(quick), CELLS
+    sizes = ("albert-base", "albert-xxlarge", "albert-large")
+    if quick:
+        cells, sizes = [("albert-tiny", 2, how) for how in ("none", "block")], ("albert-tiny",)
+    for number, cell in enumerate(cells, 1):
+        facts = dict(zip(("size", "micro", "checkpointing"), cell, strict=True))
+        has_profile = quick or (cell in PROFILED and records.left() > 30)
+        work = partial(measure_speed, bench, *cell, has_profile)
+        records.measure("speed", work, needs=4 if quick else 15, **facts)
+        if number == min(UPDATES_AFTER, len(cells)):
+            for size in sizes:
+                records.measure("optimizer ms", partial(time_updates, size), size=size)
