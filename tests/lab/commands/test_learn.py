@@ -106,9 +106,25 @@ def test_other_text_or_settings_are_refused(tmp_path):
         learn.main([*command, "5"])  # its own error, not the machine's
     with pytest.raises(UserError, match="--vocab-size: was 5, but .*learn was begun with it"):
         learn.main([*command, "6"])
+    with pytest.raises(UserError, match="--text-field: was text, but .*learn was begun with it"):
+        learn.main([*command, "5", "--text-field", "body"])
     text.write_text("Some other text.\n")
     with pytest.raises(UserError, match="--text: the text has changed"):
         learn.main([*command, "5"])
+
+
+def test_text_may_be_a_folder_of_tables(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.csv").write_text("id,body\n1,Some text.\n2,More.\n")
+    command = ["--text", str(tmp_path / "corpus"), "--output", str(tmp_path / "learn")]
+    with pytest.raises(UserError, match="a.csv: has no column 'text'; it has id, body; --text-f"):
+        learn.main(command)
+    command[3] = str(tmp_path / "other")
+    with pytest.raises(UserError, match="vocab ended with 2; see .*: --vocab-size 5000: this text"):
+        learn.main([*command, "--text-field", "body", "--vocab-size", "5000"])
+    (tmp_path / "corpus" / "b.csv").write_text("id,body\n3,Another text.\n")
+    with pytest.raises(UserError, match="--text: the text has changed"):
+        learn.main([*command, "--text-field", "body", "--vocab-size", "5000"])
 
 
 def test_two_do_not_share_a_folder_and_a_stopped_one_goes_on(text_file, tmp_path):

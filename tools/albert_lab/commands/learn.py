@@ -22,7 +22,7 @@ from statistics import fmean
 
 from albert_ds import cli
 from albert_ds.cli import Number, log_line
-from albert_ds.data.storage import is_url, stat
+from albert_ds.data.storage import find_files, is_url, stat
 from albert_ds.errors import ENDINGS, MachineFailed, Stopped, UserError
 from albert_ds.files import PACKAGE, check_folder, write_file, write_json
 from albert_ds.json_files import read_json, read_lines
@@ -136,13 +136,17 @@ def stop_on_term(number: int, frame: object) -> None:
     raise Stopped("stopped; the same command continues")
 
 
+def _locate(name: str) -> str:
+    return name if is_url(name) else os.path.abspath(name)
+
+
 def keep_settings(args) -> None:
     """Raise UserError if OUTPUT was made of another text or with other settings; note them."""
     path = args.output / "settings.json"
-    names = ("hours", "language", "vocab_size", "init_from", "seed")
+    names = ("hours", "language", "text_field", "vocab_size", "init_from", "seed")
     found = {name: getattr(args, name) for name in names}
     found["init_from"] = found["init_from"] and str(found["init_from"])
-    found["text"] = [[os.path.abspath(name), *stat(name)] for name in args.text]
+    found["text"] = [[_locate(name), *stat(name)] for name in find_files(args.text)]
     if not path.is_file():
         write_json(path, found)
         return
@@ -348,8 +352,14 @@ def learn(args) -> None:
     """Make what is missing of OUTPUT, step by step."""
     out = args.output
     vocab, data, checkpoint = out / "vocab" / "spiece.model", out / "data", out / "run"
-    files = [name if is_url(name) else os.path.abspath(name) for name in args.text]
-    text = ["--input", *files, "--text-field", args.text_field, "--language", args.language]
+    text = [
+        "--input",
+        *map(_locate, args.text),
+        "--text-field",
+        args.text_field,
+        "--language",
+        args.language,
+    ]
     log = out / "prepare.log"
     if args.init_from is not None:
         from albert_ds.interop.folder import ModelFolder
