@@ -19,7 +19,7 @@ FACTORS = {
     "objective": ("sop", "nsp", "none"),
     "resumed": (False, True),
 }
-ALONE = ("none", "norm", "scale", "position", "lora:2")  # additions, one at a time
+ALONE = ("none", "norm", "scale", "position", "lora:2", "inject")  # additions, one at a time
 # Rotated through the cross product of the other factors.
 TASK = ("sharing", "per_layer", "objective", "resumed")
 
@@ -164,7 +164,7 @@ def sharing_modes() -> list[Mode]:
             checkpointing=FACTORS["checkpointing"][(column + row // 2) % 3],
             resumed=(column + row) // 2 % 2 == 0,
         )
-        for row, sharing in enumerate(FACTORS["sharing"])
+        for row, sharing in enumerate((*FACTORS["sharing"], "loop:1,1x2,1"))
         for column, mode in enumerate(plain)
     ]
 
