@@ -117,15 +117,15 @@ MUTANTS = (
     Mutant(
         trap="checkpoints of steps that were skipped, which push the good ones out",
         file="albert_ds/pretraining/loop.py",
-        fix="run.is_due(config.save_every) and not run.skipped_in_a_row",
-        without="run.is_due(config.save_every)",
+        fix="(is_due and not run.skipped_in_a_row)",
+        without="is_due",
         test="tests/test_divergence.py::"
         "test_a_run_that_diverges_ends_with_4_and_names_what_is_good",
     ),
     Mutant(
         trap="a data stream that starts again where a run is resumed",
         file="albert_ds/pretraining/loop.py",
-        fix="open_stream(config, mesh, state.step)",
+        fix="open_stream(config, mesh, counted)",
         without="open_stream(config, mesh, 0)",
         test="tests/test_layout_change.py::test_no_sample_is_repeated_and_none_is_skipped",
     ),

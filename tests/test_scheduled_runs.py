@@ -2,13 +2,14 @@
 
 import shutil
 from dataclasses import replace
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 
 import pytest
 
+from albert_ds.data.plan import DataPlan
 from albert_ds.data.shards import open_shards
-from albert_ds.data.stream import heldout_batches
+from albert_ds.data.stream import heldout_batches, training_batches
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
@@ -49,7 +50,7 @@ def resume(whole: Path, run: Path, step: int) -> None:
     """Make `run` from `whole` as it was after `step`."""
     shutil.copytree(whole, run)
     for later in range(step + 1, STEPS + 1):
-        shutil.rmtree(run / "checkpoints" / f"step-{later:08d}")
+        shutil.rmtree(run / "checkpoints" / f"step-{later:08d}", ignore_errors=True)
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 8])
@@ -179,3 +180,29 @@ def test_only_the_steps_to_come_may_have_other_values(data, whole, tmp_path, cha
             read_config(argv, world_size=1)
         assert str(caught.value).startswith(words) and "\n" not in str(caught.value)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_checkpoints_at_tokens(data, tmp_path):
+    """Each after the step that reaches a number, none is deleted, also through a resume."""
+    source = open_shards(data, "train")
+    plan = DataPlan(batch_size=8, stream=StreamConfig(sequence_length=64))
+    batches = training_batches(
+        [source], None, plan, step=0, micro_batch_size=8, dp_rank=0, dp_size=1
+    )
+    totals = list(accumulate(next(batches).tokens for _ in range(STEPS)))
+    wanted = [1, totals[3] - 1, totals[3], totals[6] + 1, 10**9]
+    flags = dict(save_at_tokens=",".join(map(str, wanted)), keep_last=1, save_every=100)
+    flags |= dict(log_every=3, sequence_length=64)
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert finish(start_ranks(train_command(data, whole, **flags), 2)) == [0, 0]
+
+    def saved(run: Path) -> list[int]:
+        return sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+
+    assert saved(whole) == [1, 4, 8, STEPS]
+    tokens = [record["tokens"] for record in records(whole) if "tokens" in record]
+    assert tokens == [totals[step - 1] for step in (3, 6, 9, 12)]
+    resume(whole, run, 4)  # step 4 has no line in metrics.jsonl
+    assert finish(start_ranks(train_command(data, run, **flags), 1)) == [0]
+    assert saved(run) == saved(whole)
+    assert [record["tokens"] for record in records(run) if "tokens" in record] == tokens

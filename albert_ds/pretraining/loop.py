@@ -5,6 +5,7 @@ its engine. albert_ds/train.py starts it.
 """
 
 import time
+from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -29,13 +30,13 @@ from albert_ds.interop.initial import read_initial_weights
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.per_layer import find_idle
 from albert_ds.model.shapes import build_shapes
-from albert_ds.parallel.consensus import Counts, agree, gather_hosts, raise_together
+from albert_ds.parallel.consensus import Counts, agree, from_rank_0, gather_hosts, raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.random import seed_step
 from albert_ds.process.run_folder import RunLock
 from albert_ds.process.stop_request import StopRequest
 from albert_ds.report.health import check_health, diverged
-from albert_ds.report.metrics import Metrics, Window
+from albert_ds.report.metrics import Metrics, Window, last_tokens
 from albert_ds.report.screen import describe_run, print_facts
 from albert_ds.report.traffic import Traffic
 from albert_ds.settings.pretrain import RunConfig
@@ -43,7 +44,7 @@ from albert_ds.settings.pretrain import RunConfig
 
 @dataclass(kw_only=True, slots=True)
 class Run:
-    """Everything a step needs. A step changes `step`, `updates` and `skipped_in_a_row`."""
+    """Everything a step needs; of it a step changes what stands last."""
 
     config: RunConfig
     mesh: Mesh
@@ -57,6 +58,12 @@ class Run:
     step: int = 0
     updates: int = 0
     skipped_in_a_row: int = 0
+    tokens: int = 0  # of the finished steps; counted with --save-at-tokens
+
+    @property
+    def milestones(self) -> int:
+        """How many of --save-at-tokens are reached."""
+        return bisect(self.config.save_at_tokens or (), self.tokens)
 
     def find_idle(self) -> set[str]:
         """The parameters of layers that the step after `step` finished ones does not run."""
@@ -169,6 +176,7 @@ def update(run: Run, batch: Batch) -> float:
     heads = 1 + sum(layer < model.num_layers for layer in run.config.exits)
     run.window.add_step(batch.counts, model, heads=heads, applied=applied)
     run.step += 1
+    run.tokens += batch.counts.tokens
     run.updates += applied
     if applied:
         run.engine.update_average(run.updates)
@@ -183,7 +191,7 @@ def train(run: Run, request: StopRequest) -> None:
         run.engine,
         config.run,
         keep_last=config.keep_last,
-        keep_every=config.keep_every,
+        keep_every=1 if config.save_at_tokens else config.keep_every,
         lock=run.lock,
         resumed_at=run.step,
     )
@@ -201,7 +209,7 @@ def train(run: Run, request: StopRequest) -> None:
             return None
         return next_batch(run, ahead=step - run.step, stop=request.reason is not None)
 
-    upcoming = fetch(run.step)
+    upcoming, saved = fetch(run.step), run.milestones
     run.window.reset()  # each step from here on fetches the batch of the next
     while batch := upcoming:
         # After a skipped step the weights may have diverged: a stop waits for a step that is not.
@@ -226,8 +234,10 @@ def train(run: Run, request: StopRequest) -> None:
         if run.is_due(config.eval_every):
             metrics.write(run.step, evaluate(run))
         # No checkpoint is written while steps are skipped, so the newest one is a good one.
-        if run.step == config.steps or (run.is_due(config.save_every) and not run.skipped_in_a_row):
+        is_due = run.is_due(config.save_every) or run.milestones > saved
+        if run.step == config.steps or (is_due and not run.skipped_in_a_row):
             save(run, saver)
+            saved = run.milestones
     saver.wait()
     metrics.close()
 
@@ -241,17 +251,28 @@ def prepare(
 ) -> Run:
     """Do all that comes before the first step. Collective."""
     engine, state = start(config, mesh, device)
-    return Run(
+    assert state.samples == config.plan.samples_at(state.step)
+    counted, tokens = state.step, 0
+    if config.save_at_tokens:
+        counted, tokens = from_rank_0(mesh, last_tokens(config.run / "metrics.jsonl", state.step))
+    run = Run(
         config=config,
         mesh=mesh,
         device=device,
         engine=engine,
-        batches=open_stream(config, mesh, state.step),
+        batches=open_stream(config, mesh, counted),
         window=Window(device, traffic),
         lock=lock,
-        step=state.step,
+        step=counted,
         updates=state.updates,
+        tokens=tokens,
     )
+    while run.step < state.step:  # since the last line of metrics.jsonl; drawn again, to be counted
+        batch = next_batch(run)
+        if batch.error is not None:
+            raise batch.error
+        run.step, run.tokens = run.step + 1, run.tokens + batch.counts.tokens
+    return run
 
 
 def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, TrainState]:
@@ -320,6 +341,7 @@ def describe_window(run: Run, gradient_norm: float) -> dict:
     plan = run.config.plan
     return {
         "samples": plan.samples_at(run.step),
+        **({"tokens": run.tokens} if run.config.save_at_tokens else {}),
         **{name: plan.schedule(name).at(run.step - 1) for name in plan.schedules},
         **values,
         "lr": run.config.rate_at(run.step - 1),

@@ -258,6 +258,13 @@ class WeightsAndBiases:
         self._run.finish()
 
 
+def last_tokens(path: Path, step: int) -> tuple[int, int]:
+    """(step, tokens up to it) of the last line up to `step` that has them; (0, 0) without one."""
+    lines = read_lines(path) if path.is_file() else []
+    found = [r for r in lines if r["step"] <= step and isinstance(r.get("tokens"), int)]
+    return (found[-1]["step"], found[-1]["tokens"]) if found else (0, 0)
+
+
 def cut_back(path: Path, step: int) -> None:
     """Delete the lines after `step`, which a resumed run writes again, and what is no record."""
     if path.is_file():

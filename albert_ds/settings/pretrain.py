@@ -5,7 +5,9 @@ before anything is written. Nothing heavy is imported at the top: `--help` answe
 """
 
 import argparse
+import re
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -48,7 +50,18 @@ from albert_ds.settings.shared import (
 
 DEFAULT_LEARNING_RATE = 0.00176  # the paper's, for a batch of 4096
 WARMUP_FRACTION = 0.025  # the release's 3,125 of 125,000
+UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 COOLDOWN = 0.2  # share of the steps
+
+
+def read_counts(text: str) -> list[int]:
+    """`500k,1M,2.5M` as numbers, ascending. Raises ArgumentTypeError."""
+    found = re.findall(r"(\d{1,15}(?:\.\d{1,9})?)([kMB]?)(?:,|$)", text, re.ASCII)
+    counts = [int(Fraction(number) * UNITS[unit]) for number, unit in found]
+    is_read = ",".join(map("".join, found)) == text
+    if not (is_read and counts == sorted({*counts} - {0}) != []):
+        raise argparse.ArgumentTypeError(f"{text}: must be ascending, such as 500k,1M,2.5M,1B")
+    return counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,6 +209,16 @@ class RunConfig(SharedConfig):
         shown_default="none of them",
         type=positive,
         metavar="STEPS",
+        group=RHYTHM,
+        may_change=True,
+    )
+    save_at_tokens: list[int] | None = flag(
+        "save a checkpoint at these numbers of tokens as well, such as 500k,1M,2.5M; all "
+        "checkpoints are then kept",
+        default=None,
+        shown_default="none",
+        type=read_counts,
+        metavar="TOKENS,...",
         group=RHYTHM,
         may_change=True,
     )
