@@ -26,7 +26,8 @@ def test_both_tools_leave_what_they_promise(tmp_path):
     argv = ["--input", corpus, "--vocab", model, "--output", data, "--sequence-length", 32]
     done = run_command(SHARDS, *argv, "--holdout", 0.1, "--samples-per-shard", 50)
     assert done.code == 0, done.err
-    assert done.err.count("\n") == 1 and "have one sentence and so no pair" in done.err
+    assert done.err.count("\n") == 2 and "have one sentence and so no pair" in done.err
+    assert "are held out; of their 154 masked ones an accuracy has a standard error" in done.err
     index = json.loads((data / "index.json").read_text())
     listed = [s["name"] for entry in index["splits"].values() for s in entry["shards"]]
     assert {"train-000000.tar", "train-000001.tar", "heldout-000000.tar"} <= set(listed)
@@ -44,12 +45,13 @@ def bad_inputs(tmp_path, model):
     text, empty, cut = tmp_path / "text", tmp_path / "empty", tmp_path / "cut.gz"
     text.write_text("Some text. And more.\n")
     empty.write_text("\n\n")
+    (tmp_path / "nothing").mkdir()
     cut.write_bytes(gzip.compress(b"Some text.\n" * 9999)[:-9])
     output = tmp_path / "out"
     for source, code, words in [
         (tmp_path / "absent", 2, "absent: matches no file"),
         (f"{tmp_path}/*.absent", 2, "*.absent: matches no file"),
-        (tmp_path, 2, "matches no file"),
+        (tmp_path / "nothing", 2, "nothing: matches no file"),
         (empty, 2, "the files hold no text"),
         (cut, 3, "cut.gz: cannot be read after line"),
     ]:
