@@ -1,0 +1,132 @@
+"""The examples, with the real libraries: each does what its first lines say."""
+
+import csv
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import pipeline
+
+from tests.conftest import ROOT
+from tests.finetuning import write_checkpoint, write_topics
+from tests.models import run_export
+
+EXAMPLES = ROOT / "tools" / "examples"
+MODEL = ROOT / "tools" / "demo" / "model"  # trained, on sequences of up to 128 tokens
+STREAM = {"sequence_length": 40}
+pytestmark = pytest.mark.nightly
+
+
+def run_example(name: str, **flags) -> str:
+    words = [str(word) for flag, value in flags.items() for word in (f"--{flag}", value)]
+    command = [sys.executable, EXAMPLES / f"{name}.py", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_each_is_short():
+    for path in EXAMPLES.glob("*.py"):
+        assert len(path.read_text().splitlines()) <= 60, path
+
+
+@pytest.fixture(scope="module")
+def exported(vocab, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    return run_export(
+        write_checkpoint(folder / "run", vocab, dropout=0.0, stream=STREAM), folder / "hf"
+    )
+
+
+@pytest.fixture(scope="module")
+def topics(tmp_path_factory):
+    return write_topics(tmp_path_factory.mktemp("data") / "topics", train=400)
+
+
+def judge(folder, topics) -> float:
+    """The share of the texts of the dev set that a saved model gives the right label."""
+    with (topics / "dev.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = pipeline("text-classification", str(folder))([row["text"] for row in rows])
+    return np.mean([x["label"] == row["label"] for x, row in zip(found, rows, strict=True)])
+
+
+def test_what_is_frozen_stays_and_the_rest_learns(exported, topics, tmp_path):
+    flags = {"train": topics / "train.csv", "freeze": "albert.embeddings", "learning-rate": 0.005}
+    out = run_example("freeze_layers", model=exported, output=tmp_path / "out", **flags)
+    assert judge(tmp_path / "out", topics) > 0.7
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (exported, tmp_path / "out")
+    )
+    for name in before.keys() & after.keys():
+        is_frozen = name.startswith("albert.embeddings.")
+        assert torch.equal(before[name], after[name]) == is_frozen, name
+        assert f"{'frozen ' if is_frozen else 'trained'} {name} [" in out
+
+
+def draw_about(key: str, draw: np.random.Generator) -> str:
+    words = [str(word) for word in draw.choice(["the", "object", "name", "list"], 5)]
+    words.insert(draw.integers(6), key)
+    return " ".join(words)
+
+
+def test_sentence_vectors_bring_pairs_together(exported, tmp_path):
+    """A text about one of three words belongs to one about its partner: then it is the nearest."""
+    from sentence_transformers import SentenceTransformer
+
+    draw = np.random.default_rng(0)
+    partners = [("class", "string"), ("type", "statement"), ("module", "function")]
+    pairs = [[draw_about(word, draw) for word in words] for words in partners * 130]
+    with (tmp_path / "pairs.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text_a", "text_b"), *pairs[90:]])
+    for steps, low, high in ((0, 0.0, 0.6), (60, 0.85, 1.0)):
+        flags = {"pairs": tmp_path / "pairs.csv", "steps": steps, "learning-rate": 0.002}
+        output = tmp_path / f"vectors-{steps}"
+        run_example("sentence_vectors", model=exported, output=output, **flags)
+        model = SentenceTransformer(str(output))
+        assert model.max_seq_length == 40  # positions from there on were never trained
+        first, second = (
+            model.encode([pair[side] for pair in pairs[:90]], normalize_embeddings=True)
+            for side in (0, 1)
+        )
+        share = np.mean((first @ second.T).argmax(1) % 3 == np.arange(90) % 3)
+        assert low <= share <= high, (steps, share)
+
+
+def test_onnx_has_one_copy_of_the_block_and_8_bits_lose_little(text_file, tmp_path):
+    import onnx
+    import onnxruntime
+    from transformers import AutoTokenizer
+
+    out = run_example("onnx_export", model=MODEL, output=tmp_path / "onnx")
+    model = onnx.load(tmp_path / "onnx" / "model.onnx")
+    numbers = sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)
+    params = sum(x.numel() for x in load_file(MODEL / "model.safetensors").values())
+    assert numbers < 1.05 * params  # three layers would be 1.7 times as many
+    assert float(out.split("model.onnx: ")[1].split("within ")[1].split()[0]) < 1e-4
+    assert (tmp_path / "onnx" / "model-int8.onnx").stat().st_size < 0.65 * 4 * numbers
+    # The accuracy of masked words, one in seven, on text that the model has not seen.
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    lines = [line for line in text_file.read_text().splitlines() if len(line.split()) > 8][:1500]
+    sessions = {
+        name: onnxruntime.InferenceSession(tmp_path / "onnx" / f"{name}.onnx")
+        for name in ("model", "model-int8")
+    }
+    right, count = dict.fromkeys(sessions, 0), 0
+    draw = np.random.default_rng(0)
+    for begin in range(0, len(lines), 50):
+        inputs = tokenizer(lines[begin : begin + 50], padding=True, truncation=True)
+        inputs = {name: np.array(x, np.int64) for name, x in inputs.items()}
+        ids = inputs["input_ids"].copy()
+        masked = (ids > 4) & (draw.random(ids.shape) < 1 / 7)
+        inputs["input_ids"][masked] = tokenizer.mask_token_id
+        for name, session in sessions.items():
+            (logits,) = session.run(["logits"], inputs)
+            right[name] += int((logits[masked].argmax(1) == ids[masked]).sum())
+        count += int(masked.sum())
+    accuracy = {name: number / count for name, number in right.items()}
+    assert count > 4000 and accuracy["model"] > 0.2, accuracy
+    assert accuracy["model-int8"] > accuracy["model"] - 0.01, accuracy
