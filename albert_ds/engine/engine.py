@@ -4,10 +4,12 @@ One optimizer step reduces the unique parameters once (a shared block once, not 
 with ZeRO, gathers the updated weights once; LAMB adds one all-reduce of a small vector.
 """
 
+import sys
 from collections.abc import Container
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
+from types import ModuleType
 
 import deepspeed
 import torch
@@ -159,6 +161,17 @@ class Engine:
         return norm
 
 
+def leave_out_deepspeeds_muon() -> None:
+    """Stand-ins for DeepSpeed's own Muon, which no optimizer here is.
+
+    Its first backward pass imports it to ask, and thereby torch's compiler: seconds of each start.
+    """
+    for module, name in (("muon_optimizer", "MuonWithAuxAdam"), ("original_muon", "muon_update")):
+        stand_in = ModuleType(f"deepspeed.runtime.zero.muon.{module}")
+        setattr(stand_in, name, type(name, (), {}))
+        sys.modules.setdefault(stand_in.__name__, stand_in)
+
+
 def build_engine(
     model: nn.Module,
     mesh: Mesh,
@@ -175,6 +188,7 @@ def build_engine(
     In 16 bits the fp32 master weights start from the model's fp32 weights, and the 16-bit weights
     are their roundings. Raises UserError where the device does not support fp16.
     """
+    leave_out_deepspeeds_muon()
     if ds_config.get("fp16", {}).get("enabled") and not get_accelerator().is_fp16_supported():
         raise UserError(
             "--deepspeed_config: fp16 is not supported by this device; use bf16 or fp32"

@@ -40,9 +40,11 @@ class FactorizedEmbedding(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         width = config.embedding_size
-        self.word = nn.Embedding(config.vocab_size, width)
-        self.token_type = nn.Embedding(config.type_vocab_size, width)
-        self.position = nn.Embedding(config.max_position_embeddings, width)
+        rows = config.vocab_size, config.type_vocab_size, config.max_position_embeddings
+        # From empty tensors: torch's own draws would be lost, and on the meta device import Dynamo.
+        self.word, self.token_type, self.position = (
+            nn.Embedding.from_pretrained(torch.empty(count, width), freeze=False) for count in rows
+        )
         self.layer_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.dropout)
         self.projection = Linear(width, config.hidden_size) if config.has_map else nn.Identity()
