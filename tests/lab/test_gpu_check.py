@@ -120,7 +120,7 @@ def test_the_report_names_failures_and_says_that_the_device_is_fake(check):
     pieces = {"exactness": lambda check: [bad], "speed": measure_speed}
     assert not check.write_report({**pieces, "resume": interrupt_and_resume})
     text = (check.folder / "report.md").read_text()
-    assert "# FAIL: 1 of 5 rows" in text and "fake H200" in text and "device: fake" in text
+    assert "# FAIL: 1 of 6 rows" in text and "fake H200" in text and "device: fake" in text
     assert "| exact | **FAIL** | off by 2 |" in text and "Not run yet: resume." in text
     says = "100 tokens/s, MFU 46.0%; 1.0 GB, reserved 1.2; a step 0.2000 s (0.1000 .. 0.3000)"
     assert f"| speed, size albert-tiny | PASS | {says} |" in text
