@@ -354,17 +354,17 @@ def test_adamws_share_of_no_rate_is_refused(data, tmp_path, refuse):
     assert not refuse('"adam_lr"', "above 0", deepspeed_config=path)
 
 
-def test_a_key_that_a_run_lacks_is_named(started, refuse, tmp_path):
+def test_what_a_run_lacks_is_what_its_version_did(started, refuse, tmp_path):
     faults = []
     started["eval_every"] = 77  # may change
-    for holder, name, words in (
-        (started, "eval_samples", "--eval-samples is 8"),
-        (started["stream"], "word_boundaries", "--word-boundaries is scripts"),
-        (started, "data_sha256", '"data_sha256" of config.json'),
+    for holder, name, words, was in (
+        (started, "eval_samples", "--eval-samples is 8", "4096"),
+        (started["stream"], "word_boundaries", "--word-boundaries is scripts", "released"),
+        (started, "data_sha256", '"data_sha256" of config.json', "nothing"),
     ):
         value = holder.pop(name)
         (tmp_path / "run" / "config.json").write_text(json.dumps(started))
-        faults += refuse(words, "started with nothing")
+        faults += refuse(words, f"started with {was}")
         holder[name] = value
     assert not faults
 

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ RHYTHM = "rhythm"
 # Ranks on several machines may have other values of these; the content of folders is compared.
 LOCAL = ('"command" of config.json', "--data", "--deepspeed_config", "--stage", "--num-workers")
 FREE = ("command", "schedules")  # a resumed run may have others: of schedules, for steps to come
+BEFORE = {"word_boundaries": "released"}  # what versions without the field did, if not its default
 WEIGHTS = ("--init-from", "--checkpoint", "--from-task")
 
 # It fills a part of `deepspeed`.
@@ -304,13 +305,21 @@ def fingerprint(config: SharedConfig, world_size: int) -> dict[str, str]:
     return {name: short.sub(r"\1", text) for name, text in texts.items() if text != "null"}
 
 
+def _value_before(declared: Field) -> Any:
+    """What runs had in whose versions there was no such field: its default, or as BEFORE says."""
+    if declared.default_factory is not MISSING:
+        return declared.default_factory()
+    default = "nothing" if declared.default is MISSING else declared.default
+    return BEFORE.get(declared.name, default)
+
+
 def _name_values(config, record: dict, path: str = "") -> Iterator[tuple[str, Any, bool]]:
     """(name, value, may_change) of all of `record`, which is the JSON of `config` or of an earlier
     one; a value is named by its flag where it has one."""
     for declared in fields(config):
         how: Flag | None = declared.metadata.get("flag")
         inner, here = getattr(config, declared.name), f"{path}{declared.name}"
-        value = record.get(declared.name, "nothing")
+        value = record.get(declared.name, _value_before(declared))
         if declared.name == "deepspeed" and isinstance(value, dict):
             yield from _name_deepspeed(config, value)
         elif is_dataclass(inner) and isinstance(value, dict):
