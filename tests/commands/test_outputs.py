@@ -140,6 +140,7 @@ WRITES = {
     "plots traffic": (("--input", "bench.json"), ["bench.json"], "file.png"),
     "plots split": (("--input", "bench.json"), ["bench.json"], "file.png"),
     "plots layers": (("--input", "layers.json"), ["layers.json"], "file.png"),
+    "plots depths": (("--input", "depths.json"), ["depths.json"], "file.png"),
 }
 # What somebody else keeps in a folder, under names that commands write.
 THEIRS = (
@@ -182,6 +183,8 @@ def inputs(data, text_file, checkpoint, cola, tmp_path_factory) -> Path:
     values = {"sharing": "all", "l2": [3.0, 2.0], "degrees": [40.0, 20.0], "tokens": 9}
     write_report(folder / "bench.json", measured)
     write_report(folder / "layers.json", {"models": {"albert": values}})
+    depth = {"num_layers": 2, "mlm_loss": 5.0, "mlm_accuracy": 0.2, "l2": 3.0, "degrees": 40.0}
+    write_report(folder / "depths.json", {"depths": [depth]})
     return folder
 
 
@@ -217,7 +220,14 @@ def test_no_command_writes_over_what_is_not_its_own(inputs, tmp_path, monkeypatc
 
 def test_a_report_and_a_picture_are_made_again_but_nobody_elses(inputs, tmp_path, monkeypatch):
     monkeypatch.chdir(shutil.copytree(inputs, tmp_path / "mine"))
-    for command in ("report", "probe", "plots curves", "plots split", "plots layers"):
+    for command in (
+        "report",
+        "probe",
+        "plots curves",
+        "plots split",
+        "plots layers",
+        "plots depths",
+    ):
         words, _, name = WRITES[command]
         for _ in range(2):
             done = run_command(*command.split(), *words, "--output", f"new-{name}")

@@ -50,7 +50,7 @@ def read(folder, name):
 REFUSED = {
     "another task": ({"task": "glue/ax"}, "argument --task: invalid choice"),
     "no data": ({"data": "none"}, "--data none: no such folder"),
-    "no checkpoint": ({"checkpoint": "none"}, "none: neither a run"),
+    "no checkpoint": ({"checkpoint": "none"}, "none: no such folder"),
     "too long": ({"sequence_length": 65}, "--sequence-length 65: the model takes at most 64"),
     "too short": ({"sequence_length": 9}, "--sequence-length 9: the model takes at most 64"),
     "uneven": ({"micro_batch_size": 3}, "--batch-size 8 is no multiple of --micro-batch-size 3"),
