@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from albert_ds.model.attention import VarlenAttention
+from albert_ds.model.fused import FEW, has_triton, residual_norm
 from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.finetuning import flags, tune_ranks, write_squad
@@ -86,10 +87,9 @@ def test_an_optimizer_takes_the_step_that_it_takes_on_a_cpu(kind):
     assert (steps[1] - steps[0]).norm() <= {"LAMB": 1e-6, "Muon": 1e-5}[kind] * steps[0].norm()
 
 
+@pytest.mark.skipif(not has_triton(), reason="no Triton for this device")
 def test_kernels_of_triton_run_for_many_values_only():
     from torch.profiler import ProfilerActivity, profile
-
-    from albert_ds.model.fused import FEW, residual_norm
 
     def names(tokens: int) -> str:
         x, weight = torch.ones(tokens, 1024, device="cuda"), torch.ones(1024, device="cuda")
