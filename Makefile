@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: install demo learn test quick lab slow golden check format docs exactness mutants clean
+.PHONY: install demo learn test nightly golden check format docs exactness mutants clean
 
 install: $(READY)
 
@@ -42,6 +42,10 @@ learn: $(READY)
 # The documentation as a site in build/site: python -m http.server -d build/site
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# The bits that commands leave, beside those recorded in tests/golden/golden.json.
+golden: $(READY)
+	$(BIN)/python -m tests.golden $(GOLDEN_ARGS)
 
 exactness: $(READY)
 	$(BIN)/python -m tests.exactness --output docs/exactness.md
