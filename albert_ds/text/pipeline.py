@@ -345,7 +345,10 @@ def _work_folder(output: Path, locations: list[str]) -> Generator[Path]:
                 output.rmdir()
         raise
     else:
-        shutil.rmtree(work)
+        try:
+            shutil.rmtree(work)
+        except OSError as error:  # what was built is whole
+            log_line(f"{work}: not deleted ({error.strerror}); nothing needs it any more")
     finally:
         lock.release()
 
