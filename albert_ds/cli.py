@@ -9,6 +9,7 @@ import argparse
 import math
 import os
 import re
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -264,7 +265,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         try:
             code = main(sys.argv[1:]) or 0
             sys.stdout.flush()
-        except BrokenPipeError:
+        except BrokenPipeError as error:
+            if has_reader(sys.stdout):  # another pipe, to a process of this command's own
+                raise name_os_error(error) from None
             drop_output(sys.stdout)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGPIPE)
@@ -281,6 +284,13 @@ def open_closed_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (as long as the process)
+
+
+def has_reader(stream: TextIO) -> bool:
+    """False if `stream` is a pipe, or a socket, that nobody reads."""
+    poll = select.poll()
+    poll.register(stream.fileno(), select.POLLOUT)
+    return not any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def drop_output(stream: TextIO) -> None:

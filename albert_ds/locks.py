@@ -66,7 +66,7 @@ class Claim:
 
     def __init__(self, path: Path):
         self.path = path
-        self._text = f"{describe_process()} {secrets.token_hex(8)}"
+        self._text, self._pid = f"{describe_process()} {secrets.token_hex(8)}", os.getpid()
         while not self._make():
             self._remove_dead()
         self._ended = threading.Event()
@@ -77,6 +77,8 @@ class Claim:
         return self.path.read_text() == self._text
 
     def release(self) -> None:
+        if os.getpid() != self._pid:  # a forked process, which owns nothing
+            return
         self._ended.set()
         with contextlib.suppress(FileNotFoundError):  # the whole folder is gone
             if self.is_held():

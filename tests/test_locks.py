@@ -64,6 +64,14 @@ def test_a_released_lock_is_free(without_flock, tmp_path):
     assert not (tmp_path / ".lock.owner").exists()
 
 
+def test_a_forked_process_releases_nothing(without_flock, tmp_path):
+    lock = FileLock(tmp_path / ".lock")
+    child = FORK.Process(target=lock.release)
+    child.start()
+    child.join()
+    assert child.exitcode == 0 and lock.is_held()
+
+
 def test_commands_own_their_folder_without_flock(without_flock, data, text_file, tmp_path):
     words = train_command(data, tmp_path / "run", steps=1)[2:]
     done = run_command("train", *words)

@@ -30,6 +30,15 @@ def test_a_command_without_a_reader_ends_like_any_other(data):
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
 
 
+def test_another_pipe_that_breaks_is_no_lost_reader():
+    """A process of the command's own died: that is said."""
+    program = (
+        "from albert_ds import cli\ndef main(argv): raise BrokenPipeError(32, 'Broken pipe')\n"
+    )
+    done = run(["-c", program + "cli.run(main)"], stdout=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (5, "albert-ds: Broken pipe\n")
+
+
 def test_a_command_without_standard_output_works(data):
     words = ["-m", "albert_ds", "inspect", "--data", data]
     done = run(words, preexec_fn=lambda: os.close(1))
