@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -149,17 +150,23 @@ def test_held_out_losses_of_drawn_depths_are_those_of_the_greatest():
 
 
 def test_the_time_left_is_that_of_the_depths_to_come(monkeypatch, capsys):
-    """A second a layer: steps of 1, 2, 2 and 3 layers, measured from the first line on."""
+    """Steps of 1, 2, 2 and 3 layers: their FLOPs, and a second for each FLOP of the second step."""
     config = replace(small_config(world_size=1, steps=4), depth_schedule=SCHEDULE)
-    assert [config.work_of(step) for step in range(5)] == [8 * 32 * n for n in (0, 1, 3, 5, 8)]
-    clock = iter((0.0, 1.0, 3.0, 5.0, 8.0))
+    work = [
+        8 * count_flops(config.model.at_depth(d), tokens=32, squared_lengths=32**2, masked=5)
+        for d in (1, 2, 2, 3)
+    ]
+    assert [config.work_of(step) for step in range(5)] == [*accumulate(work, initial=0)]
+    clock = iter((0.0, *accumulate(flops / work[1] for flops in work[1:])))
     monkeypatch.setattr(screen.time, "perf_counter", lambda: next(clock))
     shown = screen.Screen(step=0, num_steps=4, work_of=config.work_of)
+    shown.advance(1)
     values = {"loss": 1.0, "lr": 0.1, "grad_norm": 1.0, "tokens_per_second": 9.0}
-    for step in range(1, 5):
+    for step in (2, 3, 4):
         shown.write(step, values)
-    ends = [line.partition("left")[2].split() for line in capsys.readouterr().out.splitlines()]
-    assert ends == [["7", "s"], ["5", "s"], ["3", "s"], ["0", "s"]]
+    ends = [line.partition("left")[2] for line in capsys.readouterr().out.splitlines()]
+    to_do = [sum(work[step:]) / work[1] for step in (2, 3, 4)]
+    assert [float(end.split()[0]) for end in ends] == [round(seconds) for seconds in to_do]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +251,8 @@ def test_a_depth_is_drawn_from_the_seed_and_the_step():
     other = replace(config, seed=1)
     agree = sum(other.model_at(step).num_layers == depths[step] for step in range(3000))
     assert agree == pytest.approx(1000, rel=0.15)
-    assert config.work_of(3000) == 8 * 32 * 12_000  # on average
+    always = replace(config, model=LOOP.at_depth(4), depth_schedule=None)
+    assert config.work_of(3000) == pytest.approx(always.work_of(3000))
     pairs = replace(SMALL, sharing="loop:1,2x3,1", num_layers=8)
     assert read_depths(pairs, "4-8@0", 9).values == [(4, 6, 8)]
 

@@ -109,13 +109,12 @@ class Screen:
     """The lines of rank 0 while it trains. On a terminal a progress bar stays the last one.
 
     work_of: the work of the first n steps in any unit, for the time left; all steps alike unless
-    given.
+    given. It is measured from the end of the first step on, which is slower than all others.
     """
 
     def __init__(self, *, step: int, num_steps: int, work_of: Callable[[int], float] = int):
         self._num_steps, self._work_of = num_steps, work_of
-        self._since = step, time.perf_counter()
-        self._has_lines = False
+        self._since: tuple[int, float] | None = None
         self._bar, self._streams = None, (sys.stdout, sys.stderr)
         if sys.stderr.isatty():
             tqdm.monitor_interval = 0  # no thread: loader workers are forked
@@ -128,20 +127,27 @@ class Screen:
                 sys.stdout = sys.stderr
 
     def advance(self, step: int) -> None:
-        """Move the bar."""
+        """Move the bar; after the second step, the first one measured, say how long all take."""
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
+        if self._since is None:
+            self._since = step, time.perf_counter()
+        elif step == self._since[0] + 1 < self._num_steps:
+            left = f"{_as_time(self._measure_left(step))} for the other {self._num_steps - step:,}"
+            how = f"if all are as fast as step {step:,}; evaluation and saving not counted"
+            print(f"  {'time':11} {left} steps, {how}", flush=True)
+
+    def _measure_left(self, step: int) -> float:
+        """Seconds to the last step, by the steps since the first."""
+        assert self._since is not None
+        (first, started), now = self._since, time.perf_counter()
+        to_do = self._work_of(self._num_steps) - self._work_of(step)
+        return to_do * (now - started) / (self._work_of(step) - self._work_of(first))
 
     def write(self, step: int, values: dict) -> None:
-        """Print a record of metrics. The time left is that of the steps since the first line."""
-        left = None
-        if "lr" in values:
-            (first, started), now = self._since, time.perf_counter()
-            to_do = self._work_of(self._num_steps) - self._work_of(step)
-            done = self._work_of(step) - self._work_of(first)
-            left = to_do * (now - started) / max(done, 1)
-            if not self._has_lines:  # the first steps are slower than all others
-                self._since, self._has_lines = (step, now), True
+        """Print a record of metrics, and the time left at the pace since the first step."""
+        is_measured = "lr" in values and self._since is not None and step > self._since[0]
+        left = self._measure_left(step) if is_measured else None
         print(format_step(step, self._num_steps, values, left), flush=True)
 
     def close(self) -> None:

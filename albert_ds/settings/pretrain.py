@@ -8,6 +8,7 @@ import argparse
 import re
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -27,7 +28,7 @@ from albert_ds.cli import (
 from albert_ds.data.plan import VARYING, DataPlan, read_varying
 from albert_ds.data.stream_config import TASK, StreamConfig
 from albert_ds.errors import UserError
-from albert_ds.model.config import SHAPE, SIZES, ModelConfig, reshape
+from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops, reshape
 from albert_ds.model.depth import draw_depth, read_depths, read_exits
 from albert_ds.model.sharing import ADDITIONS, list_patterns
 from albert_ds.optim.schedule import SHAPES, learning_rate
@@ -263,17 +264,16 @@ class RunConfig(SharedConfig):
         return self.plan.schedule(name)
 
     def work_of(self, step: int) -> float:
-        """The work of the first `step` steps, in tokens of a layer, of sequences at full length.
-
-        Of drawn depths the mean counts.
-        """
-        depths, sizes, lengths = map(
-            self.schedule, ("depth_schedule", "batch_size", "sequence_length")
-        )
-        return sum(
-            fmean(depths.at(begin)) * sizes.at(begin) * lengths.at(begin + steps // 2) * steps
-            for begin, steps in cut((depths, sizes, lengths), step)
-        )
+        """FLOPs of the first `step` steps, at full length; of drawn depths the mean."""
+        schedules = [self.schedule(name) for name in ("depth_schedule", *VARYING)]
+        total = 0.0
+        for begin, steps in cut(schedules, step):
+            depths, size, length, masked = (each.at(begin + steps // 2) for each in schedules)
+            count = partial(count_flops, tokens=length, squared_lengths=length**2)
+            masked = round(masked * length)
+            flops = fmean(count(self.model.at_depth(d), masked=masked) for d in depths)
+            total += flops * size * steps
+        return total
 
 
 def build_parser() -> Parser:

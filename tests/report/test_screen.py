@@ -180,19 +180,27 @@ def test_on_a_terminal_the_bar_stays_the_last_line(monkeypatch):
         screen.advance(step)
     screen.write(2, TUNED)
     print("albert-ds: saved step 2", file=sys.stderr)
-    *lines, bar = terminal.shown()
+    time, *lines, bar = terminal.shown()
+    assert " for the other 2 steps, if all are as fast as step 2" in time
     assert lines[0].startswith("step 2 of 4  loss") and lines[1:] == ["albert-ds: saved step 2"]
     assert "3/4" in bar
     screen.close()
     assert sys.stdout is sys.stderr is terminal
 
 
-def test_the_time_left_is_that_of_the_measured_steps(monkeypatch, capsys):
+def test_the_time_left_is_that_of_the_steps_after_the_first(monkeypatch, capsys):
     from albert_ds.report import screen as module
 
     clock = [100.0]
     monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
     screen = Screen(step=10, num_steps=110)
-    for step, clock[0], left in ((20, 150.0, "8 min"), (30, 160.0, "80 s"), (60, 220.0, "88 s")):
+    clock[0] = 150.0
+    screen.advance(11)
+    screen.write(11, TUNED)
+    assert "left" not in capsys.readouterr().out
+    for step, clock[0], left in ((12, 160.0, "16 min"), (20, 159.0, "90 s"), (60, 200.0, "51 s")):
+        screen.advance(step)
+        told = capsys.readouterr().out
+        assert (f"  time        {left} for the other 98 steps, if all are" in told) is (step == 12)
         screen.write(step, TUNED)
         assert capsys.readouterr().out.rstrip().endswith(f"left {left:>6}")
