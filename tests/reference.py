@@ -273,16 +273,19 @@ def update_by_muon(name, p, g, first, second, rate, step, decay=0.01) -> None:
         direction = newton_schulz(0.9 * first + 0.1 * g)
         p -= rate * (decay * p + 0.2 * max(p.shape) ** 0.5 * direction)
         return
-    if "layer_norm" in name or name.endswith(("bias", "scale")):
+    if "layer_norm" in name or name.endswith(("bias", "scale", "gain")):
         decay = 0.0
     mean, square = first / (1 - 0.9**step), second / (1 - 0.999**step)
     p -= 0.5 * rate * (mean / (square.sqrt() + 1e-6) + decay * p)
 
 
 def newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
-    """By the singular values alone: the iteration leaves both orthogonal factors as they are."""
+    """By the singular values alone: the iteration leaves both orthogonal factors as they are.
+
+    As torch.optim.Muon, it divides by 1e-7 at least, so a smaller matrix has a smaller result.
+    """
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    values = values / values.norm()
+    values = values / values.norm().clamp(min=1e-7)
     for _ in range(5):
         values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
     return left * values @ right

@@ -10,6 +10,7 @@ import statistics
 import pytest
 
 from tests.exactness.modes import (
+    LOOP,
     Mode,
     all_pairs,
     crossed_modes,
@@ -27,10 +28,10 @@ SHORT = [
     Mode(grid=(1, 2), stage=3, sharing="none", per_layer="position,lora:2", objective="none"),
     Mode(grid=(2, 1), stage=1, sharing="cycle:3", per_layer="position,lora:2", accumulation=3),
     Mode(grid=(2, 1), stage=3, sharing="attention", per_layer="norm,scale", objective="nsp"),
-    Mode(grid=(1, 2), stage=3, sharing="loop:1,1x2,1", per_layer="norm,inject", resumed=True),
-    Mode(grid=(2, 1), stage=2, sharing="loop:1,1x2,1", per_layer="inject,lora:2"),
+    Mode(grid=(1, 2), stage=3, sharing=LOOP, per_layer="norm,inject", resumed=True),
+    Mode(grid=(2, 1), stage=2, sharing=LOOP, per_layer="inject,lora:2"),
     *(  # layers that do not run, before and after they did
-        Mode(depths=(3, 4, 3, 3, 4), sharing="loop:1,1x2,1", **layout)
+        Mode(depths=(3, 4, 3, 3, 4), sharing=LOOP, **layout)
         for layout in (
             dict(grid=(1, 2), stage=0, per_layer="norm,lora:2", accumulation=3),
             dict(grid=(1, 2), stage=1, per_layer="inject,lora:2", resumed=True),
@@ -40,6 +41,9 @@ SHORT = [
         )
     ),
     Mode(grid=(2, 1), stage=1, per_layer="norm,scale", depths=(4, 2, 2, 4, 4)),
+    Mode(grid=(1, 2), stage=2, drawn="2-4", depths=(2, 3, 2, 3, 3), resumed=True),
+    # Layer 0 alone: the gradients of its queries and keys are below Muon's least norm, 1e-7.
+    Mode(grid=(1, 2), optimizer="Muon", sharing=LOOP, per_layer="norm,inject,lora:2"),
     Mode(grid=(1, 2), stage=3, exits=((1, 0.5), (3, 1.0)), depths=(2, 3, 4, 4, 4), accumulation=3),
     Mode(grid=(2, 1), stage=2, exits=((2, 2.0),), checkpointing="block"),
     *(Mode(grid=(1, 2), stage=stage, precision="bf16") for stage in (1, 3)),
@@ -71,7 +75,8 @@ def test_fp32_equals_float64_in_every_mode(outcomes):
         assert row.off.loss < 1e-6, row
         assert row.off.norm < 1e-6, row
         assert row.off.gradient < 1e-4, row  # of tensors whose gradient nearly cancels
-        assert row.off.parameter < 1e-5, row
+        # Newton-Schulz enlarges fp32's rounding of small singular values.
+        assert row.off.parameter < (2e-5 if row.mode.optimizer == "Muon" else 1e-5), row
         assert row.off.key_bias < 1e-6, row
 
 

@@ -33,7 +33,8 @@ def main(argv: list[str]) -> int:
         "sharing": modes_.sharing_modes(),
         **({} if args.short else {"crossed": modes_.crossed_modes()}),
     }
-    chosen = [*itertools.chain(*tables.values()), *modes_.half_precision_modes()]
+    changing = modes_.depth_modes()
+    chosen = [*itertools.chain(*tables.values()), *changing, *modes_.half_precision_modes()]
     half = [mode for mode in chosen if mode.precision == "bf16"]
     chosen += [modes_.same_order(mode) for mode in half]
     outcomes = train_all(list(dict.fromkeys(chosen)))
@@ -47,6 +48,8 @@ def main(argv: list[str]) -> int:
         refused = report.refused_lines() if name == "pairwise" else []
         lines = report.as_table([by_mode[mode] for mode in modes])
         replace_section(args.raw, name, [*report.describe_machine(), "", *lines, *refused])
+    lines = report.depth_table([by_mode[mode] for mode in changing])
+    replace_section(args.raw, "depths", [*report.describe_machine(), "", *lines])
     print("\n".join(worst))
     return 0
 

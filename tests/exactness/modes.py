@@ -19,6 +19,7 @@ FACTORS = {
     "objective": ("sop", "nsp", "none"),
     "resumed": (False, True),
 }
+LOOP = "loop:1,1x2,1"
 ALONE = ("none", "norm", "scale", "position", "lora:2", "inject")  # additions, one at a time
 # Rotated through the cross product of the other factors.
 TASK = ("sharing", "per_layer", "objective", "resumed")
@@ -40,6 +41,7 @@ class Mode:
     optimizer: str = "Lamb"
     resumed: bool = False  # stopped after some steps, and continued from the checkpoint
     depths: tuple[int, ...] = ()  # layers of each step; all of them if empty
+    drawn: str = ""  # the depths that `depths` are drawn from, with seed 0
     exits: tuple[tuple[int, float], ...] = ()  # layers with a loss of their own, and its weight
     dealt_to: int = 1  # samples are ordered as that many data-parallel ranks would take them
 
@@ -137,9 +139,14 @@ def half_precision_modes() -> list[Mode]:
 
 
 def muon_modes() -> list[Mode]:
-    """Muon in every grid, stage and precision; every second mode is stopped and resumed."""
+    """Muon in every grid, stage and precision, with one block and with a loop and additions.
+
+    Every second mode is stopped and resumed.
+    """
+    models = ({}, {"sharing": LOOP, "per_layer": "norm,inject,lora:2"})
     modes = [
-        Mode(grid=grid, stage=stage, precision=precision, optimizer="Muon")
+        Mode(grid=grid, stage=stage, precision=precision, optimizer="Muon", **model)
+        for model in models
         for precision in FACTORS["precision"]
         for stage in FACTORS["stage"]
         for grid in FACTORS["grid"]
@@ -164,8 +171,23 @@ def sharing_modes() -> list[Mode]:
             checkpointing=FACTORS["checkpointing"][(column + row // 2) % 3],
             resumed=(column + row) // 2 % 2 == 0,
         )
-        for row, sharing in enumerate((*FACTORS["sharing"], "loop:1,1x2,1"))
+        for row, sharing in enumerate((*FACTORS["sharing"], LOOP))
         for column, mode in enumerate(plain)
+    ]
+
+
+def depth_modes() -> list[Mode]:
+    """Depths that change, depths that are drawn and losses at exits, in every stage, in fp32."""
+    kinds = (
+        {"sharing": LOOP, "per_layer": "norm,inject,lora:2", "depths": (3, 4, 3, 3, 4)},
+        {"drawn": "2-4", "depths": (2, 3, 2, 3, 3)},
+        {"exits": ((1, 0.5), (3, 1.0)), "depths": (2, 3, 4, 4, 4)},
+    )
+    return [
+        Mode(grid=grid, stage=stage, resumed=stage % 2 == 1, **kind)
+        for kind in kinds
+        for grid in ((1, 2), (2, 1))
+        for stage in FACTORS["stage"]
     ]
 
 

@@ -1,7 +1,9 @@
 """The measured rows -> Markdown."""
 
+import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 
@@ -66,7 +68,9 @@ def describe_machine() -> list[str]:
     from albert_ds.process.world import name_device
 
     today = datetime.now(UTC).strftime("%-d %B %Y")
-    return [f"Measured on {today}: {name_device()}, torch {torch.__version__}."]
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    return [f"Measured on {today}, commit {commit}: {name_device()}, torch {torch.__version__}."]
 
 
 def worst_table(rows: list[Row]) -> list[str]:
@@ -89,16 +93,37 @@ def worst_table(rows: list[Row]) -> list[str]:
 def muon_table(rows: list[Row]) -> list[str]:
     """The worst tensor in fp32, all tensors together in bf16, by stage and grid."""
     grids = FACTORS["grid"]
-    found = {(row.mode.precision, row.mode.stage, row.mode.grid): row.off for row in rows}
+    found: dict[tuple, dict] = {}
+    for row in rows:
+        mode = row.mode
+        key = (mode.sharing, mode.per_layer, mode.precision, mode.stage)
+        error = row.off.parameter if mode.precision == "fp32" else row.off.overall
+        found.setdefault(key, {})[mode.grid] = f"{error:.1e}"
+    names = [f"TP {tp}, DP {dp}" for tp, dp in grids]
     lines = [
-        "| precision | ZeRO | " + " | ".join(f"TP {tp}, DP {dp}" for tp, dp in grids) + " |",
-        "| --- | --- " + "| --: " * len(grids) + "|",
+        f"| sharing | own | precision | ZeRO | {' | '.join(names)} |",
+        "| --- " * 4 + "| --: " * len(grids) + "|",
     ]
-    for precision, stage in dict.fromkeys((p, stage) for p, stage, _ in found):
-        offs = [found[precision, stage, grid] for grid in grids]
-        errors = [off.parameter if precision == "fp32" else off.overall for off in offs]
-        cells = [precision, str(stage), *(f"{error:.1e}" for error in errors)]
-        lines.append("| " + " | ".join(cells) + " |")
+    for key, errors in found.items():
+        cells = [*key, *(errors[grid] for grid in grids)]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+def depth_table(rows: list[Row]) -> list[str]:
+    """The rows of `depth_modes`."""
+    lines = [
+        "| ZeRO | TP | DP | sharing | own | layers of each step | exits | resumed "
+        "| loss | gradient | parameters | key bias |",
+        "| --- " * 8 + "| --: " * 4 + "|",
+    ]
+    for mode, off in ((row.mode, row.off) for row in rows):
+        layers = ", ".join(map(str, mode.depths))
+        cells = [mode.stage, *mode.grid, mode.sharing, mode.per_layer]
+        cells.append(f"{layers}, drawn from {mode.drawn}" if mode.drawn else layers)
+        cells.append(", ".join(f"{layer}:{weight}" for layer, weight in mode.exits) or "none")
+        cells += ["yes" if mode.resumed else "no", *_figures(off)]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
 
 
