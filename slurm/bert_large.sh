@@ -1,9 +1,9 @@
 #!/bin/bash
 # BERT-large, the paper's baseline for equal time (Table 6): 336M parameters, 24 layers, H 1024.
-# Command:  sbatch slurm/bert_large.sh  (Table 2's row: --steps 125000, 15.7 h)
+# Command:  sbatch slurm/bert_large.sh  (Table 2's row: --steps 125000, 16.1 h)
 # Hardware: 8 nodes x 8 GPUs with 80 GB
-# Time:     PREDICTED for H100, not measured: 50.4 h, 3,224 GPU-hours with 100 Gb/s a node
-#           (148.3 h with 25, 25.9 h with 400), without evaluation, checkpoints, restarts
+# Time:     PREDICTED for H100, not measured: 51.6 h, 3,304 GPU-hours with 100 Gb/s a node
+#           (149.5 h with 25, 27.1 h with 400), without evaluation, checkpoints, restarts
 # Plan:     albert-ds plan --model bert-large --gpus 64 --link 100 --steps 400000
 # Expected: SQuAD 1.1 F1 93.5, MNLI 87.8, average 87.2 (Table 6)
 #SBATCH --job-name=bert-large

@@ -12,6 +12,7 @@ from albert_lab.scaling.step_time import predict_step
 from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES
 from albert_ds.settings.pretrain import read_config
+from tests.conftest import ROOT
 
 CHANGING = ("--gpus", "8", "--batch-size", "4096@0,1024@50%", "--sequence-length", "64..512@9")
 PLAN = ("plan", "--link", "100", "--steps", "1000")
@@ -56,7 +57,7 @@ def test_models_side_by_side(capsys):
         micro_batch_size=32,
         accumulation=2,
     )
-    step = predict_step(layout, describe_gpu(GPUS["h100"]), link=10e9)
+    step = predict_step(layout, describe_gpu(GPUS["h100"], width=1024), link=10e9)
     assert speed == f"{4096 / step.total:,.0f}"
     assert exposed == f"{step.communication / step.total:.0%}"
 
@@ -98,6 +99,21 @@ def test_the_rows_add_up_and_the_rule_is_printed(capsys):
     others = next(part for part in said.split("\n\n") if part.splitlines()[0].endswith("/s |"))
     speeds = [float(row.split("|")[-2].replace(",", "")) for row in others.splitlines()[2:]]
     assert speeds == sorted(speeds, reverse=True) and len(speeds) == 5
+
+
+def test_each_size_takes_as_long_as_it_did_on_one_h100(capsys):
+    """The largest micro-batch that was measured of each size; two of them are a step."""
+    lines = (ROOT / "docs/raw/gpu_h100_3_results.jsonl").read_text().splitlines()
+    measured = [record for line in lines if (record := json.loads(line))["kind"] == "speed"]
+    for size, micro in (("base", 256), ("large", 128), ("xlarge", 32), ("xxlarge", 32)):
+        name, found = f"albert-{size}", ["--gpus", "1", "--batch-size", 2 * micro]
+        said = ask(capsys, *PLAN, "--model", name, *found, "--micro-batch-size", micro)
+        (seconds,) = (
+            record["step_seconds"]
+            for record in measured
+            if (record["size"], record["micro"], record["form"]) == (name, micro, "plain")
+        )
+        assert float(read_plan(said)["step, seconds"]) == pytest.approx(seconds, rel=0.04)
 
 
 def test_a_users_own_gpu(tmp_path, capsys):

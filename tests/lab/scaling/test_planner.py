@@ -21,7 +21,7 @@ from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES
 from tests.conftest import ROOT
 
-H100 = describe_gpu(GPUS["h100"])
+H100 = describe_gpu(GPUS["h100"], width=1024)
 
 
 def plans(name, *, gpus=64, memory=80e9, link=100e9, batch_size=4096):

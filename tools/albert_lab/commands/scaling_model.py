@@ -14,7 +14,7 @@ from albert_ds.data.plan import BATCH_SIZE, VARYING, read_varying
 from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES, reshape
 from albert_ds.settings.shared import SharedConfig
-from albert_lab.scaling.hardware import GPUS, MFU, MFU_OF_PRODUCTS, describe_gpu, read_gpu
+from albert_lab.scaling.hardware import GPUS, LARGE_PRODUCT, MFU, Gpu, describe_gpu, read_gpu
 from albert_lab.scaling.layout import Layout
 from albert_lab.scaling.planner import Plan, count_nodes, find_layouts, find_plans
 from albert_lab.scaling.report import plan_as_text
@@ -44,8 +44,9 @@ def _add_cluster(add, or_schedule: str = "") -> None:
     )
     add("--hardware", metavar="GPU_OR_REPORT", default="h100", help=text)
     text = (
-        f"share of the GPU's rate in large passes (default: {MFU} of the datasheet's peak, "
-        f"{MFU_OF_PRODUCTS} of a report's matrix products)"
+        "share of the GPU's peak in large passes (default: by hidden size as measured on one H100, "
+        f"{', '.join(f'{width}: {share}' for width, share in MFU.items())}); the peak of a report "
+        f"is its bf16_tflops / {LARGE_PRODUCT}"
     )
     add("--mfu", type=Number(above=0, high=1), metavar="SHARE", help=text)
     add("--gpus-a-node", type=positive, metavar="GPUS", default=8, help="GPUs that share one link")
@@ -103,17 +104,15 @@ def _add_plan(add) -> None:
 
 
 def run_predict(args) -> None:
-    machine = describe_gpu(read_gpu(args.hardware), mfu=args.mfu)
-    rows = [
-        compare(args, machine, *cluster) for cluster in itertools.product(args.gpus, args.links)
-    ]
+    gpu = read_gpu(args.hardware)
+    rows = [compare(args, gpu, *cluster) for cluster in itertools.product(args.gpus, args.links)]
     first, *others = args.models
     header = ["GPUs", "sequences per GPU", "Gb/s per node", f"{first} samples/s, exposed"]
     header += [f"{model}, speed-up" for model in others]
-    print(f"PREDICTED, {machine.name}; {machine.source}\n\n{table(header, rows)}")
+    print(f"PREDICTED, {gpu.name}; {gpu.source}\n\n{table(header, rows)}")
 
 
-def compare(args, machine: Machine, gpus: int, link: float) -> list[str]:
+def compare(args, gpu: Gpu, gpus: int, link: float) -> list[str]:
     """The first model's speed on a cluster, and the others' over it; ZeRO-1 in bf16."""
     local, left = divmod(args.batch_size, gpus)
     if left:
@@ -130,7 +129,7 @@ def compare(args, machine: Machine, gpus: int, link: float) -> list[str]:
                 accumulation=local // micro,
                 sequence_length=args.sequence_length,
             ),
-            machine,
+            describe_gpu(gpu, width=SIZES[name].hidden_size, mfu=args.mfu),
             link=link * 1e9,
         )
         for name in args.models
@@ -165,8 +164,9 @@ def choose_plans(args) -> tuple[list[Plan], Machine, float]:
     """
     gpu = read_gpu(args.hardware)
     memory = gpu.memory if args.gpu_memory is None else args.gpu_memory * 1e9
-    limit, machine = memory * (1 - args.reserve), describe_gpu(gpu, mfu=args.mfu)
     size = SIZES[args.model]
+    limit = memory * (1 - args.reserve)
+    machine = describe_gpu(gpu, width=size.hidden_size, mfu=args.mfu)
     model = reshape(size, sharing=args.sharing or size.sharing, per_layer=args.per_layer)
     sizes, lengths = (
         read_varying(name, str(getattr(args, name)), args.steps).values for name in CHANGING

@@ -7,13 +7,19 @@ for them.
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from albert_ds.cli import Number
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json
 from albert_lab.scaling.step_time import Machine
 
-MFU = 0.45  # share of the datasheet's peak in large passes (SOURCES)
-MFU_OF_PRODUCTS = 0.6  # ... of the rate of one large matrix product (assumed: 0.45 / 0.75)
+# Hidden size -> share of the peak that a step of large passes reached on one H100: rows of 512
+# tokens, 256, 128, 32 and 32 a micro-batch (docs/raw/gpu_h100_3_report.md). Between them: a line.
+MFU = {768: 0.359, 1024: 0.418, 2048: 0.529, 4096: 0.630}
+LARGE_PRODUCT = (
+    0.77  # share of the peak in one large matrix product (docs/raw/gpu_h100_1_report.md)
+)
 STREAMED = 0.8  # share of the memory's bandwidth that elementwise kernels reach (assumed)
 ACHIEVED = 0.8  # share of the bandwidth between GPUs that a ring reaches (assumed)
 PCIE = 25e9  # bytes/s between GPUs of a node, where a report does not say (assumed)
@@ -29,9 +35,8 @@ LAUNCH_SECONDS = 80 * 5e-6
 
 SOURCES = (
     "peak, memory and NVLink: NVIDIA's A100, H100 and H200 SXM datasheets; share of the peak: "
-    "BERT-large at 580 sequences/s on an A100 (NVIDIA DeepLearningExamples, BERT for PyTorch, 128 "
-    "tokens) is 45 % of its dense peak, 941 to 965 on an H100 (MLPerf Training v3.1, Dell "
-    "XE9680) 47 to 48 %; the rest is assumed and stated in tools/albert_lab/scaling/hardware.py"
+    "measured on one H100 by hidden size (docs/gpu.md); the rest is assumed and stated in "
+    "tools/albert_lab/scaling/hardware.py"
 )
 
 
@@ -40,11 +45,10 @@ class Gpu:
     """Rates of a GPU, per second, and its memory."""
 
     name: str
-    flops: float  # dense bf16: the datasheet's peak, or a large matrix product as measured
+    flops: float  # dense bf16, at its peak
     memory_bandwidth: float  # bytes
     link_bandwidth: float  # bytes to another GPU of the node, one way
     memory: float  # bytes
-    mfu: float = MFU  # share of `flops` that large passes reach
     source: str = SOURCES
 
 
@@ -73,23 +77,23 @@ def read_gpu(text: str) -> Gpu:
     check(report, {"device": str, **rates}, name)
     return Gpu(
         name=report["device"],
-        flops=1e12 * report["bf16_tflops"],
+        flops=1e12 * report["bf16_tflops"] / LARGE_PRODUCT,
         memory_bandwidth=1e9 * report["memory_bandwidth_gb_s"],
         link_bandwidth=PCIE,
         memory=report["memory_bytes"],
-        mfu=MFU_OF_PRODUCTS,
         source=f"matrix products and memory: {text}; between GPUs of a node {PCIE / 1e9:g} GB/s "
         "(assumed); the rest is assumed and stated in tools/albert_lab/scaling/hardware.py",
     )
 
 
-def describe_gpu(gpu: Gpu, *, mfu: float | None = None) -> Machine:
-    """Constants of a rank with this GPU. mfu: instead of the GPU's own."""
+def describe_gpu(gpu: Gpu, *, width: int, mfu: float | None = None) -> Machine:
+    """Constants of a rank with this GPU, for a model of hidden size `width`. mfu: not MFU's."""
+    mfu = mfu or float(np.interp(width, list(MFU), list(MFU.values())))
     streamed, in_a_node = STREAMED * gpu.memory_bandwidth, 1 / (ACHIEVED * gpu.link_bandwidth)
     return Machine(
         name=gpu.name,
         source=gpu.source,
-        a_flop=1 / ((mfu or gpu.mfu) * gpu.flops),
+        a_flop=1 / (mfu * gpu.flops),
         a_weight=WEIGHT_BYTES / streamed,
         a_layer=LAUNCH_SECONDS,
         an_update=UPDATE_BYTES / streamed,
