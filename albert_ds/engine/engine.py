@@ -285,6 +285,8 @@ def _build_fused_lamb(groups: list[dict], params: dict) -> torch.optim.Optimizer
 
     try:
         return FusedLamb(groups, **params)
+    except torch.OutOfMemoryError:
+        raise
     except (
         CUDAMismatchException,
         MissingCUDAException,
@@ -293,11 +295,11 @@ def _build_fused_lamb(groups: list[dict], params: dict) -> torch.optim.Optimizer
         ValueError,
     ) as error:
         # ValueError: DeepSpeed cannot read an architecture like 9.0a in TORCH_CUDA_ARCH_LIST.
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
+        lines = [*str(error).splitlines(), ""]  # a failed build's are all that was compiled
+        reason = next((line for line in lines if "error:" in line), lines[0])
         raise UserError(
             '--deepspeed_config: "FusedLamb" needs the CUDA toolkit that torch was built with '
-            f'(nvcc, in CUDA_HOME), and does not compile ({str(error)[:160]}); "Lamb" needs none'
+            f'(nvcc, in CUDA_HOME), and does not compile ({reason[:160]}); "Lamb" needs none'
         ) from None
 
 

@@ -7,12 +7,16 @@ import json
 import subprocess
 import sys
 import time
+import weakref
+from functools import partial
 
 import psutil
 import pytest
+import torch
 from albert_lab.commands.gpu_check import main
 from albert_lab.gpu_check.check import Check, Finding, ended, open_folder
-from albert_lab.gpu_check.pieces import PIECES, interrupt_and_resume, measure_speed
+from albert_lab.gpu_check.pieces import PIECES, interrupt_and_resume, measure_speed, tell
+from albert_lab.gpu_check.records import Records
 
 from albert_ds.errors import UserError
 from tests.conftest import ROOT
@@ -98,6 +102,26 @@ def test_what_the_time_leaves_out_is_named_and_runs_the_next_time(check, tmp_pat
     look(check)
     assert check.write_report({"one": look})
     assert "| it runs | PASS | done |" in (check.folder / "report.md").read_text()
+
+
+def test_what_does_not_fit_into_memory_is_no_failure_and_leaves_room(tmp_path):
+    """The next measurement begins without the tensors of the one before, whatever its end."""
+    alive = []
+
+    def fill(error: type[Exception] | None) -> dict:
+        engine = torch.nn.Linear(2, 2)
+        engine.itself = [engine]  # as an engine's hooks: only a collection frees it
+        alive.append(weakref.ref(engine))
+        assert sum(each() is not None for each in alive) == 1
+        if error:
+            raise error("no")
+        return {}
+
+    records = Records(tmp_path / "records.json", 1e9)
+    for error in (torch.cuda.OutOfMemoryError, ValueError, None):
+        records.measure("speed", partial(fill, error))
+    assert [record["ok"] for record in records.all] == [None, False, True]
+    assert tell(records.all[0]).says == "does not fit into the memory"
 
 
 def test_another_machine_needs_another_folder(check):

@@ -39,6 +39,22 @@ def test_fused_lamb_without_a_toolkit_is_refused(monkeypatch):
         build_optimizer("FusedLamb", [{"params": [weight]}], {"lr": 0.1})
 
 
+def test_a_header_that_the_toolkit_lacks_is_named(monkeypatch):
+    """On one line, though a failed build's text is all that was compiled."""
+    from deepspeed.ops.lamb import fused_lamb
+
+    class Builder:
+        def load(self):
+            said = "a.h:5:10: fatal error: cusparse.h: No such file\nninja: build stopped"
+            raise RuntimeError(f"Error building extension 'fused_lamb': [1/3] c++ a.cpp\n{said}")
+
+    monkeypatch.setattr(fused_lamb, "FusedLambBuilder", Builder)
+    weight = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(UserError, match="CUDA toolkit .*error: cusparse.h") as found:
+        build_optimizer("FusedLamb", [{"params": [weight]}], {"lr": 0.1})
+    assert "\n" not in str(found.value)
+
+
 def choose(rank: int) -> tuple:
     """What stands in the environment at the first question about CUDA; what is chosen."""
     from albert_ds.process.trainer import TrainerProcess
