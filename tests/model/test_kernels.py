@@ -3,12 +3,20 @@
 Without a GPU they run in Triton's interpreter (tests/conftest.py).
 """
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
 
 from albert_ds.model import kernels
 from albert_ds.model.cross_entropy import sum_cross_entropy
+from tests.conftest import ROOT
 
 EPS = 1e-12
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -116,3 +124,22 @@ def test_no_rows():
     assert not any(g.any() for g in torch.autograd.grad(y.sum(), (x, weight, bias)))
     loss, correct = kernels.CrossEntropy.apply(x, torch.zeros(0, dtype=torch.int64), -100)
     assert (loss.item(), correct.item()) == (0, 0)
+
+
+@pytest.mark.nightly
+def test_every_kernel_compiles_for_an_a100_and_an_h100(tmp_path):
+    """To machine code, by the assembler that Triton brings: types and widths of all sizes."""
+    environ = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environ.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "tests.model.compile_kernels", "80", "90"]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    functions = (InterpretedFunction, JITFunction)
+    named = {name for name, value in vars(kernels).items() if isinstance(value, functions)}
+    named.remove("_scale_kept")  # a part of others
+    for target in ("sm_80", "sm_90a"):
+        assert {each["kernel"] for each in told if each["target"] == target} == named
+    assert {each["target"] for each in told} == {"sm_80", "sm_90a"}
+    for each in told:
+        assert each["code"] > 1000 and each["shared"] <= 48 << 10, each

@@ -1,0 +1,66 @@
+"""Compile every Triton kernel for a GPU that is not there: `compile_kernels CAPABILITY ...`.
+
+All that launches a kernel runs on tensors of the host, and each launch ends with the machine code.
+A line of JSON a kernel: its name, the architecture, its shared memory and bytes of code.
+"""
+
+import json
+import re
+import sys
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+from albert_ds.model import kernels
+
+WIDTHS = [(torch.float32, 128), (torch.float16, 768)]
+WIDTHS += [(torch.bfloat16, width) for width in (768, 1024, 2048, 4096)]
+LAUNCH = JITFunction.run
+
+
+class Device:
+    """What Triton asks of a driver until it launches."""
+
+    def __init__(self, capability: int):
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return self._capability  # compiled kernels are kept by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_and_tell(kernel: JITFunction, *args, **options) -> None:
+    built = LAUNCH(kernel, *args, **{**options, "warmup": True})
+    target = re.search(r"^\.target (\w+)", built.asm["ptx"], re.M)[1]
+    code, shared = len(built.asm["cubin"]), built.metadata.shared
+    told = {"kernel": built.name, "target": target, "shared": shared, "code": code}
+    print(json.dumps(told))
+
+
+def launch_all(dtype: torch.dtype, width: int) -> None:
+    def make(*shape: int) -> torch.Tensor:
+        return torch.ones(*shape, dtype=dtype, requires_grad=True)
+
+    for dropout in (0.0, 0.1):
+        sums = kernels.ResidualNorm.apply(
+            make(64, width), make(64, width), make(width), make(width), 1e-12, dropout, 2**62 + 1
+        )
+        sums.sum().backward()
+    kernels.Linear.apply(make(64, width), make(width, width), make(width)).sum().backward()
+    labels = torch.zeros(4, dtype=torch.int64)
+    kernels.CrossEntropy.apply(make(4, 30_000), labels, -100)[0].backward()
+
+
+if __name__ == "__main__":
+    JITFunction.run = compile_and_tell
+    for capability in sys.argv[1:]:
+        triton.runtime.driver.set_active(Device(int(capability)))
+        for kind in WIDTHS:
+            launch_all(*kind)
