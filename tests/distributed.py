@@ -18,9 +18,11 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 
+import torch
+
 # Importing torch, DeepSpeed and megatron-core takes 8 s, so ranks are forked from one process that
-# has imported them. A process that has initialised CUDA must not be forked.
-METHOD = "spawn" if Path("/dev/nvidiactl").exists() else "forkserver"
+# has imported them. A process that has asked for CUDA must not be forked where there is one.
+METHOD = "spawn" if torch.cuda.is_available() else "forkserver"
 
 
 def take_port() -> int:
@@ -169,8 +171,6 @@ def _end(function, rank, world_size, port, args) -> None:
 
 def share_gpus(world_size: int) -> None:
     """NCCL takes one rank a GPU; where there are more, it is gloo over copies on the host."""
-    import torch
-
     if 0 < torch.cuda.device_count() < world_size and os.environ.get("DS_ACCELERATOR") != "cpu":
         from albert_ds.process import rendezvous
         from tests.staged_gloo import stage
