@@ -120,7 +120,7 @@ def _describe_round(run: Run, everyone: list[dict], batches: list) -> dict:
     mean = {name: statistics.fmean(rank[name] for rank in everyone) for name in times}
     seconds = mean["seconds_a_step"]
     tokens = sum(batch.counts.tokens for batch in batches) / steps
-    flops = sum(_count_step_flops(run, batch.counts) for batch in batches) / steps
+    flops = sum(count_step_flops(run, batch.counts) for batch in batches) / steps
     return {
         **mean,
         "samples_a_second": run.config.batch_size / seconds,
@@ -134,7 +134,7 @@ def _describe_round(run: Run, everyone: list[dict], batches: list) -> dict:
     }
 
 
-def _count_step_flops(run: Run, counts) -> int:
+def count_step_flops(run: Run, counts) -> int:
     """Model FLOPs of one global batch."""
     return count_flops(
         run.config.model,

@@ -3,24 +3,30 @@
 
 The peer is `AlbertForPreTraining` with torch's fused AdamW. It runs with each of its attentions,
 compiled and not; compare with the fastest. It pads to the longest sequence of a batch, or with
---padding row to the full row, and scores every position; ours does neither. With --compile ours
-runs a second time, with compiled blocks. A step is forward, backward and update of one micro-batch;
-reading the batch is not timed, nor is padding and copying the peer's. The table also has the first
-step's loss (without dropout the losses agree) and its seconds, which include compiling.
+--padding row to the full row, and scores every position; ours does neither. A step is forward,
+backward and update of one micro-batch; reading the batch is not timed, nor is padding and copying
+the peer's. Each round begins with another program. On a CPU a round in which a program got less
+than nine tenths of its threads' time is disturbed by other work: only its CPU seconds count. The
+table also has each program's time over that of our matrix products alone, as fast as one large
+product, the first step's loss (without dropout the losses agree) and its seconds, which include
+compiling.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from albert_lab.bench_run import bench_config, open_bench_run
+from albert_lab.measurement import count_step_flops
 from albert_lab.tables import table, three
 
 from albert_ds import cli
@@ -38,10 +44,12 @@ if TYPE_CHECKING:
     from albert_ds.pretraining.loop import Run
     from albert_ds.settings.pretrain import RunConfig
 
-OURS, COMPILED = "albert-ds", "albert-ds compiled"
+OURS = "albert-ds"
 PEERS = ("sdpa", "eager", "sdpa compiled", "eager compiled")
 FLASH = ("flash_attention_2", "flash_attention_2 compiled")  # where flash-attn is installed
 IGNORED = -100  # label of a position without one
+CALM = 0.9  # of the threads' time, at least, in a round that nothing disturbs
+SQUARE = 2048  # rows of the large matrix product
 
 
 def build_parser() -> Parser:
@@ -68,7 +76,6 @@ def build_parser() -> Parser:
     add("--padding", choices=("longest", "row"), default="longest", help=text)
     text = "attentions of the peer (default: all that are installed)"
     add("--peers", nargs="+", choices=(*PEERS, *FLASH), help=text)
-    add("--compile", action="store_true", help="also run ours with compiled blocks")
     add(
         "--dropout",
         type=Number(low=0, below=1),
@@ -176,8 +183,10 @@ def config_of(args) -> RunConfig:
 
 
 def measure(args) -> dict:
-    """Seconds of every step; in each round all take a step on the same batch."""
-    from albert_ds.pretraining.loop import next_batch, train_step
+    """Seconds of every step; in a round all take a step on one batch."""
+    import torch
+
+    from albert_ds.pretraining.loop import next_batch
     from albert_ds.process.run_folder import read_versions
 
     traffic = record_traffic()
@@ -188,31 +197,24 @@ def measure(args) -> dict:
     config = config_of(args)
     mesh = build_mesh(1)
     run = open_bench_run(config, mesh, device, traffic)
-    ours = {OURS: run}
-    if args.compile:
-        ours[COMPILED] = open_bench_run(replace(config, compile=True), mesh, device, traffic)
     row = args.sequence_length if args.padding == "row" else None
     peers = {kind: Peer(run, kind, row) for kind in args.peers}
-    rounds, fills, losses, first_seconds = [], [], {}, {}
+    rounds, loads, fills = [], [], []
+    losses, first_seconds, our_loss, flops = {}, {}, 0.0, 0
+    dtype = next(run.engine.deepspeed.module.parameters()).dtype
     for number in range(args.warmup + args.rounds):
         batch = next_batch(run)
         (micro_batch,) = batch.micro_batches
         if number == 0:
-            losses = {kind: loss_of(one, micro_batch) for kind, one in ours.items()}
-        seconds = {
-            kind: clock(device, lambda one=one, batch=batch: train_step(one, batch))[0]
-            for kind, one in ours.items()
-        }
-        for kind, peer in peers.items():
-            rows = peer.rows(micro_batch)
-            step = clock(device, lambda peer=peer, rows=rows: peer.step(rows))
-            seconds[kind] = step[0]
-            if number == 0:
-                losses[kind] = float(step[1])
+            our_loss = loss_of(run, micro_batch)
+        turns = take_round(run, peers, batch, number)
         if number == 0:
-            first_seconds = seconds
+            first_seconds = {kind: turn[0] for kind, turn in turns.items()}
+            losses = {OURS: our_loss} | {kind: float(turns[kind][2]) for kind in peers}
         if number >= args.warmup:
-            rounds.append(seconds)
+            rounds.append(turns)
+            loads.append(os.getloadavg()[0])
+            flops += count_step_flops(run, batch.counts)
             width = row or int(micro_batch.tensors["max_seqlen"])
             fills.append(micro_batch.tokens / (micro_batch.samples * width))
     return {
@@ -222,8 +224,38 @@ def measure(args) -> dict:
         "first_losses": losses,
         "first_seconds": first_seconds,
         "fill": statistics.mean(fills),
-        "rounds": rounds,
+        "rounds": [{kind: turn[0] for kind, turn in turns.items()} for turns in rounds],
+        "cpu_rounds": [{kind: turn[1] for kind, turn in turns.items()} for turns in rounds],
+        "threads": torch.get_num_threads(),
+        "loads": loads,  # programs that wanted a core, in the minute before
+        "product_seconds": flops * seconds_a_flop(device, dtype),
     }
+
+
+def take_round(run: Run, peers: dict[str, Peer], batch, number: int) -> dict[str, tuple]:
+    """What `clock` says of a step of each program; another one begins in each round."""
+    from albert_ds.pretraining.loop import train_step
+
+    kinds = [OURS, *peers]
+    turns: dict[str, tuple] = dict.fromkeys(kinds, ())
+    first = number % len(kinds)
+    for kind in kinds[first:] + kinds[:first]:
+        work = partial(train_step, run, batch)
+        if kind in peers:
+            work = partial(peers[kind].step, peers[kind].rows(*batch.micro_batches))
+        turns[kind] = clock(run.device, work)
+    return turns
+
+
+def seconds_a_flop(device: torch.device, dtype: torch.dtype) -> float:
+    """Of a large matrix product; of a CPU's, by all its threads together."""
+    import torch
+
+    square = torch.ones(SQUARE, SQUARE, device=device, dtype=dtype)
+    clock(device, lambda: square @ square)
+    turns = [clock(device, lambda: square @ square) for _ in range(5)]
+    on_cpu = device.type == "cpu"
+    return min(turn[on_cpu] for turn in turns) / (2 * SQUARE**3)
 
 
 def loss_of(run: Run, batch: MicroBatch) -> float:
@@ -238,39 +270,56 @@ def loss_of(run: Run, batch: MicroBatch) -> float:
     return float(outputs["mlm_loss_sum"] / batch.masked + pairs)
 
 
-def clock(device: torch.device, work: Callable) -> tuple[float, torch.Tensor]:
-    """Seconds until the device has finished `work`, and its result."""
+def clock(device: torch.device, work: Callable) -> tuple[float, float, Any]:
+    """Seconds until the device has finished `work`, those of the CPU's threads, and its result."""
     import torch
 
     if device.type == "cuda":
         torch.cuda.synchronize()
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     result = work()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - started, result
+    return time.perf_counter() - started, time.process_time() - cpu_started, result
+
+
+def is_calm(seconds: dict[str, float], cpu_seconds: dict[str, float], threads: int) -> bool:
+    """Every program got the time of its threads in this round."""
+    return all(cpu_seconds[kind] >= CALM * threads * seconds[kind] for kind in seconds)
 
 
 def as_table(report: dict) -> str:
-    """A line per peer: its time / ours, over all rounds together and over single rounds.
+    """A line per peer: its time / ours, over the calm rounds together and over single ones.
 
     Batches of real text fill the peer's rows differently, so single rounds also differ by that.
     """
-    rounds, settings = report["rounds"], report["settings"]
-    losses, first = report["first_losses"], report["first_seconds"]
-    total = {kind: sum(r[kind] for r in rounds) for kind in rounds[0]}
-    best = min((kind for kind in total if OURS not in kind), key=total.__getitem__)
+    rounds, settings, on_cpu = report["rounds"], report["settings"], report["device"] == "cpu"
+    losses, first, loads = report["first_losses"], report["first_seconds"], report["loads"]
+    calm = [turn for turn, cpu in zip(rounds, report["cpu_rounds"], strict=True)
+            if not on_cpu or is_calm(turn, cpu, report["threads"])]  # fmt: skip
+    cpu_total, total = (
+        {kind: sum(r[kind] for r in some) for kind in rounds[0]}
+        for some in (report["cpu_rounds"], calm)
+    )
+    costs = cpu_total if on_cpu else total  # that no other work disturbs
+    best = min((kind for kind in costs if kind != OURS), key=costs.__getitem__)
     rows = []
     for kind in total:
-        low, middle, high = three([r[kind] / r[OURS] for r in rounds])
-        mark = " (its best)" if kind == best else ""
-        cells = [f"{total[kind] / total[OURS]:.2f}", middle, low, high]
+        mark, cells = " (its best)" if kind == best else "", ["-"] * 4
+        if calm:
+            low, middle, high = three([r[kind] / r[OURS] for r in calm])
+            cells = [f"{total[kind] / total[OURS]:.2f}", middle, low, high]
+        cells += [f"{cpu_total[kind] / cpu_total[OURS]:.2f}"]
+        cells += [f"{costs[kind] / report['product_seconds']:.2f}"]
         rows.append([kind + mark, *cells, f"{losses[kind]:.5f}", f"{first[kind]:.1f}"])
-    header = ("", "together", "median", "min", "max", "first loss", "first step, s")
+    header = ("", "together", "median", "min", "max", "CPU seconds", "over our products")
+    header += ("first loss", "first step, s")
     title = (
         f"{settings['model']}, {settings['micro_batch_size']} sequences per step, "
         f"{Path(settings['deepspeed_config']).name}, {report['device']}; the peer's rows are "
-        f"{report['fill']:.1%} full; time / ours over {len(rounds)} rounds"
+        f"{report['fill']:.1%} full; time / ours over {len(rounds)} rounds, of which "
+        f"{len(rounds) - len(calm)} disturbed by other work are left out, by CPU seconds over all; "
+        f"load {min(loads):.1f} .. {max(loads):.1f}"
     )
     return f"{title}\n\n{table(header, rows)}"
 
