@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import socket
 from dataclasses import replace
 
@@ -251,34 +252,83 @@ def test_sharing_is_recognised_in_files_that_repeat_blocks(vocab, tmp_path, capl
     torch.testing.assert_close(found, dict(model.state_dict()), rtol=0, atol=0)
 
 
-def test_files_of_other_versions_are_read(vocab, tmp_path):
-    """What transformers 5 saves, the Hub's layout, and an old pickle in half precision."""
-    from transformers import AutoModelForPreTraining, AutoTokenizer
+def change_config(**changes):
+    def change(folder) -> None:
+        record = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(record | changes))
 
-    model = shake(AlbertForPretraining(CONFIG, seed=3))
-    hf = run_export(write_run(tmp_path / "run", model, vocab), tmp_path / "hf")
-    saved = tmp_path / "saved"
-    AutoModelForPreTraining.from_pretrained(hf).save_pretrained(saved, max_shard_size="20KB")
-    assert not (saved / "model.safetensors").exists()  # but several and a table of them
-    AutoTokenizer.from_pretrained(hf).save_pretrained(saved)
-    assert not (saved / "spiece.model").exists()
-    for name in ("tokenizer.json", "tokenizer_config.json", "README.md"):
-        (hf / name).unlink()
-    texts = ["The object's class (its type).", "CAF\u00c9 \u201cx\u201d, 2,024"]
-    for folder in (saved, hf):
-        back = ModelFolder(run_import(folder, tmp_path / f"back-{folder.name}"))
-        torch.testing.assert_close(back.read_weights(), dict(model.state_dict()), rtol=0, atol=0)
-        for source in (back, ModelFolder(folder)):
-            assert source.vocab.encode(texts) == vocab.encode(texts)
-    state = {n: x.bfloat16() for n, x in load_file(hf / "model.safetensors").items()}
-    expected = state["albert.embeddings.word_embeddings.weight"].float()
+    return change
+
+
+def leave_only_spiece(folder) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+
+
+def write_pickle(folder) -> None:
+    """Half precision, with what old versions wrote too."""
+    state = {n: x.bfloat16() for n, x in load_file(folder / "model.safetensors").items()}
     state["albert.embeddings.position_ids"] = torch.arange(64)[None]
     state["predictions.decoder.weight"] = state["albert.embeddings.word_embeddings.weight"]
     state["predictions.decoder.bias"] = state["predictions.bias"]
-    (hf / "model.safetensors").unlink()
-    torch.save(state, hf / "pytorch_model.bin")
-    config, found = ModelFolder(hf).read_pretrained()
-    assert config == CONFIG and torch.equal(found["albert.embeddings.word.weight"], expected)
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin")
+
+
+def drop_sentence_head(folder) -> None:
+    change_weights(folder, lambda state: [state.pop(name) for name in [*state] if "sop" in name])
+
+
+OLD_KEYS = {"down_scale_factor": 1, "gap_size": 0, "net_structure_type": 0, "num_memory_blocks": 0}
+V1 = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, **OLD_KEYS}
+V2 = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0, **OLD_KEYS}
+# What a public folder is like -> changes to CONFIG, how transformers saves it, what is done then.
+LAYOUTS = {
+    "spiece.model": ({}, {}, leave_only_spiece),
+    "tokenizer.json alone": ({}, {}, lambda folder: (folder / "spiece.model").unlink()),
+    "v1": ({"dropout": 0.1}, {}, change_config(**V1)),
+    "v2": ({"dropout": 0}, {}, change_config(**V2)),
+    "E = H": ({"embedding_size": 32, "square_map": True}, {}, None),
+    "sharded": ({}, {"max_shard_size": "20KB"}, None),
+    "bf16": ({}, {"dtype": torch.bfloat16}, None),
+    "a pickle in bf16": ({}, {}, write_pickle),
+    "no sentence head": ({}, {}, drop_sentence_head),
+    "no pooler": ({"pair_head": False}, {"kind": "MaskedLM"}, None),
+}
+
+
+def save_public(hf, public, *, kind="PreTraining", dtype=torch.float32, **how) -> None:
+    import transformers
+
+    model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(hf, dtype=dtype)
+    model.save_pretrained(public, **how)
+    transformers.AutoTokenizer.from_pretrained(hf).save_pretrained(public)
+    shutil.copy(hf / "spiece.model", public)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_public_folder_goes_in_and_comes_out_again(vocab, tmp_path, layout):
+    """save_pretrained -> import -> export -> import: the weights of the file, and ids."""
+    changes, how, change = LAYOUTS[layout]
+    model = shake(AlbertForPretraining(replace(CONFIG, **changes), seed=3))
+    hf = run_export(write_run(tmp_path / "run", model, vocab), tmp_path / "hf")
+    save_public(hf, tmp_path / "public", **how)
+    if change is not None:
+        change(tmp_path / "public")
+    is_one = (tmp_path / "public" / "model.safetensors").exists()
+    assert is_one == (layout not in ("sharded", "a pickle in bf16"))
+    first = run_import(tmp_path / "public", tmp_path / "first")
+    second = run_import(run_export(first, tmp_path / "again"), tmp_path / "second")
+    expected = model.state_dict()
+    if "bf16" in layout:
+        expected = {name: x.bfloat16().float() for name, x in expected.items()}
+    if layout == "no sentence head":
+        expected |= {n: torch.zeros_like(x) for n, x in expected.items() if "pair_head" in n}
+    texts = ["The object's class (its type).", "CAF\u00c9 \u201cx\u201d, 2,024"]
+    for folder in map(ModelFolder, (tmp_path / "public", first, second)):
+        assert folder.config == model.config
+        torch.testing.assert_close(folder.read_weights(), dict(expected), rtol=0, atol=0)
+        assert folder.vocab.encode(texts) == vocab.encode(texts)
 
 
 def test_the_exported_tokenizer_tells_segments_apart(vocab, tmp_path):
