@@ -67,6 +67,12 @@ def test_what_is_frozen_stays_and_the_rest_learns(exported, topics, tmp_path):
         assert f"{'frozen ' if is_frozen else 'trained'} {name} [" in out
 
 
+def test_the_trainer_learns_the_labels_of_a_csv(topics, tmp_path):
+    flags = {"train": topics / "train.csv", "dev": topics / "dev.csv", "epochs": 2}
+    run_example("trainer_csv", model=MODEL, output=tmp_path / "out", **flags)
+    assert judge(tmp_path / "out", topics) > 0.9  # 0.4 with the Trainer's own learning rate
+
+
 def draw_about(key: str, draw: np.random.Generator) -> str:
     words = [str(word) for word in draw.choice(["the", "object", "name", "list"], 5)]
     words.insert(draw.integers(6), key)
