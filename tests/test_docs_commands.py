@@ -84,6 +84,9 @@ def check(words: list[str]) -> None:
         check_script(program, rest)
     elif program == "albert-ds":
         parse(rest[0], rest[1:])
+    elif program.startswith("tools/examples/"):
+        known = re.findall(r'"(--[a-z-]+)"', (ROOT / program).read_text())
+        assert {word for word in rest if word.startswith("--")} <= {*known}
     else:
         parse(program, rest)
 
