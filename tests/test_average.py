@@ -11,31 +11,32 @@ from albert_ds.errors import UserError
 from albert_ds.finetune import main as finetune
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.model.albert import AlbertForPretraining
-from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.finetuning import MODEL, flags
 from tests.models import folder_of, run_export, shake, write_run, write_weights
 from tests.optim import muon
-from tests.training import SMALL, join, open_small_run, small_config
+from tests.training import (
+    gather,
+    open_small_run,
+    small_batches,
+    small_config,
+    take_step,
+)
 
 DECAY = 0.7
-BATCHES = [
-    random_samples(8, vocab_size=SMALL.vocab_size, max_length=24, seed=seed) for seed in range(4)
-]
+BATCHES = small_batches(4, max_length=24)
 
 
 def train(rank: int, configs: list) -> list[tuple[list[dict], dict]]:
     """For each config the weights after every step, and the average after the last."""
-    from albert_ds.checkpoint.gather import gather
-    from albert_ds.pretraining.loop import next_batch, train_step
 
-    joined, found = join(configs[0].tensor_parallel), []
+    found = []
     for config in configs:
-        run = open_small_run(config, BATCHES, *joined)
+        run = open_small_run(config, BATCHES)
         weights = []
         for _ in BATCHES:
-            train_step(run, next_batch(run))
-            weights.append(gather(run.engine, "weights.safetensors"))
+            take_step(run)
+            weights.append(gather(run.engine))
         found.append((weights, gather(run.engine, "average.safetensors")))
     return found
 
@@ -48,7 +49,8 @@ def test_each_step_counts_less_than_the_next(tensor_parallel, world_size):
             world_size=world_size,
             tensor_parallel=tensor_parallel,
             ds_file=file,
-            ds_changes={"zero_optimization": {"stage": stage}, **optimizer},
+            stage=stage,
+            ds_changes=optimizer,
         )
         for file, stage, optimizer in (
             *(("zero1_fp32.json", stage, {}) for stage in (0, 1, 2, 3)),

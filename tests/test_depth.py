@@ -13,14 +13,21 @@ from albert_ds.errors import UserError
 from albert_ds.model.config import count_flops
 from albert_ds.model.depth import read_depths, read_exits
 from albert_ds.report import screen
-from tests.batches import concatenate, random_samples
+from tests.batches import concatenate
 from tests.command import run_command
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
 from tests.reference import update_error
 from tests.test_layout_change import Leg, config_of, run_leg
 from tests.test_resume import files_of, records
-from tests.training import SMALL, join, open_small_run, small_config
+from tests.training import (
+    SMALL,
+    gather,
+    open_small_run,
+    small_batches,
+    small_config,
+    take_step,
+)
 
 SCHEDULE = "1@0,2@25%,3@3"  # of 4 steps
 LEGS = (Leg(stage=3, data_parallel=2), Leg(stage=1, data_parallel=1, tensor_parallel=2))
@@ -73,12 +80,11 @@ def test_each_step_runs_the_depth_of_its_part():
 
 
 def count_steps(rank: int, config, batches: list) -> list[int]:
-    from albert_ds.pretraining.loop import next_batch, train_step
 
-    run = open_small_run(config, batches, *join(1))
+    run = open_small_run(config, batches)
     found = []
     for _ in batches:
-        train_step(run, next_batch(run))
+        take_step(run)
         found.append(run.window.close(run.mesh, "sop")["flops"])
     return found
 
@@ -92,7 +98,7 @@ def count_steps(rank: int, config, batches: list) -> list[int]:
     ],
 )
 def test_logged_flops_are_those_of_the_depth_that_ran(schedule, exits, depths, heads):
-    samples = random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=0)
+    samples = small_batches(1)[0]
     config = replace(small_config(world_size=1, steps=4), seed=34)
     config = replace(config, depth_schedule=schedule, exit_losses=exits)
     found = run_ranks(count_steps, 1, config, [samples] * 4)[0]
@@ -124,10 +130,10 @@ def test_wrong_exits_are_refused(exits, changes, words):
 
 def hold_out(rank: int, config, samples: list) -> tuple[float, list[float]]:
     """The held-out loss that a step which drew one layer logs; those of each depth."""
-    from albert_ds.pretraining.loop import evaluate, next_batch, train_step
+    from albert_ds.pretraining.loop import evaluate
 
-    run = open_small_run(config, [samples], *join(1))
-    train_step(run, next_batch(run))
+    run = open_small_run(config, [samples])
+    take_step(run)
     run.heldout = [concatenate(samples)]
     logged, module, losses = evaluate(run)["heldout_mlm_loss"], run.engine.deepspeed.module, []
     for depth in (1, 2, 3):
@@ -139,7 +145,7 @@ def hold_out(rank: int, config, samples: list) -> tuple[float, list[float]]:
 
 
 def test_held_out_losses_of_drawn_depths_are_those_of_the_greatest():
-    samples = random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=0)
+    samples = small_batches(1)[0]
     model = replace(SMALL, initializer_range=0.2)  # layers change a loss by more than rounding
     config = small_config(world_size=1, steps=9, model=model)
     config = replace(config, depth_schedule="1-2@0,1-3@5")
@@ -204,10 +210,8 @@ def test_depths_that_leave_blocks_out_are_refused():
 
 def step_by_step(rank: int, config, batches: list) -> list[dict]:
     """The weights and moments before the first and after every step, by file and name."""
-    from albert_ds.checkpoint.gather import gather
-    from albert_ds.pretraining.loop import next_batch, train_step
 
-    run = open_small_run(config, batches, *join(1))
+    run = open_small_run(config, batches)
     kinds = (WEIGHTS, "exp_avg.safetensors", "exp_avg_sq.safetensors")
 
     def read() -> dict:
@@ -215,7 +219,7 @@ def step_by_step(rank: int, config, batches: list) -> list[dict]:
 
     found = [read()]
     for _ in batches:
-        train_step(run, next_batch(run))
+        take_step(run)
         found.append(read())
     return found
 
@@ -226,13 +230,13 @@ def step_by_step(rank: int, config, batches: list) -> list[dict]:
 )
 def test_what_a_layer_that_does_not_run_has_of_its_own_keeps_every_bit(stage, kind):
     """The core runs once, three times and twice; its layers are 1 to 3 of 0 to 4."""
-    samples = random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=0)
+    samples = small_batches(1)[0]
     config = small_config(
         world_size=2,
         steps=4,
         model=LOOP,
         ds_file=f"zero1_fp32{kind}.json",
-        ds_changes={"zero_optimization": {"stage": stage}},
+        stage=stage,
     )
     config = replace(config, depth_schedule="3@0,5@1,4@2,5@3")
     before, *after = run_ranks(step_by_step, 2, config, [samples] * 3)[0]

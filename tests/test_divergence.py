@@ -6,29 +6,32 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from tests.batches import random_samples
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
 from tests.models import write_weights
-from tests.training import SMALL, join, open_small_run, small_config
+from tests.training import (
+    SMALL,
+    gather,
+    join,
+    open_small_run,
+    small_batches,
+    small_config,
+    take_step,
+)
 
 KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 MODES = [("zero1_fp32.json", stage) for stage in (0, 1, 2, 3)]
 MODES += [("zero1_bf16.json", stage) for stage in (1, 2, 3)]
-BATCHES = [
-    random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(4)
-]
+BATCHES = small_batches(4)
 POISON = {1: float("nan"), 2: float("inf")}  # step -> factor of one rank's loss
 
 
 def poison_steps(rank: int, configs):
     """Steps with a good, a NaN, an infinite and a good gradient: what each reported and left."""
-    from albert_ds.checkpoint.gather import gather
-    from albert_ds.pretraining.loop import next_batch, train_step
 
-    joined, reports = join(1), []
+    reports = []
     for config in configs:
-        run = open_small_run(config, BATCHES, *joined)
+        run = open_small_run(config, BATCHES)
         head, report = run.engine.deepspeed.module.mlm_head, []
         for step in range(len(BATCHES)):
             handle = None
@@ -36,7 +39,7 @@ def poison_steps(rank: int, configs):
                 handle = head.register_forward_hook(
                     lambda module, inputs, out, factor=POISON[step]: (out[0] * factor, out[1])
                 )
-            norm = train_step(run, next_batch(run))
+            norm = take_step(run)
             if handle:
                 handle.remove()
             held = {kind: gather(run.engine, kind) for kind in KINDS}
@@ -47,10 +50,7 @@ def poison_steps(rank: int, configs):
 
 
 def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all():
-    configs = [
-        small_config(world_size=2, ds_file=file, ds_changes={"zero_optimization": {"stage": stage}})
-        for file, stage in MODES
-    ]
+    configs = [small_config(world_size=2, ds_file=file, stage=stage) for file, stage in MODES]
     by_rank = run_ranks(poison_steps, 2, configs)
     for mode, here, there in zip(MODES, *by_rank, strict=True):
         assert [report[1:3] for report in here] == [report[1:3] for report in there], mode

@@ -16,7 +16,7 @@ from albert_ds.model.shapes import count_params
 from albert_ds.model.sharing import ADDITIONS, PATTERNS, Addition, Pattern
 from tests.distributed import run_ranks
 from tests.test_layout_change import Leg, config_of
-from tests.training import SMALL, join
+from tests.training import SMALL, gather, join, take_step
 
 
 class Gate(nn.Module):
@@ -68,8 +68,7 @@ def toys(monkeypatch):
 
 def train_toys(rank: int, data, vocab_size: int, folder):
     """Two steps of the product; the weights after them and the metrics."""
-    from albert_ds.checkpoint.gather import gather
-    from albert_ds.pretraining.loop import next_batch, prepare, train_step
+    from albert_ds.pretraining.loop import prepare
 
     for known, rows in zip(TABLES, ROWS, strict=True):
         known.update(rows)
@@ -78,11 +77,11 @@ def train_toys(rank: int, data, vocab_size: int, folder):
     config = replace(config, model=model, stream=replace(config.stream, objective="back"), steps=2)
     device, mesh, traffic = join(1)
     run = prepare(config, mesh, device, traffic)
-    before = gather(run.engine, "weights.safetensors")
+    before = gather(run.engine)
     for _ in range(2):
-        train_step(run, next_batch(run))
+        take_step(run)
     values = run.window.close(mesh, "back")
-    return values, before, gather(run.engine, "weights.safetensors")
+    return values, before, gather(run.engine)
 
 
 def test_a_toy_of_each_trains_two_steps(toys, data, tmp_path):

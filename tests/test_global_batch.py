@@ -6,14 +6,11 @@ over ranks of means would give another loss.
 
 import pytest
 
-from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.reference import update_error
-from tests.training import SMALL, small_config, train_ranks
+from tests.training import small_batches, small_config, train_ranks
 
-BATCHES = [
-    random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(4)
-]
+BATCHES = small_batches(4)
 
 
 def test_any_cut_gives_the_same_update():

@@ -13,7 +13,7 @@ import torch
 
 from tests.distributed import run_ranks
 from tests.reference import update_error
-from tests.training import SMALL, join, small_config
+from tests.training import SMALL, gather, join, small_config
 
 STEPS_PER_LEG = 2
 KINDS = (
@@ -49,7 +49,7 @@ def config_of(leg: Leg, data: Path, vocab_size: int, output: Path):
     config = small_config(
         world_size=leg.world_size,
         tensor_parallel=leg.tensor_parallel,
-        ds_changes={"zero_optimization": {"stage": leg.stage}},
+        stage=leg.stage,
         model=replace(SMALL, vocab_size=vocab_size, max_position_embeddings=64),
         steps=STEPS_PER_LEG * len(LEGS),
         output=str(output),
@@ -60,7 +60,7 @@ def config_of(leg: Leg, data: Path, vocab_size: int, output: Path):
 
 def run_leg(rank: int, config, num_steps: int):
     """Continue RUN; returns losses, this rank's sample ids by step, tensors at start and end."""
-    from albert_ds.checkpoint.gather import Saver, gather
+    from albert_ds.checkpoint.gather import Saver
     from albert_ds.pretraining.loop import next_batch, prepare, save, train_step
 
     device, mesh, traffic = join(config.tensor_parallel)

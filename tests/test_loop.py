@@ -7,15 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.batches import random_samples
 from tests.command import run_on_rank
 from tests.conftest import train_command
 from tests.distributed import run_ranks
-from tests.training import SMALL, join, open_small_run, small_config
+from tests.training import open_small_run, small_batches, small_config
 
-BATCHES = [
-    random_samples(4, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(6)
-]
+BATCHES = small_batches(6, 4)
 
 
 def train_watched(rank: int, folder: str) -> dict:
@@ -24,7 +21,7 @@ def train_watched(rank: int, folder: str) -> dict:
     from albert_ds.errors import DamagedData, Stopped
     from albert_ds.pretraining import loop as train
 
-    joined, found = join(1), {}
+    found = {}
     for name in ("whole", "damaged", "stopped"):
         output = Path(folder) / name
         output.mkdir()
@@ -32,7 +29,7 @@ def train_watched(rank: int, folder: str) -> dict:
             world_size=1, batch_size=4, micro_batch_size=4, steps=5, output=str(output)
         )
         config = replace(config, save_every=2, eval_every=100, log_every=1)
-        run = open_small_run(config, BATCHES, *joined)
+        run = open_small_run(config, BATCHES)
         request, events = SimpleNamespace(reason=None), []
 
         def damage(batches):

@@ -7,11 +7,10 @@ import pytest
 from albert_ds.data.shards import open_shards
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.optim.lamb import decay_groups
-from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.reference import reference_training, update_error
 from tests.test_layout_change import Leg, config_of, run_leg
-from tests.training import SMALL, small_config, train_ranks
+from tests.training import SMALL, small_batches, small_config, train_ranks
 
 SHARE = 0.1
 LAYOUTS = [(stage, 1) for stage in (0, 1, 2, 3)] + [(1, 2), (3, 2)]  # ZeRO, tensor-parallel ranks
@@ -19,10 +18,7 @@ LAYOUTS = [(stage, 1) for stage in (0, 1, 2, 3)] + [(1, 2), (3, 2)]  # ZeRO, ten
 
 @pytest.fixture(scope="module")
 def batches():
-    return [
-        random_samples(8, vocab_size=SMALL.vocab_size, max_length=24, seed=seed)
-        for seed in range(4)
-    ]
+    return small_batches(4, max_length=24)
 
 
 @pytest.fixture(scope="module", params=(1, 2), ids=lambda size: f"TP={size}")
@@ -32,7 +28,7 @@ def trained(request, batches):
             small_config(
                 world_size=2,
                 tensor_parallel=request.param,
-                ds_changes={"zero_optimization": {"stage": stage}},
+                stage=stage,
             ),
             pair_head_rate=SHARE,
         )

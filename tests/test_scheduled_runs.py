@@ -122,7 +122,7 @@ def test_a_changing_batch_accumulates_right_at_every_stage():
                 world_size=2,
                 batch_size=sizes[0],
                 ds_file=f"zero1_{precision}.json",
-                ds_changes={"zero_optimization": {"stage": stage}},
+                stage=stage,
             ),
             schedules={"batch_size": text},
         )

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.finetuning import flags, open_run
-from tests.training import SMALL, join, open_small_run, small_config
+from tests.training import join, open_small_run, small_batches, small_config
 
 
 class Scenario(NamedTuple):
@@ -71,7 +70,7 @@ class Request:
         return "asked" if self._run.step >= self._stop_after else None
 
 
-def pretrain(scenario: Scenario, folder: Path, joined, is_overflow: bool, common: list) -> None:
+def pretrain(scenario: Scenario, folder: Path, is_overflow: bool, common: list) -> None:
     from unittest.mock import patch
 
     from albert_ds.pretraining import loop
@@ -81,22 +80,19 @@ def pretrain(scenario: Scenario, folder: Path, joined, is_overflow: bool, common
     )
     config = replace(config, save_every=1, log_every=1, keep_last=2)
     config.run.mkdir(parents=True)
-    samples = [
-        random_samples(4, vocab_size=SMALL.vocab_size, max_length=32, seed=seed)
-        for seed in range(3)
-    ]
-    run = open_small_run(config, [], *joined)
-    run.batches = itertools.cycle(open_small_run(config, samples, *joined).batches)
+    samples = small_batches(3, 4)
+    run = open_small_run(config, [])
+    run.batches = itertools.cycle(open_small_run(config, samples).batches)
     skip(run, scenario.skipped, "mlm_loss_sum", is_overflow)
     with patch.object(loop, "evaluate", return_value={}):
         loop.train(run, Request(run, scenario.stop_after))
 
 
-def fine_tune(scenario: Scenario, folder: Path, joined, is_overflow: bool, common: list) -> None:
+def fine_tune(scenario: Scenario, folder: Path, is_overflow: bool, common: list) -> None:
     from albert_ds.finetuning import loop
     from albert_ds.report.metrics import Metrics
 
-    device, mesh, _ = joined
+    device, mesh, _ = join(1)
     given = {"patience": scenario.patience} if scenario.patience else {}
     rhythm = dict(steps=scenario.steps, eval_every=1, save_every=1)
     run = open_run(flags(*common, folder / "run", **rhythm, **given), device, mesh)
@@ -109,13 +105,13 @@ def train_all(rank: int, trainer: str, folder: Path, common: list) -> dict[str, 
     """How each scenario ended."""
     from albert_ds.errors import Diverged, Stopped
 
-    joined, endings = join(1), {}
+    endings = {}
     train = {PRETRAINING: pretrain, FINE_TUNING: fine_tune}[trainer]
     for name, scenario in SCENARIOS.items():
         if trainer not in scenario.left:
             continue
         try:
-            train(scenario, folder / name, joined, "overflow" in name, common)
+            train(scenario, folder / name, "overflow" in name, common)
             endings[name] = "all steps done"
         except (Stopped, Diverged) as caught:
             endings[name] = f"{type(caught).__name__}: {caught}"

@@ -9,29 +9,33 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.batches import concatenate, random_samples
+from tests.batches import concatenate
 from tests.distributed import run_ranks
 from tests.reference import update_error
-from tests.training import SMALL, join, open_small_run, small_config
+from tests.training import (
+    SMALL,
+    gather,
+    join,
+    open_small_run,
+    small_batches,
+    small_config,
+    take_step,
+)
 
-BATCHES = [
-    random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(3)
-]
+BATCHES = small_batches(3)
 
 
 def tensor_parallel_traps(rank: int):
     """Drift after steps with dropout, and a transposed gradient after its reduction."""
     from albert_ds.parallel.shard import find_drift
     from albert_ds.parallel.tensor import apply_tensor_parallel
-    from albert_ds.pretraining.loop import next_batch, train_step
 
-    joined = join(2)
     config = small_config(
         world_size=2, tensor_parallel=2, model=replace(SMALL, dropout=0.3), micro_batch_size=4
     )
-    run = open_small_run(config, BATCHES, *joined)
+    run = open_small_run(config, BATCHES)
     for _ in BATCHES:
-        train_step(run, next_batch(run))
+        take_step(run)
     drifted = find_drift(run.engine.deepspeed.module, run.mesh)
     x = torch.ones(3, 2, requires_grad=True)
     block = torch.nn.ModuleDict({"self_attention": torch.nn.Identity()})
@@ -66,10 +70,8 @@ CHECKPOINTED = (
 
 def checkpointed(rank: int):
     """Initial weights, and weights after three steps of each of `CHECKPOINTED`."""
-    from albert_ds.checkpoint.gather import gather
-    from albert_ds.pretraining.loop import next_batch, train_step
 
-    joined, held, initial = join(1), [], {}
+    held, initial = [], {}
     for number, changes in enumerate(CHECKPOINTED):
         config = small_config(
             world_size=2,
@@ -77,11 +79,11 @@ def checkpointed(rank: int):
             micro_batch_size=4,
             activation_checkpointing="block" if number else "none",
         )
-        run = open_small_run(config, BATCHES, *joined)
-        initial = gather(run.engine, "weights.safetensors")
+        run = open_small_run(config, BATCHES)
+        initial = gather(run.engine)
         for _ in BATCHES:
-            train_step(run, next_batch(run))
-        held.append(gather(run.engine, "weights.safetensors"))
+            take_step(run)
+        held.append(gather(run.engine))
     return initial, held
 
 
@@ -95,11 +97,9 @@ def start_of_training(rank: int):
     """Size of DeepSpeed's hidden step, moments before and after the first step, linked states."""
     import deepspeed
 
-    from albert_ds.checkpoint.gather import gather
     from albert_ds.optim.lamb import Lamb, decay_groups
-    from albert_ds.pretraining.loop import next_batch, train_step
 
-    joined = join(1)
+    join(1)
     model = torch.nn.Linear(8, 8)
     before = model.weight.detach().bfloat16().float()
     optimizer = Lamb(decay_groups(model.named_parameters(), 0.01), lr=0.01)
@@ -113,9 +113,9 @@ def start_of_training(rank: int):
     )
     hidden_step = float((engine.optimizer.fp32_groups[0][0] - before).norm() / before.norm())
 
-    run = open_small_run(small_config(world_size=2), BATCHES, *joined)
+    run = open_small_run(small_config(world_size=2), BATCHES)
     fresh = gather(run.engine, "exp_avg.safetensors")
-    train_step(run, next_batch(run))
+    take_step(run)
     linked = {
         name: deepspeed.utils.safe_get_full_optimizer_state(parameter, "exp_avg")
         for name, parameter in run.engine.deepspeed.module.named_parameters()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from albert_ds.data.samples import StreamConfig
 from albert_ds.engine.deepspeed_config import read_ds_config, resolve_ds_config
 from albert_ds.model.config import SIZES, ModelConfig
 from albert_ds.settings.pretrain import RunConfig
-from tests.batches import concatenate
+from tests.batches import concatenate, random_samples
 
 DS_CONFIGS = Path(__file__).parents[1] / "ds_configs"
 SMALL = replace(
@@ -33,16 +34,19 @@ def small_config(
     batch_size: int = 8,
     micro_batch_size: int = 2,
     ds_file: str = "zero1_fp32.json",
+    stage: int | None = None,
     ds_changes: dict | None = None,
     model: ModelConfig = SMALL,
     steps: int = 100,
     output: str = "unused",
     seed: int = 0,
     activation_checkpointing: str = "none",
+    **settings,
 ) -> RunConfig:
-    """A run of a very small model; `ds_changes` are merged into the shipped JSON."""
+    """A run of a very small model; `stage` and `ds_changes` are merged into the shipped JSON."""
     ds_config = read_ds_config(DS_CONFIGS / ds_file)
-    for key, value in (ds_changes or {}).items():
+    stages = {} if stage is None else {"zero_optimization": {"stage": stage}}
+    for key, value in {**stages, **(ds_changes or {})}.items():
         old = ds_config.get(key)
         ds_config[key] = {**old, **value} if isinstance(old, dict) else value
     ranks = world_size // tensor_parallel
@@ -72,7 +76,14 @@ def small_config(
             learning_rate=None,
             default_learning_rate=0.01,
         ),
+        **settings,
     )
+
+
+def small_batches(steps: int, size: int = 8, *, max_length: int = 32) -> list[list[dict]]:
+    """Samples of `size` a step for `small_config`'s model."""
+    how = {"vocab_size": SMALL.vocab_size, "max_length": max_length}
+    return [random_samples(size, **how, seed=seed) for seed in range(steps)]
 
 
 def rank_batches(config: RunConfig, mesh, batches: list[list[dict]]):
@@ -83,8 +94,9 @@ def rank_batches(config: RunConfig, mesh, batches: list[list[dict]]):
             yield concatenate(mine[at : at + config.micro_batch_size])
 
 
+@cache
 def join(tensor_parallel: int):
-    """Join the world as `main` does; returns (device, mesh, traffic)."""
+    """Join the world as `main` does, once; returns (device, mesh, traffic)."""
     from albert_ds.parallel.mesh import build_mesh
     from albert_ds.process.rendezvous import join_world
     from albert_ds.process.world import read_world
@@ -95,11 +107,12 @@ def join(tensor_parallel: int):
     return device, build_mesh(tensor_parallel), TRAFFIC
 
 
-def open_small_run(config: RunConfig, batches: list[list[dict]], device, mesh, traffic):
-    """A Run over the given global batches."""
+def open_small_run(config: RunConfig, batches: list[list[dict]]):
+    """A Run of this rank over the given global batches."""
     from albert_ds.pretraining.loop import Run, build
     from albert_ds.report.metrics import Window
 
+    device, mesh, traffic = join(config.tensor_parallel)
     return Run(
         config=config,
         mesh=mesh,
@@ -108,6 +121,20 @@ def open_small_run(config: RunConfig, batches: list[list[dict]], device, mesh, t
         batches=rank_batches(config, mesh, batches),
         window=Window(device, traffic),
     )
+
+
+def take_step(run) -> float:
+    """One step of the trainer's own; the norm of its gradient."""
+    from albert_ds.pretraining.loop import next_batch, train_step
+
+    return train_step(run, next_batch(run))
+
+
+def gather(engine, kind: str = "weights.safetensors") -> dict[str, torch.Tensor]:
+    """What a checkpoint would hold of an engine now, on rank 0."""
+    from albert_ds.checkpoint import gather as product
+
+    return product.gather(engine, kind)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,24 +150,16 @@ class Trained:
 
 def train_ranks(rank: int, configs: list[RunConfig], batches: list[list[dict]]) -> list[Trained]:
     """Train each config over `batches`, one after the other in the same processes."""
-    from albert_ds.checkpoint.gather import gather
-    from albert_ds.pretraining.loop import next_batch, train_step
-
-    joined = join(configs[0].tensor_parallel)
     results = []
     for config in configs:
-        run = open_small_run(config, batches, *joined)
-        initial = gather(run.engine, "weights.safetensors")
+        run = open_small_run(config, batches)
+        initial = gather(run.engine)
         losses, norms, comm_bytes = [], [], []
         for _ in batches:
-            norms.append(train_step(run, next_batch(run)))
+            norms.append(take_step(run))
             values = run.window.close(run.mesh, config.stream.objective)
             losses.append(values["loss"])
             comm_bytes.append(values["comm_bytes"])
-        weights = gather(run.engine, "weights.safetensors")
-        results.append(
-            Trained(
-                initial=initial, weights=weights, losses=losses, norms=norms, comm_bytes=comm_bytes
-            )
-        )
+        of_all = {"losses": losses, "norms": norms, "comm_bytes": comm_bytes}
+        results.append(Trained(initial=initial, weights=gather(run.engine), **of_all))
     return results

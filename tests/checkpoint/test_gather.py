@@ -5,27 +5,31 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.optim import muon
-from tests.training import SMALL, join, open_small_run, small_config
+from tests.training import (
+    gather,
+    join,
+    open_small_run,
+    small_batches,
+    small_config,
+    take_step,
+)
 
-BATCHES = [
-    random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(6)
-]
+BATCHES = small_batches(6)
 KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 
 
 def train_and_save(rank: int, configs, batches, output: Path):
     """Train the first config, save, restore into the others; return the tensors of each."""
     from albert_ds.checkpoint.folder import TrainState, read_tensors
-    from albert_ds.checkpoint.gather import Saver, gather, restore
-    from albert_ds.pretraining.loop import build, next_batch, train_step
+    from albert_ds.checkpoint.gather import Saver, restore
+    from albert_ds.pretraining.loop import build
 
     device, mesh, traffic = join(configs[0].tensor_parallel)
-    run = open_small_run(configs[0], batches, device, mesh, traffic)
+    run = open_small_run(configs[0], batches)
     for _ in batches:
-        train_step(run, next_batch(run))
+        take_step(run)
     state = TrainState(step=run.step, samples=48, updates=run.updates, loss_scale=None)
     saver = Saver(run.engine, output, keep_last=3)
     saver.save(step=run.step, samples=48, updates=run.updates)
@@ -41,7 +45,7 @@ def train_and_save(rank: int, configs, batches, output: Path):
 
 def read_back(rank: int, configs, folder: Path):
     from albert_ds.checkpoint.folder import read_tensors
-    from albert_ds.checkpoint.gather import gather, restore
+    from albert_ds.checkpoint.gather import restore
     from albert_ds.pretraining.loop import build
 
     device, mesh, _ = join(configs[0].tensor_parallel)
@@ -59,7 +63,8 @@ def layouts(world_size: int, tensor_parallel: int, optimizer: dict):
             world_size=world_size,
             tensor_parallel=tensor_parallel,
             ds_file=file,
-            ds_changes={"zero_optimization": {"stage": stage}, **optimizer},
+            stage=stage,
+            ds_changes=optimizer,
         )
         for file, stage in (
             ("zero1_bf16.json", 1),

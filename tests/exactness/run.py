@@ -13,7 +13,7 @@ from tests.distributed import run_ranks
 from tests.exactness.modes import Mode
 from tests.optim import muon
 from tests.reference import Reference, reference_training
-from tests.training import SMALL, join, open_small_run, rank_batches, small_config
+from tests.training import SMALL, open_small_run, rank_batches, small_config
 
 if TYPE_CHECKING:
     from albert_ds.pretraining.loop import Run
@@ -116,11 +116,10 @@ def train_modes(rank: int, modes: list[Mode], folder: Path) -> list[Outcome]:
     from albert_ds.checkpoint.gather import gather
     from albert_ds.pretraining.loop import next_batch, train_step
 
-    joined = join(modes[0].tensor_parallel)
     outcomes = []
     for number, mode in enumerate(modes):
         config, batches = config_of(mode, str(folder / str(number))), batches_of(mode)
-        run = open_small_run(config, batches, *joined)
+        run = open_small_run(config, batches)
         initial, before, losses, norms = gather(run.engine, "weights.safetensors"), {}, [], []
         for step in range(NUM_STEPS):
             if mode.resumed and step == RESUMED_AFTER:

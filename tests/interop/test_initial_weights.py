@@ -12,7 +12,7 @@ from albert_ds.model.albert import AlbertForPretraining
 from tests.batches import concatenate, random_samples
 from tests.distributed import run_ranks
 from tests.models import write_run
-from tests.training import SMALL, join, small_config
+from tests.training import SMALL, gather, join, small_config
 
 DEEP = replace(SMALL, num_layers=4)
 TENSORS = concatenate(random_samples(3, vocab_size=SMALL.vocab_size, max_length=32, seed=0)).tensors
@@ -157,7 +157,6 @@ def test_what_does_not_fit_is_refused(write_checkpoint):
 
 def build_runs(rank: int, configs):
     """Of each run: the counts, the weights that it would save at step 0, and a moment."""
-    from albert_ds.checkpoint.gather import gather
     from albert_ds.pretraining.loop import start
 
     device, mesh, _ = join(1)

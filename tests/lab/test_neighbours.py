@@ -10,7 +10,7 @@ from albert_ds.model.config import ModelConfig
 from albert_ds.settings.pretrain import read_config
 from tests.conftest import train_command
 from tests.distributed import run_ranks
-from tests.training import join
+from tests.training import gather, join
 
 SHAPES = {
     "learn": {"embedding_size": 128, "hidden_size": 256, "num_heads": 4},
@@ -71,7 +71,6 @@ def test_cls_attends_to_the_whole_sequence(name):
 
 def save_start(rank: int, config) -> dict[str, torch.Tensor]:
     """The weights that a run would save at step 0."""
-    from albert_ds.checkpoint.gather import gather
     from albert_ds.pretraining.loop import start
 
     device, mesh, _ = join(config.tensor_parallel)

@@ -9,17 +9,14 @@ import time
 import pytest
 from albert_lab.step_breakdown import PARTS, Span, split
 
-from tests.batches import random_samples
 from tests.distributed import METHOD, run_ranks
-from tests.training import SMALL, join, open_small_run, small_config
+from tests.training import join, open_small_run, small_batches, small_config, take_step
 
 DELAY = 0.3
 on_one_clock = pytest.mark.skipif(
     METHOD == "spawn", reason="each GPU has a clock of its own: moments of two cannot be compared"
 )
-BATCHES = [
-    random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(3)
-]
+BATCHES = small_batches(3)
 
 
 def spans(*rows: tuple[str, float, float]) -> list[Span]:
@@ -51,22 +48,19 @@ def measure_delays(rank: int, configs) -> list[dict]:
     """A step of each config in which rank 1 is late in backward, and batches come late."""
     from albert_lab.step_breakdown import watch
 
-    from albert_ds.pretraining.loop import next_batch, train_step
-
-    joined = join(1)
     found = []
     for config in configs:
-        run = open_small_run(config, BATCHES, *joined)
+        run = open_small_run(config, BATCHES)
         for samples in range(2):  # the first sets things up
             if samples == 1:
                 run.batches = late(run.batches)
                 if rank == 1:
                     late_in_backward(run.engine.deepspeed.module)
-            with watch(run, joined[2]) as stopwatch:
+            with watch(run, join(1)[2]) as stopwatch:
                 moments = [time.perf_counter()]
                 with stopwatch.span("other"):
                     moments.append(time.perf_counter())
-                    train_step(run, next_batch(run))
+                    take_step(run)
                     moments.append(time.perf_counter())
                 moments.append(time.perf_counter())
         found.append(
@@ -110,10 +104,7 @@ def late_in_backward(module) -> None:
 
 @on_one_clock
 def test_parts_add_up_and_a_wait_is_communication():
-    configs = [
-        small_config(world_size=2, ds_changes={"zero_optimization": {"stage": stage}})
-        for stage in (0, 1)
-    ]
+    configs = [small_config(world_size=2, stage=stage) for stage in (0, 1)]
     passes = configs[0].batch_size // (2 * configs[0].micro_batch_size)
     for punctual, tardy in zip(*run_ranks(measure_delays, 2, configs), strict=True):
         for found, other in ((punctual, tardy), (tardy, punctual)):

@@ -12,16 +12,20 @@ import torch
 
 from albert_ds.engine.deepspeed_config import check_fused_lamb
 from albert_ds.errors import UserError
-from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.optim.fused_lamb import DEEPSPEED, RATE, Rules, compare_terms, fused_update
 from tests.optim.test_lamb import released_lamb
-from tests.training import SMALL, join, open_small_run, small_config
+from tests.training import (
+    gather,
+    join,
+    open_small_run,
+    small_batches,
+    small_config,
+    take_step,
+)
 
 PARAMS = {"lr": RATE, "betas": [0.9, 0.999], "weight_decay": 0.01, "bias_correction": False}
-BATCHES = [
-    random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(4)
-]
+BATCHES = small_batches(4)
 
 
 @pytest.mark.parametrize(
@@ -79,34 +83,33 @@ def train_and_resume(rank: int, folder: Path):
     from deepspeed.ops.lamb import fused_lamb
 
     from albert_ds.checkpoint.folder import read_tensors
-    from albert_ds.checkpoint.gather import Saver, gather, restore
-    from albert_ds.pretraining.loop import build, next_batch, train_step
+    from albert_ds.checkpoint.gather import Saver, restore
+    from albert_ds.pretraining.loop import build
 
     fused_lamb.FusedLambBuilder = Kernel
-    joined = join(1)
-    world_size = joined[1].world_size
+    device, mesh, _ = join(1)
     config = small_config(
-        world_size=world_size,
+        world_size=mesh.world_size,
         ds_file="zero0_fp32.json",
         ds_changes={"optimizer": {"type": "FusedLamb", "params": PARAMS}},
         micro_batch_size=4,
     )
-    whole = open_small_run(config, BATCHES, *joined)
+    whole = open_small_run(config, BATCHES)
     for step in range(len(BATCHES)):
-        train_step(whole, next_batch(whole))
+        take_step(whole)
         if step == 1:
             saver = Saver(whole.engine, folder, keep_last=1)
             saver.save(step=2, samples=16, updates=2)
             saver.wait()
             saved = folder / "checkpoints" / "step-00000002"
-    again = open_small_run(config, BATCHES[2:], *joined)
+    again = open_small_run(config, BATCHES[2:])
     weights = read_tensors(saved / "weights.safetensors")
-    again.engine = build(config, joined[1], joined[0], weights)
+    again.engine = build(config, mesh, device, weights)
     restore(saved, again.engine)
     again.step = 2
     for _ in BATCHES[2:]:
-        train_step(again, next_batch(again))
-    return [gather(run.engine, "weights.safetensors") for run in (whole, again)]
+        take_step(again)
+    return [gather(run.engine) for run in (whole, again)]
 
 
 def test_it_goes_through_the_engine_and_a_checkpoint(tmp_path):

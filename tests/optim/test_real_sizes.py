@@ -13,7 +13,7 @@ from albert_ds.optim.norms import compute_norms
 from albert_ds.optim.zero import use_exact_norms
 from tests.batches import random_samples
 from tests.distributed import run_ranks
-from tests.training import SMALL, join, open_small_run, small_config
+from tests.training import SMALL, gather, open_small_run, small_config, take_step
 
 # ALBERT's word embedding, an attention matrix of ALBERT-xxlarge, and its feed-forward matrix.
 SHAPES = [(30_000, 128), (4096, 4096), (16_384, 4096)]
@@ -115,14 +115,11 @@ def test_deepspeed_clips_bf16_runs_by_the_exact_norm():
 
 def measure_norms(rank: int, configs: list) -> list[tuple[float, float]]:
     """Of each run's first step: the norm of its gradient, and that in float64."""
-    from albert_ds.checkpoint.gather import gather
-    from albert_ds.pretraining.loop import next_batch, train_step
 
-    joined, found = join(1), []
-    samples = random_samples(8, vocab_size=30_000, max_length=32, seed=0)
+    found, samples = [], random_samples(8, vocab_size=30_000, max_length=32, seed=0)
     for config in configs:
-        run = open_small_run(config, [samples], *joined)
-        norm = train_step(run, next_batch(run))
+        run = open_small_run(config, [samples])
+        norm = take_step(run)
         # The first moments are now a tenth of the gradient, in fp32.
         moments = gather(run.engine, "exp_avg.safetensors").values()
         squares = sum(float(moment.double().square().sum()) for moment in moments)

@@ -8,17 +8,13 @@ import pytest
 import torch
 
 from albert_ds.model.albert import AlbertForPretraining
-from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.optim import muon
 from tests.reference import reference_training, update_error
-from tests.training import SMALL, join, small_config, train_ranks
+from tests.training import SMALL, gather, join, small_batches, small_config, train_ranks
 
 NUM_STEPS = 5
-BATCHES = [
-    random_samples(8, vocab_size=SMALL.vocab_size, max_length=32, seed=seed)
-    for seed in range(NUM_STEPS)
-]
+BATCHES = small_batches(NUM_STEPS)
 
 
 STAGES = (1, 2, 3, 0)  # the trainer computes the norm at ZeRO-0, DeepSpeed at the others
@@ -32,7 +28,8 @@ def test_update_equals_one_process_in_float64(tensor_parallel, world_size, optim
         small_config(
             world_size=world_size,
             tensor_parallel=tensor_parallel,
-            ds_changes={"zero_optimization": {"stage": stage}, **others},
+            stage=stage,
+            ds_changes=others,
         )
         for stage in STAGES
     ]
@@ -66,7 +63,6 @@ def build_half(rank: int, configs: list, weights: dict) -> list[tuple]:
     """
     from deepspeed.accelerator import get_accelerator
 
-    from albert_ds.checkpoint.gather import gather
     from albert_ds.pretraining.loop import build
 
     get_accelerator().is_fp16_supported = lambda: True  # any CPU can hold fp16 weights
@@ -87,7 +83,7 @@ def build_half(rank: int, configs: list, weights: dict) -> list[tuple]:
             master = fragment.flat.detach().view(-1)[fragment.in_flat]
             assert half.dtype != torch.float32 and master.dtype == torch.float32
             differences.append(float((half - master.to(half.dtype)).abs().max()))
-        found.append((seeded, gather(engine, "weights.safetensors"), max(differences)))
+        found.append((seeded, gather(engine), max(differences)))
     return found
 
 

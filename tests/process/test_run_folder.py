@@ -16,14 +16,11 @@ import torch
 from albert_ds.checkpoint.folder import FILES, TrainState, find_newest, write_checkpoint
 from albert_ds.errors import MachineFailed
 from albert_ds.process.run_folder import RunLock, may_write_exit
-from tests.batches import random_samples
 from tests.command import run_command
 from tests.distributed import run_ranks
-from tests.training import SMALL, join, open_small_run, small_config
+from tests.training import open_small_run, small_batches, small_config
 
-BATCHES = [
-    random_samples(4, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(3)
-]
+BATCHES = small_batches(3, 4)
 
 
 def replace_run(run: Path) -> RunLock:
@@ -101,13 +98,12 @@ def train_and_lose(rank: int, folder: Path):
 
     from albert_ds.pretraining import loop
 
-    joined = join(1)
     config = small_config(world_size=1, batch_size=4, output=str(folder / "run"))
     config = replace(config, save_every=2, log_every=1)
     config.run.mkdir()
-    run = open_small_run(config, [], *joined)
+    run = open_small_run(config, [])
     run.lock = RunLock(config.run)
-    run.batches = itertools.cycle(open_small_run(config, BATCHES, *joined).batches)
+    run.batches = itertools.cycle(open_small_run(config, BATCHES).batches)
     request, others = SimpleNamespace(reason=None), []
 
     def fetch(run, **how):

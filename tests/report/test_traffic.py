@@ -6,28 +6,23 @@ The expected bytes are computed here: 4 for each unique parameter in fp32.
 from dataclasses import replace
 
 from albert_ds.model.shapes import count_params
-from tests.batches import random_samples
 from tests.distributed import run_ranks
-from tests.training import SMALL, join, open_small_run, small_config
+from tests.training import SMALL, join, open_small_run, small_batches, small_config, take_step
 
-BATCHES = [
-    random_samples(16, vocab_size=SMALL.vocab_size, max_length=32, seed=seed) for seed in range(3)
-]
+BATCHES = small_batches(3, 16)
 
 
 def measure(rank: int, configs, batches):
     """Traffic of the last step of each config, by collective."""
-    from albert_ds.pretraining.loop import next_batch, train_step
 
     joined = join(1)
     traffic = joined[2]
     moved = []
     for config in configs:
-        run = open_small_run(config, batches, *joined)
+        run = open_small_run(config, batches)
         for _ in batches:
-            batch = next_batch(run)
             before = traffic.copy()
-            train_step(run, batch)
+            take_step(run)
         step = traffic - before
         moved.append((dict(step.calls), dict(step.bytes)))
     return moved
@@ -69,14 +64,12 @@ def test_bytes_of_a_step():
 
 def record_too_late(rank: int, config) -> tuple[int, int]:
     """Bytes of a step's gathers as counted from the start, and by a recorder that starts late."""
-    from albert_ds.pretraining.loop import next_batch, train_step
     from albert_ds.report.traffic import record_traffic
 
-    joined = join(1)
-    late = record_traffic()
-    run = open_small_run(config, BATCHES, *joined)
-    early, before, late_before = joined[2], joined[2].copy(), late.copy()
-    train_step(run, next_batch(run))
+    early, late = join(1)[2], record_traffic()
+    run = open_small_run(config, BATCHES)
+    before, late_before = early.copy(), late.copy()
+    take_step(run)
     name = "all_gather_into_tensor"
     return (early - before).bytes[name], (late - late_before).bytes[name]
 

@@ -17,8 +17,7 @@ from tests.training import join
 def measure(rank: int, cases: list[tuple[str, dict, str]]) -> list[dict]:
     """Bytes of a rank between steps and at the peak of a later one: measured, predicted."""
     found = []
-    joined = join(1)
-    device, mesh, traffic = joined
+    device, mesh, traffic = join(1)
     for again, changes, file in cases:
         config = bench_config(
             "albert-tiny",
