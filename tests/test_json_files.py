@@ -11,9 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from albert_ds.checkpoint.folder import find_damage
 from albert_ds.cli import Number
-from albert_ds.data.shards import open_shards, read_index
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.json_files import MAX_DEPTH, build, check, parse_json, read_json, read_lines
 from albert_ds.model.config import ModelConfig
@@ -204,23 +202,3 @@ def test_what_is_no_file_is_named(tmp_path, how):
             path.symlink_to("/dev/zero")
     with pytest.raises(UserError, match="a.json: (no such file|not a file)"):
         read_json(path)
-
-
-def test_a_state_that_is_no_state_is_damaged_never_a_crash(tmp_path):
-    for file in ("weights", "exp_avg", "exp_avg_sq"):
-        (tmp_path / f"{file}.safetensors").write_bytes(b"")
-    for content in ("{}", "[]", "", '{"format": 1}', '{"format": 1, "crc32": 1}', '{"a":' * 9999):
-        (tmp_path / "state.json").write_text(content)
-        assert "state.json is damaged" in find_damage(tmp_path)
-
-
-def test_an_index_that_names_a_shard_twice(data, tmp_path):
-    for path in data.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    index = read_index(data)
-    shards = index["splits"]["train"]["shards"]
-    shards.append(shards[0])
-    (tmp_path / "index.json").unlink()
-    (tmp_path / "index.json").write_text(json.dumps(index))
-    with pytest.raises((UserError, DamagedData), match="names a shard twice"):
-        open_shards(tmp_path, "train")

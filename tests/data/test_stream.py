@@ -3,7 +3,6 @@
 import itertools
 import multiprocessing
 import os
-import pickle
 import resource
 import shutil
 from dataclasses import fields
@@ -77,13 +76,6 @@ def test_workers_make_two_steps_ahead(train, monkeypatch):
     batches = stream([train], micro=1, workers=1)  # 8 micro-batches a step
     next(batches)
     wait_for(lambda: made.value >= 2 * BATCH, "the batches of two steps")
-
-
-def test_a_reader_can_be_sent_to_another_process(train):
-    """Where workers are not forked they are given a copy of it."""
-    reader = MicroBatchReader([train], None, CONFIG)
-    again = pickle.loads(pickle.dumps(reader))
-    assert samples_of([again.read(range(8))]) == samples_of([reader.read(range(8))])
 
 
 def test_epochs_hold_every_sequence_and_draw_anew(train):

@@ -52,19 +52,12 @@ def test_a_file_of_transformers_4_is_read(vocab, tmp_path):
     assert read_tokenizer_json(path).encode(texts) == vocab.encode(texts)
 
 
-def spoil(**changes):
-    return lambda content: content.update(changes)
-
-
 SPOILERS = {
     "another model": (lambda c: c["model"].update(type="BPE"), "its model is BPE"),
     "another unknown": (lambda c: c["model"].update(unk_id=0), "unk_id 0"),
-    "no pieces": (
-        lambda c: c["model"].update(vocab=[["x"]]),
-        "vocab.0 ..x..: must be a list",
-    ),
+    "no pieces": (lambda c: c["model"].update(vocab=[["x"]]), "vocab.0 ..x..: must be a list"),
     "other pieces": (lambda c: c["model"]["vocab"].reverse(), "is no piece of the model"),
-    "no normalizer": (spoil(normalizer=None), "normalizer null: must be an object"),
+    "no normalizer": (lambda c: c.update(normalizer=None), "normalizer null: must be an object"),
     "a step too few": (
         lambda c: c["normalizer"]["normalizers"].pop(0),
         "its normalizer .* is none of an ALBERT",
@@ -84,27 +77,19 @@ SPOILERS = {
 }
 
 
-@pytest.mark.parametrize("spoiler", SPOILERS)
-def test_a_file_of_another_tokenizer_is_refused_in_one_line(vocab, tmp_path, spoiler):
-    change, words = SPOILERS[spoiler]
+def test_a_file_of_another_tokenizer_is_refused_in_one_line(vocab, tmp_path):
     path = write_folder(vocab, tmp_path / "wrong") / "tokenizer.json"
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=words) as caught:
-        read_tokenizer_json(path)
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}", "\x00"])
-def test_what_is_no_tokenizer_is_refused(tmp_path, text):
-    (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(UserError, match=r"tokenizer.json: "):
-        read_tokenizer_json(tmp_path / "tokenizer.json")
-
-
-def test_flags_that_contradict_the_file_are_refused(vocab, tmp_path):
-    folder = write_folder(vocab, tmp_path / "wrong")
-    (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    whole = path.read_text()
+    wrong = [(text, "tokenizer.json: ") for text in ("{", "[]", "{}", "\x00")]
+    for change, words in SPOILERS.values():
+        change(content := json.loads(whole))
+        wrong.append((json.dumps(content), words))
+    for text, words in wrong:
+        path.write_text(text)
+        with pytest.raises(UserError, match=words) as caught:
+            read_tokenizer_json(path)
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    path.write_text(whole)
+    (path.parent / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     with pytest.raises(UserError, match="do_lower_case is False, but tokenizer.json"):
-        read_tokenizer_json(folder / "tokenizer.json")
+        read_tokenizer_json(path)

@@ -1,6 +1,5 @@
 """A random micro-batch, and Hugging Face's ALBERT on the padded form of it as the reference."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -79,18 +78,3 @@ def run_reference(config: ModelConfig, state: dict, batch: dict) -> dict:
         "pair_loss_sum": pair,
         "gradients": gradients,
     }
-
-
-@pytest.fixture
-def make_config():
-    return build_config
-
-
-@pytest.fixture
-def make_batch():
-    return build_batch
-
-
-@pytest.fixture
-def reference():
-    return run_reference

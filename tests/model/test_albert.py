@@ -5,7 +5,10 @@ import math
 import pytest
 import torch
 
+from albert_ds.model import albert
 from albert_ds.model.albert import AlbertForPretraining, AlbertModel, init_weights
+from albert_ds.model.config import ROUND_ROWS, ROUND_TOKENS
+from tests.model.conftest import build_batch, build_config, run_reference
 
 LENGTHS = [17, 40, 3, 9]
 
@@ -35,10 +38,10 @@ def differ(ours, reference) -> float:
 
 @pytest.mark.parametrize("embedding_size", [16, 32])
 @pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none", "groups:2"])
-def test_equal_to_hugging_face(make_config, make_batch, reference, sharing, embedding_size):
-    config = make_config(sharing=sharing, embedding_size=embedding_size)
-    model, batch = build_rough(config), make_batch(LENGTHS)
-    expected = reference(config, model.state_dict(), batch)
+def test_equal_to_hugging_face(sharing, embedding_size):
+    config = build_config(sharing=sharing, embedding_size=embedding_size)
+    model, batch = build_rough(config), build_batch(LENGTHS)
+    expected = run_reference(config, model.state_dict(), batch)
     out, gradients = step(model, batch)
     encoded = model.albert(*list(batch.values())[:5])
     word = model.albert.embeddings.word.weight
@@ -64,8 +67,8 @@ def test_equal_to_hugging_face(make_config, make_batch, reference, sharing, embe
             assert differ(gradient, expected["gradients"][name]) <= 1e-5, name
 
 
-def test_what_is_read_of_the_last_layer_is_what_it_is_among_all(make_config, make_batch):
-    model, inputs = build_rough(make_config()), list(make_batch(LENGTHS).values())[:5]
+def test_what_is_read_of_the_last_layer_is_what_it_is_among_all():
+    model, inputs = build_rough(build_config()), list(build_batch(LENGTHS).values())[:5]
     read = torch.cat([inputs[3][:-1].long(), torch.tensor([1, 9, 20])]).unique()
     some, whole = model.albert(*inputs, output_positions=read), model.albert(*inputs)
     torch.testing.assert_close(some["last_hidden_state"], whole["last_hidden_state"][read])
@@ -73,8 +76,8 @@ def test_what_is_read_of_the_last_layer_is_what_it_is_among_all(make_config, mak
     torch.testing.assert_close(some["hidden_states"][:-1], whole["hidden_states"][:-1])
 
 
-def test_sequences_end_to_end_do_not_see_each_other(make_config, make_batch):
-    model, batch = build_rough(make_config()), make_batch(LENGTHS, masked=20)
+def test_sequences_end_to_end_do_not_see_each_other():
+    model, batch = build_rough(build_config()), build_batch(LENGTHS, masked=20)
     together, _ = step(model, batch)
     alone = dict.fromkeys(together, 0)
     ends = batch["cu_seqlens"].tolist()
@@ -95,8 +98,8 @@ def test_sequences_end_to_end_do_not_see_each_other(make_config, make_batch):
 
 @pytest.mark.parametrize("checkpointing", ["attention", "block"])
 @pytest.mark.parametrize("sharing", ["all", "none"])
-def test_checkpointing_changes_no_gradient(make_config, make_batch, sharing, checkpointing):
-    config, batch = make_config(dropout=0.3, sharing=sharing), make_batch(LENGTHS)
+def test_checkpointing_changes_no_gradient(sharing, checkpointing):
+    config, batch = build_config(dropout=0.3, sharing=sharing), build_batch(LENGTHS)
     plain = step(build_rough(config), batch)
     again = step(build_rough(config, activation_checkpointing=checkpointing), batch)
     torch.testing.assert_close(again, plain, rtol=0, atol=0)
@@ -104,11 +107,11 @@ def test_checkpointing_changes_no_gradient(make_config, make_batch, sharing, che
     assert other[0]["mlm_loss_sum"] != plain[0]["mlm_loss_sum"]  # there was dropout to replay
 
 
-def test_checkpointing_keeps_less(make_config, make_batch):
-    batch = make_batch(LENGTHS)
+def test_checkpointing_keeps_less():
+    batch = build_batch(LENGTHS)
     kept = {}
     for checkpointing in ("none", "attention", "block"):
-        model = AlbertForPretraining(make_config(), activation_checkpointing=checkpointing)
+        model = AlbertForPretraining(build_config(), activation_checkpointing=checkpointing)
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x, sizes=sizes: sizes.append(x.numel()) or x, lambda x: x
@@ -118,29 +121,29 @@ def test_checkpointing_keeps_less(make_config, make_batch):
     assert kept["block"] < kept["attention"] < kept["none"]
 
 
-def test_shared_weights_fire_their_hook_once(make_config, make_batch):
-    model = AlbertForPretraining(make_config(), activation_checkpointing="block")
+def test_shared_weights_fire_their_hook_once():
+    model = AlbertForPretraining(build_config(), activation_checkpointing="block")
     fired = []
     shared = model.albert.encoder.attention[0].self_attention.query.weight
     shared.register_post_accumulate_grad_hook(lambda parameter: fired.append(1))
-    step(model, make_batch(LENGTHS))
+    step(model, build_batch(LENGTHS))
     assert len(fired) == 1
 
 
-def test_nothing_to_predict_still_reaches_every_parameter(make_config, make_batch):
-    model, batch = AlbertForPretraining(make_config(sharing="none")), make_batch([2], masked=0)
+def test_nothing_to_predict_still_reaches_every_parameter():
+    model, batch = AlbertForPretraining(build_config(sharing="none")), build_batch([2], masked=0)
     batch["pair_labels"][:] = -100
     out, gradients = step(model, batch)
     assert all(value == 0 for value in out.values())
     assert not any(gradient.any() for gradient in gradients.values())
 
 
-def test_without_a_pair_head_there_is_no_pooler(make_config, make_batch):
-    model = AlbertForPretraining(make_config(pair_head=False))
+def test_without_a_pair_head_there_is_no_pooler():
+    model = AlbertForPretraining(build_config(pair_head=False))
     assert not [name for name in model.state_dict() if "pooler" in name or "pair" in name]
-    out, _ = step(model, make_batch(LENGTHS))
+    out, _ = step(model, build_batch(LENGTHS))
     assert out["mlm_loss_sum"] > 0 and out["pair_loss_sum"] == out["pair_correct"] == 0
-    assert model.albert(*list(make_batch(LENGTHS).values())[:5])["pooled"] is None
+    assert model.albert(*list(build_batch(LENGTHS).values())[:5])["pooled"] is None
 
 
 @pytest.mark.parametrize(
@@ -152,8 +155,8 @@ def test_without_a_pair_head_there_is_no_pooler(make_config, make_batch):
         "encoder.ffn.0.layer_norm",
     ],
 )
-def test_dropout_falls_in_four_places(make_config, make_batch, place):
-    model, inputs = AlbertModel(make_config(dropout=0.3)), list(make_batch(LENGTHS).values())[:5]
+def test_dropout_falls_in_four_places(place):
+    model, inputs = AlbertModel(build_config(dropout=0.3)), list(build_batch(LENGTHS).values())[:5]
     drops = {}
     for name, module in model.named_modules():
         attribute = "p" if isinstance(module, torch.nn.Dropout) else "dropout"
@@ -165,36 +168,17 @@ def test_dropout_falls_in_four_places(make_config, make_batch, place):
     assert not torch.equal(first, second)
 
 
-def test_dropout_is_only_for_training(make_config, make_batch):
-    model, batch = AlbertForPretraining(make_config(dropout=0.5)).eval(), make_batch(LENGTHS)
-    torch.testing.assert_close(model(**batch), model(**batch), rtol=0, atol=0)
-
-
-def test_a_half_precision_model_reports_in_fp32(make_config, make_batch):
-    model = build_rough(make_config())
-    expected = model(**make_batch(LENGTHS))
-    out = model.bfloat16()(**make_batch(LENGTHS))
+def test_a_half_precision_model_reports_in_fp32():
+    model = build_rough(build_config())
+    expected = model(**build_batch(LENGTHS))
+    out = model.bfloat16()(**build_batch(LENGTHS))
     for name in ("mlm_loss_sum", "pair_loss_sum"):
         assert out[name].dtype == torch.float32
         assert out[name].item() == pytest.approx(expected[name].item(), rel=0.03)
 
 
-def test_parameter_names(make_config):
-    config = make_config(num_layers=1)
-    names = {"mlm_head.bias"} | {f"albert.embeddings.{t}.weight" for t in ("word", "token_type")}
-    names |= {"albert.embeddings.position.weight"}
-    modules = ["albert.embeddings.layer_norm", "albert.embeddings.projection", "albert.pooler"]
-    modules += ["mlm_head.transform", "mlm_head.layer_norm", "pair_head"]
-    attention = [f"self_attention.{name}" for name in ("query", "key", "value", "output")]
-    modules += [f"albert.encoder.attention.0.{name}" for name in (*attention, "layer_norm")]
-    feed_forward = ("feed_forward.up", "feed_forward.down", "layer_norm")
-    modules += [f"albert.encoder.ffn.0.{name}" for name in feed_forward]
-    names |= {f"{module}.{leaf}" for module in modules for leaf in ("weight", "bias")}
-    assert set(AlbertForPretraining(config).state_dict()) == names
-
-
-def test_weights_start_as_a_truncated_normal(make_config):
-    model = AlbertForPretraining(make_config(vocab_size=5000, embedding_size=32, hidden_size=64))
+def test_weights_start_as_a_truncated_normal():
+    model = AlbertForPretraining(build_config(vocab_size=5000, embedding_size=32, hidden_size=64))
     # The standard deviation of a normal cut at two of its own.
     density = math.exp(-2) / math.sqrt(2 * math.pi)
     std = 0.02 * math.sqrt(1 - 4 * density / math.erf(math.sqrt(2)))
@@ -212,39 +196,64 @@ def test_weights_start_as_a_truncated_normal(make_config):
     assert beyond == pytest.approx(1 - math.erf(2**-0.5) / math.erf(2**0.5), abs=0.01)
 
 
-def test_weights_are_a_function_of_the_seed(make_config):
+def test_weights_are_a_function_of_the_seed():
     def flatten(model):
         return torch.cat([parameter.flatten() for parameter in model.parameters()])
 
     torch.manual_seed(7)
-    first = flatten(AlbertForPretraining(make_config(), seed=3))
+    first = flatten(AlbertForPretraining(build_config(), seed=3))
     torch.manual_seed(8)
-    assert torch.equal(first, flatten(AlbertForPretraining(make_config(), seed=3)))
-    assert not torch.equal(first, flatten(AlbertForPretraining(make_config(), seed=4)))
+    assert torch.equal(first, flatten(AlbertForPretraining(build_config(), seed=3)))
+    assert not torch.equal(first, flatten(AlbertForPretraining(build_config(), seed=4)))
 
 
-def test_low_rank_factors_have_draws_of_their_own(make_config):
+def test_low_rank_factors_have_draws_of_their_own():
     """Neither the seed's first numbers, which are the embedding's, nor any other tensor's."""
-    model = AlbertForPretraining(make_config(per_layer="lora:2"), seed=3)
+    model = AlbertForPretraining(build_config(per_layer="lora:2"), seed=3)
     weights = dict(model.named_parameters())
     factors = torch.cat([x.flatten() for name, x in weights.items() if name.endswith(".first")])
     others = torch.cat([x.flatten() for name, x in weights.items() if not name.endswith(".first")])
     assert len(factors) > 100 and not torch.isin(factors, others).float().mean() > 0.01
 
 
-def test_the_encoder_alone_takes_the_pretrained_weights(make_config, make_batch):
-    config, inputs = make_config(), list(make_batch(LENGTHS).values())[:5]
+def test_the_encoder_alone_takes_the_pretrained_weights():
+    config, inputs = build_config(), list(build_batch(LENGTHS).values())[:5]
     pretrained, encoder = AlbertForPretraining(config), AlbertModel(config)
     init_weights(encoder, 0.02, seed=1)
     encoder.load_state_dict(pretrained.albert.state_dict())
     torch.testing.assert_close(encoder(*inputs), pretrained.albert(*inputs))
 
 
-def test_a_step_learns(make_config, make_batch):
-    model, batch = AlbertForPretraining(make_config()), make_batch(LENGTHS)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    first = step(model, batch)[0]["mlm_loss_sum"].item()
-    for _ in range(20):
-        last = step(model, batch)[0]["mlm_loss_sum"].item()
-        optimizer.step()
-    assert last < 0.5 * first
+@pytest.mark.parametrize("lengths", [[20, 31, 9], [40, 40, 40, 8], [12]])
+def test_rounding_changes_nothing_that_is_read(lengths, monkeypatch):
+    """In float64, where a sum over more rows keeps its value."""
+    batch = build_batch(lengths)
+    found = []
+    for is_rounded in (False, True):
+        monkeypatch.setattr(albert, "is_shape_bound", lambda _, x=is_rounded: x)
+        model = AlbertForPretraining(build_config(), seed=3).double()
+        outputs = model(**batch)
+        (outputs["mlm_loss_sum"] + outputs["pair_loss_sum"]).backward()
+        names = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "max_seqlen")
+        encoded = model.albert(**{name: batch[name] for name in names})
+        states = [*encoded["hidden_states"], encoded["last_hidden_state"], encoded["pooled"]]
+        gradients = [p.grad for p in model.parameters()]
+        found.append(([outputs[name] for name in sorted(outputs)], gradients, states))
+    for exact, rounded in zip(*found, strict=True):
+        torch.testing.assert_close(exact, rounded)
+
+
+def test_only_16_bit_models_on_cpus_round():
+    seen = []
+    model = AlbertForPretraining(build_config())
+    model.albert.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
+    model.mlm_head.transform.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
+    batch = build_batch([20, 31, 9])
+    for dtype in (torch.float32, torch.bfloat16):
+        model.to(dtype)(**batch)
+    exact, head, rounded, rounded_head = seen
+    assert len(exact[0]) == 60 and exact[1].tolist() == [0, 20, 51, 60]
+    assert len(head[0]) == len(batch["masked_positions"])
+    ends = [0, 20, 51, 60, 91, 122, ROUND_TOKENS]  # no sequence is longer than the longest of them
+    assert len(rounded[0]) == ROUND_TOKENS and rounded[1].tolist() == ends
+    assert len(rounded[3]) == len(rounded_head[0]) == ROUND_ROWS

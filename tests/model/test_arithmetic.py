@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import SIZES, count_flops
 from albert_ds.model.shapes import count_params
+from tests.model.conftest import build_batch, build_config
 
 ENCODER = ("embeddings", "attention", "ffn", "pooler")  # what the paper's tables count
 
@@ -65,11 +66,11 @@ def test_additions_and_heads_have_their_part():
 
 
 @pytest.mark.parametrize(("embedding_size", "rank"), [(16, 0), (32, 0), (16, 3)])
-def test_flops_are_those_of_the_matrix_products(make_config, make_batch, embedding_size, rank):
+def test_flops_are_those_of_the_matrix_products(embedding_size, rank):
     lengths, masked = [7, 30, 12], 9
     per_layer = f"lora:{rank}" if rank else "none"
-    config = make_config(embedding_size=embedding_size, sharing="all", per_layer=per_layer)
-    model, batch = AlbertForPretraining(config), make_batch(lengths, masked=masked)
+    config = build_config(embedding_size=embedding_size, sharing="all", per_layer=per_layer)
+    model, batch = AlbertForPretraining(config), build_batch(lengths, masked=masked)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         losses = model(**batch)
         (losses["mlm_loss_sum"] + losses["pair_loss_sum"]).backward()

@@ -6,6 +6,7 @@ from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES, reshape
 from albert_ds.model.shapes import build_shapes, count_params
 from albert_ds.model.sharing import name_plan, share
+from tests.model.conftest import build_config
 
 # The paper's Table 1, with the heads of the release:
 # layers, hidden, embedding, heads, feed-forward, sharing.
@@ -79,8 +80,8 @@ def test_cycle_rev_goes_backwards_once():
         ("loop:1,1x2,1", "scale,inject", {3}),
     ],
 )
-def test_other_depths_use_the_same_blocks(make_config, sharing, per_layer, depths):
-    config, found = make_config(sharing=sharing, per_layer=per_layer), set()
+def test_other_depths_use_the_same_blocks(sharing, per_layer, depths):
+    config, found = build_config(sharing=sharing, per_layer=per_layer), set()
     for depth in (1, 2, 3, 5, 7):
         try:
             other = config.at_depth(depth)
@@ -102,19 +103,19 @@ def test_other_depths_use_the_same_blocks(make_config, sharing, per_layer, depth
         ("loop:1,2x2,1", 4, [0, 1, 2, 5]),
     ],
 )
-def test_layers_that_run_are_the_first_with_their_blocks(make_config, sharing, depth, layers):
-    config = make_config(sharing=sharing, num_layers=6, per_layer="scale")
+def test_layers_that_run_are_the_first_with_their_blocks(sharing, depth, layers):
+    config = build_config(sharing=sharing, num_layers=6, per_layer="scale")
     assert config.running_layers(depth) == layers
     assert config.running_layers(6) == [*range(6)]
 
 
-def test_a_loop_says_its_layers(make_config):
-    config = reshape(make_config(), sharing="loop:1,2x4,1")
+def test_a_loop_says_its_layers():
+    config = reshape(build_config(), sharing="loop:1,2x4,1")
     assert config.num_layers == 10 and config.num_blocks == (4, 4)
     assert [attention for attention, _ in config.plan] == [0, 1, 2, 1, 2, 1, 2, 1, 2, 3]
-    assert reshape(make_config(), sharing="cycle:2").num_layers == 4
+    assert reshape(build_config(), sharing="cycle:2").num_layers == 4
     with pytest.raises(UserError, match="is 10 layers, --num-layers is 8"):
-        reshape(make_config(), sharing="loop:1,2x4,1", num_layers=8)
+        reshape(build_config(), sharing="loop:1,2x4,1", num_layers=8)
     with pytest.raises(UserError, match="has 1 . 2 x R . 1 layers, R at least 1"):
         config.at_depth(5)
 
@@ -129,13 +130,13 @@ LOOPS = {
 }
 
 
-def test_layers_that_begin_a_loop_have_the_injection(make_config):
+def test_layers_that_begin_a_loop_have_the_injection():
     for sharing, begins in LOOPS.items():
-        config = make_config(sharing=sharing, num_layers=6, per_layer="inject")
+        config = build_config(sharing=sharing, num_layers=6, per_layer="inject")
         names = (name.split(".") for name in build_shapes(config) if ".own." in name)
         assert {int(words[3]) for words in names} == begins, sharing
     with pytest.raises(UserError, match="inject needs layers that run again; with --sharing none"):
-        reshape(make_config(), sharing="none", per_layer="inject")
+        reshape(build_config(), sharing="none", per_layer="inject")
 
 
 WRONG = [
@@ -166,8 +167,8 @@ WRONG = [
 ]
 
 
-def test_a_wrong_shape_is_refused_by_its_flag(make_config):
+def test_a_wrong_shape_is_refused_by_its_flag():
     for name, value, words in WRONG:
         with pytest.raises(UserError) as refused:
-            make_config(**{name: value})
+            build_config(**{name: value})
         assert str(refused.value).startswith(words)

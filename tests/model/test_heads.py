@@ -7,10 +7,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from albert_ds.model import albert
+from albert_ds.model import albert, cross_entropy
 from albert_ds.model.albert import MlmHead
 from albert_ds.model.config import count_score_rows
-from albert_ds.model.cross_entropy import sum_cross_entropy
+from albert_ds.model.cross_entropy import IGNORED, CachedCrossEntropy, sum_cross_entropy
+from tests.model.conftest import build_config
 
 ROWS, V, E = 50, 101, 16  # chunks of more rows than E, since the embedding is E x V, transposed
 
@@ -46,8 +47,8 @@ def score(head, word, hidden, labels):
 
 
 @pytest.mark.parametrize("rows", [7, 25, 50, 4096])
-def test_chunks_do_not_change_the_sums(make_config, monkeypatch, rows):
-    head, word, hidden, labels = make_head(make_config())
+def test_chunks_do_not_change_the_sums(monkeypatch, rows):
+    head, word, hidden, labels = make_head(build_config())
     labels[:4] = head.logits(hidden, word)[:4].argmax(-1)
     logits = F.linear(head.project(hidden), word, head.bias)
     expected = F.cross_entropy(logits, labels, reduction="sum")
@@ -62,8 +63,8 @@ def test_chunks_do_not_change_the_sums(make_config, monkeypatch, rows):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_scores_never_take_more_than_the_bound(make_config, monkeypatch, dtype):
-    head, word, hidden, labels = make_head(make_config())
+def test_scores_never_take_more_than_the_bound(monkeypatch, dtype):
+    head, word, hidden, labels = make_head(build_config())
     head.to(dtype)
     bound = 20 * V * 2 * dtype.itemsize
     monkeypatch.setattr("albert_ds.model.config.MAX_SCORE_BYTES", bound)
@@ -89,13 +90,6 @@ def test_the_bound_holds_for_every_vocabulary():
         assert (rows + 1) * vocab_size * 2 * width > 1.5 * 2**30
 
 
-def test_no_masked_position_is_a_loss_of_zero_that_reaches_every_parameter(make_config):
-    head, word, hidden, labels = make_head(make_config())
-    loss, correct, gradients = score(head, word, hidden[:0], labels[:0])
-    assert (loss.item(), correct.item()) == (0, 0)
-    assert not any(gradient.any() for gradient in gradients)
-
-
 def test_a_pair_without_a_label_counts_for_nothing():
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], requires_grad=True)
     loss, correct = sum_cross_entropy(logits, torch.tensor([0, -100, 1]))
@@ -106,11 +100,35 @@ def test_a_pair_without_a_label_counts_for_nothing():
     assert gradient.any(1).tolist() == [True, False, True]
 
 
-def test_scores_of_a_half_precision_model_are_summed_in_fp32(make_config):
-    head, word, hidden, labels = make_head(make_config())
-    loss, _ = head.bfloat16()(hidden.bfloat16(), labels, word.bfloat16())
-    assert loss.dtype == torch.float32
-    assert (
-        sum_cross_entropy(torch.zeros(2, 2).bfloat16(), torch.zeros(2).long())[0].dtype
-        == torch.float32
+@pytest.mark.parametrize("rows", [1, 7, 50, 4096])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_at_a_time_give_torchs_sum_and_gradient(rows, dtype, monkeypatch):
+    parts = []
+    split = cross_entropy.split_rows
+    monkeypatch.setattr(cross_entropy, "CACHED_SCORES", rows * V)
+    monkeypatch.setattr(
+        cross_entropy, "split_rows", lambda *x: [parts.append(1) or y for y in split(*x)]
     )
+    torch.manual_seed(0)
+    logits = (20 * torch.randn(ROWS, V)).to(dtype).requires_grad_()
+    labels = torch.randint(V, (ROWS,))
+    labels[:9] = logits[:9].argmax(-1)
+    labels[[3, 20]] = IGNORED
+    loss, correct = CachedCrossEntropy.apply(logits, labels)
+    (gradient,) = torch.autograd.grad(0.25 * loss, logits)
+    expected = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+    (reference,) = torch.autograd.grad(0.25 * expected, logits)
+    assert len(parts) == 2 * -(-ROWS // rows)  # forward and backward
+    assert correct == (logits.argmax(-1) == labels).sum() >= 8
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, reference)
+    assert not gradient[[3, 20]].any()
+
+
+def test_a_negative_label_that_is_not_the_ignored_one_is_no_class():
+    labels = torch.zeros(ROWS, dtype=torch.int64)
+    labels[7] = -1
+    with pytest.raises(IndexError, match="out of bounds"):
+        F.cross_entropy(torch.zeros(ROWS, V), labels, ignore_index=IGNORED)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        CachedCrossEntropy.apply(torch.zeros(ROWS, V), labels)
