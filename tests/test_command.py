@@ -1,15 +1,22 @@
 """One command for everything: what it finds, what it says, and what it writes."""
 
+import argparse
+import os
+import runpy
 import subprocess
 import sys
+import sysconfig
+from dataclasses import replace
 
 import pytest
 
-from albert_ds.__main__ import COMMANDS, main
-from albert_ds.cli import require
+from albert_ds.__main__ import COMMANDS, main, run
+from albert_ds.cli import Number, Parser, flags_of, require
 from albert_ds.commands import path, recipes
 from albert_ds.errors import UserError
-from tests.conftest import ROOT
+from albert_ds.settings.pretrain import RunConfig, build_parser
+from tests.conftest import ROOT, train_command
+from tools.lab.docs_hook import as_reference, list_actions
 
 BENCHMARK = str(ROOT / "docs/raw/bench_base_2.json")
 
@@ -72,3 +79,133 @@ def test_a_missing_extra_is_one_line_that_says_how_to_get_it(tmp_path):
         assert done.stderr.count("\n") == 1, done.stderr
     with pytest.raises(UserError, match=r"--x: the package absent_x is .*'albert-ds\[y\]'"):
         require("absent_x", "y", "--x")
+
+
+PROGRAM = """
+import sys
+from albert_ds.train import main
+code = main(sys.argv[1:])
+print("imported:", [name for name in NAMES if name in sys.modules])
+sys.exit(code)
+"""
+
+
+NAMES = ("torch._inductor.compile_fx", "functorch.compile", "megatron")
+
+
+def test_a_training_imports_neither_torchs_compiler_nor_megatron(data, tmp_path):
+    words = train_command(data, tmp_path / "run", steps=1)[2:]
+    program = PROGRAM.replace("NAMES", repr(NAMES))
+    command = [sys.executable, "-c", program, *map(str, words)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "imported: []"
+
+
+def test_every_tool_starts_where_only_the_dependencies_are_installed():
+    # -S: no .pth file is read, so an editable installation of the project is not found.
+    environ = {**os.environ, "PYTHONPATH": sysconfig.get_paths()["purelib"]}
+    for tool in sorted((ROOT / "tools").glob("*.py")):
+        command = [sys.executable, "-S", tool, "--help"]
+        done = subprocess.run(command, env=environ, cwd="/", capture_output=True, text=True)
+        assert done.stdout.startswith(f"usage: {tool.name} "), done.stderr
+
+
+TRAINERS = ["albert-ds train", "albert-ds finetune"]
+
+
+USERS = ["albert-ds", *(f"albert-ds {name}" for group in COMMANDS.values() for name in group)]
+
+
+# Not for one day of one GPU, nor the examples, which are to be copied and take plain argparse.
+OTHERS = [
+    str(path.relative_to(ROOT))
+    for path in sorted((ROOT / "tools").glob("*/*.py"))
+    if path.parent.name not in ("gpu_kit", "examples") and "Parser(" in path.read_text()
+]
+
+
+ALL = USERS + OTHERS
+
+
+def parser_of(command: str, monkeypatch) -> Parser:
+    """The parser that prints the command's --help."""
+    asked = []
+    program, *words = [*command.split(), "--help"]
+    monkeypatch.setattr(sys, "argv", [program, *words])
+    monkeypatch.setattr(Parser, "print_help", lambda parser, file=None: asked.append(parser))
+    with pytest.raises(SystemExit) as ending:
+        run() if program == "albert-ds" else runpy.run_path(program, run_name="__main__")
+    assert not ending.value.code and len(asked) == 1
+    return asked[0]
+
+
+def faults_of(action: argparse.Action) -> list[str]:
+    """What --help leaves unsaid about one argument."""
+    text = action.help or ""
+    meaning = text.partition("(default:")[0].strip()
+    faults = [] if len(meaning) > 3 else ["does not say what it does"]
+    if not action.option_strings:
+        return faults
+    is_number = isinstance(action.type, Number) or action.type in (int, float)
+    has_default = action.default not in (None, argparse.SUPPRESS) or "default:" in text
+    if is_number and action.metavar is None:
+        faults.append("does not say its unit")
+    if is_number and not has_default and not action.required:
+        faults.append("does not say its default")
+    if "None)" in text or "(default: )" in text:
+        faults.append("has an empty default")
+    return faults
+
+
+def test_help_says_what_each_flag_does_its_unit_and_its_default(monkeypatch):
+    for command in ALL:
+        parser = parser_of(command, monkeypatch)
+        faults = {
+            "/".join(action.option_strings) or action.dest: found
+            for action in list_actions(parser)
+            if (found := faults_of(action))
+        }
+        assert not faults, command
+        shown = " ".join(parser.format_help().split())
+        # No "(default: [...": a list stands as it is typed.
+        for wrong in ("%(", str(ROOT), "(default: [", "(default: ("):
+            assert wrong not in shown, command
+
+
+def test_help_answers_without_heavy_libraries():
+    heavy = {"torch", "deepspeed", "megatron", "transformers", "webdataset", "scipy"}
+    for command in USERS:
+        slow = heavy | {"numpy"} if command in TRAINERS else heavy
+        script = (
+            f"import sys; sys.argv = {[*command.split(), '--help']}\n"
+            f"from albert_ds.__main__ import run\n"
+            f"try: run()\n"
+            f"finally: assert not set(sys.modules) & {slow}, set(sys.modules) & {slow}"
+        )
+        program = [sys.executable, "-c", script]
+        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stderr)
+        assert "--version" in done.stdout and done.stdout.startswith(f"usage: {command} ")
+
+
+def test_the_reference_is_the_declaration():
+    """One row a flag, with its unit, range, default and meaning."""
+    rows = as_reference(build_parser()).splitlines()
+    cells = {row.split(" | ")[0].strip("| `"): row for row in rows[2:]}
+    for name, declared in flags_of(RunConfig).items():
+        row = cells[declared.name or "--" + name.replace("_", "-")]
+        assert declared.help.replace("|", "\\|") in row
+    assert cells["--steps"].endswith("| STEPS, at least 1 and at most 1000000000 | required |")
+    assert cells["--masked-fraction"].endswith("| SHARE, above 0 and below 1 | 0.15 |")
+    assert cells["--max-hours"].endswith(" | no limit |")
+    assert cells["--deterministic"].endswith(" | off |")
+
+
+def test_the_bounds_of_a_range():
+    allowed = Number(above=0, high=1)
+    assert 0.5 in allowed and 1 in allowed
+    assert not [value for value in (0, float("nan"), float("inf")) if value in allowed]
+    assert str(allowed) == "above 0 and at most 1"
+    assert float("inf") not in Number() and 10**400 in Number()
+    assert 1 not in replace(allowed, below=1)

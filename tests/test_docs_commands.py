@@ -16,8 +16,8 @@ from albert_ds.cli import Number, Parser
 from albert_ds.errors import UserError
 from tests.conftest import ROOT
 from tests.models import run_export
+from tests.test_command import ALL, parser_of
 from tests.test_docs import CURRENT, PAGES
-from tests.test_help import ALL, parser_of
 from tools.lab.docs_hook import find_parser, list_actions
 
 OLD_RUN = ROOT / "tests/fixtures/run_7085d03"

@@ -1,15 +1,14 @@
 """The small trained model of the repository: what it has learnt, and that Hugging Face agrees."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from albert_ds.evals.fill_mask import fill_masks
 from albert_ds.evals.minimal_pairs import Pair, score_pairs, score_sentences
 from albert_ds.interop.folder import ModelFolder
+from tests.conftest import ROOT
 
-MODEL = Path(__file__).parents[3] / "tools" / "demo" / "model"
+MODEL = ROOT / "tools" / "demo" / "model"
 CPU = torch.device("cpu")
 PAIRS = [
     ("These books are old.", "These books is old."),

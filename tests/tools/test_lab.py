@@ -1,14 +1,45 @@
-"""Both sides compute one loss; the peer's rows are those sequences, padded and nothing else."""
+"""The tools of tools/lab: the benches of optimizers and of peers, and the kills of chaos."""
 
 import json
 import subprocess
 import sys
 
+import pytest
 import torch
 
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.config import SIZES
+from albert_ds.optim.lamb import Lamb, decay_groups
 from tests.batches import IGNORED, concatenate, pad, random_samples
 from tests.conftest import ROOT
+from tools.lab.lamb_bench import build_optimizers, main
 from tools.lab.peer_bench import OURS, as_table, pad_batch
+
+
+def test_all_take_every_step(tmp_path, capsys):
+    report = tmp_path / "report.json"
+    argv = ["--models", "albert-tiny", "--rounds", "3", "--output", str(report)]
+    assert main(argv) == 0
+    found = json.loads(report.read_text())["albert-tiny"]
+    kinds = ("LAMB", "Muon", "AdamW, fused")
+    assert {kind: len(seconds) for kind, seconds in found.items()} == dict.fromkeys(kinds, 3)
+    shown = capsys.readouterr().out
+    assert "| albert-tiny | LAMB |" in shown and "| albert-tiny | Muon |" in shown
+
+
+def test_what_is_timed_is_the_whole_update():
+    flat = build_optimizers("albert-tiny", torch.device("cpu"))["LAMB"]
+    whole = Lamb(decay_groups(AlbertForPretraining(SIZES["albert-tiny"]).named_parameters(), 0.01))
+    for ours, theirs in zip(flat.param_groups, whole.param_groups, strict=True):
+        sizes = [p.numel() for p in theirs["params"]]
+        parts = ours["params"][0].grad.split(sizes)
+        for parameter, part in zip(theirs["params"], parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+    flat.step()
+    whole.step()
+    for ours, theirs in zip(flat.param_groups, whole.param_groups, strict=True):
+        expected = torch.cat([p.detach().flatten() for p in theirs["params"]])
+        torch.testing.assert_close(ours["params"][0].detach(), expected, rtol=1e-6, atol=1e-8)
 
 
 def test_every_peer_begins_at_our_loss(tmp_path):
@@ -61,3 +92,33 @@ def test_rows_hold_the_sequences_and_nothing_else():
             rest = IGNORED if name == "labels" else 0
             assert (found[name][:, longest:] == rest).all()
         assert torch.equal(found["sentence_order_label"], expected["sentence_order_label"])
+
+
+@pytest.mark.nightly
+def test_a_killed_run_equals_one_left_alone(data, tmp_path):
+    # Seed 6 kills while starting, stepping and saving; one rank and both.
+    command = ["tools/lab/chaos.py", "--data", data, "--output", tmp_path / "runs"]
+    done = subprocess.run(
+        [sys.executable, *map(str, command), "--kills", "4", "--seed", "6"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=550,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()  # one more for each start that a busy machine made too slow
+    assert len([line for line in lines if line.startswith("kill ")]) == 4
+    assert lines[-1].endswith("are equal bit for bit")
+
+
+def test_a_difference_is_seen(tmp_path):
+    from tools.lab.chaos import compare
+
+    for run, content in (("alone", b"1"), ("killed", b"1")):
+        folder = tmp_path / run / "checkpoints" / "step-00000001"
+        folder.mkdir(parents=True)
+        (folder / "weights.safetensors").write_bytes(content)
+        (folder.parent / "latest").write_text("step-00000001\n")
+    assert compare(tmp_path / "alone", tmp_path / "killed") == []
+    (folder / "weights.safetensors").write_bytes(b"2")
+    assert compare(tmp_path / "alone", tmp_path / "killed") == ["weights.safetensors"]

@@ -1,0 +1,166 @@
+"""The demonstration's texts: a corpus of prose, small copies of tasks, and a novel in TEI."""
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from albert_ds.errors import DamagedData, UserError
+from albert_ds.tasks.glue import GLUE
+from albert_ds.tasks.race import read_passage
+from albert_ds.tasks.squad.dataset import read_squad
+from tests.conftest import ROOT
+from tests.finetuning import write_cola, write_mnli, write_race, write_squad
+from tools.demo import demo_corpus, small_tasks
+from tools.demo.demo_corpus import clean, clean_documents, read_modules, split_paragraphs
+
+PROSE = "The quick brown fox jumps over the lazy dog."
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "sentences"),
+    [
+        (PROSE, [PROSE]),
+        ("The quick brown\nfox jumps over the\nlazy dog.", [PROSE]),
+        (f"{PROSE} Too short. {PROSE}", [PROSE, PROSE]),
+        ("The ``quick`` *brown* :class:`fox` jumps over `the lazy <l.html>`_ **dog**.", [PROSE]),
+        ("The quick [brown fox](http://fox.org/) jumps over the lazy dog.", [PROSE]),
+        ("The quick brown fox jumps over the lazy dog", []),
+        ("the quick brown fox jumps over the lazy dog.", []),
+        ("The quick brown fox jumps over x = f(y) lazily.", []),
+        ("Returns the quick brown fox of numpy.ndarray.shape here.", []),
+        ("The quick brown fox jumps over 1234 5678 9012.", []),
+        ("See https://example.org for the quick brown fox.", []),
+        (
+            "It works with all of them, e.g. Python is a fine example.",
+            ["It works with all of them, e.g. Python is a fine example."],
+        ),
+    ],
+)
+def test_only_whole_sentences_of_words_are_kept(paragraph, sentences):
+    assert clean(paragraph) == sentences
+
+
+def test_indented_and_ruled_paragraphs_are_not_prose():
+    text = f"{PROSE}\n\n    indented code\n\n>>> doctest()\n\nTitle\n-----\n\n- a list\n\nLast one."
+    assert split_paragraphs(text) == [PROSE, "- a list", "Last one."]
+
+
+def test_documents_say_nothing_twice_and_short_ones_are_counted():
+    counts = Counter()
+    animals = [f"The quick brown {animal} jumps over the lazy dog." for animal in ("ant", "bee")]
+    documents = [[" ".join(animals), PROSE], [PROSE, *animals], [PROSE]]
+    assert list(clean_documents(iter(documents), counts)) == [f"{' '.join(animals)}\n{PROSE}\n"]
+    assert counts == {"sentences": 3, "documents too short": 2}
+
+
+def test_docstrings_are_read_without_importing(tmp_path):
+    (tmp_path / "b.py").write_text(
+        f'"""{PROSE}"""\nraise SystemExit\nclass A:\n    """Of A.\n\n    More of A."""\n'
+        '    def f():\n        """Of f."""\nx = 1\n"""No docstring."""\n'
+    )
+    (tmp_path / "a.py").write_text("print 'Python 2'")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "c.py").write_text('"""Of a test."""')
+    counts = Counter()
+    assert list(read_modules(tmp_path, counts)) == [[PROSE, "Of A.", "More of A.", "Of f."]]
+    assert counts == {"modules that do not parse": 1}
+
+
+def test_the_corpus_is_reproducible_and_of_the_size_asked_for(tmp_path, capsys):
+    texts = []
+    for name in ("a.txt", "b.txt"):
+        demo_corpus.main(["--output", str(tmp_path / name), "--max-bytes", "30000"])
+        texts.append((tmp_path / name).read_text(encoding="utf-8"))
+    assert texts[0] == texts[1]
+    assert 15_000 < len(texts[0].encode()) <= 30_000
+    documents = texts[0].removesuffix("\n\n").split("\n\n")
+    assert f"{len(documents)} documents" in capsys.readouterr().out
+    assert all(line[-1] in ".?!)\"'" for text in documents for line in text.split("\n"))
+
+
+@pytest.fixture
+def files(tmp_path):
+    folder = tmp_path / "files"
+    write_cola(folder / "glue" / "CoLA")
+    write_mnli(folder / "glue" / "MNLI")
+    write_squad(folder / "squad", "v2.0")
+    write_race(folder / "RACE")
+    return folder
+
+
+def cut(files, output, *argv) -> None:
+    given = ("--files", files, "--output", output, "--train", 7, "--dev", 3, *argv)
+    small_tasks.main([str(word) for word in given])
+
+
+def test_tables_keep_their_header_and_their_order(files, tmp_path):
+    cut(files, tmp_path / "out", "--tasks", "cola", "mnli")
+    for name, split, count in (("cola", "train", 7), ("cola", "dev", 3), ("mnli", "train", 7)):
+        task = GLUE[name]
+        whole, small = (
+            (root / task.folder / f"{split}.tsv").read_text().splitlines()
+            for root in (files / "glue", tmp_path / "out")
+        )
+        head = 0 if task.headless else 1
+        assert len(small) == head + count and small[:head] == whole[:head]
+        positions = [whole.index(line) for line in small[head:]]
+        assert positions == sorted(positions) and positions[-1] > count
+    assert (tmp_path / "out" / "MNLI" / "dev_mismatched.tsv").is_file()
+
+
+def test_questions_keep_what_they_are_asked_about(files, tmp_path):
+    cut(files, tmp_path / "out", "--tasks", "squad2", "race", "--levels", "high")
+    path = tmp_path / "out" / "squad2" / "train-v2.0.json"
+    found = read_squad(path, answerable=False)
+    questions = [question for _, asked in found for question in asked]
+    assert len(questions) == 8  # whole paragraphs of two
+    (passage,) = (tmp_path / "out" / "RACE" / "dev").rglob("*.txt")
+    assert passage.parent.name == "high" and len(read_passage(passage)[1]) == 2
+    again = tmp_path / "again"
+    cut(files, again, "--tasks", "squad2")
+    assert (again / "squad2" / "train-v2.0.json").read_bytes() == path.read_bytes()
+
+
+def test_what_is_missing_is_named(files, tmp_path):
+    with pytest.raises(UserError, match="train-v1.1.json: no such file"):
+        cut(files, tmp_path / "out", "--tasks", "squad1")
+    (files / "squad" / "train-v2.0.json").write_text("[]")
+    with pytest.raises(DamagedData, match="train-v2.0.json: must be a JSON object"):
+        cut(files, tmp_path / "out", "--tasks", "squad2")
+
+
+NOVEL = """<?xml version="1.0"?>
+<TEI xmlns="http://www.tei-c.org/ns/1.0"><teiHeader><title>Not text</title></teiHeader><text>
+<front><p>Not text.</p></front>
+<body><div><head>CHAPTER I</head><p>It was a
+ <hi>dark</hi> night<note>Not text.</note>; the rain<pb n="2"/> fell.</p><p/>
+<quote><l>A line of verse,</l><l>and another.</l></quote></div></body>
+</text></TEI>"""
+
+
+LINES = ["CHAPTER I", "It was a dark night; the rain fell.", "A line of verse,", "and another."]
+
+
+def convert(*flags):
+    command = [sys.executable, "tools/demo/tei_to_text.py", *map(str, flags)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_lines_and_documents(tmp_path):
+    for name in ("a.xml", "b.xml"):
+        (tmp_path / name).write_text(NOVEL)
+    done = convert("--input", tmp_path / "*.xml", "--output", tmp_path / "text")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "text").read_text() == ("\n".join(LINES) + "\n\n") * 2
+
+
+def test_what_is_not_tei_is_named(tmp_path):
+    for name, content, words in (
+        ("a.xml", NOVEL[:-20], "a.xml: not XML"),
+        ("b.xml", "<html><body><p>Text.</p></body></html>", "b.xml: no TEI text with a body"),
+    ):
+        (tmp_path / name).write_text(content)
+        done = convert("--input", tmp_path / name, "--output", tmp_path / "text")
+        assert done.returncode == 3 and words in done.stderr and done.stderr.count("\n") == 1
