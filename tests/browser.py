@@ -104,4 +104,4 @@ def with_page(profile: Path, use):
         return asyncio.run(_with_page(int(found[1]), use))
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)

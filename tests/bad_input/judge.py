@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from albert_ds.errors import DamagedData, UserError
 
-LIMIT = 20.0  # seconds after which a case hangs; each takes milliseconds
+LIMIT = 120.0  # seconds after which a case hangs; each takes milliseconds
 AS_PROMISED, TRACEBACK, HANG, WRONG = "as promised", "traceback", "hang", "silently wrong"
 VERDICTS = (AS_PROMISED, TRACEBACK, HANG, WRONG)
 

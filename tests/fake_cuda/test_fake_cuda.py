@@ -27,10 +27,9 @@ MICRO_BATCHES = 4  # of a step here
 # The places that may make the host wait, and how often in a step: one that waits at every
 # micro-batch is over its bound.
 WAITS = {
-    # The norm goes into metrics.jsonl, and one that is not finite skips the step.
-    "albert_ds/engine/engine.py:take_step": 1,
-    # The same at ZeRO-0; and which tensors this rank counts in the norm goes to the device.
-    "albert_ds/engine/engine.py:_clip_gradients": 2,
+    # The norm goes into metrics.jsonl, and one that is not finite skips the step. At ZeRO-0 it is
+    # computed here, and which tensors this rank counts in it goes to the device.
+    "albert_ds/engine/engine.py": 3,
     # DeepSpeed reads the norm of both parameter groups and their sum by itself.
     f"{UTILS}:mask_nan_or_inf_with_val_inplace": 2,
     f"{UTILS}:is_invalid_grad_norm": 3,
@@ -98,6 +97,8 @@ def check(report: dict, steps: int) -> None:
         found: dict[str, int] = {}
         for event, count in step.items():
             place = event.partition(" at ")[2]
+            if place.startswith("albert_ds"):
+                place = place.partition(":")[0]
             found[place] = found.get(place, 0) + count
         over = {place: n for place, n in found.items() if n > WAITS.get(place, 0)}
         assert number == 0 and over.keys() <= FIRST_STEP_OF_ZERO_3 or over == {}

@@ -151,5 +151,5 @@ def test_nothing_is_left_when_its_owner_is_killed(cluster, tmp_path):
     assert len(family) > 6
     owner.send_signal(signal.SIGKILL)
     owner.communicate()
-    _, alive = psutil.wait_procs(family, timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=240)
     assert not alive
