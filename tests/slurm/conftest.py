@@ -1,4 +1,4 @@
-"""One cluster for all tests of this folder, and a way to submit the recipes unchanged."""
+"""A cluster for each file, for faults may leave their mark; submitting the recipes unchanged."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 from tests.slurm.cluster import Cluster, why_not
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster():
     reason = why_not()
     if reason and os.environ.get("ALBERT_DS_REQUIRE_SLURM"):
