@@ -1,9 +1,11 @@
 """A user's command, run to its end in this process."""
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import NamedTuple
 
 from albert_ds import __main__ as albert_ds
@@ -21,6 +23,28 @@ class Done(NamedTuple):
 def run_command(*words) -> Done:
     """`albert-ds WORDS`. A traceback is the test's own."""
     return run_main(albert_ds.main, *words)
+
+
+def write_scripts(folder: Path, **bodies: str) -> dict[str, str]:
+    """Make programs of bash, which stand in for real ones; the PATH that finds them first."""
+    folder.mkdir(exist_ok=True)
+    for name, body in bodies.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def read_asked(path: Path) -> list[list[str]]:
+    """The command lines that NOTE has written down."""
+    words, commands = path.read_text().splitlines(), []
+    while words:
+        count = int(words.pop(0))
+        commands.append(words[:count])
+        del words[:count]
+    return commands
+
+
+NOTE = """printf '%s\\n' "$#" "$@" >> "$ASKED\""""  # of a stand-in: what it was asked to run
 
 
 def run_on_rank(rank: int, words: list) -> Done:

@@ -11,6 +11,7 @@ from albert_ds.commands.probe import build_parser as build_probe_parser
 from albert_ds.errors import UserError
 from albert_ds.settings.finetune import build_parser
 from albert_ds.settings.pretrain import read_config
+from tests.command import NOTE, read_asked, write_scripts
 from tests.conftest import ROOT
 from tests.test_recipes import JOB
 from tools.lab import paper_table
@@ -33,36 +34,28 @@ ROWS = {
     "deeper": 2,
 }
 # Stands in for Python: notes what it was asked to run, and leaves what a run leaves.
-STUB = """#!/bin/bash
-[ "$1" = -u ] && shift
-printf '%s\\n' "$#" "$@" >> "$ASKED"
+STUB = f"""[ "$1" = -u ] && shift
+{NOTE}
 while [ $# -gt 0 ]; do
     if [ "$1" = --output ]; then
         mkdir -p "$(dirname "$2")"
-        [ ! -d "$2" ] || echo '{"code": 0}' > "$2/exit.json"
+        [ ! -d "$2" ] || echo '{{"code": 0}}' > "$2/exit.json"
     fi
     shift
 done
 """
-SRUN = """#!/bin/bash
-while [ "$1" != "$PYTHON" ]; do shift; done
-exec "$@"
-"""
+SRUN = 'while [ "$1" != "$PYTHON" ]; do shift; done; exec "$@"'
 
 
 def start_recipe(recipe: Path, tmp_path: Path, **environ) -> subprocess.CompletedProcess:
     """Run a recipe with stand-ins for Python and Slurm; `None` unsets a variable."""
-    tools = {"python": STUB, "srun": SRUN, "scontrol": "#!/bin/bash\necho node1\n"}
-    for name, text in tools.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
     for name in FOLDERS:
         (tmp_path / "tasks" / name).mkdir(parents=True)
     given = {
         **os.environ,
         **JOB,
         "SITE_ENV": "none",
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        **write_scripts(tmp_path, python=STUB, srun=SRUN, scontrol="echo node1"),
         "PYTHON": tmp_path / "python",
         "ASKED": tmp_path / "asked",
         "TASKS": tmp_path / "tasks",
@@ -79,12 +72,7 @@ def run_recipe(recipe: Path, tmp_path: Path, **environ) -> list[list[str]]:
     """The command lines that a recipe asks for."""
     done = start_recipe(recipe, tmp_path, **environ)
     assert done.returncode == 0, done.stdout + done.stderr
-    words, commands = (tmp_path / "asked").read_text().splitlines(), []
-    while words:
-        count = int(words.pop(0))
-        commands.append(words[:count])
-        del words[:count]
-    return commands
+    return read_asked(tmp_path / "asked")
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)

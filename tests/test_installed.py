@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import write_scripts
 from tests.conftest import ROOT
 from tests.distributed import take_port
 from tests.test_recipes import JOB
@@ -102,9 +103,7 @@ def test_every_step_in_an_empty_folder(installed, text_file, tmp_path):
     assert "PREDICTED" in albert("plan", "--model", "albert-base", *cluster)
 
     # A recipe starts the installed trainer, with files that it finds here.
-    for name, body in (("srun", 'echo "$@"'), ("scontrol", "echo node1")):
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
+    write_scripts(tmp_path, srun='echo "$@"', scontrol="echo node1")
     job = {**JOB, "DATA": "data", "PATH": f"{tmp_path}:{environ['PATH']}"}
     command = ["bash", "slurm/smoke.sh"]
     done = subprocess.run(command, cwd=tmp_path, env=environ | job, capture_output=True, text=True)

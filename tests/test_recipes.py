@@ -10,6 +10,7 @@ from albert_ds.engine.deepspeed_config import read_ds_config
 from albert_ds.model.config import SIZES
 from albert_ds.model.shapes import count_params
 from albert_ds.settings.pretrain import read_config
+from tests.command import write_scripts
 from tests.conftest import ROOT
 
 RECIPES = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
@@ -57,16 +58,11 @@ def test_recipe_is_short_and_its_header_says_it_all(recipe):
 
 def ask_recipe(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
     """Command -> flags that the recipe runs, by an srun that only writes them down."""
-    (folder / "bin").mkdir()
     body = 'while [ "$1" != -u ]; do shift; done; shift; echo "$*" >> "$ASKED"\n'
     body += '[ ! -d "$OUTPUT" ] || echo \'{"code": 0}\' > "$OUTPUT/exit.json"'
-    for name, script in (("srun", body), ("scontrol", "echo node1")):
-        tool = folder / "bin" / name
-        tool.write_text(f"#!/bin/bash\n{script}\n")
-        tool.chmod(0o755)
     environ = {
         **os.environ,
-        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        **write_scripts(folder / "bin", srun=body, scontrol="echo node1"),
         "ASKED": str(folder / "asked"),
         "DATA": str(data),
         "OUTPUT": str(folder / "run"),
@@ -177,16 +173,9 @@ def test_check_recipe(tmp_path):
 
 def start_recipe(name: str, folder, site: str, *argv: str, **environ: str):
     """Run a recipe with a site file and an srun that prints its command."""
-    (folder / "bin").mkdir()
-    for tool, body in (("srun", 'echo "$@"'), ("scontrol", "echo node1")):
-        (folder / "bin" / tool).write_text(f"#!/bin/bash\n{body}\n")
-        (folder / "bin" / tool).chmod(0o755)
     (folder / "site.env").write_text(site)
-    environ = {
-        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        "SITE_ENV": str(folder / "site.env"),
-        **environ,
-    }
+    path = write_scripts(folder / "bin", srun='echo "$@"', scontrol="echo node1")
+    environ = {**path, "SITE_ENV": str(folder / "site.env"), **environ}
     command = ["bash", f"slurm/{name}.sh", *argv]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
 
@@ -265,31 +254,27 @@ def test_a_wrong_flag_of_the_job_is_one_line_and_code_2(argv, environ, message, 
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
-APPTAINER = """#!/bin/bash
-echo "apptainer $*"
+APPTAINER = """echo "apptainer $*"
 while [[ $1 != *.sif ]]; do shift; done
 shift
-exec "$@"
-"""
+exec "$@\""""
 
 
 def test_apptainer_runs_the_command_of_each_rank(tmp_path):
     """srun starts apptainer, and that the trainer with its flags."""
-    start = 'while [[ $1 = --* ]]; do shift; done; exec "$@"'
-    (tmp_path / "bin").mkdir()
-    trainer = 'echo "trainer: $*"; echo \'{"code": 0}\' > "$OUTPUT/exit.json"'
-    for name, body in {"srun": start, "scontrol": "echo node1", "trainer": trainer}.items():
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
-    (tmp_path / "bin" / "apptainer").write_text(APPTAINER)
-    for tool in (tmp_path / "bin").iterdir():
-        tool.chmod(0o755)
+    path = write_scripts(
+        tmp_path / "bin",
+        srun='while [[ $1 = --* ]]; do shift; done; exec "$@"',
+        scontrol="echo node1",
+        trainer='echo "trainer: $*"; echo \'{"code": 0}\' > "$OUTPUT/exit.json"',
+        apptainer=APPTAINER,
+    )
     settings = {"DATA": "/two words", "OUTPUT": str(tmp_path / "run"), "PYTHON": "trainer"}
     settings |= {"CONTAINER_IMAGE": "/images/a.sif", "CONTAINER_MOUNTS": "/shards,/runs"}
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "slurm/smoke.sh", "--seed", "7"],
         cwd=ROOT,
-        env={**os.environ, "PATH": path, "SITE_ENV": "none", **settings, **JOB},
+        env={**os.environ, **path, "SITE_ENV": "none", **settings, **JOB},
         capture_output=True,
         text=True,
     )

@@ -11,6 +11,7 @@ import pytest
 
 from albert_ds.model.shapes import count_params
 from albert_ds.settings.pretrain import read_config
+from tests.command import NOTE, read_asked, write_scripts
 from tests.conftest import ROOT
 from tests.training import SMALL
 from tools.lab.sharing_table import main as compare
@@ -18,9 +19,8 @@ from tools.lab.sharing_table import read_curve
 
 SHARING, RECIPE = (ROOT / "slurm" / "ablations" / f"{name}.sh" for name in ("sharing", "recipe"))
 # Stands in for Python: notes what it was asked to run. recipe.sh asks Python for learn's flags.
-STUB = f"""#!/bin/bash
-[ "$1" = -c ] && exec {sys.executable} "$@"
-printf '%s\\n' "$#" "$@" >> "$ASKED"
+STUB = f"""[ "$1" = -c ] && exec {sys.executable} "$@"
+{NOTE}
 while [ $# -gt 0 ]; do [ "$1" = --output ] && mkdir -p "$(dirname "$2")"; shift; done
 """
 
@@ -33,17 +33,13 @@ def run_study(script: Path, out: Path, data, **environ) -> subprocess.CompletedP
 
 def ask(script: Path, data, tmp_path, **environ) -> dict[str, list[str]]:
     """Each run that a study asks for, as ROW/seed-N, with the trainer's flags."""
-    stub, asked = tmp_path / "python", tmp_path / "asked"
-    stub.write_text(STUB)
-    stub.chmod(0o755)
-    given = {"PYTHON": str(stub), "ASKED": str(asked), **environ}
+    write_scripts(tmp_path, python=STUB)
+    given = {"PYTHON": f"{tmp_path}/python", "ASKED": f"{tmp_path}/asked", **environ}
     done = run_study(script, tmp_path / "out", data, **given)
     assert done.returncode == 0, done.stderr
-    words, found = asked.read_text().splitlines(), {}
-    while words:
-        count = int(words.pop(0))
-        command, *argv = words[2:count] if words[0] == "-m" else words[:count]
-        del words[:count]
+    found = {}
+    for words in read_asked(tmp_path / "asked"):
+        command, *argv = words[2:] if words[0] == "-m" else words
         if command in ("train", "albert_ds/train.py"):
             found["/".join(Path(value_of("--output", argv)).parts[-2:])] = argv
     return found

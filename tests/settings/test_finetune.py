@@ -19,28 +19,11 @@ from tests.finetuning import (
     flags,
     tune_ranks,
     write_checkpoint,
-    write_cola,
     write_mnli,
     write_race,
     write_rte,
     write_squad,
 )
-
-
-@pytest.fixture(scope="module")
-def vocab(text_file):
-    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
-    return train_vocab(lines, Normalisation(), vocab_size=300)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(vocab, tmp_path_factory):
-    return write_checkpoint(tmp_path_factory.mktemp("pretrained"), vocab)
-
-
-@pytest.fixture(scope="module")
-def cola(tmp_path_factory):
-    return write_cola(tmp_path_factory.mktemp("tasks") / "CoLA")
 
 
 def read(folder, name):
