@@ -80,13 +80,13 @@ def test_four_of_mpi_or_of_one_machine_give_the_same_bytes(arguments, undisturbe
 
 
 def damage(work):
-    """Flip a bit of a run, and cut off the end of a note."""
-    run = next(work.glob("unit-*.run"))
+    """Flip a bit of a run that has a note, and cut off the end of another's note."""
+    first, *_, last = sorted(work.glob("unit-*.json"))
+    run = next(work.glob(f"{first.stem}*.run"))
     content = bytearray(run.read_bytes())
     content[len(content) // 2] ^= 1
     run.write_bytes(content)
-    note = max(work.glob("unit-*.json"))
-    note.write_bytes(note.read_bytes()[:-5])
+    last.write_bytes(last.read_bytes()[:-5])
 
 
 def test_killed_and_taken_up_again(arguments, undisturbed, tmp_path):
