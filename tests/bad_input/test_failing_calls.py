@@ -83,9 +83,3 @@ def test_a_call_that_fails_costs_one_line_and_nothing_else(data, text_file, tmp_
 def is_result(name: str) -> bool:
     """What must be the same bytes however it came about: no clocks in it, no half of a run."""
     return name.endswith((".safetensors", ".tar", ".model"))
-
-
-def test_the_instrument_breaks_what_it_says(tmp_path):
-    words = ["vocab", "--input", tmp_path / "absent", "--output", tmp_path / "out"]
-    code, err = run(tmp_path, 1, errno.EMFILE, tmp_path / "calls", words)
-    assert code == 5 and "Too many open files" in err, err
