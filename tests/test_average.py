@@ -29,7 +29,6 @@ BATCHES = small_batches(4, max_length=24)
 
 def train(rank: int, configs: list) -> list[tuple[list[dict], dict]]:
     """For each config the weights after every step, and the average after the last."""
-
     found = []
     for config in configs:
         run = open_small_run(config, BATCHES)

@@ -1,4 +1,4 @@
-"""One command for everything: what it finds, what it says, and what it writes."""
+"""One command for everything: what it finds, says, writes and imports; the --help of each."""
 
 import argparse
 import os

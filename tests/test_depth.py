@@ -210,7 +210,6 @@ def test_depths_that_leave_blocks_out_are_refused():
 
 def step_by_step(rank: int, config, batches: list) -> list[dict]:
     """The weights and moments before the first and after every step, by file and name."""
-
     run = open_small_run(config, batches)
     kinds = (WEIGHTS, "exp_avg.safetensors", "exp_avg_sq.safetensors")
 

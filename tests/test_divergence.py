@@ -1,4 +1,7 @@
-"""A non-finite gradient changes nothing on any rank; many in a row end the run."""
+"""A non-finite gradient changes nothing on any rank; many in a row end the run.
+
+What either trainer saves while steps are skipped, and how it ends then.
+"""
 
 import itertools
 import json
@@ -32,7 +35,6 @@ POISON = {1: float("nan"), 2: float("inf")}  # step -> factor of one rank's loss
 
 def poison_steps(rank: int, configs):
     """Steps with a good, a NaN, an infinite and a good gradient: what each reported and left."""
-
     reports = []
     for config in configs:
         run = open_small_run(config, BATCHES)

@@ -1,4 +1,4 @@
-"""The pages name only what exists, and their tables are those of the code and of the raw files."""
+"""The pages name only what exists, their tables are those of the code; the site is whole."""
 
 import ast
 import json

@@ -70,7 +70,6 @@ CHECKPOINTED = (
 
 def checkpointed(rank: int):
     """Initial weights, and weights after three steps of each of `CHECKPOINTED`."""
-
     held, initial = [], {}
     for number, changes in enumerate(CHECKPOINTED):
         config = small_config(

@@ -1,4 +1,7 @@
-"""A run that has lost its folder ends at the next save and mixes with no other."""
+"""A run that has lost its folder ends at the next save and mixes with no other.
+
+A folder has one owner, also on a file system without locks.
+"""
 
 import errno
 import fcntl

@@ -1,4 +1,7 @@
-"""Rank and world size are read correctly from each launcher, or refused with a reason."""
+"""Rank and world size are read correctly from each launcher, or refused with a reason.
+
+What a device cannot do is refused; --deterministic takes effect before CUDA starts.
+"""
 
 import json
 import os

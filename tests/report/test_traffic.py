@@ -14,7 +14,6 @@ BATCHES = small_batches(3, 16)
 
 def measure(rank: int, configs, batches):
     """Traffic of the last step of each config, by collective."""
-
     joined = join(1)
     traffic = joined[2]
     moved = []
