@@ -129,9 +129,10 @@ def test_a_changing_batch_accumulates_right_at_every_stage():
         for stage, precision in ((0, "fp32"), *product((1, 2, 3), ("fp32", "bf16")))
     ]
     rates = [configs[0].rate_at(step) for step in range(len(batches))]
-    for config, found in zip(configs, run_ranks(train_ranks, 2, configs, batches)[0], strict=True):
+    runs = run_ranks(train_ranks, 2, configs, batches)[0]
+    expected = reference_training(SMALL, runs[0].initial, batches, rates=rates)
+    for config, found in zip(configs, runs, strict=True):
         limit = 1e-5 if "fp32" in config.deepspeed_config else 0.05
-        expected = reference_training(SMALL, found.initial, batches, rates=rates)
         assert found.losses == pytest.approx(expected.losses, rel=limit)
         assert update_error(found.weights, expected.weights, found.initial) <= limit
 
