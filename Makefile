@@ -34,6 +34,7 @@ demo: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash tools/demo/demo.sh
 
 # make learn TEXT="wiki/*.txt" HOURS=2 [LEARN_ARGS="--tasks glue --minimal-pairs blimp/data"]
+# A blank in a name: TEXT='my\ texts/*.txt'
 HOURS ?= 2
 learn: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/learn.py --text $(TEXT) --hours $(HOURS) \

@@ -104,7 +104,7 @@ FLAGS = [
     ({"max_ngram": 0}, ["--max-ngram", "at least 1"]),
     ({"max_predictions": 0}, ["--max-predictions", "at least 1"]),
     ({"colour": "blue"}, ["--colour"]),
-    ({"deepspeed_config": "no.json"}, ["no.json: no such file"]),
+    ({"deepspeed_config": "no.json"}, ["no.json: no such file; `albert-ds recipes"]),
 ]
 OUT_OF_RANGE = {
     "learning_rate": ("nan", "inf", "-1", "1e300"),

@@ -101,6 +101,8 @@ STATED_ELSEWHERE = {
 def read_ds_config(path: Path) -> dict:
     """Read and check DeepSpeed's JSON; UserError names file, key, value and what is allowed."""
     name = f"--deepspeed_config {path}"
+    if not path.exists():
+        raise UserError(f"{name}: no such file; `albert-ds recipes --output .` writes ds_configs/")
     config = read_json(path, name)
     for key, reason in STATED_ELSEWHERE.items():
         if key in config:

@@ -146,6 +146,8 @@ def measure_models(args, traffic: Traffic) -> list[dict]:
     for name, sharing in itertools.product(args.models, args.sharing):
         model = reshape(SIZES[name], **changes, sharing=sharing or SIZES[name].sharing)
         for file in args.deepspeed_config:
+            if mesh.rank == 0:
+                cli.log_line(f"{name}, sharing {model.sharing}, {file}: two steps")
             config = bench_config(
                 name,
                 model,
