@@ -5,6 +5,7 @@ only), so columns are found by name. Predictions are written in the leaderboard'
 diagnostic set has no training data: it is another test set of MNLI, submitted as AX.tsv.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,11 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from albert_ds.data.vocab import Vocab
-from albert_ds.errors import UserError
+from albert_ds.errors import DamagedData, UserError
 from albert_ds.files import write_file
 from albert_ds.tasks.features import FeatureBuilder, Features, Split
 from albert_ds.tasks.recipes import Lengths
-from albert_ds.tasks.tsv import Table
 
 BLOCK = 1000  # examples tokenised in one call
 ENTAILMENT = ("entailment", "not_entailment")
@@ -30,12 +30,12 @@ SUBMITTED = {"": "", "matched": "-m", "mismatched": "-mm"}  # endings of submitt
 class GlueTask:
     """One of the nine tasks: its columns, labels, metrics and names of files."""
 
-    texts: tuple[str, ...]  # columns of A and, for pairs, B
-    labels: tuple[str, ...]  # in the order of their numbers; empty for a score from 0 to 5
-    label_column: str
-    metrics: tuple[str, ...]  # the first decides which evaluation is best
     folder: str  # its name in GLUE's archive and leaderboard
     published: dict[str, int]  # examples of each split
+    texts: tuple[str, ...] = ("sentence1", "sentence2")  # columns of A and, for pairs, B
+    labels: tuple[str, ...] = ("0", "1")  # in the order of their numbers; none: a score, 0 to 5
+    label_column: str = "label"
+    metrics: tuple[str, ...] = ("accuracy",)  # the first decides which evaluation is best
     headless: tuple[str, ...] = ()  # all columns, if train and dev have no header
     tolerance: float = 0.0  # share of malformed rows that the published training file may have
     has_test_labels: bool = False
@@ -76,25 +76,23 @@ class GlueTask:
         """
         is_test = split.startswith("test")
         has_header = is_test or not self.headless
-        columns = [*self.texts, *([] if is_test else [self.label_column])]
-        table = Table(
-            path=self.files(data, split)[0],
-            columns=columns if has_header else list(self.headless),
-            has_header=has_header,
-            tolerance=self.tolerance if split == "train" else 0.0,
+        columns = (*self.texts, *(() if is_test else (self.label_column,)))
+        path, tolerance = self.files(data, split)[0], self.tolerance if split == "train" else 0.0
+        skipped: list[int] = []
+        rows = _read_rows(
+            path, columns if has_header else self.headless, has_header, tolerance, skipped
         )
         builder, labels = FeatureBuilder(), []
-        rows = iter(table)
         while block := list(islice(rows, BLOCK)):
             texts = [row[name] for _, row in block for name in self.texts]
             encoded = iter(vocab.encode(texts))
             for line, row in block:
                 tokens = [next(encoded) for _ in self.texts]
                 builder.add_example(len(labels), tokens, lengths.sequence)
-                labels.append(0.0 if is_test else self._label(row, table.path, line))
+                labels.append(0.0 if is_test else self._label(row, path, line))
         builder.count("examples", len(labels))
-        if table.malformed:
-            builder.count("skipped: wrong number of fields", len(table.malformed))
+        if skipped:
+            builder.count("skipped: wrong number of fields", len(skipped))
         kind = np.int64 if self.labels else np.float32
         return builder.build(labels=np.array(labels, kind))
 
@@ -119,57 +117,43 @@ class GlueTask:
         return [path]
 
 
-SENTENCES = ("sentence1", "sentence2")
-BINARY = ("0", "1")
 GLUE: dict[str, GlueTask] = {
     "cola": GlueTask(
-        texts=("sentence",),
-        labels=BINARY,
-        label_column="label",
-        metrics=("matthews",),
         folder="CoLA",
+        texts=("sentence",),
+        metrics=("matthews",),
         headless=("source", "label", "original_mark", "sentence"),
         published={"train": 8551, "dev": 1043, "test": 1063},
     ),
     "sst2": GlueTask(
-        texts=("sentence",),
-        labels=BINARY,
-        label_column="label",
-        metrics=("accuracy",),
-        folder="SST-2",
-        published={"train": 67349, "dev": 872, "test": 1821},
+        folder="SST-2", texts=("sentence",), published={"train": 67349, "dev": 872, "test": 1821}
     ),
     "mrpc": GlueTask(
+        folder="MRPC",
         texts=("#1 String", "#2 String"),
-        labels=BINARY,
         label_column="Quality",
         metrics=("accuracy", "f1"),
-        folder="MRPC",
         published={"train": 3668, "dev": 408, "test": 1725},
     ),
     "stsb": GlueTask(
-        texts=SENTENCES,
+        folder="STS-B",
         labels=(),
         label_column="score",
         metrics=("pearson", "spearman"),
-        folder="STS-B",
         published={"train": 5749, "dev": 1500, "test": 1379},
     ),
     "qqp": GlueTask(
+        folder="QQP",
         texts=("question1", "question2"),
-        labels=BINARY,
         label_column="is_duplicate",
         metrics=("accuracy", "f1"),
-        folder="QQP",
         published={"train": 363849, "dev": 40430, "test": 390965},
         tolerance=0.001,
     ),
     "mnli": GlueTask(
-        texts=SENTENCES,
+        folder="MNLI",
         labels=("contradiction", "entailment", "neutral"),
         label_column="gold_label",
-        metrics=("accuracy",),
-        folder="MNLI",
         published={
             "train": 392702,
             "dev_matched": 9815,
@@ -180,30 +164,62 @@ GLUE: dict[str, GlueTask] = {
         },
     ),
     "qnli": GlueTask(
+        folder="QNLI",
         texts=("question", "sentence"),
         labels=ENTAILMENT,
-        label_column="label",
-        metrics=("accuracy",),
-        folder="QNLI",
         published={"train": 104743, "dev": 5463, "test": 5463},
     ),
     "rte": GlueTask(
-        texts=SENTENCES,
-        labels=ENTAILMENT,
-        label_column="label",
-        metrics=("accuracy",),
-        folder="RTE",
-        published={"train": 2490, "dev": 277, "test": 3000},
+        folder="RTE", labels=ENTAILMENT, published={"train": 2490, "dev": 277, "test": 3000}
     ),
-    "wnli": GlueTask(
-        texts=SENTENCES,
-        labels=BINARY,
-        label_column="label",
-        metrics=("accuracy",),
-        folder="WNLI",
-        published={"train": 635, "dev": 71, "test": 146},
-    ),
+    "wnli": GlueTask(folder="WNLI", published={"train": 635, "dev": 71, "test": 146}),
 }
+
+
+def _read_rows(
+    path: Path, names: tuple[str, ...], has_header: bool, tolerance: float, skipped: list[int]
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line number, {column: field}) of every row; no field is quoted.
+
+    names: the columns that are needed; without a header all, in order. tolerance: the share of rows
+    that may have a wrong number of fields; `skipped` gets their lines. Raises UserError if the file
+    cannot be read, DamagedData, with the line, if a row or the header is wrong.
+    """
+    columns, total = list(names), 0
+    try:
+        # Not utf-8-sig: some files have a mark in the middle of the table, which is text.
+        with path.open(encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                line = line.rstrip("\r\n")
+                fields = (line.removeprefix("\ufeff") if number == 1 else line).split("\t")
+                if number == 1 and has_header:
+                    columns = fields
+                    if missing := [name for name in names if name not in columns]:
+                        raise DamagedData(
+                            f"{path}, line 1: the header has no column {missing[0]!r}; it has "
+                            f"{', '.join(columns)[:200]}"
+                        )
+                    continue
+                total += 1
+                if len(fields) == len(columns):
+                    yield number, dict(zip(columns, fields, strict=True))
+                elif tolerance:
+                    skipped.append(number)
+                else:
+                    raise DamagedData(
+                        f"{path}, line {number}: {len(fields)} fields, must be {len(columns)}"
+                    )
+    except OSError as error:
+        raise UserError(f"--data: {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DamagedData(f"{path}: not UTF-8: {error.reason}") from None
+    if not total:
+        raise DamagedData(f"{path}: holds no examples")
+    if len(skipped) > max(1, tolerance * total):
+        raise DamagedData(
+            f"{path}: {len(skipped)} of {total} rows have a wrong number of fields, the first in "
+            f"line {skipped[0]}"
+        )
 
 
 def score_glue(names: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:

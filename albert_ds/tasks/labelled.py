@@ -3,7 +3,6 @@
 What is wrong in them is the user's error (code 2), with file and line.
 """
 
-import csv
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,10 +16,23 @@ from albert_ds.cli import log_line
 from albert_ds.errors import UserError
 from albert_ds.files import write_json
 from albert_ds.json_files import check, parse_json
+from albert_ds.text.documents import (
+    MAX_LINE_BYTES,
+    NUL_BYTES,
+    OVERLONG_LINE,
+    WRONG_ENCODING,
+    Line,
+    explain_damage,
+    read_lines,
+)
+from albert_ds.text.tables import read_rows
 
 T = TypeVar("T")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-MAX_FIELD = 1 << 24  # characters of one field of a table
+DAMAGED_LINES = {
+    **{WRONG_ENCODING: "not UTF-8", NUL_BYTES: "has a NUL byte"},
+    OVERLONG_LINE: f"has more than {MAX_LINE_BYTES >> 20} MB",
+}
 DRAWS = 1000  # of the examples, for an interval
 
 
@@ -43,24 +55,25 @@ def find_files(data: Path, split: str, endings: tuple[str, ...]) -> list[Path]:
     return found
 
 
-def read_rows(path: Path) -> Iterator[tuple[str, dict]]:
+def read_examples(path: Path) -> Iterator[tuple[str, dict]]:
     """(file and line, {column: value}) of each example of a table or of JSON lines."""
-    with _Lines(path) as lines:
-        if path.suffix == ".jsonl":
-            for text in lines:
-                if text.strip():
-                    yield lines.where, parse_json(text.encode(), lines.where)
-            return
-        names: list[str] = []
-        for fields in csv.reader(lines, delimiter=DELIMITERS[path.suffix], strict=True):
-            if not names:
-                names = fields
-                if len({*names}) < len(names):
-                    raise UserError(f"{lines.where}: a column of the header stands there twice")
-            elif len(fields) not in (0, len(names)):  # 0: a blank line
-                raise UserError(f"{lines.where}: {len(fields)} fields, the header {len(names)}")
-            elif fields:
-                yield lines.where, dict(zip(names, fields, strict=True))
+    lines = _read_lines(path)
+    if path.suffix == ".jsonl":
+        for line in lines:
+            if line.text:
+                where = f"{path}, line {line.number}"
+                yield where, parse_json(line.text.encode(), where)
+        return
+    names: list[str] = []
+    for row in read_rows(lines, DELIMITERS[path.suffix]):
+        where = f"{path}, line {row.line}"
+        if row.damage:
+            raise UserError(f"{where}: {row.why}")
+        if names:
+            yield where, dict(zip(names, row.fields, strict=True))
+        elif len({*row.fields}) < len(row.fields):
+            raise UserError(f"{where}: a column of the header stands there twice")
+        names = names or row.fields
 
 
 def need_one(path: Path, found: Iterator[T]) -> Iterator[T]:
@@ -86,7 +99,7 @@ def read_sentences(path: Path) -> Iterator[Sentence]:
     blanks or tabs, sentences by blank lines; -DOCSTART- lines are left out.
     """
     if path.suffix == ".jsonl":
-        for where, row in read_rows(path):
+        for where, row in read_examples(path):
             tags = row.get("tags")
             check(row, {"words": [str]} | ({} if tags is None else {"tags": [str]}), where)
             if tags is not None and len(tags) != len(row["words"]):
@@ -104,54 +117,35 @@ def read_sentences(path: Path) -> Iterator[Sentence]:
         rows.clear()
         return Sentence(where=places, words=words, tags=tags if width > 1 else None)
 
-    with _Lines(path) as lines:
-        for text in lines:
-            fields = re.split(r"[ \t]+", text.strip())
-            if fields[0] in ("", "-DOCSTART-"):
-                if rows:
-                    yield close()
-                continue
-            width = width or len(fields)
-            if len(fields) != width:
-                raise UserError(f"{lines.where}: {len(fields)} columns, the first word {width}")
-            rows.append((lines.where, fields[0], fields[-1]))
-        if rows:
-            yield close()
+    for line in _read_lines(path):
+        fields = re.split(r"[ \t]+", line.text)
+        if fields[0] in ("", "-DOCSTART-"):
+            if rows:
+                yield close()
+            continue
+        where, width = f"{path}, line {line.number}", width or len(fields)
+        if len(fields) != width:
+            raise UserError(f"{where}: {len(fields)} columns, the first word {width}")
+        rows.append((where, fields[0], fields[-1]))
+    if rows:
+        yield close()
 
 
-class _Lines:
-    """The lines of a file, and where the last one is; errors of reading become UserError."""
-
-    def __init__(self, path: Path):
-        self.path, self.number = path, 0
-
-    @property
-    def where(self) -> str:
-        return f"{self.path}, line {self.number}"
-
-    def __enter__(self):
-        csv.field_size_limit(MAX_FIELD)
-        try:
-            self.file = self.path.open(encoding="utf-8-sig", newline="")
-        except OSError as error:
-            raise UserError(f"--data: {self.path}: {error.strerror}") from None
-        return self
-
-    def __iter__(self) -> Iterator[str]:
-        for line in self.file:
-            self.number += 1
+def _read_lines(path: Path) -> Iterator[Line]:
+    """The lines of a file, of which there must be at least one, and none damaged."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UserError(f"--data: {path}: {error.strerror}") from None
+    line = None
+    with file:
+        for line in read_lines(file):
+            if line.damage:
+                cause = explain_damage(line.damage, line.raw)
+                raise UserError(f"{path}, line {line.number}: {DAMAGED_LINES[line.damage]}{cause}")
             yield line
-        if self.number == 0:
-            raise UserError(f"{self.path}: is empty")
-
-    def __exit__(self, kind, error, traceback):
-        self.file.close()
-        if isinstance(error, UnicodeDecodeError):
-            raise UserError(f"{self.path}, after line {self.number}: not UTF-8: {error.reason}")
-        if isinstance(error, csv.Error):
-            raise UserError(
-                f"{self.where}: {error} (quotes open and close a field, and are doubled in it)"
-            )
+    if line is None:
+        raise UserError(f"{path}: is empty")
 
 
 def write_scores(

@@ -4,7 +4,6 @@ As released: segment A is the passage, segment B question and option. An option 
 in its question, or follows it. B keeps its last 128 tokens, the passage its first.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +23,6 @@ SCHEMA = {
     "options": [[str] * len(OPTIONS)],
     "answers": [tuple(OPTIONS)],
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """One question on the passage of its file."""
-
-    endings: list[str]  # of the four options: question and option in one text
-    label: int
 
 
 class RaceTask:
@@ -57,14 +48,14 @@ class RaceTask:
         builder, labels, levels = FeatureBuilder(), [], []
         for path in self.files(data, split):
             passage, questions = read_passage(path)
-            texts = [passage, *(ending for q in questions for ending in q.endings)]
+            texts = [passage, *(ending for endings, _ in questions for ending in endings)]
             encoded = vocab.encode(texts)
             whole = builder.add_text(encoded[0])
             endings = iter(encoded[1:])
-            for question in questions:
+            for _, label in questions:
                 for _ in OPTIONS:
                     self._add(builder, len(labels), (whole, encoded[0]), next(endings), lengths)
-                labels.append(question.label)
+                labels.append(label)
                 levels.append(LEVELS.index(path.parent.name))
         builder.count("examples", len(labels))
         for number, level in enumerate(LEVELS):
@@ -107,8 +98,11 @@ class RaceTask:
         return [path]
 
 
-def read_passage(path: Path) -> tuple[str, list[Question]]:
-    """Read a passage and its questions; DamagedData names the file and the question."""
+def read_passage(path: Path) -> tuple[str, list[tuple[list[str], int]]]:
+    """A passage, and of each question on it the four endings (question and option) and the label.
+
+    Raises DamagedData, which names the file.
+    """
     content = read_data(path, SCHEMA)
     passage = content["article"]
     columns = [content[name] for name in ("questions", "options", "answers")]
@@ -119,5 +113,5 @@ def read_passage(path: Path) -> tuple[str, list[Question]]:
     for question, choices, answer in zip(*columns, strict=True):
         blank = question if "_" in question else f"{question} _"
         endings = [blank.replace("_", option) for option in choices]
-        found.append(Question(endings=endings, label=OPTIONS.index(answer)))
+        found.append((endings, OPTIONS.index(answer)))
     return passage, found

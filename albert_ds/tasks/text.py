@@ -22,7 +22,7 @@ from albert_ds.errors import UserError
 from albert_ds.files import write_file
 from albert_ds.tasks.features import FeatureBuilder, Features, Split
 from albert_ds.tasks.glue import BLOCK, score_glue
-from albert_ds.tasks.labelled import find_files, need_one, read_rows, read_text, write_scores
+from albert_ds.tasks.labelled import find_files, need_one, read_examples, read_text, write_scores
 from albert_ds.tasks.recipes import Lengths
 
 ENDINGS = (".csv", ".tsv", ".jsonl")
@@ -150,25 +150,18 @@ class TextTask:
 
 
 def _read(data: Path, split: str) -> Iterator[tuple[str, list[str], str | None]]:
-    """(file and line, texts, label) of each example; None without a label, in a test set."""
+    """(file and line, texts, label) of each example; only those of a test set may lack it."""
     (path,) = find_files(data, split, ENDINGS)
-    return need_one(path, _read_examples(path, may_lack_label=split == "test"))
-
-
-def _read_examples(path: Path, *, may_lack_label: bool) -> Iterator:
-    for where, row in read_rows(path):
+    for where, row in need_one(path, read_examples(path)):
         columns = PAIR if PAIR[0] in row else ("text",)
-        label = row.get("label")
-        if isinstance(label, int | float) and not isinstance(label, bool):  # of JSON lines
-            row["label"] = str(label)
-        is_unlabelled = may_lack_label and label is None
+        texts, label = [read_text(where, row, column) for column in columns], row.get("label")
         if label == "":
             raise UserError(f"{where}: label: is empty")
-        yield (
-            where,
-            [read_text(where, row, column) for column in columns],
-            None if is_unlabelled else read_text(where, row, "label"),
-        )
+        if isinstance(label, int | float) and not isinstance(label, bool):  # of JSON lines
+            label = str(label)
+        elif label is not None or split != "test":
+            label = read_text(where, row, "label")
+        yield where, texts, label
 
 
 def _as_number(label: str) -> float | None:

@@ -19,13 +19,7 @@ from albert_ds.errors import UserError
 from albert_ds.files import write_file
 from albert_ds.tasks.features import NO_TAG, FeatureBuilder, Features, Split
 from albert_ds.tasks.glue import BLOCK
-from albert_ds.tasks.labelled import (
-    Sentence,
-    find_files,
-    need_one,
-    read_sentences,
-    write_scores,
-)
+from albert_ds.tasks.labelled import Sentence, find_files, need_one, read_sentences, write_scores
 from albert_ds.tasks.recipes import Lengths
 
 ENDINGS = (".conll", ".txt", ".jsonl")

@@ -108,8 +108,7 @@ class TextConfig:
         metavar="NAME",
     )
     any_script: bool = flag(
-        "accept text whose letters are not of the script of the language",
-        default=False,
+        "accept text whose letters are not of the script of the language", default=False
     )
     max_damaged: float = flag(
         "largest share (0 to 1) of the documents that may be damaged: not UTF-8, not JSON, ...; "
@@ -173,12 +172,9 @@ def split_documents(
     lines: Iterable[Line], kind: str, text_field: str = "text"
 ) -> Iterator[Document]:
     """Every document of "wiki", "json" or "text", in order, empty and damaged ones included."""
-    if kind == "wiki":
-        yield from _split_wiki(lines)
-    elif kind == "json":
-        yield from _split_json(lines, text_field)
-    else:
-        yield from _split_text(lines)
+    if kind == "json":
+        return _split_json(lines, text_field)
+    return _split_wiki(lines) if kind == "wiki" else _split_text(lines)
 
 
 def begins_document(line: str, kind: str, *, after_blank: bool) -> bool:

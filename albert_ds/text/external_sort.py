@@ -11,7 +11,6 @@ meet in one range, whichever process read them.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,11 +82,11 @@ def read_range(
     runs: Iterable[Path], low: int, high: int, *, lowest_draw: int, end_of_draws: int
 ) -> list[SortRecord]:
     """The sequences with low <= key < high whose draw is in the range, by ascending key."""
-    found = []
-    for path in runs:
-        found += _read_range(path, low, high, lowest_draw, end_of_draws)
-    found.sort()
-    return found
+    return sorted(
+        record
+        for path in runs
+        for record in _read_range(path, low, high, lowest_draw, end_of_draws)
+    )
 
 
 def _read_range(
@@ -121,8 +120,7 @@ def _key(entry) -> int:
     return int(entry["key"])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Range:
+class Range(NamedTuple):
     """Shards first .. last - 1 of the `shards` of a split, which share the keys out evenly."""
 
     split: str

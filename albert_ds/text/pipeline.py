@@ -19,29 +19,19 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
 from albert_ds.cli import log_line
-from albert_ds.data.shards import (
-    FORMAT,
-    INDEX_NAME,
-    SPLITS,
-    token_dtype,
-)
+from albert_ds.data.shards import FORMAT, INDEX_NAME, SPLITS, token_dtype
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import ENDINGS, DamagedData, MachineFailed, UserError
 from albert_ds.files import check_folder, publish, write_json
 from albert_ds.locks import FileLock
 from albert_ds.text.documents import DAMAGE
 from albert_ds.text.encode import COUNTS, BuildConfig, encode_documents
-from albert_ds.text.external_sort import (
-    DUPLICATES,
-    KEYS,
-    RunWriter,
-    cut_ranges,
-    write_range,
-)
+from albert_ds.text.external_sort import DUPLICATES, KEYS, RunWriter, cut_ranges, write_range
 from albert_ds.text.manifest import Piece, fingerprint, read_note, write_note
 from albert_ds.text.pool import Pool
 from albert_ds.text.sources import (
@@ -121,8 +111,7 @@ def build_shards(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """The result of a pass over all pieces of work: their notes, in order."""
 
     notes: list[dict]
@@ -130,8 +119,22 @@ class Pass:
     redone: int
 
 
-def _run_pass(pool: Pool, pieces: list[Piece], work: Callable[[Piece], dict], bar: tqdm) -> Pass:
-    """The notes of all pieces: what a killed build has left, and what `work` makes of the rest."""
+def _run_pass(
+    pool: Pool,
+    stem: Path,
+    inputs: list[tuple[Any, int]],
+    how: list,
+    work: Callable[[Piece], dict],
+    bar: tqdm,
+) -> Pass:
+    """The notes of all pieces: what a killed build has left, and what `work` makes of the rest.
+
+    inputs: the input of each piece, and its size; how: all else that decides what is made of it.
+    """
+    pieces = [
+        Piece(stem.with_name(f"{stem.name}-{number:06d}.json"), fingerprint(how, part), part, size)
+        for number, (part, size) in enumerate(inputs)
+    ]
     found = list(pool.map(read_note, pieces))
     notes = {number: note for number, note in enumerate(found) if isinstance(note, dict)}
     kept = len(notes)
@@ -144,7 +147,7 @@ def _run_pass(pool: Pool, pieces: list[Piece], work: Callable[[Piece], dict], ba
             notes[number] = note
             bar.update(pieces[number].size)
     ordered = [notes[number] for number in range(len(pieces))]
-    return Pass(notes=ordered, kept=kept, redone=found.count("damaged"))
+    return Pass(ordered, kept, redone=found.count("damaged"))
 
 
 def _encode_units(
@@ -153,17 +156,9 @@ def _encode_units(
     """The first pass."""
     settings = {**asdict(config), **dict.fromkeys(NOT_IN_ENCODING)}
     how = [FORMAT, vocab.sha256, asdict(vocab.normalisation), settings]
-    pieces = [
-        Piece(
-            path=work / f"unit-{number:06d}.json",
-            identity=fingerprint(how, unit),
-            input=unit,
-            size=sum(part.size for part in unit),
-        )
-        for number, unit in enumerate(units)
-    ]
+    inputs = [(unit, sum(part.size for part in unit)) for unit in units]
     encode = partial(_encode_unit, vocab=vocab, config=config)
-    return _run_pass(pool, pieces, encode, open_bar("encoding", "B"))
+    return _run_pass(pool, work / "unit", inputs, how, encode, open_bar("encoding", "B"))
 
 
 def _encode_unit(piece: Piece, *, vocab: Vocab, config: BuildConfig) -> dict:
@@ -184,8 +179,9 @@ def warn_of_packing(index: dict) -> None:
     )
     if sentence < capacity / 4:
         why = (
-            f"a document has {document:.0f} tokens on average: leave blank lines only between "
-            "documents, not between paragraphs, or write each document as one JSON line"
+            f"a document has {document:.0f} tokens on average: if blank lines stand between its "
+            "paragraphs too, leave them only between documents; if documents are that short, a "
+            "smaller --sequence-length suits them"
         )
     else:
         why = (
@@ -260,18 +256,10 @@ def _write_ranges(
     """The second pass."""
     runs = {work / name: sha for note in encoded for name, sha in note["files"].items()}
     ranges = cut_ranges(counts, config.holdout, config.samples_per_shard)
+    inputs = [(part, part.last - part.first) for part in ranges]
     how = [sorted(runs.values()), threshold, config.dedup]
-    pieces = [
-        Piece(
-            path=work / f"range-{number:06d}.json",
-            identity=fingerprint(how, asdict(part)),
-            input=part,
-            size=part.last - part.first,
-        )
-        for number, part in enumerate(ranges)
-    ]
     write = partial(_write_range, runs=list(runs), threshold=threshold, dedup=config.dedup)
-    return _run_pass(pool, pieces, write, open_bar("writing", " shards"))
+    return _run_pass(pool, work / "range", inputs, how, write, open_bar("writing", " shards"))
 
 
 def _write_range(piece: Piece, *, runs: list[Path], threshold: int, dedup: bool) -> dict:

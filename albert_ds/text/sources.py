@@ -33,13 +33,7 @@ from albert_ds.text.documents import (
     split_documents,
 )
 from albert_ds.text.kinds import ARROW, HEAD_BYTES, PARQUET, find_kind
-from albert_ds.text.tables import (
-    DELIMITERS,
-    list_groups,
-    read_arrow,
-    read_parquet,
-    split_table,
-)
+from albert_ds.text.tables import DELIMITERS, list_groups, read_arrow, read_parquet, split_table
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -9,19 +9,14 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from albert_ds.cli import log_line
 from albert_ds.data.vocab import UNK, Normalisation, Vocab
 from albert_ds.errors import UserError
-from albert_ds.text.documents import (
-    NO_TEXT_FIELD,
-    NUL_BYTES,
-    WRONG_ENCODING,
-    TextConfig,
-)
+from albert_ds.text.documents import NO_TEXT_FIELD, NUL_BYTES, WRONG_ENCODING, TextConfig
 from albert_ds.text.languages import SCRIPTS, WITHOUT_SPACES, default_ends
 from albert_ds.text.segmented import SPACE, ZERO_WIDTH
 from albert_ds.text.sources import Slice, read_documents
@@ -37,12 +32,11 @@ _KEEPING = Normalisation(lower_case=False)
 _RUNS = re.compile("[\u30a0-\u30ff]+|[^\u30a0-\u30ff]+")  # Katakana words stand out without spaces
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MergedWords:
+class MergedWords(NamedTuple):
     """Distinct words that normalisation made equal to another word."""
 
-    words: int = 0
-    examples: list[str] = field(default_factory=list)  # "schon = schön", the most frequent first
+    words: int
+    examples: list[str]  # "schon = schön", the most frequent first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -70,42 +70,56 @@ def find_delimiter(head: str, column: str) -> str:
     return max(found, key=found.__getitem__, default="")
 
 
-def split_table(
-    lines: Iterable[Line], name: str, text_field: str, delimiter: str
-) -> Iterator[Document]:
-    """Every row of a table after its first, as a document; those that are broken are damaged.
+class Row(NamedTuple):
+    """A row of a table that is text."""
 
-    Raises UserError, naming the file `name` and its columns, if none of these is `text_field`.
-    """
+    line: int  # its first
+    fields: list[str]
+    damage: str = ""  # of DAMAGE: of a line, a wrong quote, or not as many fields as the first row
+    why: str = ""  # a row is broken
+
+
+def read_rows(lines: Iterable[Line], delimiter: str) -> Iterator[Row]:
+    """Every row of a table but the blank ones; the first has the names of the columns."""
     csv.field_size_limit(MAX_LINE_BYTES)
-    number, damage = 0, ""
+    number, damage, width = 0, "", 0
 
     def read_texts() -> Iterator[str]:
         nonlocal number, damage
         for line in lines:
             number, damage = line.number, damage or line.damage
             raw = line.raw.removeprefix(codecs.BOM_UTF8) if number == 1 else line.raw
-            yield raw.decode("utf-8", "replace")
+            yield from io.StringIO(raw.decode("utf-8", "replace"), newline="")
 
     rows = csv.reader(read_texts(), delimiter=delimiter, strict=True)
-    header: list[str] = []
     while True:
-        first, damage = number + 1, ""
+        first, damage, why = number + 1, "", ""
         try:
             row = next(rows, None)
-        except csv.Error:
+        except csv.Error as error:
             row, damage = [], damage or BROKEN_ROW
+            why = f"{error} (quotes open and close a field, and are doubled in it)"
         if row is None:
             return
         if not row and not damage:  # a blank line
             continue
-        if not header:
-            header = row
-            place = find_column(name, header, text_field)
-            continue
-        if not damage and len(row) != len(header):
-            damage = BROKEN_ROW
-        yield Document(cut_lines(row[place]) if not damage else [], first, damage)
+        width = width or len(row)
+        if not damage and len(row) != width:
+            damage, why = BROKEN_ROW, f"{len(row)} fields, the header {width}"
+        yield Row(first, row, damage, why)
+
+
+def split_table(
+    lines: Iterable[Line], name: str, text_field: str, delimiter: str
+) -> Iterator[Document]:
+    """Every row of a table after its first, as a document.
+
+    Raises UserError, naming the file `name` and its columns, if none of these is `text_field`.
+    """
+    rows = read_rows(lines, delimiter)
+    place = find_column(name, next(rows, Row(0, [])).fields, text_field)
+    for row in rows:
+        yield Document([] if row.damage else cut_lines(row.fields[place]), row.line, row.damage)
 
 
 def find_column(name: str, columns: list[str], text_field: str) -> int:
@@ -212,7 +226,8 @@ def _read_values(batches: Iterable[Any], place: int, name: str) -> Iterator[byte
             column = batch.column(place)
             column = column.view(as_bytes.get(column.type, column.type))
             column.validate(full=True)  # wrong offsets would end this process
-            yield from column.cast(large_binary()).to_pylist()
+            for begin in range(0, len(column), BATCH_ROWS):  # a batch of Arrow may be the file
+                yield from column.slice(begin, BATCH_ROWS).cast(large_binary()).to_pylist()
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def test_files_as_published_are_read(tmp_path, vocab, lengths):
 
 HEAD = b"index\tsentence1\tsentence2\tlabel\n"
 WRONG = [
-    (None, UserError, "dev.tsv: no such file"),
+    (None, UserError, "dev.tsv: No such file"),
     (b"", DamagedData, "holds no examples"),
     (HEAD, DamagedData, "holds no examples"),
     (b"0\ta\tb\tentailment\n", DamagedData, "line 1: the header has no column"),

@@ -22,22 +22,23 @@ def write_splits(folder, content, ending, splits=("train", "dev")):
         )
 
 
-def as_table(rows, ending):
+def as_table(rows, ending, end="\r\n"):
     mark = {"csv": ",", "tsv": "\t"}[ending]
     quote = ['"' + field.replace('"', '""') + '"' for row in rows for field in row]
     width = len(rows[0])
     lines = [mark.join(quote[n : n + width]) for n in range(0, len(quote), width)]
-    return "\ufeff" + "\r\n".join(lines)
+    return "\ufeff" + end.join(lines)
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\n", "\r"])
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl"])
-def test_texts_of_every_file_are_the_same(tmp_path, vocab, lengths, ending):
+def test_texts_of_every_file_are_the_same(tmp_path, vocab, lengths, ending, end):
     rows = [[text, label] for text, label in zip(TEXTS, ["b", "a", "b"], strict=True)]
     if ending == "jsonl":
         lines = [json.dumps({"label": label, "text": text, "id": 7}) for text, label in rows]
         content = "\n".join(lines) + "\n\n"
     else:
-        content = as_table([["text", "label"], *rows], ending)
+        content = as_table([["text", "label"], *rows], ending, end)
     write_splits(tmp_path, content, ending)
     task = open_task("text", tmp_path)
     assert task.labels == ("a", "b")
@@ -119,12 +120,19 @@ WRONG = {
     "no text": ("text", "csv", "txt,label\na,x\n", "no column 'text'; there are txt, label"),
     "delimiter": ("text", "csv", "text;label\na;x\n", "no column 'text'; there are text;label"),
     "quotes": ("text", "csv", 'text,label\n"a"b,x\n', "line 2: ',' expected after '\"'"),
-    "open quotes": ("text", "csv", 'text,label\n"a,x\nb,y\n', "line 3: unexpected end of data"),
+    "open quotes": ("text", "csv", 'text,label\n"a,x\nb,y\n', "line 2: unexpected end of data"),
     "fields": ("text", "tsv", "text\tlabel\na\tx\ty\n", "line 2: 3 fields, the header 2"),
     "twice": ("text", "csv", "text,text,label\n", "a column of the header stands there twice"),
     "nothing": ("text", "csv", "", "train.csv: is empty"),
     "header": ("text", "csv", "text,label\n", "train.csv: holds no examples"),
-    "encoding": ("text", "csv", b"text,label\n\xe4,x\n", "not UTF-8"),
+    "encoding": ("text", "csv", b"text,label\n\xe4,x\n", "line 2: not UTF-8"),
+    "another encoding": (
+        "text",
+        "tsv",
+        "text\tlabel\nТекст об этом\tx\n".encode("cp1251"),
+        "it looks like",
+    ),
+    "NUL": ("tokens", "conll", "a O\n\0 O\n", "line 2: has a NUL byte"),
     "one class": ("text", "csv", "text,label\na,x\n", "the training set has one label, 'x'"),
     "no class": ("text", "csv", "text,label\na,\n", "line 2: label: is empty"),
     "null": ("text", "jsonl", '{"text": null, "label": 1}', "line 1: text: null: must be a text"),

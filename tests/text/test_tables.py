@@ -51,11 +51,11 @@ def shards(tmp_path, vocab, *words):
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t", ";", "|"])
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_csv_of_any_delimiter(tmp_path, delimiter, suffix):
+@pytest.mark.parametrize(("suffix", "end"), [("", b"\r\n"), (".gz", b"\n"), ("", b"\r")])
+def test_csv_of_any_delimiter(tmp_path, delimiter, suffix, end):
     rows = [["id", "text", "note"], *([n, text, 'a "b", c;'] for n, text in enumerate(TEXTS))]
     path = write_csv(tmp_path / "corpus", rows, delimiter=delimiter)
-    content = b"\xef\xbb\xbf" + path.read_bytes()
+    content = b"\xef\xbb\xbf" + path.read_bytes().replace(b"\r\n", end)
     path = tmp_path / f"packed{suffix}"
     path.write_bytes(gzip.compress(content) if suffix else content)
     assert lines_of(path) == DOCUMENTS
