@@ -11,7 +11,7 @@ TRAFFIC = record_traffic()
 import deepspeed  # noqa: E402, F401
 import megatron.core  # noqa: E402, F401
 import sklearn.linear_model  # noqa: E402, F401
-import torch._dynamo  # noqa: E402, F401  # every optimizer of torch imports it
+import torch._dynamo  # noqa: E402, F401  # optimizers of torch that tests compare with import it
 
 import albert_ds.checkpoint.gather  # noqa: E402, F401
 import albert_ds.evals.probe  # noqa: E402, F401

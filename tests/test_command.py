@@ -90,7 +90,7 @@ sys.exit(code)
 """
 
 
-NAMES = ("torch._inductor.compile_fx", "functorch.compile", "megatron")
+NAMES = ("torch._dynamo", "torch._inductor", "functorch.compile", "megatron")
 
 
 def test_a_training_imports_neither_torchs_compiler_nor_megatron(data, tmp_path):

@@ -145,11 +145,8 @@ class Engine:
 
     def _clip_gradients(self) -> float:
         """Clip at ZeRO-0, where every rank has the reduced gradients; returns their norm."""
-        gradients = {
-            name: p.grad
-            for name, p in self.deepspeed.module.named_parameters()
-            if p.grad is not None
-        }
+        named = self.deepspeed.module.named_parameters()
+        gradients = {name: p.grad for name, p in named if p.grad is not None}
         sharded = [self.shard_dims[name] is not None for name in gradients]
         counted = torch.tensor(sharded, device=self.deepspeed.device) | (self.mesh.tp_rank == 0)
         total = (compute_norms(list(gradients.values())).square_() * counted).sum()
@@ -161,11 +158,15 @@ class Engine:
         return norm
 
 
-def leave_out_deepspeeds_muon() -> None:
-    """Stand-ins for DeepSpeed's own Muon, which no optimizer here is.
+def leave_out_the_compiler() -> None:
+    """Nothing here is compiled, and torch's compiler takes seconds to import.
 
-    Its first backward pass imports it to ask, and thereby torch's compiler: seconds of each start.
+    torch's optimizers import it to keep their own methods out of it, DeepSpeed's first backward
+    pass for a Muon of its own, which no optimizer here is.
     """
+    for method in vars(torch.optim.Optimizer).values():
+        if plain := getattr(method, "__wrapped__", None):
+            plain.__dynamo_disable = plain
     for module, name in (("muon_optimizer", "MuonWithAuxAdam"), ("original_muon", "muon_update")):
         stand_in = ModuleType(f"deepspeed.runtime.zero.muon.{module}")
         setattr(stand_in, name, type(name, (), {}))
@@ -188,7 +189,7 @@ def build_engine(
     In 16 bits the fp32 master weights start from the model's fp32 weights, and the 16-bit weights
     are their roundings. Raises UserError where the device does not support fp16.
     """
-    leave_out_deepspeeds_muon()
+    leave_out_the_compiler()
     if ds_config.get("fp16", {}).get("enabled") and not get_accelerator().is_fp16_supported():
         raise UserError(
             "--deepspeed_config: fp16 is not supported by this device; use bf16 or fp32"
@@ -206,13 +207,10 @@ def build_engine(
     if is_half:
         check_head_width(model)
     masters = {name: p.detach().clone() for name, p in model.named_parameters()} if is_half else {}
+    config = _complete(ds_config, sum(p.numel() for p in model.parameters()))
     with redirect_stdout(StringIO()):  # its bf16 form prints 18 lines about memory
         engine, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=optimizer,
-            config=_complete(ds_config, sum(p.numel() for p in model.parameters())),
-            mpu=mesh,
-            dist_init_required=False,
+            model=model, optimizer=optimizer, config=config, mpu=mesh, dist_init_required=False
         )
     built = Engine(
         deepspeed=engine,
