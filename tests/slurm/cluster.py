@@ -20,7 +20,8 @@ from tests.distributed import wait_for
 
 TOOLS = ("slurmctld", "slurmd", "sbatch", "munged", "ip", "unshare", "nsenter")
 HEAD = "10.77.0.254"
-LASTING = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED", "CONFIGURING")
+# SIGNALING: for a moment before its time limit, and whenever it is sent a signal.
+LASTING = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED", "CONFIGURING", "SIGNALING")
 NEW_MACHINE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 CONFIG = """
