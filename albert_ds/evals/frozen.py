@@ -18,8 +18,8 @@ from albert_ds.model.albert import AlbertForPretraining
 _ENCODER_INPUTS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "max_seqlen")
 
 
-def _encode(model: AlbertForPretraining, tensors: dict) -> dict:
-    return model.albert(**{name: tensors[name] for name in _ENCODER_INPUTS})
+def _encode(model: AlbertForPretraining, tensors: dict, **more) -> dict:
+    return model.albert(**{name: tensors[name] for name in _ENCODER_INPUTS}, **more)
 
 
 @torch.no_grad()
@@ -34,11 +34,10 @@ def encode_pairs(
     features, labels = [], []
     for batch in batches:
         tensors = batch.on(device)
-        encoded = _encode(model, tensors)
+        first = torch.as_tensor(tensors["cu_seqlens"])[:-1].long()
+        encoded = _encode(model, tensors, output_positions=first)
         found = encoded["pooled"]
-        if found is None:
-            begins = torch.as_tensor(tensors["cu_seqlens"])[:-1].long()
-            found = encoded["last_hidden_state"][begins]
+        found = encoded["last_hidden_state"] if found is None else found
         answers = torch.as_tensor(tensors["pair_labels"])
         features.append(found[answers >= 0].float().cpu().numpy())
         labels.append(answers[answers >= 0].cpu().numpy())

@@ -1,5 +1,7 @@
 """Figure 1's measures against numpy, the trained head, and held-out metrics in every layout."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from tests.batches import concatenate, random_samples
 from tests.distributed import run_ranks
 from tests.training import SMALL, join
 
+INPUTS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "max_seqlen")
+
 
 @pytest.fixture
 def batches():
@@ -21,12 +25,11 @@ def batches():
 def test_distances_and_angles_are_those_of_numpy(batches):
     model = AlbertForPretraining(SMALL, seed=2).eval()
     found = measure_similarity(model, batches, torch.device("cpu"))
-    names = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "max_seqlen")
     with torch.no_grad():
         states = [
             [
                 x.double().numpy()
-                for x in model.albert(**{n: b.tensors[n] for n in names})["hidden_states"]
+                for x in model.albert(**{n: b.tensors[n] for n in INPUTS})["hidden_states"]
             ]
             for b in batches
         ]
@@ -49,16 +52,23 @@ def test_the_head_learns_what_is_linear_and_nothing_else():
     assert 0.35 < (said == coin[400:]).mean() < 0.65
 
 
-def test_only_labelled_pairs_are_encoded(batches):
-    model = AlbertForPretraining(SMALL, seed=2)
+@pytest.mark.parametrize("has_pooler", [True, False])
+def test_only_labelled_pairs_are_encoded(batches, has_pooler):
+    """As [CLS] of all tokens' last state, which is computed for [CLS] alone."""
+    model = AlbertForPretraining(replace(SMALL, pair_head=has_pooler), seed=2).eval()
     features, labels = encode_pairs(model, batches, torch.device("cpu"))
     every = torch.cat([b.tensors["pair_labels"] for b in batches])
     assert labels.tolist() == every[every >= 0].tolist()
-    assert features.shape == (len(labels), SMALL.hidden_size)
+    expected = []
+    for batch in batches:
+        with torch.no_grad():
+            found = model.albert(**{n: batch.tensors[n] for n in INPUTS})
+        states = found["last_hidden_state"][batch.tensors["cu_seqlens"][:-1].long()]
+        expected.append(found["pooled"] if has_pooler else states)
+    torch.testing.assert_close(torch.tensor(features), torch.cat(expected)[every >= 0])
 
 
 def evaluate_on(rank: int, data, micro_batch_size: int):
-    from dataclasses import replace
 
     from albert_ds.data.samples import StreamConfig
     from albert_ds.data.shards import open_shards
