@@ -69,7 +69,6 @@ def test_only_labelled_pairs_are_encoded(batches, has_pooler):
 
 
 def evaluate_on(rank: int, data, micro_batch_size: int):
-
     from albert_ds.data.samples import StreamConfig
     from albert_ds.data.shards import open_shards
     from albert_ds.data.stream import heldout_batches
