@@ -63,8 +63,12 @@ class Number:
         return " and ".join(bounds) or "finite"
 
 
-natural = Number(low=0, whole=True)
-positive = Number(low=1, whole=True)
+def whole(low: int, high: int | None = None) -> Number:
+    """The whole numbers from `low` on, up to `high` if it is given."""
+    return Number(low=low, high=high, whole=True)
+
+
+natural, positive = whole(0), whole(1)
 
 
 def utf8(text: str) -> str:
@@ -112,13 +116,23 @@ class Flag:
     may_change: bool = False  # whether a resumed run may have another value
 
 
-def flag(declared: str | Flag, *, default: Any = MISSING, **how: Any) -> Any:
+def flag(
+    declared: str | Flag,
+    metavar: str | None = None,
+    type: Callable[[str], Any] = str,
+    *,
+    default: Any = MISSING,
+    **how: Any,
+) -> Any:
     """A dataclass field that a flag fills.
 
-    `declared` is the flag's help, or a `Flag` that several commands share; `how` are the other
-    fields of `Flag`. Without `default` and `shown_default` the flag must be typed.
+    `declared` is the flag's help, or a `Flag` that several commands share, of which `how` changes
+    fields. Without `default` and `shown_default` the flag must be typed.
     """
-    made = replace(declared, **how) if isinstance(declared, Flag) else Flag(help=declared, **how)
+    if isinstance(declared, Flag):
+        made = replace(declared, **how)
+    else:
+        made = Flag(help=declared, metavar=metavar, type=type, **how)
     return field(default=default, metadata={"flag": made})
 
 

@@ -15,7 +15,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from albert_ds.cli import Number, log_line
+from albert_ds.cli import Number, log_line, natural
 from albert_ds.errors import DamagedData, UserError
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def read_lines(path: Path) -> list[dict]:
         for line in file:
             try:
                 record = parse_json(line, path.name)
-                check(record, {"step": Number(low=0, whole=True)}, path.name)
+                check(record, {"step": natural}, path.name)
                 found.append(record)
             except UserError:
                 left_out += 1

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
-from albert_ds.cli import Number, log_line
+from albert_ds.cli import log_line, natural
 from albert_ds.errors import DamagedData, Diverged, MachineFailed, UserError
 from albert_ds.files import compute_crc32, open_to_readers, sync_file, write_file
 from albert_ds.json_files import check, parse_json, read_json
@@ -47,7 +47,6 @@ BEST = Path("checkpoints", "best")  # of a fine-tuning run, as measured on the d
 IMPORTED = Path("checkpoints", "imported")
 FOLDER_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,9})", re.ASCII)
 LEFT_OVER = re.compile(rf"\.{FOLDER_NAME.pattern}\.(tmp|old)", re.ASCII)
-WHOLE = Number(low=0, whole=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +59,7 @@ class TrainState:
     loss_scale: dict | None  # state of fp16's dynamic loss scaler
 
 
-SCHEMA = {"step": WHOLE, "samples": WHOLE, "updates": WHOLE, "loss_scale": (dict, None)}
+SCHEMA = {"step": natural, "samples": natural, "updates": natural, "loss_scale": (dict, None)}
 
 
 def folder_name(step: int) -> str:
@@ -232,12 +231,12 @@ def find_damage(folder: Path, shapes: Shapes | None = None) -> str | None:
     for file in (*files, STATE):
         if (problem := _find_missing(folder / file)) is not None:
             return problem
-    schema: dict[str, object] = {"step": WHOLE, "crc32": dict.fromkeys(files, WHOLE)}
+    schema: dict[str, object] = {"step": natural, "crc32": dict.fromkeys(files, natural)}
     if is_step:
         schema |= {**SCHEMA, "step": step_of(folder)}
     try:
         record = parse_json((folder / STATE).read_bytes(), STATE)
-        check(record, {"format": WHOLE}, STATE)
+        check(record, {"format": natural}, STATE)
         if record["format"] == FORMAT:
             check(record, schema, STATE)
     except UserError as error:

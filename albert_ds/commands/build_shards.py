@@ -10,7 +10,7 @@ where one of the N hands out the work. Killed, the same command goes on.
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.cli import Number
+from albert_ds.cli import whole
 from albert_ds.data.storage import find_files
 from albert_ds.data.vocab import read_vocab
 from albert_ds.text.documents import add_input_flag
@@ -32,7 +32,7 @@ def build_parser() -> cli.Parser:
     add("--output", required=True, type=Path, metavar="DATA", help="folder to write to; is made")
     add(
         "--processes",
-        type=Number(low=1, high=1024, whole=True),
+        type=whole(1, 1024),
         default=1,
         metavar="N",
         help="processes of this machine that build together; for several machines, mpirun",

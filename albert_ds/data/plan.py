@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from albert_ds.cli import Number, as_flag, flags_of
+from albert_ds.cli import as_flag, flags_of, positive, whole
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.json_files import check
 from albert_ds.schedules import Schedule, Varying, cut, read_schedule
 
-BATCH_SIZE = Number(low=1, high=1 << 24, whole=True)
+BATCH_SIZE = whole(1, 1 << 24)
 _STREAM: dict[str, Any] = {name: how.type for name, how in flags_of(StreamConfig).items()}
 # The fields that may change while training, with their ranges.
 VARYING: dict[str, Varying] = {
@@ -37,7 +37,7 @@ class DataPlan:
     @classmethod
     def read(cls, recorded: dict, run: str) -> "DataPlan":
         """That of `run`, of whose config.json this is the content. Raises UserError."""
-        name, count = f"{run}: config.json", Number(low=1, whole=True)
+        name, count = f"{run}: config.json", positive
         check(recorded, {"batch_size": count, "stream": dict, "steps": count}, name)
         schedules = recorded.get("schedules", {})
         check(schedules, dict.fromkeys(VARYING, str), f"{name}: schedules", is_closed=True)

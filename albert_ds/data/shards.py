@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_ds.cli import Number
+from albert_ds.cli import whole
 from albert_ds.data.storage import is_url, join, read_bytes
 from albert_ds.data.vocab import MODEL_NAME, Vocab, read_vocab
 from albert_ds.errors import DamagedData, UserError
@@ -44,19 +44,19 @@ INDEX_NAME = "index.json"
 FORMAT = 1
 SPLITS = ("train", "heldout")
 MAX_SHARD_BYTES = 1 << 32  # a rank holds up to eight shards in memory
-_SIZE = Number(low=0, high=1 << 48, whole=True)
+_SIZE = whole(0, 1 << 48)
 _SHARD = {
     "name": str,
-    "samples": Number(low=1, high=MAX_SHARD_BYTES, whole=True),
+    "samples": whole(1, MAX_SHARD_BYTES),
     "tokens": _SIZE,
-    "bytes": Number(low=0, high=MAX_SHARD_BYTES, whole=True),
+    "bytes": whole(0, MAX_SHARD_BYTES),
     "sha256": str,
 }
 _SPLIT = {"shards": [_SHARD], "samples": _SIZE, "tokens": _SIZE, "documents": _SIZE}
 SCHEMA = {
     "format": FORMAT,
     "splits": dict.fromkeys(SPLITS, _SPLIT),
-    "sequence_length": Number(low=1, high=1 << 20, whole=True),
+    "sequence_length": whole(1, 1 << 20),
     "token_dtype": ("uint16", "uint32"),
     "vocab_sha256": str,
 }

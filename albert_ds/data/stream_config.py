@@ -4,14 +4,16 @@ Apart from the code that draws, because a command line reads it and must not wai
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 
-from albert_ds.cli import Number, check_ranges, flag
+from albert_ds.cli import Number, check_ranges, flag, positive, whole
 from albert_ds.errors import UserError
 from albert_ds.json_files import build, check
 
 WORD_RULES = ("scripts", "released")
 MIN_SEQUENCE_LENGTH = 5  # [CLS] A [SEP] B [SEP] with one token in A and in B
 TASK = "the task"
+task = partial(flag, group=TASK)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,57 +48,44 @@ class StreamConfig:
     Raises UserError, naming the flag, for a value out of its range.
     """
 
-    objective: str = flag(
+    objective: str = task(
         "sentence loss beside MLM: sentence order (sop), next sentence (nsp) or none",
         default="sop",
         choices=OBJECTIVES,
-        group=TASK,
     )
-    sequence_length: int = flag(
+    sequence_length: int = task(
         "longest sequence, with [CLS] and [SEP]",
+        "TOKENS",
+        whole(MIN_SEQUENCE_LENGTH, 1 << 20),
         default=512,
         shown_default="that of the shards, at most --max-position-embeddings",
-        type=Number(low=MIN_SEQUENCE_LENGTH, high=1 << 20, whole=True),
-        metavar="TOKENS",
-        group=TASK,
     )
     short_fraction: float = 0.1  # share of the sequences that are cut to a random length
-    masked_fraction: float = flag(
-        "share of a sequence's tokens to predict",
-        default=0.15,
-        type=Number(above=0, below=1),
-        metavar="SHARE",
-        group=TASK,
+    masked_fraction: float = task(
+        "share of a sequence's tokens to predict", "SHARE", Number(above=0, below=1), default=0.15
     )
-    max_predictions: int | None = flag(
+    max_predictions: int | None = task(
         "largest number of tokens of a sequence to predict; the release takes 20, which is 4 % of "
         "512",
+        "TOKENS",
+        whole(1, 1 << 20),
         default=None,
         shown_default="no limit, as in the paper",
-        type=Number(low=1, high=1 << 20, whole=True),
-        metavar="TOKENS",
-        group=TASK,
     )
-    max_ngram: int = flag(
-        "largest number of whole words that are masked together",
-        default=3,
-        type=Number(low=1, high=100, whole=True),
-        metavar="WORDS",
-        group=TASK,
+    max_ngram: int = task(
+        "largest number of whole words that are masked together", "WORDS", whole(1, 100), default=3
     )
-    word_boundaries: str = flag(
+    word_boundaries: str = task(
         "what a whole word is: by each script's own use of spaces (scripts), or only a-z continue "
         "a word (released)",
         default="scripts",
         choices=WORD_RULES,
-        group=TASK,
     )
-    seed: int = flag(
+    seed: int = task(
         "seed of the weights, the data order, the masks and dropout",
+        "N",
+        whole(0, (1 << 63) - 1),
         default=0,
-        type=Number(low=0, high=(1 << 63) - 1, whole=True),
-        metavar="N",
-        group=TASK,
     )
 
     format: int = field(init=False)  # of the draws, in OBJECTIVES
@@ -115,7 +104,7 @@ class StreamConfig:
         Raises UserError if that is wrong, or if this version draws in another format.
         """
         name = f"{run}: config.json: stream"
-        check(recorded, {"format": Number(low=1, whole=True)}, name)
+        check(recorded, {"format": positive}, name)
         given = {key: value for key, value in recorded.items() if key != "format"}
         stream = build(cls, given, name)
         if recorded["format"] != stream.format:

@@ -9,7 +9,7 @@ import json
 import re
 from pathlib import Path
 
-from albert_ds.cli import Number
+from albert_ds.cli import Number, natural
 from albert_ds.data.vocab import (
     CONFIG_NAME,
     SPECIAL_PIECES,
@@ -24,10 +24,10 @@ from albert_ds.json_files import check, read_json
 
 SCORE = Number(low=-1e6, high=1e6)  # of a piece: the logarithm of its probability
 SCHEMA = {
-    "model": {"type": str, "unk_id": Number(low=0, whole=True), "vocab": [[str, SCORE]]},
+    "model": {"type": str, "unk_id": natural, "vocab": [[str, SCORE]]},
     "normalizer": {"normalizers": [{"type": str}]},
     "pre_tokenizer": {"pretokenizers": [{"type": str}]},
-    "added_tokens": [{"id": Number(low=0, whole=True), "content": str}],
+    "added_tokens": [{"id": natural, "content": str}],
 }
 BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 # A step of transformers 4: one blank instead of several, as every ALBERT tokenizer does later on.

@@ -24,7 +24,7 @@ from albert_ds.checkpoint.folder import (
     list_checkpoints,
     read_tensors,
 )
-from albert_ds.cli import Number, log_line
+from albert_ds.cli import log_line, positive
 from albert_ds.data.tokenizer_json import read_tokenizer_json
 from albert_ds.data.vocab import CONFIG_NAME, MODEL_NAME, TOKENIZER_NAME, Vocab, read_vocab
 from albert_ds.errors import DamagedData, UserError
@@ -120,7 +120,7 @@ class ModelFolder:
         else:
             path = self.root / CONFIG_NAME
             seen = read_json(path).get("model_max_length") if path.is_file() else None
-            schema = {"max_position_embeddings": Number(low=1, whole=True)}
+            schema = {"max_position_embeddings": positive}
             check(self.record, schema, f"{self.path}: config.json")
             longest = self.record["max_position_embeddings"]
         return min(seen, longest) if isinstance(seen, int) and seen > 0 else longest

@@ -6,8 +6,9 @@ size, F feed-forward size, L layers, n heads, D = H / n head width.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
-from albert_ds.cli import Number, check_ranges, flag
+from albert_ds.cli import Number, check_ranges, flag, whole
 from albert_ds.errors import UserError
 from albert_ds.model.sharing import (
     ADDITIONS,
@@ -21,8 +22,9 @@ from albert_ds.model.sharing import (
 )
 
 SHAPE = "the model"
+shape = partial(flag, group=SHAPE)
 BY_SIZE = "that of --model"
-WIDTH = Number(low=1, high=1 << 20, whole=True)
+WIDTH = whole(1, 1 << 20)
 SMALL = Number(above=0, high=1)
 DROPOUT = Number(low=0, below=1)
 
@@ -35,66 +37,48 @@ class ModelConfig:
     """
 
     vocab_size: int = 30_000  # V, pieces of the vocabulary: that of the shards
-    embedding_size: int = flag(
-        "E, width of the embeddings",
-        type=WIDTH,
-        metavar="UNITS",
-        shown_default=BY_SIZE,
-        group=SHAPE,
-    )
-    hidden_size: int = flag(
-        "H, width of the layers", type=WIDTH, metavar="UNITS", shown_default=BY_SIZE, group=SHAPE
-    )
-    num_layers: int = flag(
+    embedding_size: int = shape("E, width of the embeddings", "UNITS", WIDTH, shown_default=BY_SIZE)
+    hidden_size: int = shape("H, width of the layers", "UNITS", WIDTH, shown_default=BY_SIZE)
+    num_layers: int = shape(
         "L, layers",
-        type=Number(low=1, high=10_000, whole=True),
-        metavar="LAYERS",
+        "LAYERS",
+        whole(1, 10_000),
         shown_default=f"that of --sharing, if it says it, else {BY_SIZE}",
-        group=SHAPE,
     )
     # The release's count, which is not H / 64 for xlarge.
-    num_heads: int = flag(
-        "attention heads; must divide --hidden-size",
-        type=WIDTH,
-        metavar="HEADS",
-        shown_default=BY_SIZE,
-        group=SHAPE,
+    num_heads: int = shape(
+        "attention heads; must divide --hidden-size", "HEADS", WIDTH, shown_default=BY_SIZE
     )
-    ffn_size: int = flag(
+    ffn_size: int = shape(
         "inner width of the feed-forward layer; 4 x --hidden-size if only that is typed",
-        type=WIDTH,
-        metavar="UNITS",
+        "UNITS",
+        WIDTH,
         shown_default=BY_SIZE,
-        group=SHAPE,
     )
-    max_position_embeddings: int = flag(
+    max_position_embeddings: int = shape(
         "longest sequence that the model can take",
+        "TOKENS",
+        whole(1, 1 << 20),
         default=512,
         shown_default=BY_SIZE,
-        type=Number(low=1, high=1 << 20, whole=True),
-        metavar="TOKENS",
-        group=SHAPE,
     )
     type_vocab_size: int = 2  # segments A and B
-    dropout: float = flag(
+    dropout: float = shape(
         "probability of dropout on embeddings, attention and both sublayers' outputs",
+        "P",
+        DROPOUT,
         shown_default="0 for albert-xxlarge, 0.1 for the others",
-        type=DROPOUT,
-        metavar="P",
-        group=SHAPE,
     )
-    sharing: str = flag(
+    sharing: str = shape(
         "which blocks the layers use, as in the table below",
+        "HOW",
         default="all",
         shown_default="all; none for BERT",
-        metavar="HOW",
-        group=SHAPE,
     )
-    per_layer: str = flag(
+    per_layer: str = shape(
         "what each layer has of its own, with commas between, as in the table below",
+        "WHAT",
         default="none",
-        metavar="WHAT",
-        group=SHAPE,
     )
     initializer_range: float = 0.02  # standard deviation of the truncated normal
     layer_norm_eps: float = 1e-12  # the release's
@@ -109,7 +93,7 @@ class ModelConfig:
             )
         # No flag sets these: they come from a config.json.
         ranges = {
-            "vocab_size": Number(low=1, high=10_000_000, whole=True),
+            "vocab_size": whole(1, 10_000_000),
             "type_vocab_size": WIDTH,
             "initializer_range": SMALL,
             "layer_norm_eps": SMALL,

@@ -9,12 +9,12 @@ import argparse
 import hashlib
 from functools import cache
 
-from albert_ds.cli import Number
+from albert_ds.cli import Number, whole
 from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
 from albert_ds.schedules import Schedule, read_schedule
 
-LAYERS = Number(low=1, high=10_000, whole=True)
+LAYERS = whole(1, 10_000)
 
 
 class Depths(tuple[int, ...]):
@@ -81,7 +81,7 @@ def read_exits(model: ModelConfig, text: str | None) -> dict[int, float]:
     for word in text.split(",") if text is not None else ():
         layer, is_weighted, weight = word.partition(":")
         try:
-            number = Number(low=1, high=model.num_layers - 1, whole=True)(layer)
+            number = whole(1, model.num_layers - 1)(layer)
             found = Number(above=0, high=1e3)(weight if is_weighted else "1")
         except argparse.ArgumentTypeError as error:
             raise UserError(f"{where}: {word!r}: {error}; LAYER or LAYER:WEIGHT") from None

@@ -6,10 +6,21 @@ top: `--help` answers at once.
 
 import argparse
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from albert_ds.cli import Number, Parser, add_flag, add_flags, flag, flags_of, path, positive
+from albert_ds.cli import (
+    Parser,
+    add_flag,
+    add_flags,
+    flag,
+    flags_of,
+    natural,
+    path,
+    positive,
+    whole,
+)
 from albert_ds.errors import UserError
 from albert_ds.files import PACKAGE
 from albert_ds.json_files import check, read_json
@@ -24,6 +35,7 @@ from albert_ds.settings.shared import (
     check_resume,
     join_command,
     resolve_deepspeed,
+    what,
     write_config,
 )
 from albert_ds.tasks.recipes import RECIPES, SHORTEST, Lengths, Recipe
@@ -32,6 +44,7 @@ DS_CONFIG = PACKAGE / "ds_configs" / "zero1_fp32_adamw.json"
 EVALUATIONS = 10  # of the dev set in a run, unless --eval-every says otherwise
 START = "where to start"
 SETTINGS = "settings"
+start, setting = partial(flag, group=START), partial(flag, group=SETTINGS)
 BY_TASK = "that of the task"
 NARROWEST = 768  # hidden size of ALBERT-base, the narrowest model that rates were published for
 HIGHEST = 1e-3  # learning rate by default
@@ -59,42 +72,36 @@ PARTS = {
 class FinetuneConfig(SharedConfig):
     """Every value that decides a fine-tuning run, resolved."""
 
-    task: str = flag("task to learn", choices=RECIPES, group=WHAT)
-    data: str = flag(
+    task: str = what("task to learn", choices=RECIPES)
+    data: str = what(
         "folder with the task's files as published: {train,dev,test}.tsv; "
         "{train,dev}-{v1.1,v2.0}.json; {train,dev,test}/{middle,high}/*.txt; or with labels of "
         "your own: {train,dev,test}.{csv,tsv,jsonl} for text, .{conll,txt,jsonl} for tokens",
-        type=path,
-        metavar="TASKDIR",
-        group=WHAT,
+        "TASKDIR",
+        path,
         may_change=True,
     )
-    checkpoint: str = flag(
+    checkpoint: str = what(
         "pretrained run, converted checkpoint or Hugging Face folder: vocabulary and encoder to "
         "start from",
-        type=path,
-        metavar="RUN_OR_HF",
-        group=WHAT,
+        "RUN_OR_HF",
+        path,
         may_change=True,
     )
-    from_task: str | None = flag(
+    from_task: str | None = start(
         "start from the encoder of a model fine-tuned on another task (the paper: RTE, STS-B and "
         "MRPC from MNLI): its --output, or the name of a folder beside this --output",
+        "DIR",
+        path,
         default=None,
         shown_default="the encoder of --checkpoint",
-        type=path,
-        metavar="DIR",
-        group=START,
         may_change=True,
     )
-    average: bool = flag(
-        "start from the averaged weights of --checkpoint", default=False, group=START
-    )
-    from_scratch: bool = flag(
+    average: bool = start("start from the averaged weights of --checkpoint", default=False)
+    from_scratch: bool = start(
         "take only the shape and the vocabulary of --checkpoint and start from random weights, as "
         "a baseline",
         default=False,
-        group=START,
     )
     head: HeadConfig
     vocab_sha256: str
@@ -114,24 +121,20 @@ class FinetuneConfig(SharedConfig):
         SHARED["warmup_steps"], shown_default=BY_TASK, group=SETTINGS, may_change=False
     )
     deepspeed_config: str = flag(
-        SHARED["deepspeed_config"],
-        shown_default="ds_configs/zero1_fp32_adamw.json",
-        group=LAYOUT,
+        SHARED["deepspeed_config"], shown_default="ds_configs/zero1_fp32_adamw.json", group=LAYOUT
     )
-    seed: int = flag(
+    seed: int = what(
         "seed of the head's weights, the order of the examples and dropout; the first of --seeds",
+        "N",
+        whole(0, (1 << 63) - 1),
         default=0,
-        type=Number(low=0, high=(1 << 63) - 1, whole=True),
-        metavar="N",
-        group=WHAT,
     )
-    seeds: int = flag(
+    seeds: int = what(
         "number of runs. With more than one, each has the next seed and a folder DIR/seed-S, and "
         "DIR/results.json has the median, mean and spread",
+        "RUNS",
+        whole(1, 10_000),
         default=1,
-        type=Number(low=1, high=10_000, whole=True),
-        metavar="RUNS",
-        group=WHAT,
         may_change=True,
     )
     log_every: int = flag(SHARED["log_every"], default=50)
@@ -140,13 +143,12 @@ class FinetuneConfig(SharedConfig):
     )
     save_every: int = flag(SHARED["save_every"], shown_default="that of --eval-every")
     # The best evaluation is kept in any case.
-    patience: int | None = flag(
+    patience: int | None = setting(
         "stop after this many evaluations without a better one",
+        "EVALUATIONS",
+        positive,
         default=None,
         shown_default="all steps are run",
-        type=positive,
-        metavar="EVALUATIONS",
-        group=SETTINGS,
     )
 
 
@@ -263,7 +265,7 @@ def find_task_model(args) -> Path:
         return folder
     found = read_json(results)
     best = found.get("best_seed")
-    check(best, (Number(low=0, whole=True), None), f"{results}: best_seed")
+    check(best, (natural, None), f"{results}: best_seed")
     return folder / f"seed-{best}" if best is not None else folder
 
 

@@ -19,14 +19,14 @@ from albert_ds.cli import (
     add_flag,
     add_flags,
     as_flag,
-    flag,
     flags_of,
     path,
     positive,
     require,
+    whole,
 )
 from albert_ds.data.plan import VARYING, DataPlan, read_varying
-from albert_ds.data.stream_config import TASK, StreamConfig
+from albert_ds.data.stream_config import TASK, StreamConfig, task
 from albert_ds.errors import UserError
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops, reshape
 from albert_ds.model.depth import draw_depth, read_depths, read_exits
@@ -44,8 +44,12 @@ from albert_ds.settings.shared import (
     check_resume,
     count_passes,
     join_command,
+    layout,
+    optimization,
     read_previous,
     resolve_deepspeed,
+    rhythm,
+    what,
     write_config,
 )
 
@@ -71,161 +75,129 @@ class RunConfig(SharedConfig):
 
     # By field, of those of VARYING that change; the field itself has the first step's value.
     schedules: dict[str, str] = field(default_factory=dict)
-    size: str = flag(
+    size: str = what(
         "size of the model, as in the paper's Table 1",
         choices=SIZES,
         name="--model",
         shown_default="that of --init-from",
-        group=WHAT,
     )
     stream: StreamConfig
-    data: list[str] = flag(
-        "folders of shards, made by `albert-ds shards`",
-        type=path,
-        nargs="+",
-        metavar="DATA",
-        group=WHAT,
-        may_change=True,
+    data: list[str] = what(
+        "folders of shards, made by `albert-ds shards`", "DATA", path, nargs="+", may_change=True
     )
     data_sha256: list[str]  # identifies the content of each DATA, wherever it lies
-    data_weights: list[float] = flag(
+    data_weights: list[float] = task(
         "weight of each DATA in the samples; config.json holds them scaled to a sum of 1",
+        "WEIGHT",
+        Number(above=0, high=1e9),
         shown_default="its size",
-        type=Number(above=0, high=1e9),
         nargs="+",
-        metavar="WEIGHT",
-        group=TASK,
     )
-    activation_checkpointing: str = flag(
+    activation_checkpointing: str = layout(
         "activations that the backward pass recomputes instead of storing",
         default="none",
         choices=("none", "attention", "block"),
-        group=LAYOUT,
-        may_change=True,
     )
-    stage: str | None = flag(
+    stage: str | None = layout(
         "folder on a disk of each node, to which the shards are copied before the first step, once "
         "a node, and where they are then read; what is there and whole is not copied again",
+        "DIR",
+        path,
         default=None,
         shown_default="shards are read where they lie",
-        type=path,
-        metavar="DIR",
-        group=LAYOUT,
-        may_change=True,
     )
-    num_workers: int | None = flag(  # resolved once the device is known
+    num_workers: int | None = layout(  # resolved once the device is known
         "data loader processes of a rank; 0: the trainer itself loads",
+        "PROCESSES",
+        whole(0, 1024),
         default=None,
         shown_default="2 on CUDA, else 0",
-        type=Number(low=0, high=1024, whole=True),
-        metavar="PROCESSES",
-        group=LAYOUT,
-        may_change=True,
     )
-    init_from: str | None = flag(
+    init_from: str | None = optimization(
         "start from the weights of a run or of a Hugging Face folder. A layer takes the blocks of "
         "the layer at the same relative depth, so depth may differ and fewer layers may share",
+        "RUN_OR_HF",
+        path,
         default=None,
         shown_default="random weights",
-        type=path,
-        metavar="RUN_OR_HF",
-        group=OPTIMIZATION,
     )
-    learning_rate_schedule: str = flag(
+    learning_rate_schedule: str = optimization(
         "how the rate falls after the warm-up: on a line, on half a cosine, or (wsd) only in the "
         "last steps, so that more --steps prolong the run",
         default="linear",
         choices=SHAPES,
-        group=OPTIMIZATION,
     )
-    final_rate: float = flag(
+    final_rate: float = optimization(
         "learning rate at the end, as a share of --learning-rate",
+        "SHARE",
+        Number(low=0, high=1),
         default=0.0,
-        type=Number(low=0, high=1),
-        metavar="SHARE",
-        group=OPTIMIZATION,
     )
-    cooldown: float | None = flag(
+    cooldown: float | None = optimization(
         "share of --steps at the end in which the rate falls, with wsd",
+        "SHARE",
+        Number(low=0, high=1),
         default=None,
         shown_default=f"{COOLDOWN} with wsd",
-        type=Number(low=0, high=1),
-        metavar="SHARE",
-        group=OPTIMIZATION,
         may_change=True,
     )
-    pair_head_rate: float = flag(
+    pair_head_rate: float = optimization(
         "learning rate of the pooler and the sentence head, as a share of --learning-rate: a batch "
         "has one label a sequence for them, so a small one trains them on noise at a high rate",
+        "SHARE",
+        Number(above=0, high=1),
         default=1.0,
-        type=Number(above=0, high=1),
-        metavar="SHARE",
-        group=OPTIMIZATION,
     )
-    depth_schedule: str | None = flag(
+    depth_schedule: str | None = optimization(
         "layers to run, and from which step or share of --steps on: 3@0,6@40%,12@70%; 2-6@0 draws "
         "them for each step. Depths that use the same blocks",
+        "LAYERS@START,...",
         default=None,
         shown_default="all layers from the first step on",
-        metavar="LAYERS@START,...",
-        group=OPTIMIZATION,
-        may_change=True,  # for steps to come
+        may_change=True,
     )
-    exit_losses: str | None = flag(
+    exit_losses: str | None = optimization(
         "layers after which the MLM loss counts as well, and its weight, 1 if left out as it is "
         "after the last layer: 2,4:0.5",
+        "LAYER:WEIGHT,...",
         default=None,
         shown_default="the last layer alone",
-        metavar="LAYER:WEIGHT,...",
-        group=OPTIMIZATION,
     )
-    average: float | None = flag(
+    average: float | None = optimization(
         "keep an average of the weights too, in which those after a step count DECAY times as much "
         "as those after the next, such as 0.999; probe, export, finetune and fill-mask read it",
+        "DECAY",
+        Number(above=0, below=1),
         default=None,
         shown_default="no average",
-        type=Number(above=0, below=1),
-        metavar="DECAY",
-        group=OPTIMIZATION,
     )
     seed: int = 0  # StreamConfig's
-    eval_samples: int = flag(
+    eval_samples: int = rhythm(
         "held-out samples of an evaluation, at most",
+        "SAMPLES",
+        positive,
         default=4096,
-        type=positive,
-        metavar="SAMPLES",
-        group=RHYTHM,
+        may_change=False,
     )
-    keep_last: int = flag(
-        "number of newest checkpoints to keep",
-        default=3,
-        type=positive,
-        metavar="CHECKPOINTS",
-        group=RHYTHM,
-        may_change=True,
+    keep_last: int = rhythm(
+        "number of newest checkpoints to keep", "CHECKPOINTS", positive, default=3
     )
-    keep_every: int | None = flag(
+    keep_every: int | None = rhythm(
         "keep the checkpoint of every multiple of this many steps as well",
+        "STEPS",
+        positive,
         default=None,
         shown_default="none of them",
-        type=positive,
-        metavar="STEPS",
-        group=RHYTHM,
-        may_change=True,
     )
-    save_at_tokens: list[int] | None = flag(
+    save_at_tokens: list[int] | None = rhythm(
         "save a checkpoint at these numbers of tokens as well, such as 500k,1M,2.5M; all "
         "checkpoints are then kept",
+        "TOKENS,...",
+        read_counts,
         default=None,
         shown_default="none",
-        type=read_counts,
-        metavar="TOKENS,...",
-        group=RHYTHM,
-        may_change=True,
     )
-    wandb: bool = flag(
-        "log to Weights & Biases as well", default=False, group=RHYTHM, may_change=True
-    )
+    wandb: bool = rhythm("log to Weights & Biases as well", default=False)
 
     def model_at(self, step: int) -> ModelConfig:
         """The model as the step after `step` finished ones runs it: --depth-schedule."""

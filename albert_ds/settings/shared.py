@@ -11,10 +11,11 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from albert_ds.cli import Flag, Number, as_flag, flag, path, positive
+from albert_ds.cli import Flag, Number, as_flag, flag, natural, path, positive, whole
 from albert_ds.data.plan import BATCH_SIZE
 from albert_ds.engine.deepspeed_config import (
     check_fp16,
@@ -35,6 +36,10 @@ WHAT = "what to run"
 OPTIMIZATION = "optimization"
 LAYOUT = "layout (changes no number)"
 RHYTHM = "rhythm"
+# The flags of each; what changes no number may change in a resumed run.
+what, optimization = partial(flag, group=WHAT), partial(flag, group=OPTIMIZATION)
+layout = partial(flag, group=LAYOUT, may_change=True)
+rhythm = partial(flag, group=RHYTHM, may_change=True)
 
 # Ranks on several machines may have other values of these; the content of folders is compared.
 LOCAL = ('"command" of config.json', "--data", "--deepspeed_config", "--stage", "--num-workers")
@@ -56,105 +61,63 @@ class SharedConfig:
     """The fields of every run of the trainer."""
 
     command: str = ""  # as typed
-    output: str = flag(
-        "folder of this run; given again, the run resumes",
-        type=path,
-        metavar="RUN",
-        group=WHAT,
-        may_change=True,
+    output: str = what(
+        "folder of this run; given again, the run resumes", "RUN", path, may_change=True
     )
     model: ModelConfig
-    steps: int = flag(
-        "optimizer steps of the whole run",
-        type=Number(low=1, high=10**9, whole=True),
-        metavar="STEPS",
-        group=WHAT,
-        may_change=True,
+    steps: int = what("optimizer steps of the whole run", "STEPS", whole(1, 10**9), may_change=True)
+    batch_size: int = what(
+        "samples of one optimizer step, all ranks together", "SAMPLES", BATCH_SIZE
     )
-    batch_size: int = flag(
-        "samples of one optimizer step, all ranks together",
-        type=BATCH_SIZE,
-        metavar="SAMPLES",
-        group=WHAT,
-    )
-    micro_batch_size: int = flag(
+    micro_batch_size: int = what(
         "samples of one forward and backward pass on one rank",
-        type=Number(low=1, high=1 << 20, whole=True),
-        metavar="SAMPLES",
-        group=WHAT,
+        "SAMPLES",
+        whole(1, 1 << 20),
         may_change=True,
     )
-    warmup_steps: int = flag(
+    warmup_steps: int = optimization(
         "steps of linear warm-up",
+        "STEPS",
+        whole(0, 10**9),
         shown_default="2.5 % of --steps",
-        type=Number(low=0, high=10**9, whole=True),
-        metavar="STEPS",
-        group=OPTIMIZATION,
         may_change=True,
     )
-    deepspeed_config: str = flag(
+    deepspeed_config: str = what(
         "DeepSpeed's JSON: ZeRO stage, precision, clipping, optimizer (see ds_configs/)",
-        type=path,
-        metavar="FILE",
+        "FILE",
+        path,
         name="--deepspeed_config",
-        group=WHAT,
         may_change=True,
     )
     deepspeed: dict  # the JSON with every "auto" that the command line owns filled in
-    tensor_parallel: int = flag(
-        "ranks that each block is split over",
-        default=1,
-        type=Number(low=1, high=1 << 16, whole=True),
-        metavar="RANKS",
-        group=LAYOUT,
-        may_change=True,
+    tensor_parallel: int = layout(
+        "ranks that each block is split over", "RANKS", whole(1, 1 << 16), default=1
     )
-    deterministic: bool = flag(
+    deterministic: bool = layout(
         "on CUDA: use only algorithms that give the same bits in every run; they are slower",
         default=False,
-        group=LAYOUT,
-        may_change=True,
     )
-    log_every: int = flag(
-        "steps from one line of metrics.jsonl to the next",
-        default=10,
-        type=positive,
-        metavar="STEPS",
-        group=RHYTHM,
-        may_change=True,
+    log_every: int = rhythm(
+        "steps from one line of metrics.jsonl to the next", "STEPS", positive, default=10
     )
-    eval_every: int = flag(
-        "steps from one evaluation to the next",
-        default=1000,
-        type=positive,
-        metavar="STEPS",
-        group=RHYTHM,
-        may_change=True,
+    eval_every: int = rhythm(
+        "steps from one evaluation to the next", "STEPS", positive, default=1000
     )
-    save_every: int = flag(
-        "steps from one checkpoint to the next",
-        default=1000,
-        type=positive,
-        metavar="STEPS",
-        group=RHYTHM,
-        may_change=True,
+    save_every: int = rhythm(
+        "steps from one checkpoint to the next", "STEPS", positive, default=1000
     )
-    max_hours: float | None = flag(
+    max_hours: float | None = rhythm(
         "stop with a complete checkpoint after this time",
+        "HOURS",
+        Number(above=0, high=24 * 366),
         default=None,
         shown_default="no limit",
-        type=Number(above=0, high=24 * 366),
-        metavar="HOURS",
-        group=RHYTHM,
-        may_change=True,
     )
-    timeout_minutes: float = flag(
+    timeout_minutes: float = rhythm(
         "stop when a rank is missing or delays the others for this time",
+        "MINUTES",
+        Number(above=0, high=7 * 24 * 60),
         default=10,
-        type=Number(above=0, high=7 * 24 * 60),
-        metavar="MINUTES",
-        group=RHYTHM,
-        may_change=True,
     )
 
     @property
@@ -254,7 +217,7 @@ def read_previous(output: str) -> dict | None:
         return None
     before = read_json(path, f"--output {output}: {path}")
     schema: dict[str, Any] = {"stream": dict, "deepspeed": dict, "depth_schedule": (str, None)}
-    schema["warmup_steps"] = Number(low=0, whole=True)
+    schema["warmup_steps"] = natural
     check({key: before[key] for key in schema if key in before}, schema, str(path), is_closed=True)
     return before
 

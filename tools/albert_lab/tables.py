@@ -5,13 +5,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from albert_ds.cli import Number
+from albert_ds.cli import Number, whole
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json
 
 FIGURE = re.compile(r"-?|[-+]?[\d.,]+(e[-+]?\d+)?( ?%|x)?( \(.*\))?")
 
-_COUNT, _SECONDS = Number(low=1, high=1 << 32, whole=True), Number(low=0)
+_COUNT, _SECONDS = whole(1, 1 << 32), Number(low=0)
 _ROUND = {
     "seconds_a_step": Number(above=0),
     "forward_seconds": _SECONDS,

@@ -5,10 +5,10 @@ python tools/demo/demo_verdict.py demo/probe.json
 
 from pathlib import Path
 
-from albert_ds.cli import Number, Parser, run
+from albert_ds.cli import Number, Parser, positive, run
 from albert_ds.json_files import check, read_json
 
-_SHARE, _COUNT = Number(low=0, high=1), Number(low=1, whole=True)
+_SHARE, _COUNT = Number(low=0, high=1), positive
 REPORT = {
     "heldout_mlm_accuracy": _SHARE,
     "heldout_sop_accuracy": _SHARE,
