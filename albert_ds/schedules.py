@@ -6,6 +6,7 @@ changes no value, and what was used up to a step is a sum of a few products.
 """
 
 import argparse
+import math
 import re
 from bisect import bisect
 from collections.abc import Callable, Iterable
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 from albert_ds.cli import Number
 from albert_ds.errors import UserError
 
+SHAPES = ("linear", "cosine", "wsd")  # of the learning rate
 START = re.compile(r"(\d{1,10})|(\d{1,2}(?:\.\d{1,10})?|100)%", re.ASCII)
 EXPLANATION = """\
 Schedules: VALUE@START,VALUE@START. START is a step or a share of --steps; the first is 0, also if
@@ -115,3 +117,35 @@ def _check(point: Point, before: list[Point], num_steps: int, lines: bool) -> No
             f"starts at step {point.start}; the first must start at 0, each other one after the "
             f"one before and below --steps {num_steps}"
         )
+
+
+def learning_rate(
+    step: int,
+    *,
+    peak: float,
+    warmup_steps: int,
+    num_steps: int,
+    shape: str = "linear",
+    final: float = 0.0,
+    cooldown: float = 1.0,
+) -> float:
+    """Rate of the update that follows `step` finished ones: a warm-up from 0, then one of SHAPES.
+
+    linear  Falls on a straight line. As in the release (optimization.py; ALBERT paper 4.1) the line
+            is counted from step 0, not from the end of the warm-up, so the rate steps down by
+            `warmup_steps / num_steps` where the warm-up ends (0.001759 -> 0.001716 for 3,125 of
+            125,000 steps).
+    cosine  Falls on half a cosine from the end of the warm-up on.
+    wsd     Stays at the peak, and falls on a straight line in the last steps: warm-up, stable,
+            decay (MiniCPM). Until then the number of steps changes no rate.
+
+    It is `final * peak` from `num_steps` on. cooldown: share of the steps in which wsd falls.
+    """
+    if step < warmup_steps:
+        return peak * step / warmup_steps
+    left = max(0.0, 1 - step / num_steps)
+    if shape == "wsd":
+        left = min(1.0, max(0, num_steps - step) / max(1, round(cooldown * num_steps)))
+    elif shape == "cosine" and left:
+        left = (1 + math.cos(math.pi * (step - warmup_steps) / (num_steps - warmup_steps))) / 2
+    return peak * (final + (1 - final) * left)

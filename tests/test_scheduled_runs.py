@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from albert_ds.data.plan import DataPlan
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches, training_batches
-from albert_ds.data.stream_config import StreamConfig
+from albert_ds.data.stream_config import DataPlan, StreamConfig
 from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.settings.pretrain import read_config

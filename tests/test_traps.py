@@ -27,7 +27,7 @@ BATCHES = small_batches(3)
 
 def tensor_parallel_traps(rank: int):
     """Drift after steps with dropout, and a transposed gradient after its reduction."""
-    from albert_ds.parallel.shard import find_drift
+    from albert_ds.parallel.mesh import find_drift
     from albert_ds.parallel.tensor import apply_tensor_parallel
 
     config = small_config(

@@ -17,12 +17,11 @@ from pathlib import Path
 
 from albert_ds import cli
 from albert_ds.cli import Number
-from albert_ds.data.plan import DataPlan
 from albert_ds.data.samples import Sample
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import ShardSet, open_shards, read_index
 from albert_ds.data.stream import MicroBatchReader
-from albert_ds.data.stream_config import OBJECTIVES, StreamConfig
+from albert_ds.data.stream_config import OBJECTIVES, DataPlan, StreamConfig
 from albert_ds.data.vocab import MASK, SPECIAL_PIECES, WORD_MARK
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json

@@ -22,10 +22,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from albert_ds.data.order import SAMPLE_DRAWS, Draws, Place, ShardOrder, SourceOrder
-from albert_ds.data.plan import DataPlan
 from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate, draw_sample
 from albert_ds.data.segments import SentenceRuns
 from albert_ds.data.shards import Shard, ShardSet
+from albert_ds.data.stream_config import DataPlan
 from albert_ds.data.words import build_word_starts
 from albert_ds.errors import ENDINGS, UserError
 

@@ -32,8 +32,7 @@ from albert_ds.optim.zero import (
     read_layout,
     use_exact_norms,
 )
-from albert_ds.parallel.mesh import Mesh
-from albert_ds.parallel.shard import shard, shard_dim
+from albert_ds.parallel.mesh import Mesh, shard, shard_dim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,5 @@
-"""The grid of ranks, tensor parallel x data parallel, over megatron-core's `parallel_state`.
+"""The grid of ranks, tensor parallel x data parallel, over megatron-core's `parallel_state`; and
+what a rank holds of a tensor that tensor parallelism cuts.
 
 Tensor-parallel peers have consecutive ranks (0..T-1, T..2T-1, ...), so that they share a node and
 only data-parallel traffic crosses the network; parameter sharing makes that traffic small.
@@ -8,16 +9,13 @@ only data-parallel traffic crosses the network; parameter sharing makes that tra
 ignores the error and continues with a world size of 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-from albert_ds.errors import UserError
-
-if TYPE_CHECKING:  # checking a command line must not import torch
-    from torch.distributed import ProcessGroup
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,26 +63,7 @@ class Mesh:
         return self.dp_group
 
     def get_data_parallel_group_ranks(self) -> list[int]:
-        import torch.distributed as dist
-
         return dist.get_process_group_ranks(self.dp_group)
-
-
-def check_tensor_parallel(
-    tensor_parallel: int, *, world_size: int, num_heads: int, ffn_size: int
-) -> None:
-    """Raise UserError where `tensor_parallel` does not divide the ranks, heads or FFN size."""
-    for what, size in (
-        ("the number of ranks", world_size),
-        ("--num-heads", num_heads),
-        ("--ffn-size", ffn_size),
-    ):
-        if size % tensor_parallel:
-            allowed = [t for t in range(1, size + 1) if size % t == 0]
-            raise UserError(
-                f"--tensor-parallel {tensor_parallel} does not divide {what} {size}; "
-                f"allowed: {', '.join(map(str, allowed[:8]))}"
-            )
 
 
 def build_mesh(tensor_parallel: int, *, timeout_minutes: float = 10) -> Mesh:
@@ -92,8 +71,6 @@ def build_mesh(tensor_parallel: int, *, timeout_minutes: float = 10) -> Mesh:
 
     timeout_minutes: how long a collective of its groups waits for a peer.
     """
-    import torch.distributed as dist
-
     rank, world_size = dist.get_rank(), dist.get_world_size()
     timeout = timedelta(minutes=timeout_minutes)
     everyone = dist.group.WORLD
@@ -136,3 +113,40 @@ def _cut_by_megatron(tensor_parallel: int, timeout_minutes: float):
         parallel_state.get_tensor_model_parallel_group(),
         parallel_state.get_data_parallel_group(),
     )
+
+
+def shard_dim(parameter: nn.Parameter) -> int | None:
+    """The dimension along which tensor parallelism cuts `parameter`; None if it is whole."""
+    if getattr(parameter, "tensor_model_parallel", False):
+        return getattr(parameter, "partition_dim", None)
+    return None
+
+
+def shard(whole: Tensor, dim: int | None, mesh: Mesh) -> Tensor:
+    """This rank's shard of a logical tensor, as a view; the whole tensor if `dim` is None."""
+    return whole if dim is None else whole.chunk(mesh.tp_size, dim)[mesh.tp_rank]
+
+
+def find_drift(model: nn.Module, mesh: Mesh) -> list[str]:
+    """Names of replicated parameters that are not bit-equal on all tensor-parallel peers.
+
+    Kernels that are not deterministic could make replicas drift apart without any error. This costs
+    one all-reduce of two integer checksums per parameter. Collective over tensor-parallel peers.
+    """
+    if mesh.tp_size == 1:
+        return []
+    replicated = [(n, p) for n, p in model.named_parameters() if shard_dim(p) is None]
+    # Under ZeRO-3 a rank holds a partition, and so does its peer of the same data-parallel rank.
+    sums = torch.stack([_checksum(getattr(p, "ds_tensor", p).data) for _, p in replicated])
+    extremes = torch.cat([sums, -sums])
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=mesh.tp_group)
+    highest, lowest = extremes.chunk(2)
+    differs = (highest != -lowest).tolist()
+    return [name for (name, _), differ in zip(replicated, differs, strict=True) if differ]
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    """Sum of the bits as integers, weighted by position so that swapped values change it."""
+    bits = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32).flatten()
+    weights = torch.arange(bits.numel(), device=bits.device) % 8191 + 1
+    return (bits.long() * weights).sum()

@@ -21,9 +21,8 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor, nn
 
-from albert_ds.parallel.mesh import Mesh
+from albert_ds.parallel.mesh import Mesh, shard
 from albert_ds.parallel.random import PerRankRandom
-from albert_ds.parallel.shard import shard
 
 SHARED_INPUT = "self_attention"  # query, key and value have the same input
 DROPS_SHARDED = "core"  # its dropout applies to this rank's heads only

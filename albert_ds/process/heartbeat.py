@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from albert_ds.errors import MachineFailed
 from albert_ds.process.ending import UNTOUCHED, Ending, leave_process, print_ending
-from albert_ds.process.native_log import name_log
+from albert_ds.process.quiet import name_log
 from albert_ds.process.rendezvous import list_ranks, open_store
 from albert_ds.process.world import World
 

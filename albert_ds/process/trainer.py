@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # they import torch: `--help` does without
 
     from albert_ds.parallel.mesh import Mesh
     from albert_ds.process.heartbeat import Heartbeat
-    from albert_ds.process.native_log import NativeLog
+    from albert_ds.process.quiet import NativeLog
 
 
 class HasStep(Protocol):
@@ -93,7 +93,7 @@ class TrainerProcess:
         from albert_ds.parallel.mesh import build_mesh
         from albert_ds.process import rendezvous
         from albert_ds.process.heartbeat import Heartbeat
-        from albert_ds.process.native_log import NativeLog
+        from albert_ds.process.quiet import NativeLog
 
         world, folder = self.world, self._folder
         assert folder is not None, "the command line was checked"
@@ -118,7 +118,7 @@ class TrainerProcess:
     def lock(self) -> RunLock | None:
         """Lock RUN until the process ends. Collective; returns the lock on rank 0."""
         from albert_ds.parallel.consensus import raise_together
-        from albert_ds.process.native_log import name_log
+        from albert_ds.process.quiet import name_log
 
         assert self._folder is not None
         with raise_together(self.mesh):

@@ -5,7 +5,7 @@ from pathlib import Path
 from albert_ds.checkpoint.folder import describe_saved
 from albert_ds.engine.engine import Engine
 from albert_ds.errors import Diverged
-from albert_ds.parallel.shard import find_drift
+from albert_ds.parallel.mesh import find_drift
 
 # A non-finite gradient skips its step; fp16 needs up to 17 of these to find its loss scale.
 MAX_SKIPPED_IN_A_ROW = 20

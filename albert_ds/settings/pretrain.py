@@ -25,14 +25,12 @@ from albert_ds.cli import (
     require,
     whole,
 )
-from albert_ds.data.plan import VARYING, DataPlan, read_varying
-from albert_ds.data.stream_config import TASK, StreamConfig, task
+from albert_ds.data.stream_config import TASK, VARYING, DataPlan, StreamConfig, read_varying, task
 from albert_ds.errors import UserError
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops, reshape
 from albert_ds.model.depth import draw_depth, read_depths, read_exits
 from albert_ds.model.sharing import ADDITIONS, list_patterns
-from albert_ds.optim.schedule import SHAPES, learning_rate
-from albert_ds.schedules import EXPLANATION, Schedule, cut
+from albert_ds.schedules import EXPLANATION, SHAPES, Schedule, cut, learning_rate
 from albert_ds.settings.shared import (
     LAYOUT,
     LEARNING_RATE,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from albert_ds.cli import Flag, Number, as_flag, flag, natural, path, positive, whole
-from albert_ds.data.plan import BATCH_SIZE
+from albert_ds.data.stream_config import BATCH_SIZE
 from albert_ds.engine.deepspeed_config import (
     check_fp16,
     check_fused_lamb,
@@ -27,8 +27,7 @@ from albert_ds.errors import UserError, hide_passwords
 from albert_ds.files import PACKAGE, compute_crc32, write_file
 from albert_ds.json_files import check, read_json
 from albert_ds.model.config import ModelConfig
-from albert_ds.optim.schedule import learning_rate
-from albert_ds.parallel.mesh import check_tensor_parallel
+from albert_ds.schedules import learning_rate
 
 # Of DeepSpeed's JSON only these change results; the rest is layout.
 FIXED_DS_KEYS = ("optimizer", "gradient_clipping", "bf16", "fp16")
@@ -170,6 +169,23 @@ def resolve_deepspeed(
         learning_rate=args.learning_rate,
         default_learning_rate=default_learning_rate,
     )
+
+
+def check_tensor_parallel(
+    tensor_parallel: int, *, world_size: int, num_heads: int, ffn_size: int
+) -> None:
+    """Raise UserError where `tensor_parallel` does not divide the ranks, heads or FFN size."""
+    for what, size in (
+        ("the number of ranks", world_size),
+        ("--num-heads", num_heads),
+        ("--ffn-size", ffn_size),
+    ):
+        if size % tensor_parallel:
+            allowed = [t for t in range(1, size + 1) if size % t == 0]
+            raise UserError(
+                f"--tensor-parallel {tensor_parallel} does not divide {what} {size}; "
+                f"allowed: {', '.join(map(str, allowed[:8]))}"
+            )
 
 
 def count_passes(batch_size: int, micro_batch_size: int, ranks: int) -> int:

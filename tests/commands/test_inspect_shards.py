@@ -4,10 +4,10 @@ import json
 import re
 from dataclasses import asdict
 
-from albert_ds.data.plan import DataPlan
 from albert_ds.data.samples import StreamConfig
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import training_batches
+from albert_ds.data.stream_config import DataPlan
 from tests.command import run_command
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from albert_ds.optim.lamb import Lamb, TensorPart, decay_groups
-from albert_ds.optim.schedule import learning_rate
+from albert_ds.schedules import learning_rate
 
 
 def released_lamb(weight, gradients, *, lr, decay, adapt, bias_correction=False):

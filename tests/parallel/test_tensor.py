@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from albert_ds.errors import UserError
-from albert_ds.parallel.mesh import check_tensor_parallel
+from albert_ds.settings.shared import check_tensor_parallel
 from tests.batches import concatenate, random_samples
 from tests.distributed import run_ranks
 from tests.training import SMALL, join
@@ -27,7 +27,7 @@ def loss_of(model, tensors) -> torch.Tensor:
 def compare_with_one_rank(rank: int, tensor_parallel: int, config, checkpointing: str):
     """Compare size `tensor_parallel` with 1: (losses, worst gradient error, names of shards)."""
     from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.parallel.shard import shard, shard_dim
+    from albert_ds.parallel.mesh import shard, shard_dim
     from albert_ds.parallel.tensor import apply_tensor_parallel
 
     _, mesh, _ = join(tensor_parallel)
@@ -124,7 +124,7 @@ def feed_in_parts(module, number: int, x, own):
 def round_in_parts(rank: int, tensor_parallel: int, config):
     """bf16 gradients: (this size against one process, against one that rounds the same sums)."""
     from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.parallel.shard import shard, shard_dim
+    from albert_ds.parallel.mesh import shard, shard_dim
     from albert_ds.parallel.tensor import apply_tensor_parallel
 
     _, mesh, _ = join(tensor_parallel)
@@ -202,7 +202,7 @@ def test_dropout_agrees_on_replicas_differs_on_shards_and_is_replayed_by_checkpo
 
 def drift(rank: int, name: str):
     from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.parallel.shard import find_drift
+    from albert_ds.parallel.mesh import find_drift
     from albert_ds.parallel.tensor import apply_tensor_parallel
 
     _, mesh, _ = join(2)

@@ -33,7 +33,6 @@ from albert_ds import cli
 from albert_ds.cli import Number, Parser, natural, positive
 from albert_ds.files import write_report
 from albert_ds.model.config import SIZES
-from albert_ds.parallel.mesh import build_mesh
 from albert_ds.process.world import read_world
 from albert_ds.report.traffic import record_traffic
 
@@ -190,6 +189,7 @@ def measure(args) -> dict:
     from albert_ds.process.run_folder import read_versions
 
     traffic = record_traffic()
+    from albert_ds.parallel.mesh import build_mesh
     from albert_ds.process.rendezvous import join_world
 
     device = join_world(read_world())

@@ -20,9 +20,9 @@ from albert_ds import cli
 from albert_ds.cli import Parser, positive
 from albert_ds.files import PACKAGE, write_report
 from albert_ds.model.config import SIZES, reshape
-from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
 from albert_ds.process.world import read_world
 from albert_ds.report.traffic import Traffic, record_traffic
+from albert_ds.settings.shared import check_tensor_parallel
 from albert_lab.bench_run import (
     accumulation_of,
     bench_config,
@@ -137,6 +137,7 @@ def measure_models(args, traffic: Traffic) -> list[dict]:
             num_heads=SIZES[name].num_heads,
             ffn_size=SIZES[name].ffn_size,
         )
+    from albert_ds.parallel.mesh import build_mesh
     from albert_ds.process.rendezvous import join_world, leave_world
 
     device = join_world(world, tensor_parallel=args.tensor_parallel)

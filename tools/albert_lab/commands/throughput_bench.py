@@ -21,10 +21,10 @@ from albert_ds.errors import UserError
 from albert_ds.files import PACKAGE, write_report
 from albert_ds.json_files import read_json
 from albert_ds.model.config import SIZES
-from albert_ds.parallel.mesh import build_mesh, check_tensor_parallel
 from albert_ds.process.world import World, read_world
 from albert_ds.report.traffic import record_traffic
 from albert_ds.settings.pretrain import RunConfig
+from albert_ds.settings.shared import check_tensor_parallel
 from albert_lab.bench_run import bench_config, count_gpus
 from albert_lab.measurement import close, describe, open_cells, take_turns, write_profile
 from albert_lab.peak_memory import held_bytes
@@ -152,6 +152,7 @@ def main(argv: list[str]) -> int:
         return start_each(args, layouts)
     ((_, tensor_parallel),) = layouts
     traffic = record_traffic()
+    from albert_ds.parallel.mesh import build_mesh
     from albert_ds.process.rendezvous import join_world, leave_world
 
     device = join_world(world, tensor_parallel=tensor_parallel)

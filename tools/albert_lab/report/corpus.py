@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from albert_ds.data.plan import DataPlan
 from albert_ds.data.storage import is_url
-from albert_ds.data.stream_config import StreamConfig
+from albert_ds.data.stream_config import DataPlan, StreamConfig
 from albert_ds.errors import DamagedData, UserError
 from albert_lab.report.chart import Chart, Line, Point
 

@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from albert_ds.data.plan import read_varying
+from albert_ds.data.stream_config import read_varying
 from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.depth import read_depths
