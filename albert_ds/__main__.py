@@ -58,8 +58,9 @@ def build_parser() -> cli.Parser:
         epilog="\n".join(lines),
     )
     names = [name for commands in COMMANDS.values() for name in commands]
-    text = "one of the commands below, followed by its own flags"
-    parser.add_argument("command", choices=names, metavar="COMMAND", help=text)
+    parser.add(
+        "command", "one of the commands below, followed by its own flags", "COMMAND", choices=names
+    )
     return parser
 
 

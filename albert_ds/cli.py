@@ -186,6 +186,19 @@ class Parser(argparse.ArgumentParser):
                 "--version", action=_PrintVersion, help="print the version of albert-ds and exit"
             )
 
+    def add(
+        self,
+        name: str,
+        help: str,
+        metavar: str | None = None,
+        type: Callable[[str], Any] | None = None,
+        **how: Any,
+    ) -> None:
+        """`add_argument`, in the order of `flag`: what it does, what it names or its unit, type."""
+        given = {"metavar": metavar, "type": type}
+        how |= {key: value for key, value in given.items() if value is not None}
+        self.add_argument(name, help=help, **how)
+
     def error(self, message: str):
         # "argument --steps: 0: must be ..." -> "--steps 0: must be ..."
         raise UserError(re.sub(r"^argument (\S+): (.*: must be )", r"\1 \2", message))

@@ -20,23 +20,12 @@ from albert_ds.text.pool import open_pool
 
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__)
-    add = parser.add_argument
+    add = parser.add
     add_input_flag(parser)
-    add(
-        "--vocab",
-        required=True,
-        type=cli.path,
-        metavar="FILE",
-        help="spiece.model of `albert-ds vocab`",
-    )
-    add("--output", required=True, type=Path, metavar="DATA", help="folder to write to; is made")
-    add(
-        "--processes",
-        type=whole(1, 1024),
-        default=1,
-        metavar="N",
-        help="processes of this machine that build together; for several machines, mpirun",
-    )
+    add("--vocab", "spiece.model of `albert-ds vocab`", "FILE", cli.path, required=True)
+    add("--output", "folder to write to; is made", "DATA", Path, required=True)
+    text = "processes of this machine that build together; for several machines, mpirun"
+    add("--processes", text, "N", whole(1, 1024), default=1)
     cli.add_flags(parser, BuildConfig)
     return parser
 

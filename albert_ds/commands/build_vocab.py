@@ -16,9 +16,7 @@ from albert_ds.text.vocabulary import VocabConfig, build_vocab
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__)
     add_input_flag(parser)
-    parser.add_argument(
-        "--output", required=True, type=Path, metavar="DIR", help="folder to write to; is made"
-    )
+    parser.add("--output", "folder to write to; is made", "DIR", Path, required=True)
     cli.add_flags(parser, VocabConfig)
     return parser
 

@@ -32,48 +32,32 @@ def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     export = commands.add_parser("export", help="a run or checkpoint -> a Hugging Face folder")
-    add = export.add_argument
-    add("--checkpoint", required=True, type=Path, metavar="RUN", help="run (its newest checkpoint)")
-    add("--output", required=True, type=Path, metavar="DIR", help="Hugging Face folder to write")
-    add("--average", action="store_true", help="export the averaged weights of the run")
-    add(
-        "--average-last",
-        type=cli.positive,
-        default=1,
-        metavar="K",
-        help="export the mean of the weights of the K newest checkpoints",
+    add = export.add
+    add("--checkpoint", "run (its newest checkpoint)", "RUN", Path, required=True)
+    add("--output", "Hugging Face folder to write", "DIR", Path, required=True)
+    add("--average", "export the averaged weights of the run", action="store_true")
+    text = "export the mean of the weights of the K newest checkpoints"
+    add("--average-last", text, "K", cli.positive, default=1)
+    text = "write every checkpoint of the run, each as the folder DIR/step-N"
+    add("--revision-per-checkpoint", text, action="store_true")
+    text = (
+        "positions to write (default: all; the tokenizer cuts texts to the longest sequence "
+        "of training in any case)"
     )
-    add(
-        "--revision-per-checkpoint",
-        action="store_true",
-        help="write every checkpoint of the run, each as the folder DIR/step-N",
+    add("--max-length", text, "TOKENS", cli.positive)
+    text = (
+        "licence of the weights for the model card, such as apache-2.0 (default: none, and "
+        "the card marks its place)"
     )
-    add(
-        "--max-length",
-        type=cli.positive,
-        metavar="TOKENS",
-        help="positions to write (default: all; the tokenizer cuts texts to the longest sequence "
-        "of training in any case)",
+    add("--license", text, "ID", licence)
+    text = (
+        "reports of `albert-ds probe --output` about what is exported, for the model card "
+        "(default: none)"
     )
-    add(
-        "--license",
-        type=licence,
-        metavar="ID",
-        help="licence of the weights for the model card, such as apache-2.0 (default: none, and "
-        "the card marks its place)",
-    )
-    add(
-        "--probe",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="reports of `albert-ds probe --output` about what is exported, for the model card "
-        "(default: none)",
-    )
-    add = commands.add_parser("import", help="a Hugging Face folder -> a checkpoint").add_argument
-    add("--input", required=True, type=Path, metavar="DIR", help="Hugging Face folder to read")
-    add("--output", required=True, type=Path, metavar="CKPT", help="checkpoint folder to write")
+    add("--probe", text, "FILE", Path, nargs="+", default=[])
+    add = commands.add_parser("import", help="a Hugging Face folder -> a checkpoint").add
+    add("--input", "Hugging Face folder to read", "DIR", Path, required=True)
+    add("--output", "checkpoint folder to write", "CKPT", Path, required=True)
     return parser
 
 

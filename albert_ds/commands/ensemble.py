@@ -22,17 +22,13 @@ from albert_ds.tasks.recipes import RECIPES, Lengths
 
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add(
-        "--members",
-        type=Path,
-        nargs="+",
-        required=True,
-        metavar="DIR",
-        help="folders written by finetune.py for one task; a folder of several seeds stands for "
-        "all of them",
+    add = parser.add
+    text = (
+        "folders written by finetune.py for one task; a folder of several seeds stands for "
+        "all of them"
     )
-    add("--output", type=Path, required=True, metavar="DIR", help="folder for the results")
+    add("--members", text, "DIR", Path, nargs="+", required=True)
+    add("--output", "folder for the results", "DIR", Path, required=True)
     return parser
 
 

@@ -10,23 +10,12 @@ from albert_ds import cli
 
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add(
-        "--checkpoint",
-        required=True,
-        type=Path,
-        metavar="RUN_OR_HF",
-        help="pretraining run, checkpoint or Hugging Face folder",
-    )
-    add("--average", action="store_true", help="read the averaged weights of the run")
-    add("--top", type=cli.positive, default=3, metavar="PIECES", help="pieces to show for a mask")
-    add(
-        "sentences",
-        type=cli.utf8,
-        nargs="+",
-        metavar="SENTENCE",
-        help="text with one [MASK] or more",
-    )
+    add = parser.add
+    text = "pretraining run, checkpoint or Hugging Face folder"
+    add("--checkpoint", text, "RUN_OR_HF", Path, required=True)
+    add("--average", "read the averaged weights of the run", action="store_true")
+    add("--top", "pieces to show for a mask", "PIECES", cli.positive, default=3)
+    add("sentences", "text with one [MASK] or more", "SENTENCE", cli.utf8, nargs="+")
     return parser
 
 

@@ -29,23 +29,14 @@ from albert_ds.json_files import check, read_json
 
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__)
-    add = parser.add_argument
-    add(
-        "--data",
-        type=cli.path,
-        metavar="DATA",
-        help="folder made by `albert-ds shards` (required without --run)",
-    )
-    add(
-        "--run",
-        type=Path,
-        metavar="RUN",
-        help="pretraining run whose data, flags and step --step to show instead (default: none)",
-    )
-    add("--step", type=cli.positive, metavar="N", help="step of --run, from 1 (default: none)")
-    add("--split", choices=("train", "heldout"), default="train", help="which split to look at")
-    add("--show", type=cli.natural, default=2, metavar="SAMPLES", help="samples to print as text")
-    add("--count", type=cli.positive, default=2000, metavar="SAMPLES", help="samples to count")
+    add = parser.add
+    add("--data", "folder made by `albert-ds shards` (required without --run)", "DATA", cli.path)
+    text = "pretraining run whose data, flags and step --step to show instead (default: none)"
+    add("--run", text, "RUN", Path)
+    add("--step", "step of --run, from 1 (default: none)", "N", cli.positive)
+    add("--split", "which split to look at", choices=("train", "heldout"), default="train")
+    add("--show", "samples to print as text", "SAMPLES", cli.natural, default=2)
+    add("--count", "samples to count", "SAMPLES", cli.positive, default=2000)
     cli.add_flags(parser, StreamConfig)
     return parser
 

@@ -13,8 +13,7 @@ FILES = {
 
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__)
-    text = f"what to find: {', '.join(FILES)}"
-    parser.add_argument("name", choices=FILES, metavar="NAME", help=text)
+    parser.add("name", f"what to find: {', '.join(FILES)}", "NAME", choices=FILES)
     return parser
 
 

@@ -28,62 +28,35 @@ from albert_ds.model.depth import read_span
 
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add(
-        "--checkpoint",
-        type=Path,
-        required=True,
-        metavar="RUN_OR_HF",
-        help="pretraining run, checkpoint or Hugging Face folder",
+    add = parser.add
+    text = "pretraining run, checkpoint or Hugging Face folder"
+    add("--checkpoint", text, "RUN_OR_HF", Path, required=True)
+    add("--average", "read the averaged weights of the run", action="store_true")
+    add("--data", "folder with held-out shards (required without --minimal-pairs)", "DATA", Path)
+    text = (
+        "folder of *.jsonl with sentence_good and sentence_bad, to measure instead (default: none)"
     )
-    add("--average", action="store_true", help="read the averaged weights of the run")
-    add(
-        "--data",
-        type=Path,
-        metavar="DATA",
-        help="folder with held-out shards (required without --minimal-pairs)",
-    )
-    add(
-        "--minimal-pairs",
-        type=Path,
-        metavar="FOLDER",
-        help="folder of *.jsonl with sentence_good and sentence_bad, to measure instead "
-        "(default: none)",
-    )
+    add("--minimal-pairs", text, "FOLDER", Path)
     text = "of the encoder with --minimal-pairs; bf16 is faster on processors with units for it"
-    add("--precision", choices=("fp32", "bf16"), default="fp32", help=text)
+    add("--precision", text, choices=("fp32", "bf16"), default="fp32")
     count: dict[str, Any] = {"type": cli.positive, "metavar": "SAMPLES"}
     add("--samples", default=4096, help="largest number of held-out samples", **count)
     add("--head-samples", default=8192, help="training samples for a missing head", **count)
     add("--micro-batch-size", default=8, help="samples of one forward pass", **count)
-    add(
-        "--sequence-length",
-        type=cli.positive,
-        metavar="TOKENS",
-        help="longest sequence (default: that of the shards or of the model, the smaller)",
-    )
+    text = "longest sequence (default: that of the shards or of the model, the smaller)"
+    add("--sequence-length", text, "TOKENS", cli.positive)
     text = (
         "layers to run, of the same blocks (default: the model's); 1-12: masked words alone, after "
         "each of these numbers of layers"
     )
-    add("--num-layers", type=read_span, metavar="LAYERS", help=text)
-    add("--seed", type=cli.natural, default=0, metavar="N", help="seed of masks and swaps")
-    add("--output", type=cli.new_file, metavar="FILE", help="JSON file for the same numbers")
-    add("--similarity", action="store_true", help="measure every layer instead (Figure 1)")
-    add(
-        "--against",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="RUN_OR_HF",
-        help="further checkpoints to measure with --similarity (default: none)",
-    )
-    add(
-        "--labels",
-        nargs="+",
-        metavar="NAME",
-        help="names of the models for --similarity (default: those of their folders)",
-    )
+    add("--num-layers", text, "LAYERS", read_span)
+    add("--seed", "seed of masks and swaps", "N", cli.natural, default=0)
+    add("--output", "JSON file for the same numbers", "FILE", cli.new_file)
+    add("--similarity", "measure every layer instead (Figure 1)", action="store_true")
+    text = "further checkpoints to measure with --similarity (default: none)"
+    add("--against", text, "RUN_OR_HF", Path, nargs="+", default=[])
+    text = "names of the models for --similarity (default: those of their folders)"
+    add("--labels", text, "NAME", nargs="+")
     return parser
 
 

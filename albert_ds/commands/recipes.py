@@ -14,8 +14,7 @@ NEED_A_CLONE = {"slurm/check.sh"}  # it runs the project's tests
 
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__)
-    text = "folder to write to; is made"
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help=text)
+    parser.add("--output", "folder to write to; is made", "DIR", Path, required=True)
     return parser
 
 

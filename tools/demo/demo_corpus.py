@@ -143,9 +143,9 @@ def write_corpus(output: Path, max_bytes: int) -> Counter:
 
 def main(argv: list[str]) -> None:
     parser = Parser(prog="tools/demo/demo_corpus.py", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--output", required=True, type=Path, metavar="FILE", help="text file to write")
-    add("--max-bytes", type=int, default=2_000_000, metavar="BYTES", help="size, at most")
+    add = parser.add
+    add("--output", "text file to write", "FILE", Path, required=True)
+    add("--max-bytes", "size, at most", "BYTES", int, default=2_000_000)
     args = parser.parse_args(argv)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     counts = write_corpus(args.output, args.max_bytes)

@@ -20,8 +20,9 @@ REPORT = {
 
 def build_parser() -> Parser:
     parser = Parser(prog="tools/demo/demo_verdict.py", description=__doc__.splitlines()[0])
-    text = "what albert-ds probe --output wrote of a model trained with SOP"
-    parser.add_argument("report", type=Path, metavar="JSON", help=text)
+    parser.add(
+        "report", "what albert-ds probe --output wrote of a model trained with SOP", "JSON", Path
+    )
     return parser
 
 

@@ -25,25 +25,15 @@ SQUAD = {"squad1": "v1.1", "squad2": "v2.0"}
 
 def build_parser() -> Parser:
     parser = Parser(prog="tools/demo/small_tasks.py", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add(
-        "--files",
-        type=Path,
-        required=True,
-        help="folder with what there is of glue/CoLA ..., squad/*.json, RACE/{train,dev}",
-    )
-    add("--output", type=Path, required=True, help="folder of the copies, one a task")
-    add("--tasks", nargs="+", choices=[*GLUE, *SQUAD, "race"], required=True, help="which ones")
-    add("--train", type=positive, default=2000, metavar="EXAMPLES", help="training examples")
-    add("--dev", type=positive, default=500, metavar="EXAMPLES", help="examples of the dev set")
-    add(
-        "--levels",
-        nargs="+",
-        choices=("middle", "high"),
-        default=("middle", "high"),
-        help="of RACE",
-    )
-    add("--seed", type=natural, default=0, metavar="N", help="seed of the choice of examples")
+    add = parser.add
+    text = "folder with what there is of glue/CoLA ..., squad/*.json, RACE/{train,dev}"
+    add("--files", text, type=Path, required=True)
+    add("--output", "folder of the copies, one a task", type=Path, required=True)
+    add("--tasks", "which ones", nargs="+", choices=[*GLUE, *SQUAD, "race"], required=True)
+    add("--train", "training examples", "EXAMPLES", positive, default=2000)
+    add("--dev", "examples of the dev set", "EXAMPLES", positive, default=500)
+    add("--levels", "of RACE", nargs="+", choices=("middle", "high"), default=("middle", "high"))
+    add("--seed", "seed of the choice of examples", "N", natural, default=0)
     return parser
 
 

@@ -22,16 +22,9 @@ LEFT_OUT = {f"{TEI}{name}" for name in ("note", "gap", "pb")}
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add(
-        "--input",
-        nargs="+",
-        required=True,
-        type=path,
-        metavar="GLOB",
-        help="TEI files, paths or URLs",
-    )
-    add("--output", required=True, type=Path, metavar="FILE", help="text file to write")
+    add = parser.add
+    add("--input", "TEI files, paths or URLs", "GLOB", path, nargs="+", required=True)
+    add("--output", "text file to write", "FILE", Path, required=True)
     return parser
 
 

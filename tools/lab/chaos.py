@@ -106,18 +106,13 @@ class Trainer:
 
 def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/chaos.py", description=__doc__)
-    add = parser.add_argument
-    add("--data", required=True, help="folder made by build_shards.py")
-    add("--output", required=True, type=Path, help="folder for both runs; must not exist yet")
-    add("--kills", type=positive, metavar="KILLS", default=50, help="number of SIGKILLs")
-    add("--ranks", type=positive, default=2, metavar="RANKS", help="processes of a run")
-    add(
-        "--steps",
-        type=positive,
-        metavar="STEPS",
-        help="optimizer steps of a run (default: 6 for each kill)",
-    )
-    add("--seed", type=positive, default=1, metavar="N", help="seed of the kills' random moments")
+    add = parser.add
+    add("--data", "folder made by build_shards.py", required=True)
+    add("--output", "folder for both runs; must not exist yet", type=Path, required=True)
+    add("--kills", "number of SIGKILLs", "KILLS", positive, default=50)
+    add("--ranks", "processes of a run", "RANKS", positive, default=2)
+    add("--steps", "optimizer steps of a run (default: 6 for each kill)", "STEPS", positive)
+    add("--seed", "seed of the kills' random moments", "N", positive, default=1)
     return parser
 
 

@@ -27,19 +27,14 @@ LOST_SECONDS = 60  # after a rank is killed or frozen, the other has ended
 
 def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/fault_check.py", description=__doc__)
-    add = parser.add_argument
-    add("what", choices=("resume", "lost"), help="the fault")
-    add("--data", type=cli.path, required=True, help="folder made by build_shards.py")
-    add("--folder", type=Path, required=True, help="folder for the runs; an old one is removed")
-    add(
-        "--steps",
-        type=natural,
-        metavar="STEPS",
-        help="optimizer steps of `resume` (default: 200, --quick 12)",
-    )
-    add("--signal", choices=("KILL", "STOP"), default="KILL", help="what a lost rank is sent")
-    add("--quick", action="store_true", help="a model of two layers, 32 wide")
-    add("--output", type=cli.new_file, help="JSON with one sentence about the outcome")
+    add = parser.add
+    add("what", "the fault", choices=("resume", "lost"))
+    add("--data", "folder made by build_shards.py", type=cli.path, required=True)
+    add("--folder", "folder for the runs; an old one is removed", type=Path, required=True)
+    add("--steps", "optimizer steps of `resume` (default: 200, --quick 12)", "STEPS", natural)
+    add("--signal", "what a lost rank is sent", choices=("KILL", "STOP"), default="KILL")
+    add("--quick", "a model of two layers, 32 wide", action="store_true")
+    add("--output", "JSON with one sentence about the outcome", type=cli.new_file)
     return parser
 
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/lamb_bench.py", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--models", nargs="+", choices=SIZES, default=["albert-base"], help="sizes")
-    add("--rounds", type=positive, default=9, metavar="ROUNDS", help="measured steps of each")
-    add("--output", type=cli.new_file, help="JSON file for the seconds of all steps")
+    add = parser.add
+    add("--models", "sizes", nargs="+", choices=SIZES, default=["albert-base"])
+    add("--rounds", "measured steps of each", "ROUNDS", positive, default=9)
+    add("--output", "JSON file for the seconds of all steps", type=cli.new_file)
     return parser
 
 

@@ -29,24 +29,14 @@ SQUAD_METRICS = ("f1", "exact")
 
 def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/paper_table.py", description=__doc__)
-    add = parser.add_argument
-    add(
-        "--rows",
-        type=cli.path,
-        nargs="+",
-        required=True,
-        metavar="NAME=DIR",
-        help="rows of the table: a name, and a folder with one subfolder per task",
-    )
-    add("--tasks", nargs="+", choices=TASKS, default=PAPER, help="columns (default: the paper's)")
-    add("--time", action="store_true", help="print steps and hours of pretraining (Table 6)")
-    add(
-        "--speedup-over",
-        metavar="NAME",
-        help="print samples per second relative to this row (Table 2)",
-    )
-    add("--heldout", action="store_true", help="print the last held-out MLM loss of pretraining")
-    add("--output", type=cli.new_file, help="JSON with the same numbers")
+    add = parser.add
+    text = "rows of the table: a name, and a folder with one subfolder per task"
+    add("--rows", text, "NAME=DIR", cli.path, nargs="+", required=True)
+    add("--tasks", "columns (default: the paper's)", nargs="+", choices=TASKS, default=PAPER)
+    add("--time", "print steps and hours of pretraining (Table 6)", action="store_true")
+    add("--speedup-over", "print samples per second relative to this row (Table 2)", "NAME")
+    add("--heldout", "print the last held-out MLM loss of pretraining", action="store_true")
+    add("--output", "JSON with the same numbers", type=cli.new_file)
     return parser
 
 

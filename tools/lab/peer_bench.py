@@ -53,42 +53,24 @@ SQUARE = 2048  # rows of the large matrix product
 
 def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/peer_bench.py", description=__doc__)
-    add = parser.add_argument
+    add = parser.add
     albert = [name for name in SIZES if name.startswith("albert")]
-    add("--model", choices=albert, default="albert-base", help="size")
+    add("--model", "size", choices=albert, default="albert-base")
     text = "sequences of a step (default: 32 on a GPU, 4 on a CPU)"
-    add("--micro-batch-size", type=positive, metavar="SAMPLES", help=text)
-    add(
-        "--sequence-length",
-        type=positive,
-        default=512,
-        metavar="TOKENS",
-        help="tokens of a full row",
-    )
-    add(
-        "--data",
-        nargs="+",
-        type=cli.path,
-        help="folders of build_shards.py (default: full rows of random tokens)",
-    )
-    text = "width to which the peer pads"
-    add("--padding", choices=("longest", "row"), default="longest", help=text)
+    add("--micro-batch-size", text, "SAMPLES", positive)
+    add("--sequence-length", "tokens of a full row", "TOKENS", positive, default=512)
+    text = "folders of build_shards.py (default: full rows of random tokens)"
+    add("--data", text, type=cli.path, nargs="+")
+    add("--padding", "width to which the peer pads", choices=("longest", "row"), default="longest")
     text = "attentions of the peer (default: all that are installed)"
-    add("--peers", nargs="+", choices=(*PEERS, *FLASH), help=text)
-    add(
-        "--dropout",
-        type=Number(low=0, below=1),
-        metavar="P",
-        help="probability, in both (default: the size's)",
-    )
+    add("--peers", text, nargs="+", choices=(*PEERS, *FLASH))
+    add("--dropout", "probability, in both (default: the size's)", "P", Number(low=0, below=1))
     text = "DeepSpeed's JSON; its type is the peer's too (default: of ds_configs/ "
     text += "zero1_bf16_adamw.json on a GPU, zero1_fp32_adamw.json on a CPU)"
-    add("--deepspeed_config", type=cli.path, help=text)
-    add(
-        "--warmup", type=natural, default=1, metavar="STEPS", help="steps of each that do not count"
-    )
-    add("--rounds", type=positive, default=5, metavar="ROUNDS", help="steps of each that count")
-    add("--output", type=cli.new_file, help="JSON with every raw number")
+    add("--deepspeed_config", text, type=cli.path)
+    add("--warmup", "steps of each that do not count", "STEPS", natural, default=1)
+    add("--rounds", "steps of each that count", "ROUNDS", positive, default=5)
+    add("--output", "JSON with every raw number", type=cli.new_file)
     add("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser
 

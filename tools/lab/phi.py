@@ -34,12 +34,12 @@ PATTERNS = [f"loop:1,{core}x{runs},1" for core, runs in ((1, 1), (2, 1), (4, 1),
 
 def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/phi.py", description=__doc__)
-    add = parser.add_argument
-    add("--data", required=True, nargs="+", type=cli.path, metavar="DATA", help="shards")
-    add("--output", required=True, type=Path, metavar="DIR", help="folder of the runs")
-    add("--patterns", nargs="+", default=PATTERNS, metavar="LOOP", help="loop:P,CxR,D, each a run")
-    add("--seeds", nargs="+", type=cli.natural, default=[1, 2, 3], metavar="N", help="seeds")
-    add("flags", nargs="*", metavar="-- FLAG", help="flags of the trainer, of all runs")
+    add = parser.add
+    add("--data", "shards", "DATA", cli.path, required=True, nargs="+")
+    add("--output", "folder of the runs", "DIR", Path, required=True)
+    add("--patterns", "loop:P,CxR,D, each a run", "LOOP", nargs="+", default=PATTERNS)
+    add("--seeds", "seeds", "N", cli.natural, nargs="+", default=[1, 2, 3])
+    add("flags", "flags of the trainer, of all runs", "-- FLAG", nargs="*")
     return parser
 
 

@@ -60,18 +60,11 @@ DECIMALS = {
 
 def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/sharing_table.py", description=__doc__)
-    add = parser.add_argument
-    add(
-        "--rows",
-        nargs="+",
-        required=True,
-        type=cli.path,
-        metavar="NAME=DIR",
-        help="rows of the table: a name, and a folder with one run per seed",
-    )
-    text = "row that the others are compared with, seed by seed (default: none)"
-    add("--against", metavar="NAME", help=text)
-    add("--output", type=cli.new_file, metavar="FILE", help="JSON with the same numbers")
+    add = parser.add
+    text = "rows of the table: a name, and a folder with one run per seed"
+    add("--rows", text, "NAME=DIR", cli.path, nargs="+", required=True)
+    add("--against", "row that the others are compared with, seed by seed (default: none)", "NAME")
+    add("--output", "JSON with the same numbers", "FILE", cli.new_file)
     return parser
 
 

@@ -55,61 +55,28 @@ HALF_TYPES = ("bf16", "fp16")
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
-    add = parser.add_argument
-    add(
-        "--models",
-        nargs="+",
-        choices=SIZES,
-        default=["albert-base"],
-        help="sizes (default: albert-base)",
-    )
-    add(
-        "--sharing",
-        nargs="+",
-        default=[None],
-        metavar="HOW",
-        help="patterns of train.py --sharing to count, of each size (default: the size's own)",
-    )
-    add("--per-layer", default="none", metavar="WHAT", help="what layers have of their own")
+    add = parser.add
+    text = "sizes (default: albert-base)"
+    add("--models", text, nargs="+", choices=SIZES, default=["albert-base"])
+    text = "patterns of train.py --sharing to count, of each size (default: the size's own)"
+    add("--sharing", text, "HOW", nargs="+", default=[None])
+    add("--per-layer", "what layers have of their own", "WHAT", default="none")
     text = "processes to start without a launcher (default: one for each GPU; 2 on a CPU)"
-    add("--ranks", type=positive, metavar="RANKS", help=text)
-    add(
-        "--tensor-parallel",
-        type=positive,
-        default=1,
-        metavar="RANKS",
-        help="ranks that share a block",
-    )
+    add("--ranks", text, "RANKS", positive)
+    add("--tensor-parallel", "ranks that share a block", "RANKS", positive, default=1)
+    text = "DeepSpeed's JSON files (default: zero0_fp32.json and zero1_bf16.json of ds_configs/)"
     add(
         "--deepspeed_config",
-        type=cli.path,
+        text,
+        "FILE",
+        cli.path,
         nargs="+",
         default=[f"{PACKAGE}/ds_configs/{name}.json" for name in ("zero0_fp32", "zero1_bf16")],
-        metavar="FILE",
-        help="DeepSpeed's JSON files (default: zero0_fp32.json and zero1_bf16.json of ds_configs/)",
     )
-    add(
-        "--micro-batch-size",
-        type=positive,
-        default=1,
-        metavar="SAMPLES",
-        help="sequences per micro-batch",
-    )
-    add(
-        "--accumulation",
-        type=positive,
-        default=2,
-        metavar="PASSES",
-        help="micro-batches per optimizer step",
-    )
-    add(
-        "--sequence-length",
-        type=positive,
-        default=32,
-        metavar="TOKENS",
-        help="tokens of a synthetic row",
-    )
-    add("--output", type=cli.new_file, metavar="FILE", help="JSON with every figure")
+    add("--micro-batch-size", "sequences per micro-batch", "SAMPLES", positive, default=1)
+    add("--accumulation", "micro-batches per optimizer step", "PASSES", positive, default=2)
+    add("--sequence-length", "tokens of a synthetic row", "TOKENS", positive, default=32)
+    add("--output", "JSON with every figure", "FILE", cli.new_file)
     add("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser
 

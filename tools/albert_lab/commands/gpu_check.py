@@ -17,19 +17,20 @@ from albert_ds.errors import UserError
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
-    add = parser.add_argument
+    add = parser.add
     text = "folder for the report and all raw results; an existing one is continued"
-    add("--output", type=Path, required=True, metavar="REPORT", help=text)
-    text = "do only these pieces; a wrong name lists them (default: all)"
-    add("--piece", nargs="+", metavar="NAME", help=text)
+    add("--output", text, "REPORT", Path, required=True)
+    add(
+        "--piece", "do only these pieces; a wrong name lists them (default: all)", "NAME", nargs="+"
+    )
     text = "end after these; with twice or more of 8, each piece may take as much longer"
-    add("--minutes", type=Number(above=0), default=8, metavar="M", help=text)
+    add("--minutes", text, "M", Number(above=0), default=8)
     text = "folder of `albert-ds shards`, to train on (default: this Python's own documentation)"
-    add("--data", type=Path, metavar="DATA", help=text)
+    add("--data", text, "DATA", Path)
     text = (
         "one tiny model and short rows, in minutes: shows that all commands work, measures nothing"
     )
-    add("--quick", action="store_true", help=text)
+    add("--quick", text, action="store_true")
     return parser
 
 

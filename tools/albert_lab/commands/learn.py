@@ -73,30 +73,30 @@ class Layout:
 
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
+    add = parser.add
     text = "files, folders or URLs of text, as `albert-ds vocab --input` takes them"
-    add("--text", type=cli.path, nargs="+", required=True, metavar="FILE", help=text)
+    add("--text", text, "FILE", cli.path, nargs="+", required=True)
     text = "the field of JSON lines or the column of a table that holds the text"
-    add("--text-field", default="text", metavar="NAME", help=text)
-    add("--output", type=Path, required=True, metavar="DIR", help="folder for all that it makes")
+    add("--text-field", text, "NAME", default="text")
+    add("--output", "folder for all that it makes", "DIR", Path, required=True)
     hours = Number(above=0, high=10_000)
-    add("--hours", type=hours, default=2.0, metavar="HOURS", help="time of the pretraining")
-    add("--language", default="en", metavar="CODE", help="language of the text")
+    add("--hours", "time of the pretraining", "HOURS", hours, default=2.0)
+    add("--language", "language of the text", "CODE", default="en")
     size = f"pieces of the vocabulary (default: {PIECES}, or those of --init-from)"
-    add("--vocab-size", type=cli.positive, metavar="PIECES", help=size)
+    add("--vocab-size", size, "PIECES", cli.positive)
     text = "begin with the weights and the vocabulary of a run or of an export: more hours, in "
     text += "another --output (default: random weights)"
-    add("--init-from", type=cli.path, metavar="RUN_OR_HF", help=text)
+    add("--init-from", text, "RUN_OR_HF", cli.path)
     text = "seed of the pretraining; a third time take 2 (default: 0, with --init-from 1)"
-    add("--seed", type=cli.natural, metavar="N", help=text)
+    add("--seed", text, "N", cli.natural)
     text = "folder of minimal pairs, as BLiMP's data/ (default: none)"
-    add("--minimal-pairs", type=Path, metavar="FOLDER", help=text)
+    add("--minimal-pairs", text, "FOLDER", Path)
     names = ", ".join(name for name, *_ in TASKS.values())
     steps = sum(steps for _, steps, _ in TASKS.values())
     text = f"folder with GLUE's {names}: {steps:,} more steps for each of --seeds, from the model "
     text += "and from random weights (default: none)"
-    add("--tasks", type=Path, metavar="FOLDER", help=text)
-    add("--seeds", type=cli.positive, default=3, metavar="RUNS", help="runs of each task")
+    add("--tasks", text, "FOLDER", Path)
+    add("--seeds", "runs of each task", "RUNS", cli.positive, default=3)
     return parser
 
 

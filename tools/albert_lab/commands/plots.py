@@ -15,31 +15,30 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
 
     def command(name: str, meaning: str, kind: str = "PNG"):
-        add = commands.add_parser(name, help=meaning, description=meaning).add_argument
+        add = commands.add_parser(name, help=meaning, description=meaning).add
         of_kind = svg_file if kind == "SVG" else cli.new_file
-        add("--output", type=of_kind, required=True, metavar=kind, help="picture to write")
+        add("--output", "picture to write", kind, of_kind, required=True)
         return add
 
     add = command("curves", "losses and accuracies of runs; prints the largest differences", "SVG")
-    text = "RUN folders, or metrics.jsonl files"
-    add("--runs", type=Path, nargs="+", required=True, metavar="RUN", help=text)
-    add("--labels", nargs="+", help="names in the legend (default: the folders that differ)")
+    add("--runs", "RUN folders, or metrics.jsonl files", "RUN", Path, nargs="+", required=True)
+    add("--labels", "names in the legend (default: the folders that differ)", nargs="+")
     for name, meaning in (
         ("traffic", "bytes that a rank sends in a step, by kind"),
         ("split", "the parts of a step, relative to the baseline's step"),
     ):
         add = command(name, meaning)
         text = "reports of `albert-ds bench`; the first model of a report is its baseline"
-        add("--input", type=Path, nargs="+", required=True, help=text)
+        add("--input", text, type=Path, nargs="+", required=True)
         text = "draw only cells with these values, as in the JSON (default: all cells)"
-        add("--only", metavar="KEY=VALUE,...", help=text)
+        add("--only", text, "KEY=VALUE,...")
     add = command("layers", "distance and angle of each layer's input and output (Figure 1)")
-    add("--input", type=Path, required=True, help="JSON of `albert-ds probe --similarity --output`")
+    add("--input", "JSON of `albert-ds probe --similarity --output`", type=Path, required=True)
     add = command(
         "depths", "loss and accuracy of masked words at each depth, and how states change"
     )
     text = "JSON of `albert-ds probe --num-layers LOW-HIGH --output`"
-    add("--input", type=Path, required=True, help=text)
+    add("--input", text, type=Path, required=True)
     return parser
 
 

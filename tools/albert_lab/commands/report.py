@@ -12,10 +12,8 @@ from albert_ds.files import write_file
 
 def build_parser() -> cli.Parser:
     parser = cli.Parser(description=__doc__)
-    text = "RUN folder, or its metrics.jsonl"
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=text)
-    text = "page to write"
-    parser.add_argument("--output", type=cli.new_file, required=True, metavar="HTML", help=text)
+    parser.add("runs", "RUN folder, or its metrics.jsonl", "RUN", Path, nargs="+")
+    parser.add("--output", "page to write", "HTML", cli.new_file, required=True)
     return parser
 
 

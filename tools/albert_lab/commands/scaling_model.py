@@ -31,9 +31,9 @@ def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     meaning = "predict steps of several models on clusters of any size and link"
-    _add_predict(commands.add_parser("predict", help=meaning, description=meaning).add_argument)
+    _add_predict(commands.add_parser("predict", help=meaning, description=meaning).add)
     meaning = "choose the layout for a model and a cluster: memory, samples/s, hours"
-    _add_plan(commands.add_parser("plan", help=meaning, description=meaning).add_argument)
+    _add_plan(commands.add_parser("plan", help=meaning, description=meaning).add)
     return parser
 
 
@@ -42,64 +42,50 @@ def _add_cluster(add, or_schedule: str = "") -> None:
         f"{', '.join(GPUS)}: rates of the datasheet; or a JSON file with device, bf16_tflops, "
         "memory_bytes, memory_bandwidth_gb_s, as measured"
     )
-    add("--hardware", metavar="GPU_OR_REPORT", default="h100", help=text)
+    add("--hardware", text, "GPU_OR_REPORT", default="h100")
     text = (
         "share of the GPU's peak in large passes (default: by hidden size as measured on one H100, "
         f"{', '.join(f'{width}: {share}' for width, share in MFU.items())}); the peak of a report "
         f"is its bf16_tflops / {LARGE_PRODUCT}"
     )
-    add("--mfu", type=Number(above=0, high=1), metavar="SHARE", help=text)
-    add("--gpus-a-node", type=positive, metavar="GPUS", default=8, help="GPUs that share one link")
+    add("--mfu", text, "SHARE", Number(above=0, high=1))
+    add("--gpus-a-node", "GPUs that share one link", "GPUS", positive, default=8)
     text = f"sequences of an optimizer step{or_schedule}"
     kind = VARYING["batch_size"] if or_schedule else BATCH_SIZE
-    add("--batch-size", type=kind, metavar="SAMPLES", default=4096, help=text)
+    add("--batch-size", text, "SAMPLES", kind, default=4096)
     text = f"tokens of a sequence, without padding{or_schedule}"
     kind = VARYING["sequence_length"] if or_schedule else positive
-    add("--sequence-length", type=kind, metavar="TOKENS", default=512, help=text)
+    add("--sequence-length", text, "TOKENS", kind, default=512)
 
 
 def _add_predict(add) -> None:
     models = ["bert-large", "albert-large", "albert-base", "albert-xlarge", "albert-xxlarge"]
-    text = "sizes; the first is the baseline"
-    add("--models", nargs="+", choices=SIZES, default=models, help=text)
+    add("--models", "sizes; the first is the baseline", nargs="+", choices=SIZES, default=models)
     counts, links = [8, 32, 128, 512, 1024, 4096], [10, 25, 100, 400, 3200]
-    add("--gpus", type=positive, nargs="+", default=counts, metavar="GPUS", help="numbers of GPUs")
+    add("--gpus", "numbers of GPUs", "GPUS", positive, nargs="+", default=counts)
     text = "Gb/s of a node's network, all adapters together"
-    add("--links", type=Number(above=0), metavar="GBIT/S", nargs="+", default=links, help=text)
-    add(
-        "--micro-batch-size",
-        type=positive,
-        default=32,
-        metavar="SAMPLES",
-        help="maximum sequences of a pass",
-    )
+    add("--links", text, "GBIT/S", Number(above=0), nargs="+", default=links)
+    add("--micro-batch-size", "maximum sequences of a pass", "SAMPLES", positive, default=32)
     _add_cluster(add)
 
 
 def _add_plan(add) -> None:
-    add("--model", choices=SIZES, required=True, help="size")
-    add("--sharing", metavar="HOW", help="pattern of train.py --sharing (default: the size's own)")
-    add("--per-layer", default="none", metavar="WHAT", help="what layers have of their own")
-    text = "Muon, ds_configs/zero1_bf16_muon.json, instead of LAMB"
-    add("--muon", action="store_true", help=text)
+    add("--model", "size", choices=SIZES, required=True)
+    add("--sharing", "pattern of train.py --sharing (default: the size's own)", "HOW")
+    add("--per-layer", "what layers have of their own", "WHAT", default="none")
+    add("--muon", "Muon, ds_configs/zero1_bf16_muon.json, instead of LAMB", action="store_true")
     text = "depths of train.py --depth-schedule (default: all layers from the first step on)"
-    add("--depth-schedule", metavar="LAYERS@START,...", help=text)
-    add("--gpus", type=positive, required=True, metavar="GPUS", help="GPUs of the cluster")
-    text = "memory of a GPU in GB (default: that of --hardware)"
-    add("--gpu-memory", type=Number(above=0), metavar="GB", help=text)
+    add("--depth-schedule", text, "LAYERS@START,...")
+    add("--gpus", "GPUs of the cluster", "GPUS", positive, required=True)
+    add(
+        "--gpu-memory", "memory of a GPU in GB (default: that of --hardware)", "GB", Number(above=0)
+    )
     text = "rate of a node's network in Gb/s, all adapters together"
-    add("--link", type=Number(above=0), required=True, metavar="GBIT/S", help=text)
-    add(
-        "--steps", type=SHARED["steps"].type, metavar="STEPS", required=True, help="optimizer steps"
-    )
-    add(
-        "--micro-batch-size",
-        type=positive,
-        metavar="SAMPLES",
-        help="sequences of a pass (default: the best)",
-    )
+    add("--link", text, "GBIT/S", Number(above=0), required=True)
+    add("--steps", "optimizer steps", "STEPS", SHARED["steps"].type, required=True)
+    add("--micro-batch-size", "sequences of a pass (default: the best)", "SAMPLES", positive)
     text = "share of the memory reserved for CUDA, NCCL and fragmentation"
-    add("--reserve", type=Number(low=0, below=1), metavar="SHARE", default=0.1, help=text)
+    add("--reserve", text, "SHARE", Number(low=0, below=1), default=0.1)
     _add_cluster(add, ", or a schedule as in train.py --help")
 
 

@@ -35,101 +35,44 @@ from albert_lab.throughput_tables import as_tables
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
-    _add_layouts(parser.add_argument)
-    _add_timing(parser.add_argument)
+    _add_layouts(parser.add)
+    _add_timing(parser.add)
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser
 
 
 def _add_layouts(add) -> None:
     """What is measured."""
-    add(
-        "--models", nargs="+", choices=SIZES, required=True, help="sizes; the first is the baseline"
-    )
+    add("--models", "sizes; the first is the baseline", nargs="+", choices=SIZES, required=True)
     text = "processes to start without a launcher (default: one for each GPU; 2 on a CPU)"
-    add("--ranks", type=several(positive), metavar="RANKS", help=text)
-    add(
-        "--tensor-parallel",
-        type=several(positive),
-        default="1",
-        metavar="RANKS",
-        help="ranks that share a block",
-    )
+    add("--ranks", text, "RANKS", several(positive))
+    add("--tensor-parallel", "ranks that share a block", "RANKS", several(positive), default="1")
     text = "sequences per micro-batch (default: 32 on a GPU, 4 on a CPU)"
-    add("--micro-batch", type=several(positive), help=text)
-    add("--zero", type=several(natural), help="ZeRO stages (default: as in --deepspeed_config)")
-    add(
-        "--accumulation",
-        type=positive,
-        default=1,
-        metavar="PASSES",
-        help="micro-batches per optimizer step",
-    )
-    add(
-        "--sequence-length",
-        type=positive,
-        default=512,
-        metavar="TOKENS",
-        help="tokens of a synthetic row",
-    )
+    add("--micro-batch", text, type=several(positive))
+    add("--zero", "ZeRO stages (default: as in --deepspeed_config)", type=several(natural))
+    add("--accumulation", "micro-batches per optimizer step", "PASSES", positive, default=1)
+    add("--sequence-length", "tokens of a synthetic row", "TOKENS", positive, default=512)
     text = "folders of `albert-ds shards` (default: synthetic rows)"
-    add("--data", nargs="+", type=cli.path, help=text)
-    add(
-        "--dropout",
-        type=Number(low=0, below=1),
-        metavar="P",
-        help="probability (default: the size's)",
-    )
-    add(
-        "--vocab-size",
-        type=positive,
-        default=30_000,
-        metavar="PIECES",
-        help="pieces, without --data",
-    )
+    add("--data", text, type=cli.path, nargs="+")
+    add("--dropout", "probability (default: the size's)", "P", Number(low=0, below=1))
+    add("--vocab-size", "pieces, without --data", "PIECES", positive, default=30_000)
     text = "DeepSpeed's JSON files (default: of ds_configs/ zero1_bf16.json on a GPU, "
     text += "zero1_fp32.json on a CPU)"
-    add("--deepspeed_config", type=cli.path, nargs="+", metavar="FILE", help=text)
-    add(
-        "--activation-checkpointing",
-        type=several(checkpointing_mode),
-        default="none",
-        metavar="MODE",
-        help="none, attention or block: what backward recomputes",
-    )
+    add("--deepspeed_config", text, "FILE", cli.path, nargs="+")
+    text = "none, attention or block: what backward recomputes"
+    add("--activation-checkpointing", text, "MODE", several(checkpointing_mode), default="none")
 
 
 def _add_timing(add) -> None:
     """How, and what is written."""
-    add(
-        "--warmup",
-        type=natural,
-        default=1,
-        metavar="STEPS",
-        help="steps of each model that are not counted",
-    )
+    add("--warmup", "steps of each model that are not counted", "STEPS", natural, default=1)
     text = "steps of each model per round (default: 5 on a GPU, 1 on a CPU)"
-    add("--steps", type=positive, metavar="STEPS", help=text)
-    add(
-        "--rounds",
-        type=positive,
-        default=5,
-        metavar="ROUNDS",
-        help="rounds; each model takes part in each",
-    )
-    add(
-        "--peak-tflops",
-        type=Number(above=0),
-        metavar="TFLOPS",
-        help="of a rank's device, for MFU (default: of known GPUs)",
-    )
-    add(
-        "--profile",
-        type=cli.new_file,
-        metavar="FILE",
-        help="trace of one step each, for ui.perfetto.dev",
-    )
-    add("--output", type=cli.new_file, metavar="FILE", help="JSON with every raw number")
+    add("--steps", text, "STEPS", positive)
+    add("--rounds", "rounds; each model takes part in each", "ROUNDS", positive, default=5)
+    text = "of a rank's device, for MFU (default: of known GPUs)"
+    add("--peak-tflops", text, "TFLOPS", Number(above=0))
+    add("--profile", "trace of one step each, for ui.perfetto.dev", "FILE", cli.new_file)
+    add("--output", "JSON with every raw number", "FILE", cli.new_file)
 
 
 def several(one: Callable) -> Callable[[str], list]:

@@ -14,12 +14,12 @@ from albert_lab.gpu_check.records import Records
 
 def build_parser() -> cli.Parser:
     parser = cli.Parser(prog="albert_lab.gpu_check.measure", description=__doc__)
-    add = parser.add_argument
-    add("piece", choices=("machine", "smoke", "speed", "rates"), help="what to measure")
+    add = parser.add
+    add("piece", "what to measure", choices=("machine", "smoke", "speed", "rates"))
     text = "from the start of the process; what cannot begin in them is left out"
-    add("--seconds", type=Number(above=0), metavar="S", required=True, help=text)
-    add("--output", type=Path, required=True, help="JSON with every figure")
-    add("--quick", action="store_true", help="tiny models and tensors; figures mean nothing")
+    add("--seconds", text, "S", Number(above=0), required=True)
+    add("--output", "JSON with every figure", type=Path, required=True)
+    add("--quick", "tiny models and tensors; figures mean nothing", action="store_true")
     return parser
 
 
