@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -274,8 +275,6 @@ def add_flag(
 
 def require(module: str, extra: str, what: str) -> None:
     """Raise UserError where `module`, which `what` needs and the extra brings, is not installed."""
-    from importlib.util import find_spec
-
     if find_spec(module) is None:
         install = f"pip install 'albert-ds[{extra}]'"
         raise UserError(f"{what}: the package {module} is not installed; {install}")

@@ -55,21 +55,19 @@ def training_batches(
     assert step >= 0 and not any(size % (dp_size * micro_batch_size) for size in sizes)
     reader = MicroBatchReader(sources, weights, plan.stream)
     cuts = functools.partial(plan_training, plan, step, micro_batch_size, dp_rank, dp_size)
-    from webdataset.compat import WebLoader
-    from webdataset.pipeline import DataPipeline
-    from webdataset.shardlists import split_by_worker
+    from webdataset import compat, pipeline, shardlists
 
-    pipeline = DataPipeline(cuts, split_by_worker, reader.read_each)
+    batches = pipeline.DataPipeline(cuts, shardlists.split_by_worker, reader.read_each)
     if not num_workers:
-        return iter(pipeline)
-    pipeline.append(_carry_endings)
+        return iter(batches)
+    batches.append(_carry_endings)
     # A micro-batch from a worker is a file descriptor until its step is done.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # A step takes its micro-batches at once; meanwhile the workers make those of the next step.
     accumulation = max(sizes) // (dp_size * micro_batch_size)
-    loader = WebLoader(
-        pipeline,
+    loader = compat.WebLoader(
+        batches,
         batch_size=None,
         num_workers=num_workers,
         prefetch_factor=min(math.ceil(2 * accumulation / num_workers), MAX_PREFETCH),

@@ -9,6 +9,9 @@ import json
 import re
 from pathlib import Path
 
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # ty: ignore[import-not-found]
+from tokenizers import Tokenizer, models
+
 from albert_ds.cli import Number, natural
 from albert_ds.data.vocab import (
     CONFIG_NAME,
@@ -79,8 +82,6 @@ def read_tokenizer_json(path: Path) -> Vocab:
 
 def _find_normalisation(path: Path, steps: list[dict], charsmap: bytes) -> Normalisation:
     """The normalisation with exactly these steps; UserError if there is none."""
-    from tokenizers import Tokenizer, models
-
     tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0)], 0))
     wanted = steps[:-1] if steps[-1:] == [BLANKS] else steps
     for normalisation in NORMALISATIONS:
@@ -103,8 +104,6 @@ def _build_model(
     pieces: list[tuple[str, float]], charsmap: bytes, normalisation: str, byte_fallback: bool
 ) -> bytes:
     """A SentencePiece model of these (piece, score), marked with the normalisation's name."""
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # ty: ignore[import-not-found]
-
     proto = ModelProto()
     spec = proto.trainer_spec
     spec.model_type = spec.UNIGRAM

@@ -18,15 +18,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import sentencepiece
+from google.protobuf.message import DecodeError
+from sentencepiece.sentencepiece_model_pb2 import ModelProto  # ty: ignore[import-not-found]
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from albert_ds.data.storage import beside, read_bytes
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.files import write_file
 from albert_ds.json_files import MAX_BYTES, check, parse_json
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 SPECIAL_PIECES = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
@@ -103,8 +105,6 @@ class Normalisation:
 
     def build_steps(self, charsmap: bytes) -> Any:
         """The steps as a normalizer of the tokenizers library; `charsmap` is the model's own."""
-        from tokenizers import Regex, normalizers
-
         steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
         if self.form == "nfkc":
             steps.append(normalizers.Replace(Regex(INVISIBLE), ""))
@@ -145,8 +145,6 @@ class Vocab:
     """A vocabulary ready to encode; `model` is the content of its `spiece.model`."""
 
     def __init__(self, model: bytes, normalisation: Normalisation):
-        import sentencepiece
-
         self.model = model
         self.normalisation = normalisation
         self.sha256 = hashlib.sha256(model).hexdigest()
@@ -177,14 +175,12 @@ class Vocab:
         """The text of `ids`, in the normalised form."""
         return self._processor.decode(ids)
 
-    def build_tokenizer(self, *, plain: bool = False) -> "Tokenizer":
+    def build_tokenizer(self, *, plain: bool = False) -> Tokenizer:
         """The same vocabulary for the tokenizers library, and so for Hugging Face: same ids.
 
         It puts [CLS] and [SEP] around one text or a pair of texts, as `AlbertTokenizer` does. A
         `plain` one does not, and takes "[MASK]" in a text for ordinary text, as `encode` does.
         """
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-
         proto = _parse(self.model)
         scores = [(piece.piece, piece.score) for piece in proto.pieces]
         if plain:  # normalised text has no NUL
@@ -339,8 +335,6 @@ def train_vocab(
     characters of two of them. Raises UserError if the text is too little for `vocab_size` pieces,
     and whatever `sentences` raises.
     """
-    import sentencepiece
-
     fixed = NUM_FIXED + NUM_BYTES * byte_fallback
     if vocab_size <= fixed:
         raise UserError(f"--vocab-size {vocab_size}: must be over the {fixed} fixed pieces")
@@ -442,9 +436,6 @@ def make_portable(model: bytes, name: str) -> bytes:
 
 def _parse(model: bytes, name: str = MODEL_NAME):
     """The SentencePiece model as a protocol buffer."""
-    from google.protobuf.message import DecodeError
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # ty: ignore[import-not-found]
-
     try:
         return ModelProto.FromString(model)
     except DecodeError:
@@ -453,8 +444,6 @@ def _parse(model: bytes, name: str = MODEL_NAME):
 
 def _default_charsmap() -> bytes:
     """SentencePiece's map of CHARSMAP, compiled."""
-    import sentencepiece
-
     proto = _parse(
         sentencepiece.SentencePieceNormalizer(rule_name=CHARSMAP).serialized_model_proto()
     )

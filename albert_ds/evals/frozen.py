@@ -46,11 +46,10 @@ def encode_pairs(
 
 def train_head(features: np.ndarray, labels: np.ndarray, held: np.ndarray) -> np.ndarray:
     """Labels int64 predicted for `held` [n, H] by a two-way head trained on the rest."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    from sklearn import linear_model, pipeline, preprocessing
 
-    head = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    regression = linear_model.LogisticRegression(max_iter=1000)
+    head = pipeline.make_pipeline(preprocessing.StandardScaler(), regression)
     return head.fit(features, labels).predict(held)
 
 

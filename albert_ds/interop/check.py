@@ -51,9 +51,9 @@ def check_export(exported: Path, folder: ModelFolder, config: ModelConfig, state
 def compare_tokenizers(vocab: Vocab, exported: Path) -> str | None:
     """None if Hugging Face's tokenizer gives our ids: for the text of every piece, and for the
     same in upper case with an accent."""
-    from transformers import AutoTokenizer
+    import transformers
 
-    tokenizer = AutoTokenizer.from_pretrained(exported, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported, local_files_only=True)
     assert tokenizer is not None
     pieces = map(vocab.decode, ([number] for number in range(len(SPECIAL_PIECES), vocab.size)))
     texts = [form for text in pieces if text for form in (text, text.upper() + "\u0301")]

@@ -204,9 +204,8 @@ def _quieten_deepspeed() -> None:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     import deepspeed
-    from deepspeed.utils import logger
 
-    logger.setLevel(logging.WARNING)
+    deepspeed.utils.logger.setLevel(logging.WARNING)
     # An all-reduce for inference on a CPU: it needs a compiler and 32 s to build.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)

@@ -24,7 +24,7 @@ from albert_ds.process.ending import (
     print_ending,
     write_exit,
 )
-from albert_ds.process.quiet import quiet_libraries
+from albert_ds.process.quiet import NativeLog, name_log, quiet_libraries
 from albert_ds.process.run_folder import RunLock, may_write_exit, start_run
 from albert_ds.process.stop_request import StopRequest
 from albert_ds.process.world import World, peek_world, read_world
@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # they import torch: `--help` does without
 
     from albert_ds.parallel.mesh import Mesh
     from albert_ds.process.heartbeat import Heartbeat
-    from albert_ds.process.quiet import NativeLog
 
 
 class HasStep(Protocol):
@@ -91,9 +90,7 @@ class TrainerProcess:
         Raises what `connect_ranks` raises.
         """
         from albert_ds.parallel.mesh import build_mesh
-        from albert_ds.process import rendezvous
-        from albert_ds.process.heartbeat import Heartbeat
-        from albert_ds.process.quiet import NativeLog
+        from albert_ds.process import heartbeat, rendezvous
 
         world, folder = self.world, self._folder
         assert folder is not None, "the command line was checked"
@@ -110,7 +107,9 @@ class TrainerProcess:
         self.device = rendezvous.connect_ranks(
             world, self._store, settings, timeout_minutes=timeout_minutes
         )
-        self._heartbeat = Heartbeat(world, folder, record=self._record, minutes=timeout_minutes)
+        self._heartbeat = heartbeat.Heartbeat(
+            world, folder, record=self._record, minutes=timeout_minutes
+        )
         rendezvous.open_groups(world, self._store, self.device, timeout_minutes=timeout_minutes)
         self.mesh = build_mesh(tensor_parallel, timeout_minutes=timeout_minutes)
         return self.mesh
@@ -118,7 +117,6 @@ class TrainerProcess:
     def lock(self) -> RunLock | None:
         """Lock RUN until the process ends. Collective; returns the lock on rank 0."""
         from albert_ds.parallel.consensus import raise_together
-        from albert_ds.process.quiet import name_log
 
         assert self._folder is not None
         with raise_together(self.mesh):

@@ -10,6 +10,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from albert_ds.cli import log_line
 from albert_ds.errors import UserError
 
@@ -102,8 +104,6 @@ def check_memory(params: int, world: World, device_type: str) -> None:
     layout takes: every rank builds all weights in fp32, and on a CPU the ranks together also hold
     the gradient and both moments.
     """
-    import psutil
-
     bytes_a_rank = params * max(4.0, 16 / world.size if device_type == "cpu" else 0.0)
     needed, free = bytes_a_rank * world.local_size, psutil.virtual_memory().available
     if needed > free:

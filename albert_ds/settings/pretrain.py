@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from albert_ds.checkpoint.folder import list_checkpoints, step_of
 from albert_ds.cli import (
     Number,
     Parser,
@@ -434,8 +435,6 @@ def _check_length(length: int, model: ModelConfig, sources) -> None:
 
 def _check_resume(config: RunConfig) -> None:
     """Raise UserError for a value that may not change, or one that a step done had otherwise."""
-    from albert_ds.checkpoint.folder import list_checkpoints, step_of
-
     check_resume(config)
     before, folder = read_previous(config.output), config.run / "checkpoints"
     found = list_checkpoints(folder) if folder.is_dir() else []

@@ -27,6 +27,7 @@ from albert_ds.errors import UserError, hide_passwords
 from albert_ds.files import PACKAGE, compute_crc32, write_file
 from albert_ds.json_files import check, read_json
 from albert_ds.model.config import ModelConfig
+from albert_ds.process.run_folder import read_versions
 from albert_ds.schedules import learning_rate
 
 # Of DeepSpeed's JSON only these change results; the rest is layout.
@@ -218,8 +219,6 @@ def as_json(config: SharedConfig) -> dict:
 
 def write_config(config: SharedConfig, **facts: str | int) -> None:
     """Write RUN/config.json: the configuration, `facts`, and the versions of what runs it."""
-    from albert_ds.process.run_folder import read_versions
-
     config.run.mkdir(parents=True, exist_ok=True)
     record = {**as_json(config), **facts, "versions": read_versions()}
     # A URL of --data may hold a password.
