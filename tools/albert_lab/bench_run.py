@@ -1,31 +1,14 @@
-"""Runs for measurements: the trainer's own engine and steps, without a RUN folder.
+"""Configurations for measurements: of runs without a RUN folder, which `measurement.py` opens."""
 
-The tools that compare speed, memory and traffic all use it, so each measures the trainer itself.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate
-from albert_ds.data.vocab import NUM_FIXED
+from albert_ds.data.stream_config import StreamConfig
 from albert_ds.engine.deepspeed_config import read_ds_config, resolve_ds_config
 from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
 from albert_ds.process.world import wants_cpu
 from albert_ds.settings.pretrain import RunConfig
-
-if TYPE_CHECKING:
-    import torch
-
-    from albert_ds.parallel.mesh import Mesh
-    from albert_ds.pretraining.loop import Run
-    from albert_ds.report.traffic import Traffic
 
 
 def count_gpus() -> int:
@@ -110,72 +93,6 @@ def stage_of(ds_config: dict) -> int:
     return ds_config.get("zero_optimization", {}).get("stage", 0)
 
 
-def accumulation_of(config: RunConfig, mesh: Mesh) -> int:
+def accumulation_of(config: RunConfig, dp_size: int) -> int:
     """Micro-batches of an optimizer step on one data-parallel rank."""
-    return config.batch_size // (config.micro_batch_size * mesh.dp_size)
-
-
-def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic: Traffic) -> Run:
-    """The engine and its batches, ready to step. Collective."""
-    from albert_ds.pretraining.loop import Run, build, open_stream
-    from albert_ds.report.metrics import Window
-
-    if config.data:
-        batches = open_stream(config, mesh, 0)
-    else:
-        batches = synthetic_batches(
-            config.stream,
-            vocab_size=config.model.vocab_size,
-            micro_batch_size=config.micro_batch_size,
-            seed=mesh.dp_rank,
-        )
-    return Run(
-        config=config,
-        mesh=mesh,
-        device=device,
-        engine=build(config, mesh, device),
-        batches=batches,
-        window=Window(device, traffic),
-    )
-
-
-def synthetic_batches(
-    config: StreamConfig, *, vocab_size: int, micro_batch_size: int, seed: int
-) -> Iterator[MicroBatch]:
-    """Endless micro-batches of rows of `sequence_length` random tokens, without padding."""
-    rng = np.random.default_rng(seed)
-    length = config.sequence_length
-    masked = max(1, round(config.masked_fraction * length))
-    while True:
-        samples = [
-            Sample(
-                ids=rng.integers(NUM_FIXED, vocab_size, length),
-                first=length // 2,
-                positions=np.sort(rng.choice(length, masked, replace=False)),
-                labels=rng.integers(NUM_FIXED, vocab_size, masked),
-                pair_label=int(rng.integers(2)),
-                used=length,
-                available=length,
-                starts=np.ones(length, bool),
-            )
-            for _ in range(micro_batch_size)
-        ]
-        yield collate(samples, [0] * len(samples), config.objective)
-
-
-def count_parameters(run: Run) -> int:
-    """Unique parameters of one rank's part of the model, before ZeRO partitions them."""
-    engine = run.engine
-    return sum(
-        shape.numel() // (1 if engine.shard_dims[name] is None else run.mesh.tp_size)
-        for name, shape in engine.shapes.items()
-    )
-
-
-def take_step(run: Run):
-    """One optimizer step of the trainer; returns the batch it used. Collective."""
-    from albert_ds.pretraining.loop import next_batch, train_step
-
-    batch = next_batch(run)
-    train_step(run, batch)
-    return batch
+    return config.batch_size // (config.micro_batch_size * dp_size)

@@ -5,14 +5,16 @@ On a GPU a mark is a CUDA event in the stream; a stream that waits for a collect
 mark later. `seconds` may be asked once the device has been synchronised.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+import torch.distributed as dist
+
+from albert_ds.parallel.mesh import Mesh
 from albert_lab.scaling.collectives import (
     ACTIVATIONS,
     GRADIENTS,
@@ -21,11 +23,6 @@ from albert_lab.scaling.collectives import (
     WEIGHTS,
     ring_bytes,
 )
-
-if TYPE_CHECKING:
-    import torch
-
-    from albert_ds.parallel.mesh import Mesh
 
 SMALL_BYTES = 1 << 13  # LAMB's two sums for each of a 24-layer BERT's matrices are 5 kB
 SCALAR_BYTES = 64  # a norm or a flag over tensor-parallel peers
@@ -55,15 +52,12 @@ class StreamClock(HostClock):
     """Marks in the CUDA stream that is current here. Waits in other streams are hidden."""
 
     def __init__(self) -> None:
-        import torch
-
-        self._cuda = torch.cuda
         self._stream = torch.cuda.current_stream()
         self._beside = torch.cuda.Stream()
         self._origin = self.now()
 
     def now(self) -> torch.cuda.Event:
-        mark = self._cuda.Event(enable_timing=True)
+        mark = torch.cuda.Event(enable_timing=True)
         mark.record()
         return mark
 
@@ -71,12 +65,12 @@ class StreamClock(HostClock):
         return self._origin.elapsed_time(mark) / 1e3
 
     def when_done(self, work, note: Callable[[torch.cuda.Event], None]) -> None:
-        with self._cuda.stream(self._beside):
+        with torch.cuda.stream(self._beside):
             work.wait()
             note(self.now())
 
     def holds_up_the_step(self) -> bool:
-        return self._cuda.current_stream() == self._stream
+        return torch.cuda.current_stream() == self._stream
 
 
 def clock_of(device: torch.device) -> HostClock:
@@ -196,6 +190,4 @@ def kind_of(event: Event, mesh: Mesh) -> str:
 
 
 def group_size(event: Event, mesh: Mesh) -> int:
-    import torch.distributed as dist
-
     return mesh.world_size if event.group is None else dist.get_world_size(event.group)

@@ -1,38 +1,96 @@
-"""Measure models in one layout, in turns.
+"""The trainer's own engine and steps, measured: models in one layout, in turns.
 
+The tools that compare speed, memory and traffic all use it, so each measures the trainer itself.
 In each round all models take steps (A B A B ...). A slow drift of the machine's speed then cancels
 in the ratio of two neighbours.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.profiler import profile, record_function
+
+from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate
+from albert_ds.data.vocab import NUM_FIXED
 from albert_ds.model.config import count_flops
 from albert_ds.model.shapes import count_params
+from albert_ds.parallel.mesh import Mesh
+from albert_ds.pretraining.loop import Batch, Run, build, next_batch, open_stream, train_step
+from albert_ds.report.metrics import Window
+from albert_ds.report.traffic import Traffic
 from albert_ds.settings.pretrain import RunConfig
-from albert_lab.bench_run import (
-    accumulation_of,
-    count_parameters,
-    open_bench_run,
-    precision_of,
-    stage_of,
-    take_step,
-)
+from albert_lab.bench_run import accumulation_of, precision_of, stage_of
 from albert_lab.comm_trace import sum_up
 from albert_lab.peak_memory import PeakMemory
-from albert_lab.step_breakdown import PARTS, SECONDS, split, watch
+from albert_lab.step_breakdown import split, watch
+from albert_lab.tables import PARTS, SECONDS
 
-if TYPE_CHECKING:
-    import torch
 
-    from albert_ds.parallel.mesh import Mesh
-    from albert_ds.pretraining.loop import Run
-    from albert_ds.report.traffic import Traffic
+def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic: Traffic) -> Run:
+    """The engine and its batches, ready to step. Collective."""
+    if config.data:
+        batches = open_stream(config, mesh, 0)
+    else:
+        batches = synthetic_batches(
+            config.stream,
+            vocab_size=config.model.vocab_size,
+            micro_batch_size=config.micro_batch_size,
+            seed=mesh.dp_rank,
+        )
+    return Run(
+        config=config,
+        mesh=mesh,
+        device=device,
+        engine=build(config, mesh, device),
+        batches=batches,
+        window=Window(device, traffic),
+    )
+
+
+def synthetic_batches(
+    config: StreamConfig, *, vocab_size: int, micro_batch_size: int, seed: int
+) -> Iterator[MicroBatch]:
+    """Endless micro-batches of rows of `sequence_length` random tokens, without padding."""
+    rng = np.random.default_rng(seed)
+    length = config.sequence_length
+    masked = max(1, round(config.masked_fraction * length))
+    while True:
+        samples = [
+            Sample(
+                ids=rng.integers(NUM_FIXED, vocab_size, length),
+                first=length // 2,
+                positions=np.sort(rng.choice(length, masked, replace=False)),
+                labels=rng.integers(NUM_FIXED, vocab_size, masked),
+                pair_label=int(rng.integers(2)),
+                used=length,
+                available=length,
+                starts=np.ones(length, bool),
+            )
+            for _ in range(micro_batch_size)
+        ]
+        yield collate(samples, [0] * len(samples), config.objective)
+
+
+def count_parameters(run: Run) -> int:
+    """Unique parameters of one rank's part of the model, before ZeRO partitions them."""
+    engine = run.engine
+    return sum(
+        shape.numel() // (1 if engine.shard_dims[name] is None else run.mesh.tp_size)
+        for name, shape in engine.shapes.items()
+    )
+
+
+def take_step(run: Run) -> Batch:
+    """One optimizer step of the trainer; returns the batch it used. Collective."""
+    batch = next_batch(run)
+    train_step(run, batch)
+    return batch
 
 
 @dataclass(kw_only=True, slots=True)
@@ -88,9 +146,6 @@ def close(cells: list[Measurement]) -> None:
 
 def measure_round(run: Run, steps: int, traffic: Traffic) -> dict:
     """Take `steps` optimizer steps; returns the mean per step over all ranks. Collective."""
-    import torch
-    import torch.distributed as dist
-
     dist.barrier(group=run.mesh.control_group)
     with watch(run, traffic) as stopwatch:
         started = time.perf_counter()
@@ -145,9 +200,6 @@ def count_step_flops(run: Run, counts) -> int:
 
 
 def _largest(value: int, mesh: Mesh) -> int:
-    import torch
-    import torch.distributed as dist
-
     box = torch.tensor(value)
     dist.all_reduce(box, op=dist.ReduceOp.MAX, group=mesh.control_group)
     return int(box)
@@ -155,8 +207,6 @@ def _largest(value: int, mesh: Mesh) -> int:
 
 def write_profile(path: Path, cells: list[Measurement], traffic: Traffic) -> None:
     """Trace one more step of each model on rank 0; ranges carry the model's and the part's name."""
-    from torch.profiler import profile, record_function
-
     with profile() as trace:
         for cell in cells:
             with watch(cell.run, traffic) as stopwatch, record_function(cell.run.config.size):
@@ -177,7 +227,7 @@ def describe(cell: Measurement) -> dict:
         "deepspeed_config": config.deepspeed_config,
         "zero": stage_of(config.deepspeed),
         "micro_batch_size": config.micro_batch_size,
-        "accumulation": accumulation_of(config, mesh),
+        "accumulation": accumulation_of(config, mesh.dp_size),
         "sequence_length": config.stream.sequence_length,
         "activation_checkpointing": config.activation_checkpointing,
         "ranks": mesh.world_size,

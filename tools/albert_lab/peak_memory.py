@@ -4,17 +4,12 @@ On CUDA: the bytes of tensors. On a CPU: the resident set of the process, whose 
 request. Bytes that other models hold are subtracted.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
-
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 class PeakMemory:
@@ -32,8 +27,6 @@ class PeakMemory:
 
     def restart(self) -> None:
         """Reset the peak."""
-        import torch
-
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         else:
@@ -41,8 +34,6 @@ class PeakMemory:
 
     def read(self) -> int:
         """Peak bytes since `restart`, without those of other models."""
-        import torch
-
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated() - self._others
         lines = Path("/proc/self/status").read_text().splitlines()  # psutil has no VmHWM
@@ -52,8 +43,6 @@ class PeakMemory:
 
 def held_bytes(device: torch.device) -> int:
     """Bytes held now, after freed memory is returned to the system."""
-    import torch
-
     gc.collect()
     if device.type == "cuda":
         return torch.cuda.memory_allocated()

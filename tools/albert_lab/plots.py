@@ -16,8 +16,7 @@ from albert_ds.cli import Number
 from albert_ds.errors import UserError
 from albert_ds.files import MARK, write_file
 from albert_ds.json_files import check, read_json
-from albert_lab.step_breakdown import PARTS
-from albert_lab.tables import read_report
+from albert_lab.tables import PARTS, read_report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,29 +6,16 @@ the parts add up to the step. `communication` is the time that the step waits fo
 hidden collective costs it nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from torch.profiler import record_function
+
+from albert_ds.pretraining.loop import Run
+from albert_ds.report.traffic import Traffic
 from albert_lab.comm_trace import Event, EventRecorder, clock_of
-
-if TYPE_CHECKING:
-    from albert_ds.pretraining.loop import Run
-    from albert_ds.report.traffic import Traffic
-
-# Parts of a step, and their titles in tables and pictures.
-PARTS = {
-    "forward": "forward",
-    "backward": "backward",
-    "communication": "exposed communication",
-    "optimizer": "optimizer",
-    "data_wait": "waiting for data",
-    "other": "other",
-}
-SECONDS = {part: f"{part}_seconds" for part in PARTS}  # their names in a report
+from albert_lab.tables import PARTS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +43,6 @@ class Stopwatch:
     @contextmanager
     def span(self, part: str) -> Generator[None]:
         """Time the block inside; a profile shows it under the part's name."""
-        from torch.profiler import record_function
-
         begun = self.clock.now()
         with record_function(part):
             yield

@@ -9,6 +9,16 @@ from albert_ds.cli import Number, whole
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json
 
+# Parts of a step, and their titles in tables and pictures.
+PARTS = {
+    "forward": "forward",
+    "backward": "backward",
+    "communication": "exposed communication",
+    "optimizer": "optimizer",
+    "data_wait": "waiting for data",
+    "other": "other",
+}
+SECONDS = {part: f"{part}_seconds" for part in PARTS}  # their names in a report
 FIGURE = re.compile(r"-?|[-+]?[\d.,]+(e[-+]?\d+)?( ?%|x)?( \(.*\))?")
 
 _COUNT, _SECONDS = whole(1, 1 << 32), Number(low=0)

@@ -2,8 +2,7 @@
 
 import statistics
 
-from albert_lab.step_breakdown import PARTS, SECONDS
-from albert_lab.tables import group_by, spread, table
+from albert_lab.tables import PARTS, SECONDS, group_by, spread, table
 
 # "Speedup" of the paper's Table 2, against BERT-large.
 PAPER = {

@@ -25,14 +25,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from albert_lab.bench_run import bench_config, open_bench_run
-from albert_lab.measurement import count_step_flops
+from albert_lab.bench_run import bench_config
 from albert_lab.tables import table, three
 
 from albert_ds import cli
 from albert_ds.cli import Number, Parser, natural, positive
 from albert_ds.files import write_report
 from albert_ds.model.config import SIZES
+from albert_ds.process.run_folder import read_versions
 from albert_ds.process.world import read_world
 from albert_ds.report.traffic import record_traffic
 
@@ -167,11 +167,11 @@ def measure(args) -> dict:
     """Seconds of every step; in a round all take a step on one batch."""
     import torch
 
-    from albert_ds.pretraining.loop import next_batch
-    from albert_ds.process.run_folder import read_versions
-
     traffic = record_traffic()
+    from albert_lab.measurement import count_step_flops, open_bench_run
+
     from albert_ds.parallel.mesh import build_mesh
+    from albert_ds.pretraining.loop import next_batch
     from albert_ds.process.rendezvous import join_world
 
     device = join_world(read_world())

@@ -27,13 +27,9 @@ from albert_lab.bench_run import (
     accumulation_of,
     bench_config,
     count_gpus,
-    count_parameters,
-    open_bench_run,
     precision_of,
     stage_of,
-    take_step,
 )
-from albert_lab.measurement import measure_round
 from albert_lab.ranks import start_ranks
 from albert_lab.scaling.collectives import (
     ACTIVATIONS,
@@ -106,6 +102,7 @@ def measure_models(args, traffic: Traffic) -> list[dict]:
         )
     from albert_ds.parallel.mesh import build_mesh
     from albert_ds.process.rendezvous import join_world, leave_world
+    from albert_lab.measurement import open_bench_run
 
     device = join_world(world, tensor_parallel=args.tensor_parallel)
     mesh = build_mesh(args.tensor_parallel)
@@ -137,6 +134,8 @@ def measure_models(args, traffic: Traffic) -> list[dict]:
 
 def measure_step(run: Run, traffic: Traffic) -> dict:
     """The traffic of a run's second step by kind; the first also sets things up. Collective."""
+    from albert_lab.measurement import count_parameters, measure_round, take_step
+
     take_step(run)
     kinds = measure_round(run, 1, traffic)["kinds"]
     parameters = count_parameters(run)
@@ -148,7 +147,7 @@ def measure_step(run: Run, traffic: Traffic) -> dict:
         "deepspeed_config": run.config.deepspeed_config,
         "ranks": run.mesh.world_size,
         "tensor_parallel": run.mesh.tp_size,
-        "accumulation": accumulation_of(run.config, run.mesh),
+        "accumulation": accumulation_of(run.config, run.mesh.dp_size),
         "parameters_a_rank": parameters,
         "kinds": {
             kind: {**found, "minimum_wire_bytes": minimum.get(kind)}
@@ -162,7 +161,7 @@ def count_minimum(config: RunConfig, mesh: Mesh, parameters: int) -> dict[str, f
     ds_config, model = config.deepspeed, config.model
     is_half = precision_of(ds_config) != "fp32"
     reduced_as = ds_config.get("communication_data_type", "fp32")
-    passes = accumulation_of(config, mesh)
+    passes = accumulation_of(config, mesh.dp_size)
 
     def scattered(width: int) -> float:
         return ring_bytes(width * parameters, mesh.dp_size, is_all_reduce=False)

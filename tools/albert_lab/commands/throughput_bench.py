@@ -26,8 +26,6 @@ from albert_ds.report.traffic import record_traffic
 from albert_ds.settings.pretrain import RunConfig
 from albert_ds.settings.shared import check_tensor_parallel
 from albert_lab.bench_run import bench_config, count_gpus
-from albert_lab.measurement import close, describe, open_cells, take_turns, write_profile
-from albert_lab.peak_memory import held_bytes
 from albert_lab.ranks import start_ranks
 from albert_lab.scaling.layout import CHECKPOINTING
 from albert_lab.throughput_tables import as_tables
@@ -97,6 +95,8 @@ def main(argv: list[str]) -> int:
     traffic = record_traffic()
     from albert_ds.parallel.mesh import build_mesh
     from albert_ds.process.rendezvous import join_world, leave_world
+    from albert_lab.measurement import close, describe, open_cells, take_turns, write_profile
+    from albert_lab.peak_memory import held_bytes
 
     device = join_world(world, tensor_parallel=tensor_parallel)
     mesh = build_mesh(tensor_parallel)

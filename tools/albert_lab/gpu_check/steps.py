@@ -20,8 +20,9 @@ from albert_ds.process.rendezvous import join_world
 from albert_ds.process.world import read_world
 from albert_ds.report.metrics import peak_flops
 from albert_ds.report.traffic import record_traffic
-from albert_lab.bench_run import bench_config, open_bench_run, take_step
+from albert_lab.bench_run import bench_config
 from albert_lab.gpu_check.records import Records
+from albert_lab.measurement import open_bench_run, take_step
 from tools.lab.lamb_bench import time_steps
 
 # (size, micro-batch, checkpointing): what is most wanted comes first; the list is cut where the

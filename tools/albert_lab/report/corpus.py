@@ -3,18 +3,16 @@
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from albert_ds.commands.inspect_shards import Statistics
+from albert_ds.data.shards import Shard, ShardSet, open_shards, read_index
 from albert_ds.data.storage import is_url
+from albert_ds.data.stream import MicroBatchReader
 from albert_ds.data.stream_config import DataPlan, StreamConfig
 from albert_ds.errors import DamagedData, UserError
 from albert_lab.report.chart import Chart, Line, Point
-
-if TYPE_CHECKING:
-    from albert_ds.commands.inspect_shards import Statistics
-    from albert_ds.data.shards import ShardSet
 
 SAMPLES = 1000  # drawn for the pictures
 MOST_SHARDS = 4  # whose pieces are counted
@@ -48,8 +46,6 @@ def read_corpus(folder: str, config: dict, eval_samples: int) -> Corpus:
     try:
         if is_url(folder):
             raise UserError(f"{folder}: is not on this machine; its baselines are left out")
-        from albert_ds.data.shards import open_shards, read_index
-
         index = read_index(folder)
         plan = DataPlan.read(config, folder)
         stream = plan.stream_at(plan.steps)
@@ -63,16 +59,14 @@ def read_corpus(folder: str, config: dict, eval_samples: int) -> Corpus:
     return Corpus(folder=folder, index=index, unigram=unigram, pictures=pictures, notes=notes)
 
 
-def draw_labels(source: "ShardSet", stream: StreamConfig, limit: int) -> np.ndarray:
+def draw_labels(source: ShardSet, stream: StreamConfig, limit: int) -> np.ndarray:
     """The first masked tokens that the held-out evaluation of a run predicts, int64 [masked]."""
-    from albert_ds.data.stream import MicroBatchReader
-
     reader = MicroBatchReader([source], None, stream)
     count = min(limit, MOST_HELDOUT, int(source.sizes.sum()))
     return np.concatenate([reader.draw(position).labels for position in range(count)])
 
 
-def guess(labels: np.ndarray, train: "ShardSet") -> Unigram:
+def guess(labels: np.ndarray, train: ShardSet) -> Unigram:
     size = train.vocab.size
     counts = count_pieces(train) + 1.0  # a piece that never occurs still gets a probability
     seen = np.bincount(labels, minlength=size)
@@ -85,10 +79,8 @@ def guess(labels: np.ndarray, train: "ShardSet") -> Unigram:
     )
 
 
-def count_pieces(train: "ShardSet") -> np.ndarray:
+def count_pieces(train: ShardSet) -> np.ndarray:
     """Occurrences of every piece in the first shards, int64 [V]."""
-    from albert_ds.data.shards import Shard
-
     size = train.vocab.size
     total = np.zeros(size, np.int64)
     for number in range(min(MOST_SHARDS, len(train.shards))):
@@ -98,11 +90,8 @@ def count_pieces(train: "ShardSet") -> np.ndarray:
     return total
 
 
-def look_at(train: "ShardSet", stream: StreamConfig) -> "Statistics":
+def look_at(train: ShardSet, stream: StreamConfig) -> Statistics:
     """Counts over the first samples that a training reads."""
-    from albert_ds.commands.inspect_shards import Statistics
-    from albert_ds.data.stream import MicroBatchReader
-
     reader = MicroBatchReader([train], None, stream)
     seen = Statistics()
     for position in range(min(SAMPLES, int(train.sizes.sum()))):
@@ -110,7 +99,7 @@ def look_at(train: "ShardSet", stream: StreamConfig) -> "Statistics":
     return seen
 
 
-def draw_pictures(seen: "Statistics", stream: StreamConfig) -> list[Chart]:
+def draw_pictures(seen: Statistics, stream: StreamConfig) -> list[Chart]:
     """The distributions of the counts of `albert-ds inspect`."""
     runs = dict(sorted(seen.runs.items()))
     width = max(1, math.ceil(stream.sequence_length / 32))

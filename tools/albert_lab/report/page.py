@@ -2,10 +2,13 @@
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from albert_ds.errors import UserError
 from albert_lab.report import chart
@@ -69,8 +72,6 @@ def build_picture(runs: Sequence[RunFolder]) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     environment = Environment(
         loader=PackageLoader("albert_lab.report", ""),
         autoescape=True,
@@ -285,7 +286,5 @@ def count(value: Any) -> str:
 
 
 def median(values: Iterable[float]) -> float | None:
-    from statistics import median as middle
-
     known = [value for value in values if not math.isnan(value)]
-    return middle(known) if known else None
+    return statistics.median(known) if known else None

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from scipy.stats import binomtest
+
 from albert_ds.data.stream_config import list_pair_tasks
 from albert_lab.report.chart import Chart, Level, Line, Point, as_percent, thin
 from albert_lab.report.corpus import Corpus
@@ -164,7 +166,5 @@ def interval(share: float, count: float) -> tuple[float, float]:
     """
     if not (0 <= share <= 1 and count >= 1):
         return share, share
-    from scipy.stats import binomtest
-
     found = binomtest(round(share * count), int(count)).proportion_ci(0.95, method="wilson")
     return float(found.low), float(found.high)
