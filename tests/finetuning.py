@@ -173,8 +173,7 @@ def tune_ranks(rank: int, argv: list[str]) -> int:
 
 def open_run(argv: list[str], device, mesh):
     """A fine-tuning run, as finetune.py opens it in this process."""
-    from albert_ds.finetuning.loop import prepare
-    from albert_ds.finetuning.run import start
+    from albert_ds.finetuning.loop import prepare, start
     from albert_ds.settings.finetune import read_config
 
     config = read_config(argv, world_size=1)

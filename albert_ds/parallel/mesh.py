@@ -32,15 +32,6 @@ class Mesh:
     dp_group: ProcessGroup
     control_group: ProcessGroup  # all ranks over gloo, for flags and counts on the host
 
-    def get_model_parallel_rank(self) -> int:
-        return self.tp_rank
-
-    def get_model_parallel_world_size(self) -> int:
-        return self.tp_size
-
-    def get_model_parallel_group(self) -> ProcessGroup:
-        return self.tp_group
-
     def get_tensor_model_parallel_rank(self) -> int:
         return self.tp_rank
 
@@ -49,6 +40,10 @@ class Mesh:
 
     def get_tensor_model_parallel_group(self) -> ProcessGroup:
         return self.tp_group
+
+    get_model_parallel_rank = get_tensor_model_parallel_rank
+    get_model_parallel_world_size = get_tensor_model_parallel_world_size
+    get_model_parallel_group = get_tensor_model_parallel_group
 
     def get_pipeline_model_parallel_world_size(self) -> int:
         return 1

@@ -35,6 +35,7 @@ from albert_ds.settings.shared import (
     check_resume,
     join_command,
     resolve_deepspeed,
+    resolve_warmup,
     what,
     write_config,
 )
@@ -180,7 +181,7 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     recipe, data = RECIPES[args.task], Path(args.data)
     if not data.is_dir():
         raise UserError(f"--data {data}: no such folder; must be the folder of {args.task}")
-    task = open_task(args.task, data)
+    task: Any = open_task(args.task, data)
     _check_args(args, task)
     kind, num_labels = head_of(args.task, task)
     is_typed = args.dropout is not None
@@ -191,17 +192,16 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     dropout = args.dropout if is_typed else recipe.dropout
     model = replace(found, dropout=dropout, pair_head=head.reads_pooled)
     lengths = _resolve_lengths(args.sequence_length, recipe.lengths, model)
-    batch_size, file = args.batch_size or recipe.batch_size, args.deepspeed_config or str(DS_CONFIG)
+    args.batch_size = args.batch_size or recipe.batch_size
+    args.deepspeed_config = args.deepspeed_config or str(DS_CONFIG)
     micro, deepspeed = resolve_deepspeed(
-        args,
-        model,
-        world_size=world_size,
-        batch_size=batch_size,
-        micro_batch_size=args.micro_batch_size,
-        deepspeed_config=file,
-        default_learning_rate=find_rate(recipe, model),
+        args, model, world_size=world_size, default_learning_rate=find_rate(recipe, model)
     )
-    steps = args.steps or _count_steps(data, task, recipe, batch_size)
+    # The published number, or the recipe's epochs over the examples (SQuAD's questions).
+    steps = args.steps or recipe.steps
+    if steps is None:
+        examples = task.count_examples(data)
+        steps = recipe.count_steps(examples=examples, batch_size=args.batch_size)
     eval_every = args.eval_every or -(-steps // EVALUATIONS)
     typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(FinetuneConfig)}
     resolved: dict[str, Any] = {
@@ -213,30 +213,13 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
         "features": fingerprint_splits(args.task, task, data, source.vocab, lengths),
         "lengths": lengths,
         "steps": steps,
-        "batch_size": batch_size,
         "micro_batch_size": micro,
-        "warmup_steps": _resolve_warmup(args.warmup_steps, recipe, steps),
-        "deepspeed_config": file,
+        "warmup_steps": resolve_warmup(args.warmup_steps, steps, recipe.count_warmup(steps)),
         "deepspeed": deepspeed,
         "eval_every": eval_every,
         "save_every": args.save_every or eval_every,
     }
     return FinetuneConfig(**typed | resolved)
-
-
-def _count_steps(data: Path, task, recipe: Recipe, batch_size: int) -> int:
-    """The published number, or the recipe's epochs over the examples (SQuAD's questions)."""
-    if recipe.steps is not None:
-        return recipe.steps
-    return recipe.count_steps(examples=task.count_examples(data), batch_size=batch_size)
-
-
-def _resolve_warmup(typed: int | None, recipe: Recipe, steps: int) -> int:
-    if typed is None:
-        return recipe.count_warmup(steps)
-    if typed > steps:
-        raise UserError(f"--warmup-steps {typed}: must be at most --steps {steps}")
-    return typed
 
 
 def _check_args(args, task) -> None:

@@ -47,6 +47,7 @@ from albert_ds.settings.shared import (
     optimization,
     read_previous,
     resolve_deepspeed,
+    resolve_warmup,
     rhythm,
     what,
     write_config,
@@ -287,15 +288,12 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     initial = _open_initial(args.init_from)
     model = _resolve_model(args, sources, initial)
     weights = _resolve_weights(args, sources)
-    stream = _resolve_stream(args, model, sources)
+    built = min(source.sequence_length for source in sources)
+    drawn: dict[str, Any] = {name: getattr(args, name) for name in flags_of(StreamConfig)}
+    drawn["sequence_length"] = args.sequence_length or min(built, model.max_position_embeddings)
+    stream = StreamConfig(**drawn)
     micro, deepspeed = resolve_deepspeed(
-        args,
-        model,
-        world_size=world_size,
-        batch_size=args.batch_size,
-        micro_batch_size=args.micro_batch_size,
-        deepspeed_config=args.deepspeed_config,
-        default_learning_rate=DEFAULT_LEARNING_RATE,
+        args, model, world_size=world_size, default_learning_rate=DEFAULT_LEARNING_RATE
     )
     if initial is not None:
         from albert_ds.interop.initial import find_origins
@@ -320,11 +318,11 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         "data_weights": weights,
         "data_sha256": [source.fingerprint for source in sources],
         "micro_batch_size": micro,
-        "warmup_steps": _resolve_warmup(args),
+        "warmup_steps": resolve_warmup(args.warmup_steps, args.steps, _default_warmup(args)),
         "deepspeed": deepspeed,
     }
     config = RunConfig(**typed | resolved)
-    _check_schedules(config, sources, world_size // config.tensor_parallel)
+    _check_schedules(config, built, world_size // config.tensor_parallel)
     _check_resume(config)
     return config
 
@@ -337,12 +335,17 @@ def _take_schedules(args) -> dict[str, str]:
     return found
 
 
-def _check_schedules(config: RunConfig, sources, ranks: int) -> None:
+def _check_schedules(config: RunConfig, built: int, ranks: int) -> None:
+    """Raise UserError for a wrong one; `built`: tokens of the longest sequence in the shards."""
     config.model_at(0), config.exits  # refuse a wrong --depth-schedule and --exit-losses
     for size in config.plan.schedule("batch_size").values:
         count_passes(size, config.micro_batch_size, ranks)
+    longest = config.model.max_position_embeddings
     for length in config.plan.schedule("sequence_length").values:
-        _check_length(length, config.model, sources)
+        if length > built:
+            raise UserError(f"--sequence-length {length}: the shards hold at most {built}")
+        if length > longest:
+            raise UserError(f"--sequence-length {length}: --max-position-embeddings is {longest}")
 
 
 def resolve_workers(config: RunConfig, device_type: str) -> RunConfig:
@@ -362,19 +365,11 @@ def _open_initial(folder: str | None):
     return ModelFolder(folder)
 
 
-def _resolve_warmup(args) -> int:
-    """What was typed, else what RUN was started with, else a share of the steps."""
-    if args.warmup_steps is not None:
-        if args.warmup_steps > args.steps:
-            raise UserError(
-                f"--warmup-steps {args.warmup_steps}: must be at most --steps {args.steps}"
-            )
-        return args.warmup_steps
-    # A resumed run may end earlier than its warm-up would.
-    before = read_previous(args.output)
-    if before is not None and "warmup_steps" in before:
-        return before["warmup_steps"]
-    return round(WARMUP_FRACTION * args.steps)
+def _default_warmup(args) -> int:
+    """What RUN was started with, though it may now end in its warm-up; else a share of --steps."""
+    before = read_previous(args.output) or {}
+    is_known = "warmup_steps" in before
+    return before["warmup_steps"] if is_known else round(WARMUP_FRACTION * args.steps)
 
 
 def _open_sources(folders: list[str]):
@@ -413,24 +408,6 @@ def _resolve_weights(args, sources) -> list[float]:
             f"--data-weights: {len(weights)} numbers for {len(sources)} --data; allowed: one each"
         )
     return [weight / sum(weights) for weight in weights]
-
-
-def _resolve_stream(args, model: ModelConfig, sources) -> StreamConfig:
-    built = min(source.sequence_length for source in sources)
-    typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(StreamConfig)}
-    typed["sequence_length"] = args.sequence_length or min(built, model.max_position_embeddings)
-    return StreamConfig(**typed)
-
-
-def _check_length(length: int, model: ModelConfig, sources) -> None:
-    built = min(source.sequence_length for source in sources)
-    if length > built:
-        raise UserError(f"--sequence-length {length}: the shards hold at most {built}")
-    if length > model.max_position_embeddings:
-        raise UserError(
-            f"--sequence-length {length}: --max-position-embeddings is "
-            f"{model.max_position_embeddings}"
-        )
 
 
 def _check_resume(config: RunConfig) -> None:

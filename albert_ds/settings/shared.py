@@ -137,18 +137,11 @@ class SharedConfig:
 
 
 def resolve_deepspeed(
-    args,
-    model: ModelConfig,
-    *,
-    world_size: int,
-    batch_size: int,
-    micro_batch_size: int | None,
-    deepspeed_config: str,
-    default_learning_rate: float,
+    args, model: ModelConfig, *, world_size: int, default_learning_rate: float
 ) -> tuple[int, dict]:
     """The micro-batch size (default: a rank's whole share) and DeepSpeed's JSON, filled in.
 
-    Raises UserError where the batch cannot be split so, or where the JSON is wrong.
+    Raises UserError if the batch cannot be split so, or if the JSON is wrong.
     """
     check_tensor_parallel(
         args.tensor_parallel,
@@ -157,14 +150,15 @@ def resolve_deepspeed(
         ffn_size=model.ffn_size,
     )
     ranks = world_size // args.tensor_parallel
-    micro = micro_batch_size or max(1, batch_size // ranks)
-    accumulation = count_passes(batch_size, micro, ranks)
-    ds_config = read_ds_config(Path(deepspeed_config))
-    check_fused_lamb(Path(deepspeed_config), ds_config, tensor_parallel=args.tensor_parallel)
-    check_fp16(Path(deepspeed_config), ds_config)
+    micro = args.micro_batch_size or max(1, args.batch_size // ranks)
+    accumulation = count_passes(args.batch_size, micro, ranks)
+    file = Path(args.deepspeed_config)
+    ds_config = read_ds_config(file)
+    check_fused_lamb(file, ds_config, tensor_parallel=args.tensor_parallel)
+    check_fp16(file, ds_config)
     return micro, resolve_ds_config(
         ds_config,
-        batch_size=batch_size,
+        batch_size=args.batch_size,
         micro_batch_size=micro,
         accumulation=accumulation,
         learning_rate=args.learning_rate,
@@ -198,6 +192,12 @@ def count_passes(batch_size: int, micro_batch_size: int, ranks: int) -> int:
             f"{ranks} data-parallel ranks; allowed: multiples of {micro_batch_size * ranks}"
         )
     return accumulation
+
+
+def resolve_warmup(typed: int | None, steps: int, default: int) -> int:
+    if typed is not None and typed > steps:
+        raise UserError(f"--warmup-steps {typed}: must be at most --steps {steps}")
+    return default if typed is None else typed
 
 
 def join_command(name: str, argv: list[str]) -> str:

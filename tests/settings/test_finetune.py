@@ -9,7 +9,7 @@ import pytest
 
 from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import UserError
-from albert_ds.finetuning.run import read_start
+from albert_ds.finetuning.loop import read_start
 from albert_ds.settings.finetune import read_config
 from albert_ds.settings.shared import as_json, check_resume
 from albert_ds.tasks.recipes import RECIPES, Lengths
