@@ -44,10 +44,13 @@ class Walk:
     def __init__(self, begins: set[tuple[str, str]]):
         self.begins, self.files = begins, set[str]()
         self.inside: list[FrameType] = []
+        self.importing = 0  # modules at this moment: what runs in them is no part of the way
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        if frame.f_code.co_name == "<module>":
+            self.importing += {"call": 1, "return": -1}.get(event, 0)
         name = frame.f_code.co_filename.removeprefix(PACKAGE)
-        if name == frame.f_code.co_filename or frame.f_code.co_name == "<module>":
+        if name == frame.f_code.co_filename or self.importing:
             return
         if event == "call" and (name, frame.f_code.co_name) in self.begins:
             self.inside.append(frame)

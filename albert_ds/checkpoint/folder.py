@@ -32,11 +32,10 @@ from albert_ds.cli import log_line, natural
 from albert_ds.errors import DamagedData, Diverged, MachineFailed, UserError
 from albert_ds.files import compute_crc32, open_to_readers, sync_file, write_file
 from albert_ds.json_files import check, parse_json, read_json
+from albert_ds.process.run_folder import RunLock
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from albert_ds.process.run_folder import RunLock
 
 Shapes = dict[str, tuple[int, ...]]  # of every tensor of a model, by name
 FORMAT = 1  # of state.json

@@ -23,24 +23,9 @@ from tests.conftest import ROOT
 from tests.distributed import run_ranks
 from tests.finetuning import flags, tune_ranks
 from tests.models import run_export, run_import
-from tools.demo import small_tasks, tei_to_text
+from tools.demo import small_tasks
 from tools.lab import paper_table
 from tools.lab.docs_hook import find_parser
-
-TEI = '<TEI xmlns="http://www.tei-c.org/ns/1.0"><text><body><p>One.</p></body></text></TEI>'
-
-
-def test_tei_to_text_never_writes_over_its_input(tmp_path):
-    path = tmp_path / "a.xml"
-    path.write_text(TEI)
-    with pytest.raises(UserError, match="is the input"):
-        tei_to_text.main(["--input", str(path), "--output", str(path)])
-    assert path.read_text() == TEI
-    link = tmp_path / "link"
-    link.symlink_to(path)
-    with pytest.raises(UserError, match="is the input"):
-        tei_to_text.main(["--input", str(path), "--output", str(link)])
-    assert path.read_text() == TEI
 
 
 def test_small_tasks_never_cuts_the_published_file(tmp_path):
