@@ -20,6 +20,7 @@ from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate
 from albert_ds.data.vocab import NUM_FIXED
 from albert_ds.model.config import count_flops
 from albert_ds.model.shapes import count_params
+from albert_ds.parallel.consensus import Counts
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.pretraining.loop import Batch, Run, build, next_batch, open_stream, train_step
 from albert_ds.report.metrics import Window
@@ -124,8 +125,10 @@ def open_cells(
         memory.restart()
         for _ in range(warmup):
             take_step(run)
-        peak = _largest(memory.read(), mesh) if warmup else None
-        cells.append(Measurement(run=run, peak_memory=peak, process_memory=base))
+        peak = torch.tensor(memory.read() if warmup else 0)
+        dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=mesh.control_group)
+        found = int(peak) if warmup else None
+        cells.append(Measurement(run=run, peak_memory=found, process_memory=base))
     return cells
 
 
@@ -189,7 +192,7 @@ def _describe_round(run: Run, everyone: list[dict], batches: list) -> dict:
     }
 
 
-def count_step_flops(run: Run, counts) -> int:
+def count_step_flops(run: Run, counts: Counts) -> int:
     """Model FLOPs of one global batch."""
     return count_flops(
         run.config.model,
@@ -197,12 +200,6 @@ def count_step_flops(run: Run, counts) -> int:
         squared_lengths=counts.squared_lengths,
         masked=counts.masked,
     )
-
-
-def _largest(value: int, mesh: Mesh) -> int:
-    box = torch.tensor(value)
-    dist.all_reduce(box, op=dist.ReduceOp.MAX, group=mesh.control_group)
-    return int(box)
 
 
 def write_profile(path: Path, cells: list[Measurement], traffic: Traffic) -> None:

@@ -6,22 +6,19 @@ biases and LayerNorms. AdamW reads and writes them once. LAMB needs the norms of
 before it can apply any of it, so it needs a second pass. Muon multiplies the block's matrices.
 """
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
 
+import torch
 from albert_lab.tables import table, three
 
 from albert_ds import cli
 from albert_ds.cli import Parser, positive
 from albert_ds.files import write_report
+from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import SIZES
-
-if TYPE_CHECKING:
-    import torch
-
-    from albert_ds.optim.zero import ParamFragment
+from albert_ds.optim.lamb import Lamb, decay_groups
+from albert_ds.optim.muon import Muon, muon_groups
+from albert_ds.optim.zero import ParamFragment, bind_lamb, init_states
 
 
 def build_parser() -> Parser:
@@ -35,13 +32,6 @@ def build_parser() -> Parser:
 
 def build_optimizers(name: str, device: torch.device) -> dict[str, torch.optim.Optimizer]:
     """LAMB, Muon and AdamW, each with its own copy of one model's flat parameters and gradients."""
-    import torch
-
-    from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.optim.lamb import Lamb, decay_groups
-    from albert_ds.optim.muon import Muon, muon_groups
-    from albert_ds.optim.zero import bind_lamb, init_states
-
     named = dict(AlbertForPretraining(SIZES[name]).named_parameters())
     groups = decay_groups(named.items(), 0.01)
     fragments, names = flatten(groups, named, device)
@@ -76,10 +66,6 @@ def flatten(
     groups: list[dict], named: dict, device: torch.device
 ) -> tuple[list[ParamFragment], list[list[str]]]:
     """Make each group's parameters one, with a gradient; where each is in it, and their names."""
-    import torch
-
-    from albert_ds.optim.zero import ParamFragment
-
     name_of = {id(parameter): name for name, parameter in named.items()}
     fragments, names = [], []
     for index, group in enumerate(groups):
@@ -97,8 +83,6 @@ def flatten(
 
 def time_steps(name: str, rounds: int) -> dict[str, list[float]]:
     """Seconds of every step of each, without the first."""
-    import torch
-
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     optimizers = build_optimizers(name, device)
     seconds: dict[str, list[float]] = {kind: [] for kind in optimizers}

@@ -19,6 +19,8 @@ from albert_ds.data.stream_config import list_pair_tasks
 from albert_ds.errors import UserError
 from albert_ds.files import write_report
 from albert_ds.json_files import build, check, read_json, read_lines
+from albert_ds.model.config import ModelConfig
+from albert_ds.model.shapes import count_params
 from albert_ds.tasks.registry import TASKS
 
 TITLES = {"squad1": "SQuAD1.1", "squad2": "SQuAD2.0", "race": "RACE"}
@@ -63,9 +65,6 @@ def read_cell(folder: Path, task: str) -> dict[str, float] | None:
 
 def read_lead(folder: Path) -> dict[str, str]:
     """Columns before the tasks: parameters (without heads), and accuracies of tools/probe.py."""
-    from albert_ds.model.config import ModelConfig
-    from albert_ds.model.shapes import count_params
-
     lead = {}
     path = folder / "run" / "config.json"
     if path.is_file():

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from albert_lab.tables import table
+from scipy.stats import t
 
 from albert_ds import cli
 from albert_ds.cli import Number, Parser
@@ -160,8 +161,6 @@ def as_cell(field: str, values: list[float] | None) -> str:
     """Mean and half of its 95 % interval; the mean alone of one seed or of equal values."""
     if not values:
         return "-"
-    from scipy.stats import t
-
     decimals, unit = DECIMALS.get(field, 3), UNITS.get(field, 1)
     mean = f"{statistics.mean(values) / unit:,.{decimals}f}"
     if len({*values}) == 1:

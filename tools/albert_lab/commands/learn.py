@@ -11,7 +11,6 @@ albert-ds learn --text wiki/*.txt --output learn --hours 2
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
@@ -28,6 +27,7 @@ from albert_ds.files import PACKAGE, check_folder, write_file, write_json
 from albert_ds.json_files import read_json, read_lines
 from albert_ds.locks import FileLock
 from albert_ds.process.world import name_device
+from albert_lab.ranks import find_port
 from albert_lab.tables import spread, table
 
 COMMAND = (sys.executable, "-m", "albert_ds")
@@ -180,19 +180,14 @@ def trainer(flags: Sequence[str], layout: Layout, data: Path, output: Path) -> l
     command = [*COMMAND, "train"]
     if layout.ranks > 1:
         launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
-        command = [*launcher, "--num_gpus", str(layout.ranks), "--master_port", str(find_port())]
+        port = find_port()["MASTER_PORT"]
+        command = [*launcher, "--num_gpus", str(layout.ranks), "--master_port", port]
         command += ["--module", "albert_ds.train"]
     micro = BATCH // layout.ranks
     return [
         *(*command, *flags, "--data", str(data), "--output", str(output)),
         *("--micro-batch-size", str(micro), "--deepspeed_config", str(PACKAGE / layout.ds_config)),
     ]
-
-
-def find_port() -> int:
-    """A port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def measure(flags: Sequence[str], layout: Layout, data: Path, folder: Path) -> float:
@@ -352,14 +347,8 @@ def learn(args) -> None:
     """Make what is missing of OUTPUT, step by step."""
     out = args.output
     vocab, data, checkpoint = out / "vocab" / "spiece.model", out / "data", out / "run"
-    text = [
-        "--input",
-        *map(_locate, args.text),
-        "--text-field",
-        args.text_field,
-        "--language",
-        args.language,
-    ]
+    text = ["--input", *map(_locate, args.text)]
+    text += ["--text-field", args.text_field, "--language", args.language]
     log = out / "prepare.log"
     if args.init_from is not None:
         from albert_ds.interop.folder import ModelFolder

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, supported_activities
 from torch.profiler import profile as watch
 
-from albert_ds.model.config import SIZES, count_flops
+from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.pretraining.loop import Run, next_batch, train_step
 from albert_ds.process.rendezvous import join_world
@@ -22,7 +22,7 @@ from albert_ds.report.metrics import peak_flops
 from albert_ds.report.traffic import record_traffic
 from albert_lab.bench_run import bench_config
 from albert_lab.gpu_check.records import Records
-from albert_lab.measurement import open_bench_run, take_step
+from albert_lab.measurement import count_step_flops, open_bench_run, take_step
 from tools.lab.lamb_bench import time_steps
 
 # (size, micro-batch, checkpointing): what is most wanted comes first; the list is cut where the
@@ -127,13 +127,7 @@ def measure_speed(bench: Bench, name: str, micro: int, checkpointing: str, profi
         seconds.append(time.perf_counter() - started)
     first, _, *steps = seconds
     median = statistics.median(steps)
-    flops = count_flops(
-        run.config.model,
-        tokens=counts.tokens,
-        squared_lengths=counts.squared_lengths,
-        masked=counts.masked,
-    )
-    peak = peak_flops(bench.device)
+    flops, peak = count_step_flops(run, counts), peak_flops(bench.device)
     found = {
         "tokens_a_second": round(counts.tokens / median),
         "mfu": round(flops / median / peak, 4) if peak else None,
