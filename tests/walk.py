@@ -49,6 +49,7 @@ class Walk:
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         if frame.f_code.co_name == "<module>":
             self.importing += {"call": 1, "return": -1}.get(event, 0)
+            return
         name = frame.f_code.co_filename.removeprefix(PACKAGE)
         if name == frame.f_code.co_filename or self.importing:
             return
