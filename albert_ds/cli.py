@@ -6,6 +6,7 @@ the reference in the docs are all read from that declaration.
 """
 
 import argparse
+import importlib.util
 import math
 import os
 import re
@@ -14,7 +15,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -275,7 +275,7 @@ def add_flag(
 
 def require(module: str, extra: str, what: str) -> None:
     """Raise UserError where `module`, which `what` needs and the extra brings, is not installed."""
-    if find_spec(module) is None:
+    if importlib.util.find_spec(module) is None:
         install = f"pip install 'albert-ds[{extra}]'"
         raise UserError(f"{what}: the package {module} is not installed; {install}")
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from albert_lab.bench_run import accumulation_of, bench_config, open_bench_run, take_step
+from albert_lab.bench_run import accumulation_of, bench_config
+from albert_lab.measurement import open_bench_run, take_step
 from albert_lab.scaling.layout import Layout
 from albert_lab.scaling.memory import predict_memory
 
@@ -37,7 +38,7 @@ def measure(rank: int, cases: list[tuple[str, dict, str]]) -> list[dict]:
             model=config.model,
             ranks=mesh.world_size,
             micro_batch_size=4,
-            accumulation=accumulation_of(config, mesh),
+            accumulation=accumulation_of(config, mesh.dp_size),
             sequence_length=128,
             precision="fp32",
             activation_checkpointing=again,
