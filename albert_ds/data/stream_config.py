@@ -143,8 +143,8 @@ class DataPlan:
     @classmethod
     def read(cls, recorded: dict, run: str) -> "DataPlan":
         """That of `run`, of whose config.json this is the content. Raises UserError."""
-        name, count = f"{run}: config.json", positive
-        check(recorded, {"batch_size": count, "stream": dict, "steps": count}, name)
+        name = f"{run}: config.json"
+        check(recorded, {"batch_size": positive, "stream": dict, "steps": positive}, name)
         schedules = recorded.get("schedules", {})
         check(schedules, dict.fromkeys(VARYING, str), f"{name}: schedules", is_closed=True)
         return cls(

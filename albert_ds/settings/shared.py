@@ -195,6 +195,7 @@ def count_passes(batch_size: int, micro_batch_size: int, ranks: int) -> int:
 
 
 def resolve_warmup(typed: int | None, steps: int, default: int) -> int:
+    """The warm-up that was typed, or `default`. Raises UserError if it is longer than the run."""
     if typed is not None and typed > steps:
         raise UserError(f"--warmup-steps {typed}: must be at most --steps {steps}")
     return default if typed is None else typed
