@@ -1,7 +1,5 @@
-"""The demonstration's texts: a corpus of prose, small copies of tasks, and a novel in TEI."""
+"""The demonstration's texts: a corpus of prose and small copies of tasks."""
 
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -10,7 +8,6 @@ from albert_ds.errors import DamagedData, UserError
 from albert_ds.tasks.glue import GLUE
 from albert_ds.tasks.race import read_passage
 from albert_ds.tasks.squad.dataset import read_squad
-from tests.conftest import ROOT
 from tests.finetuning import write_cola, write_mnli, write_race, write_squad
 from tools.demo import demo_corpus, small_tasks
 from tools.demo.demo_corpus import clean, clean_documents, read_modules, split_paragraphs
@@ -129,38 +126,3 @@ def test_what_is_missing_is_named(files, tmp_path):
     (files / "squad" / "train-v2.0.json").write_text("[]")
     with pytest.raises(DamagedData, match="train-v2.0.json: must be a JSON object"):
         cut(files, tmp_path / "out", "--tasks", "squad2")
-
-
-NOVEL = """<?xml version="1.0"?>
-<TEI xmlns="http://www.tei-c.org/ns/1.0"><teiHeader><title>Not text</title></teiHeader><text>
-<front><p>Not text.</p></front>
-<body><div><head>CHAPTER I</head><p>It was a
- <hi>dark</hi> night<note>Not text.</note>; the rain<pb n="2"/> fell.</p><p/>
-<quote><l>A line of verse,</l><l>and another.</l></quote></div></body>
-</text></TEI>"""
-
-
-LINES = ["CHAPTER I", "It was a dark night; the rain fell.", "A line of verse,", "and another."]
-
-
-def convert(*flags):
-    command = [sys.executable, "tools/demo/tei_to_text.py", *map(str, flags)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
-def test_lines_and_documents(tmp_path):
-    for name in ("a.xml", "b.xml"):
-        (tmp_path / name).write_text(NOVEL)
-    done = convert("--input", tmp_path / "*.xml", "--output", tmp_path / "text")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "text").read_text() == ("\n".join(LINES) + "\n\n") * 2
-
-
-def test_what_is_not_tei_is_named(tmp_path):
-    for name, content, words in (
-        ("a.xml", NOVEL[:-20], "a.xml: not XML"),
-        ("b.xml", "<html><body><p>Text.</p></body></html>", "b.xml: no TEI text with a body"),
-    ):
-        (tmp_path / name).write_text(content)
-        done = convert("--input", tmp_path / name, "--output", tmp_path / "text")
-        assert done.returncode == 3 and words in done.stderr and done.stderr.count("\n") == 1
