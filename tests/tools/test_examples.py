@@ -15,8 +15,8 @@ from tests.finetuning import write_checkpoint, write_topics
 from tests.models import run_export
 
 EXAMPLES = ROOT / "tools" / "examples"
-# Trained, on sequences of up to 128 tokens. Labels are learnt from it: random weights 32 wide reached
-# 0.58 with one thread and 0.30 with two.
+# Trained, on sequences of up to 128 tokens. Labels are learnt from it: random weights 32 wide
+# reached 0.58 with one thread and 0.30 with two.
 MODEL = ROOT / "tools" / "demo" / "model"
 STREAM = {"sequence_length": 40}
 pytestmark = pytest.mark.nightly
