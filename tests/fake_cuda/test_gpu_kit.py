@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.fake_cuda.__main__ import environment
 from tests.fake_cuda.build import find_compiler
 
-PIECES = {"machine", "smoke", "speed", "train", "peer", "resume", "exactness"}
+PIECES = {"machine", "smoke", "speed", "rates", "train", "peer", "resume", "exactness"}
 MAX_SECONDS = 3000
 
 

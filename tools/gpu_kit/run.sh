@@ -5,7 +5,7 @@
 # QUICK=1 runs tiny models. It ends with 1 if a piece failed.
 set -u
 TOTAL=${1:-540}; shift || true
-ASKED=" ${*:-install machine smoke speed train peer resume exactness} "
+ASKED=" ${*:-install machine smoke speed rates train peer resume exactness} "
 PIECES=${ASKED/ install / }
 SECONDS_TO_PACK=12  # the results
 KIT=$(cd "$(dirname "$0")" && pwd)

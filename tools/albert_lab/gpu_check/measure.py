@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
 from pathlib import Path
 
 from albert_ds import cli
 from albert_ds.cli import Number
-from albert_lab.gpu_check.rates import describe_machine
+from albert_lab.gpu_check.rates import measure_machine, measure_shapes
 from albert_lab.gpu_check.records import Records
 
 
 def build_parser() -> cli.Parser:
     parser = cli.Parser(prog="albert_lab.gpu_check.measure", description=__doc__)
     add = parser.add
-    add("piece", "what to measure", choices=("machine", "smoke", "speed"))
+    add("piece", "what to measure", choices=("machine", "smoke", "speed", "rates"))
     text = "from the start of the process; what cannot begin in them is left out"
     add("--seconds", text, "S", Number(above=0), required=True)
     add("--output", "JSON with every figure", type=Path, required=True)
@@ -28,7 +27,9 @@ def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     records = Records(args.output, args.seconds)
     if args.piece == "machine":
-        records.measure("machine", partial(describe_machine, args.quick))
+        measure_machine(records, args.quick)
+    elif args.piece == "rates":
+        measure_shapes(records, args.quick)
     else:  # DeepSpeed takes seconds to import
         from albert_lab.gpu_check.steps import measure_speeds, smoke
 

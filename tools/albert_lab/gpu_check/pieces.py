@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from statistics import median
 
 from albert_ds.errors import Stopped, UserError
@@ -55,9 +56,8 @@ def tell(record: dict, says: str = "") -> Finding:
     return Finding(what=record["what"], passed=record["ok"], says=text)
 
 
-def take_first_steps(check: Check) -> list[Finding]:
-    """Every precision and ZeRO stage: does the loss fall?"""
-    records, rows = measure(check, "smoke", 90)
+def measure_and_tell(check: Check, piece: str, seconds: float) -> list[Finding]:
+    records, rows = measure(check, piece, seconds)
     return [*map(tell, records), *rows]
 
 
@@ -257,8 +257,9 @@ def use_all_gpus(check: Check) -> list[Finding]:
 
 PIECES: dict[str, Callable[[Check], list[Finding]]] = {
     "machine": look_at_machine,
-    "smoke": take_first_steps,
+    "smoke": partial(measure_and_tell, piece="smoke", seconds=90),
     "speed": measure_speed,
+    "rates": partial(measure_and_tell, piece="rates", seconds=60),
     "train": train,
     "peer": compare_with_peer,
     "gpus": use_all_gpus,

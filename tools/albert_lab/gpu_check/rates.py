@@ -1,4 +1,4 @@
-"""What a GPU can do: memory, matrix products, copies, and the cost of a launch.
+"""What a GPU can do: memory, matrix products, attention, copies, and the cost of a launch.
 
 Each figure is the median of several tries, timed by events on the device.
 `tools/scaling_model.py plan` takes those of the machine as the hardware.
@@ -13,12 +13,17 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch.cuda import nccl
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from albert_ds.model.config import SIZES
 from albert_ds.process.run_folder import read_versions
 from albert_ds.report.metrics import peak_flops
+from albert_lab.gpu_check.records import Records
 
 TRIES = 9
 DRIVER = "driver_version,clocks.sm,clocks.max.sm,power.limit"  # of nvidia-smi
@@ -83,6 +88,10 @@ def measure_launches(count: int) -> dict[str, float]:
     return {"a_launch": 1e6 * statistics.median(launches), "a_wait": 1e6 * statistics.median(waits)}
 
 
+def measure_machine(records: Records, quick: bool) -> None:
+    records.measure("machine", partial(describe_machine, quick))
+
+
 def describe_machine(quick: bool) -> dict:
     megabytes = 4 if quick else 1024
     source, target = (torch.zeros(megabytes << 20, dtype=torch.uint8, device="cuda") for _ in "ab")
@@ -118,3 +127,91 @@ def ask_driver() -> str:
     if shutil.which(command[0]) is None:
         return "no nvidia-smi"
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def random_bf16(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def rate_products(name: str, tokens: int) -> dict:
+    """TFLOP/s of a block's matrix products, forward and backward, and GB/s of a bias's sum."""
+    config, found = SIZES[name], {}
+    h, f = config.hidden_size, config.ffn_size
+    for what, (m, n) in {
+        "h x h": (h, h),
+        "h x 3h": (h, 3 * h),
+        "h x f": (h, f),
+        "f x h": (f, h),
+    }.items():
+        x, w, dy, b = (random_bf16(*s) for s in ((tokens, m), (n, m), (tokens, n), (n,)))
+        total, work = torch.zeros(n, m, device="cuda"), 2 * tokens * m * n / 1e12
+        forms = {
+            "forward": lambda x=x, w=w, b=b: F.linear(x, w, b),
+            "dx": lambda dy=dy, w=w: dy @ w,
+            "dw": lambda dy=dy, x=x: dy.T @ x,
+            "dw fp32 sum": lambda dy=dy, x=x, total=total: torch.addmm(
+                total, dy.T, x, out_dtype=torch.float32, out=total
+            ),
+        }
+        for form, product in forms.items():
+            found[f"{what} {form}"] = round(work / time_on_device(product), 1)
+        gigabytes = dy.numel() * 2 / 1e9
+        found[f"{what} db GB/s"] = round(gigabytes / time_on_device(lambda dy=dy: dy.sum(0)), 1)
+    return found
+
+
+def rate_attention(name: str, tokens: int, length: int, dropout: float) -> dict:
+    """TFLOP/s of each kernel, forward and both ways; packed rows are [tokens, heads, width]."""
+    heads = SIZES[name].num_heads
+    width = SIZES[name].hidden_size // heads
+    packed = [random_bf16(tokens, heads, width).requires_grad_() for _ in "qkv"]
+    rows = [
+        x.detach().view(-1, length, heads, width).transpose(1, 2).requires_grad_() for x in packed
+    ]
+    ends = torch.arange(0, tokens + 1, length, dtype=torch.int32, device="cuda")
+    work = 4 * tokens * length * heads * width / 1e12
+    sizes = (ends, ends, length, length)
+
+    def flash():
+        forward = torch.ops.aten._flash_attention_forward
+        return forward(*packed, *sizes, dropout, False, False)[0]
+
+    def cudnn():
+        forward = torch.ops.aten._cudnn_attention_forward
+        return forward(*packed, None, *sizes, True, dropout, False, False)[0]
+
+    def dense(backend: SDPBackend):
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(*rows, dropout_p=dropout)
+
+    kernels = {
+        "flash varlen": (flash, packed),
+        "cudnn varlen": (cudnn, packed),
+        "dense flash": (partial(dense, SDPBackend.FLASH_ATTENTION), rows),
+        "dense cudnn": (partial(dense, SDPBackend.CUDNN_ATTENTION), rows),
+    }
+    found: dict = {}
+    for kind, (attend, inputs) in kernels.items():
+        try:
+            grad = torch.randn_like(attend())
+            forward = time_on_device(lambda attend=attend: attend().detach())
+            both = time_on_device(lambda a=attend, i=inputs, g=grad: torch.autograd.grad(a(), i, g))
+            found[f"{kind} forward"] = round(work / forward, 1)
+            found[f"{kind} both"] = round(3.5 * work / both, 1)
+        except RuntimeError as error:  # a kernel that this device lacks
+            found[kind] = str(error)[:120]
+    if not dropout and "cudnn varlen both" in found:
+        off = (cudnn().float() - flash().float()).norm() / flash().float().norm()
+        found["cudnn off flash"] = round(float(off), 5)
+    return found
+
+
+def measure_shapes(records: Records, quick: bool) -> None:
+    """Products and attention at the shapes of each size."""
+    tokens, length = (256, 64) if quick else (16384, 512)
+    sizes = ("albert-base", "albert-xxlarge", "albert-large", "albert-xlarge")
+    for name in ("albert-tiny",) if quick else sizes:
+        records.measure("products TFLOP/s", partial(rate_products, name, tokens), size=name)
+        for p in (0.0, 0.1):
+            rate = partial(rate_attention, name, tokens, length, p)
+            records.measure("attention TFLOP/s", rate, size=name, dropout=p)
