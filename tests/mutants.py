@@ -57,10 +57,10 @@ MUTANTS = (
     Mutant(
         trap="shards that DeepSpeed's gradient norm does not know for shards",
         file="albert_ds/engine/engine.py",
-        fix="    engine, *_ = deepspeed.initialize(",
-        without="    for parameter in model.parameters():\n"
-        "        parameter.tensor_model_parallel = False\n"
-        "    engine, *_ = deepspeed.initialize(",
+        fix="        engine, *_ = deepspeed.initialize(",
+        without="        for parameter in model.parameters():\n"
+        "            parameter.tensor_model_parallel = False\n"
+        "        engine, *_ = deepspeed.initialize(",
         test="tests/optim/test_zero.py::test_update_equals_one_process_in_float64[2-2-lamb]",
     ),
     Mutant(
@@ -184,7 +184,9 @@ def try_mutant(tree: Path, mutant: Mutant) -> tuple[bool, str]:
     path = tree / mutant.file
     whole = path.read_text(encoding="utf-8")
     assert whole.count(mutant.fix) == 1, f"{mutant.file}: {mutant.fix!r}"
-    path.write_text(whole.replace(mutant.fix, mutant.without), encoding="utf-8")
+    without = whole.replace(mutant.fix, mutant.without)
+    compile(without, mutant.file, "exec")  # a test that fails of a wrong text proves nothing
+    path.write_text(without, encoding="utf-8")
     try:
         return run_tests(tree, [mutant.test])
     finally:
