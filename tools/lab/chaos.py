@@ -4,7 +4,8 @@
 Every kill is a SIGKILL, to one random rank or to all, at a random moment: while the ranks start,
 in a step, or while a checkpoint is written. Ranks that are not killed must end by themselves. Then
 the same command runs again, as a scheduler would start it. After the last kill the run finishes.
-Flags that this command does not know are passed on to train.py.
+Each of the cases below has its share of the kills: together they use every feature that changes
+what a step computes. Flags that this command does not know are passed on to train.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -25,15 +25,33 @@ from albert_ds import cli
 from albert_ds.cli import Parser, positive
 from albert_ds.errors import MachineFailed, UserError
 from albert_ds.json_files import parse_json
+from tests.distributed import Program
 
 ROOT = Path(__file__).parents[2]
 MOMENTS = ("starting", "stepping", "stepping", "saving", "saving")
 SMALL = (  # a run in which a step, and a save, take milliseconds
-    *("--model", "albert-tiny", "--num-layers", "2", "--hidden-size", "32"),
-    *("--embedding-size", "16", "--batch-size", "16", "--micro-batch-size", "2"),
-    *("--deepspeed_config", "ds_configs/zero1_fp32.json", "--save-every", "3"),
-    *("--log-every", "1", "--eval-every", "1000000", "--timeout-minutes", "0.5"),
+    *("--model", "albert-tiny", "--hidden-size", "32", "--embedding-size", "16"),
+    *("--micro-batch-size", "2", "--save-every", "2", "--log-every", "1"),
+    *("--eval-every", "1000000", "--timeout-minutes", "2", "--num-workers", "1"),
+    *("--batch-size", "4@0,8@35%", "--sequence-length", "32@0,64@50%"),
+    *("--masked-fraction", "0.3..0.15@100%", "--average", "0.99"),
+    *("--keep-last", "1000000"),
 )
+ADDITIONS = ("--num-layers", "4", "--per-layer", "norm,scale,position,lora:2")
+LOOP = ("--sharing", "loop:1,1x2,1", "--per-layer", "inject,scale", "--exit-losses", "2:0.5")
+CASES = {  # the DeepSpeed JSON, and what is added to SMALL
+    "additions": ("zero1_fp32", *ADDITIONS, "--depth-schedule", "2@0,4@40%"),
+    "tensor parallel": (
+        *("zero1_fp32", *ADDITIONS, "--depth-schedule", "2@0,4@40%"),
+        *("--tensor-parallel", "2", "--learning-rate-schedule", "wsd"),
+    ),
+    "loop, Muon": ("zero1_bf16_muon", *LOOP, "--learning-rate-schedule", "cosine"),
+    "drawn depth, AdamW": (
+        *("zero1_fp32_adamw", "--num-layers", "4", "--depth-schedule", "2-4@0"),
+        *("--pair-head-rate", "0.3", "--activation-checkpointing", "block"),
+    ),
+    "ZeRO-3": ("zero3_bf16", "--num-layers", "4", "--sharing", "cycle:2", "--objective", "nsp"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,21 +70,13 @@ class Trainer:
     def __init__(self, command: list[str], output: Path, ranks: int):
         self.output, self._size = output, ranks
         self._command = [*command, "--output", str(output)]
-        self._ranks: list[subprocess.Popen] = []
-        self._stderr: list[str] = []
+        self._ranks: list[Program] = []
 
     def start(self) -> None:
         environ = {"OMP_NUM_THREADS": "1", **os.environ, **find_port()}
         self._ranks = [
-            subprocess.Popen(
-                self._command,
-                cwd=ROOT,
-                env=environ | rank_environment(rank, self._size, rank),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(self._size)
+            Program(self._command[1:], cwd=ROOT, env=environ | rank_environment(r, self._size, r))
+            for r in range(self._size)
         ]
 
     def is_running(self) -> bool:
@@ -94,24 +104,22 @@ class Trainer:
 
     def finish(self) -> list[int]:
         """Wait until all ranks have ended; their exit codes."""
-        if self._ranks[0].stderr and not self._ranks[0].stderr.closed:
-            self._stderr = [process.communicate(timeout=900)[1] for process in self._ranks]
-        return [process.returncode for process in self._ranks]
+        return [process.wait(timeout=900) for process in self._ranks]
 
     def describe_end(self) -> str:
-        return (
-            f"{self.output}: ended with {self.finish()}: {[text[-1000:] for text in self._stderr]}"
-        )
+        said = [process.communicate()[1][-1000:] for process in self._ranks]
+        return f"{self.output}: ended with {self.finish()}: {said}"
 
 
 def build_parser() -> Parser:
     parser = Parser(prog="tools/lab/chaos.py", description=__doc__)
     add = parser.add
-    add("--data", "folder made by build_shards.py", required=True)
-    add("--output", "folder for both runs; must not exist yet", type=Path, required=True)
+    add("--data", "folders made by `albert-ds shards`", required=True, nargs="+")
+    add("--output", "folder for the runs; must not exist yet", type=Path, required=True)
     add("--kills", "number of SIGKILLs", "KILLS", positive, default=50)
+    add("--cases", "what runs", nargs="+", choices=CASES, default=list(CASES))
     add("--ranks", "processes of a run", "RANKS", positive, default=2)
-    add("--steps", "optimizer steps of a run (default: 6 for each kill)", "STEPS", positive)
+    add("--steps", "optimizer steps of a run (default: 6 for each of its kills)", "STEPS", positive)
     add("--seed", "seed of the kills' random moments", "N", positive, default=1)
     return parser
 
@@ -165,13 +173,14 @@ def wait_while(trainer: Trainer, condition) -> None:
 
 
 def compare(one: Path, other: Path) -> list[str]:
-    """Files of the newest checkpoints that are not equal bit for bit."""
-    name = (one / "checkpoints" / "latest").read_text().strip()
-    if name != (other / "checkpoints" / "latest").read_text().strip():
-        return ["latest"]
+    """Files of the newest checkpoint of `other` that are not those of `one`, bit for bit."""
+    name = (other / "checkpoints" / "latest").read_text().strip()
     folders = [run / "checkpoints" / name for run in (one, other)]
-    files = sorted({path.name for folder in folders for path in folder.iterdir()})
-    return [f for f in files if (folders[0] / f).read_bytes() != (folders[1] / f).read_bytes()]
+    files = sorted({path.name for folder in folders for path in folder.glob("*")})
+    missing = [name] * (not folders[0].is_dir())
+    return missing or [
+        f for f in files if (folders[0] / f).read_bytes() != (folders[1] / f).read_bytes()
+    ]
 
 
 def run_to_the_end(trainer: Trainer) -> None:
@@ -180,32 +189,53 @@ def run_to_the_end(trainer: Trainer) -> None:
         raise MachineFailed(trainer.describe_end())
 
 
-def main(argv: list[str]) -> int:
-    args, passed_on = build_parser().parse_known_args(argv)
-    if args.output.exists():
-        raise UserError(f"--output {args.output}: exists already")
-    steps = args.steps or 6 * args.kills
-    kills = plan_kills(args.kills, steps, args.ranks, args.seed)
-    command = [sys.executable, "albert_ds/train.py", *SMALL, "--data", args.data]
-    command += ["--steps", str(steps), *passed_on]
-    alone = Trainer(command, args.output / "alone", args.ranks)
+def kill_one_case(args, case: str, kills: list[Kill], steps: int, passed_on: list[str]) -> bool:
+    """Whether the run that is killed has the checkpoints of one that is not."""
+    folder = args.output / case.replace(",", "").replace(" ", "_")
+    (folder / "staged").mkdir(parents=True)
+    config, *flags = CASES[case]
+    command = [sys.executable, "albert_ds/train.py", *SMALL, *flags, "--steps", str(steps)]
+    command += ["--deepspeed_config", f"ds_configs/{config}.json", "--data", *args.data]
+    command += ["--stage", str(folder / "staged"), *passed_on]
+    alone, killed = (Trainer(command, folder / name, args.ranks) for name in ("alone", "killed"))
     run_to_the_end(alone)
-    killed = Trainer(command, args.output / "killed", args.ranks)
+    differing: list[str] = []
     for number, kill in enumerate(kills, start=1):
         while (step := start_and_kill(killed, kill)) is None:
             print("ended by itself with exit code 5: starting again", flush=True)
         victims = "all ranks" if len(kill.victims) == args.ranks else f"rank {kill.victims[0]}"
-        print(f"kill {number}: {victims} while {kill.moment}, step {step}", flush=True)
+        has_saved = (killed.output / "checkpoints" / "latest").is_file()
+        differing += compare(alone.output, killed.output) if has_saved else []
+        found = "DIFFERS" if differing else "equal" if has_saved else "nothing saved yet"
+        print(
+            f"{case}, kill {number}: {victims} while {kill.moment}, step {step}: {found}",
+            flush=True,
+        )
     run_to_the_end(killed)
-    moments = Counter(kill.moment for kill in kills)
-    differing = compare(alone.output, killed.output)
+    differing += compare(alone.output, killed.output)
+    found = f"DIFFER in {', '.join(differing)}" if differing else "are equal bit for bit"
     print(
-        f"{args.kills} kills of {args.ranks} ranks over {steps} steps ("
-        + ", ".join(f"{count} while {moment}" for moment, count in sorted(moments.items()))
-        + "): the final weights and moments "
-        + (f"DIFFER in {', '.join(differing)}" if differing else "are equal bit for bit")
+        f"{case}: {len(kills)} kills of {args.ranks} ranks over {steps} steps: "
+        f"the final weights and moments {found}",
+        flush=True,
     )
-    return 1 if differing else 0
+    return not differing
+
+
+def main(argv: list[str]) -> int:
+    args, passed_on = build_parser().parse_known_args(argv)
+    if args.output.exists():
+        raise UserError(f"--output {args.output}: exists already")
+    moments, equal = Counter(), 0
+    for number, case in enumerate(args.cases):
+        count = len(range(number, args.kills, len(args.cases)))
+        steps = args.steps or 6 * (count + 1)
+        kills = plan_kills(count, steps, args.ranks, args.seed + number)
+        equal += count * kill_one_case(args, case, kills, steps, passed_on)
+        moments += Counter(kill.moment for kill in kills)
+    words = ", ".join(f"{count} while {moment}" for moment, count in sorted(moments.items()))
+    print(f"{args.kills} kills in {len(args.cases)} cases ({words}): {equal} ended bit for bit")
+    return int(equal < args.kills)
 
 
 if __name__ == "__main__":
