@@ -18,7 +18,13 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from albert_ds.errors import ENDINGS, UserError, hide_passwords, name_os_error
+from albert_ds.errors import (
+    ENDINGS,
+    UserError,
+    hide_passwords,
+    name_os_error,
+    name_system_error,
+)
 from albert_ds.files import may_replace
 
 
@@ -297,8 +303,10 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             drop_output(sys.stdout)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGPIPE)
-        except OSError as error:
-            raise name_os_error(error) from None
+        except (OSError, RuntimeError) as error:
+            if (named := name_system_error(error)) is error:
+                raise
+            raise named from None
     except ENDINGS as ending:
         log_line(str(ending))
         code = ending.code
@@ -355,9 +363,12 @@ class LastingStream:
 
 
 def log_line(message: str) -> None:
-    """One line on stderr."""
+    """One line on stderr. If it is lost, the exit code still tells the ending."""
     line = hide_passwords(" ".join(message.split()))
-    print(f"albert-ds: {line}", file=sys.stderr, flush=True)
+    try:
+        print(f"albert-ds: {line}", file=sys.stderr, flush=True)
+    except OSError:
+        drop_output(sys.stderr)
 
 
 def as_flag(name: str) -> str:

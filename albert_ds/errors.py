@@ -4,6 +4,7 @@ The message of each is the one line that the user sees. Any other exception is a
 """
 
 import errno
+import os
 import re
 
 # Errors of the file system that the user can correct; all others are the machine's.
@@ -69,3 +70,15 @@ def name_os_error(error: OSError, consequence: str = "") -> UserError | MachineF
     where = f"{error.filename}: " if error.filename else ""
     what = f"{where}{error.strerror or error}"
     return UserError(what) if error.errno in WRONG_PATH else MachineFailed(f"{what}{consequence}")
+
+
+def name_system_error(error: OSError | RuntimeError, consequence: str = "") -> Exception:
+    """The error to report for one of the system, which a library may have made a RuntimeError.
+
+    Any other RuntimeError is returned as it is.
+    """
+    if isinstance(error, OSError):
+        return name_os_error(error, consequence)
+    text = " ".join(str(error).split())
+    is_limit = any(os.strerror(number) in text for number in (errno.EMFILE, errno.ENFILE))
+    return MachineFailed(f"{text[-200:]}{consequence}") if is_limit else error

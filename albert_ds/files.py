@@ -25,7 +25,7 @@ PACKAGE = Path(__file__).parent
 MARK = "written by albert-ds"  # near the start of each report and picture
 # What a trainer replaces in a RUN, and what says that the RUN is one.
 RUN_NAMES = ("metrics.jsonl", "spiece.model", "tokenizer*.json", "results.json", "*.tsv", "best")
-RUN_NAMES += ("outputs.*", "predictions.*", "nbest.*", "null_odds.*", "features", "seed-*")
+RUN_NAMES += ("outputs.*", "predictions.*", "nbest.*", "null_odds.*", "seed-*")
 RUN_MARKS = ("config.json", "checkpoints")
 
 
@@ -75,9 +75,9 @@ def may_replace(path: Path) -> bool:
 
 def refuse_input(output: Path, inputs: Iterable[Path | str]) -> None:
     """Raise UserError if `output` is one of `inputs`, or a folder that holds one."""
-    place = output.resolve()
+    place = Path(os.path.realpath(output))  # not resolve(), which raises for a loop of links
     for source in inputs:
-        found = Path(source).resolve()
+        found = Path(os.path.realpath(source))
         if not found.exists():  # a URL
             continue
         if found == place or (output.exists() and output.samefile(found)):

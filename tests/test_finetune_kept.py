@@ -14,7 +14,7 @@ from albert_ds.checkpoint.folder import BEST
 from albert_ds.errors import DamagedData, Diverged, UserError
 from albert_ds.process.run_folder import RunLock
 from tests.distributed import run_ranks
-from tests.finetuning import flags, open_run
+from tests.finetuning import flags, open_run, tune_ranks
 from tests.training import join
 
 
@@ -130,6 +130,12 @@ def test_seeds_do_not_mix_with_another_run_of_their_folder(common, tmp_path):
     (said, _) = run_ranks(start_seeds, 1, common, tmp_path)[0]
     assert "--patience is None" in said[0] and "seed-5 was started with 3" in said[0]
     assert "in use by process" in said[1] and len(said) == 2
+
+
+def test_a_run_that_was_killed_while_it_tokenised_goes_on(cola, checkpoint, tmp_path):
+    (tmp_path / "run" / "features").mkdir(parents=True)
+    argv = flags("glue/cola", cola, checkpoint, tmp_path / "run", steps=1)
+    assert run_ranks(tune_ranks, 1, argv) == [0]
 
 
 def test_what_is_not_finite_is_never_the_best(tmp_path):

@@ -256,7 +256,7 @@ def read_index(folder: Path | str) -> dict:
         content = read_bytes(path, MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
-            f"{folder}: no {INDEX_NAME} here; build the shards with build_shards.py"
+            f"{folder}: no {INDEX_NAME} here; build the shards with `albert-ds shards`"
         ) from None
     index = parse_json(content, path)
     check(index, SCHEMA, path)

@@ -44,7 +44,7 @@ def copy_folders(folders: list[str], stage: Path) -> Iterator[int]:
         raise UserError(f"--stage {stage}: must be a folder; there is none on {node}")
     lock = os.open(stage, os.O_RDONLY)
     try:
-        while not _take(lock):
+        while not _take(lock, stage):
             yield 0
             time.sleep(PAUSE)
         copies = {folder: find_copy(folder, stage) for folder in folders}
@@ -69,7 +69,10 @@ def copy_folders(folders: list[str], stage: Path) -> Iterator[int]:
                 left_over.unlink()
         for folder, shard in missing:
             source = join(folder, shard.name)
-            content = read_bytes(source, shard.bytes + 1)
+            try:
+                content = read_bytes(source, shard.bytes + 1)
+            except FileNotFoundError:
+                raise UserError(f"{source}: this shard of {INDEX_NAME} is missing") from None
             if hashlib.sha256(content).hexdigest() != shard.sha256:
                 raise DamagedData(f"{source}: its sha256 is not that of {INDEX_NAME}")
             write_file(copies[folder] / shard.name, content)
@@ -85,9 +88,11 @@ def copy_folders(folders: list[str], stage: Path) -> Iterator[int]:
         os.close(lock)
 
 
-def _take(lock: int) -> bool:
+def _take(lock: int, stage: Path) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:  # no disk of a node: those have locks
+        raise UserError(f"--stage {stage}: no lock can be had there: {error.strerror}") from None
     return True

@@ -27,7 +27,7 @@ TOLERANCE = 1e-5  # of logits and hidden states, absolute
 def check_export(exported: Path, folder: ModelFolder, config: ModelConfig, state: Weights) -> str:
     """Compare what was written to `exported` with our model; what a card says about that.
 
-    Raises UserError if a token id or a logit differs.
+    Raises UserError if a token id or a logit differs, or if transformers cannot read it.
     """
     if find_spec("transformers") is None:
         what = "transformers is not installed, so it was not compared with Hugging Face's ALBERT"
@@ -38,8 +38,12 @@ def check_export(exported: Path, folder: ModelFolder, config: ModelConfig, state
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    problem = compare_tokenizers(folder.vocab, exported)
-    problem = problem or compare_with_hf(exported, config, folder.head, state)
+    try:
+        problem = compare_tokenizers(folder.vocab, exported)
+        problem = problem or compare_with_hf(exported, config, folder.head, state)
+    except (ValueError, RuntimeError) as error:  # what it makes of a file that cannot be read
+        text = " ".join(str(error).split())[:200]
+        problem = f"transformers {transformers.__version__} cannot read it: {text}"
     if problem:
         raise UserError(f"--checkpoint {folder.path}: not exported: {problem}")
     return (

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from albert_ds.cli import log_line
-from albert_ds.errors import ENDINGS, MachineFailed, Stopped, UserError, name_os_error
+from albert_ds.errors import ENDINGS, MachineFailed, Stopped, UserError, name_system_error
 from albert_ds.files import write_file
 from albert_ds.process.world import World
 
@@ -49,8 +49,8 @@ class Ending(NamedTuple):
 
 def explain(error: Exception) -> Ending:
     """What an error means for the run; code DEFECT if it is a defect of this program."""
-    if isinstance(error, OSError):
-        error = name_os_error(error, UNTOUCHED)
+    if isinstance(error, OSError | RuntimeError):
+        error = name_system_error(error, UNTOUCHED)
     if isinstance(error, ENDINGS):
         return Ending(error.code, str(error))
     if isinstance(error, RuntimeError):

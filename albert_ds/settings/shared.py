@@ -42,7 +42,7 @@ layout = partial(flag, group=LAYOUT, may_change=True)
 rhythm = partial(flag, group=RHYTHM, may_change=True)
 
 # Ranks on several machines may have other values of these; the content of folders is compared.
-LOCAL = ('"command" of config.json', "--data", "--deepspeed_config", "--stage", "--num-workers")
+LOCAL = ('"command" of config.json', "--data", "--deepspeed_config", "--num-workers")
 FREE = ("command", "schedules")  # a resumed run may have others: of schedules, for steps to come
 BEFORE = {"word_boundaries": "released"}  # what versions without the field did, if not its default
 WEIGHTS = ("--init-from", "--checkpoint", "--from-task")
@@ -272,6 +272,7 @@ def fingerprint(config: SharedConfig, world_size: int) -> dict[str, str]:
         **{name: value for name, value, _ in _name_values(config, as_json(config))},
         "--output": os.path.abspath(config.output),
     }
+    found["--stage"] = found.get("--stage") and "given"  # its place may differ
     for name in WEIGHTS:
         folder = found.pop(name, None)
         if folder is not None and not (config.run / "checkpoints").is_dir():

@@ -2,7 +2,6 @@
 line, not a traceback."""
 
 import errno
-import json
 import os
 import resource
 import shutil
@@ -17,11 +16,9 @@ from albert_ds import cli
 from albert_ds.__main__ import COMMANDS
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import UserError
-from albert_ds.files import write_file, write_report
+from albert_ds.files import write_file
+from tests.bad_input.room import WRITES, build_room, content_of
 from tests.command import run_command, run_main
-from tests.conftest import ROOT
-from tests.distributed import run_ranks
-from tests.finetuning import flags, tune_ranks
 from tests.models import run_export, run_import
 from tools.demo import small_tasks
 from tools.lab import paper_table
@@ -81,52 +78,6 @@ def test_a_file_that_cannot_be_written_ends_a_command_with_one_line(
     assert not list(tmp_path.iterdir())
 
 
-# Command: its words but for --output, the inputs in them, and the name of an output.
-TEXT, RUN_WORDS = ("--input", "text.txt"), ("--batch-size", 8, "--steps", 1)
-DS_CONFIG = ("--deepspeed_config", "ds.json")
-SMALL = ("--model", "albert-tiny", "--num-layers", 1, "--hidden-size", 32, "--embedding-size", 16)
-MEASURED = ("--sequence-length", 8, *DS_CONFIG)
-WRITES = {
-    "vocab": ((*TEXT, "--vocab-size", 300), ["text.txt"], "folder"),
-    "shards": (
-        (*TEXT, "--vocab", "vocab/spiece.model", "--sequence-length", 64),
-        ["text.txt", "vocab"],
-        "folder",
-    ),
-    "train": (
-        (*SMALL, "--data", "data", *RUN_WORDS, "--micro-batch-size", 8, *DS_CONFIG),
-        ["data"],
-        "folder",
-    ),
-    "finetune": (
-        ("--task", "glue/cola", "--data", "cola", "--checkpoint", "run", *RUN_WORDS),
-        ["cola", "run"],
-        "folder",
-    ),
-    "learn": (("--text", "text.txt", "--hours", 0.001), ["text.txt"], "folder"),
-    "recipes": ((), [], "folder"),
-    "probe": (
-        ("--checkpoint", "run", "--minimal-pairs", "pairs"),
-        ["run", "pairs", "run/config.json", "pairs/order.jsonl"],
-        "file.json",
-    ),
-    "ensemble": (("--members", "tuned"), ["tuned"], "folder"),
-    "export": (("--checkpoint", "run"), ["run"], "folder"),
-    "import": (("--input", "hf"), ["hf"], "folder"),
-    "report": (
-        ("run",),
-        ["run", "run/metrics.jsonl", "run/config.json", "run/spiece.model"],
-        "file.html",
-    ),
-    "bench": (("--models", "albert-tiny", "--ranks", 1, *MEASURED), ["ds.json"], "file.json"),
-    "traffic": (("--models", "albert-tiny", "--ranks", 1, *MEASURED), ["ds.json"], "file.json"),
-    "gpu-check": (("--data", "data", "--quick", "--piece", "machine"), ["data"], "folder"),
-    "plots curves": (("--runs", "run"), ["run", "run/metrics.jsonl"], "file.svg"),
-    "plots traffic": (("--input", "bench.json"), ["bench.json"], "file.png"),
-    "plots split": (("--input", "bench.json"), ["bench.json"], "file.png"),
-    "plots layers": (("--input", "layers.json"), ["layers.json"], "file.png"),
-    "plots depths": (("--input", "depths.json"), ["depths.json"], "file.png"),
-}
 # What somebody else keeps in a folder, under names that commands write.
 THEIRS = (
     *("spiece.model", "spiece.vocab", "tokenizer_config.json", "README.md", "report.md"),
@@ -152,32 +103,8 @@ def writers() -> list[str]:
 def inputs(data, text_file, checkpoint, cola, tmp_path_factory) -> Path:
     """A folder with a valid input of every command. Nobody writes to it."""
     folder = tmp_path_factory.mktemp("inputs")
-    for source, name in ((data, "data"), (data.parent / "vocab", "vocab"), (cola, "cola")):
-        shutil.copytree(source, folder / name)
-    shutil.copytree(checkpoint, folder / "run")
-    (folder / "run/metrics.jsonl").write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "loss": 8}\n')
-    (folder / "text.txt").write_text(text_file.read_text(encoding="utf-8")[:40_000])
-    shutil.copy(ROOT / "ds_configs/zero1_fp32.json", folder / "ds.json")
-    run_export(folder / "run", folder / "hf")
-    argv = flags("glue/cola", cola, checkpoint, folder / "tuned", steps=1)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
-    pair = {"sentence_good": "The class is a name.", "sentence_bad": "The is class a name."}
-    (folder / "pairs").mkdir()
-    (folder / "pairs/order.jsonl").write_text(json.dumps(pair) + "\n")
-    measured = json.loads((ROOT / "docs/raw/bench_base_2.json").read_text())
-    values = {"sharing": "all", "l2": [3.0, 2.0], "degrees": [40.0, 20.0], "tokens": 9}
-    write_report(folder / "bench.json", measured)
-    write_report(folder / "layers.json", {"models": {"albert": values}})
-    depth = {"num_layers": 2, "mlm_loss": 5.0, "mlm_accuracy": 0.2, "l2": 3.0, "degrees": 40.0}
-    write_report(folder / "depths.json", {"depths": [depth]})
+    build_room(folder, data, text_file, checkpoint, cola)
     return folder
-
-
-def content_of(folder: Path) -> dict[str, bytes | None]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-        for path in sorted(folder.rglob("*"))
-    }
 
 
 @pytest.mark.parametrize("place", ["over the input", "around the input", "over a foreign file"])
@@ -217,6 +144,13 @@ def test_a_report_and_a_picture_are_made_again_but_nobody_elses(inputs, tmp_path
         for _ in range(2):
             done = run_command(*command.split(), *words, "--output", f"new-{name}")
             assert done.code == 0, done
+
+
+def test_an_input_that_is_a_link_to_itself_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    done = run_command("plots", "layers", "--input", "loop.json", "--output", "new.png")
+    assert done.code == 2 and "loop.json: " in done.err and len(done.err.splitlines()) == 1
 
 
 def test_no_trace_goes_over_a_file(tmp_path):

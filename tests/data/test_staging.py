@@ -1,10 +1,12 @@
 """Shards on a disk of the node: whole, copied once, and used by a run and by its resumption."""
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ import pytest
 from albert_ds.data import staging
 from albert_ds.data.staging import copy_folders, find_copy
 from albert_ds.errors import DamagedData, UserError
+from tests.command import run_command
 from tests.conftest import start_ranks, train_command
+from tests.data.test_storage import Server
 from tests.distributed import run_ranks
 
 # torch for CUDA says so where nvcc is installed, and a user without a GPU should know.
@@ -168,3 +172,24 @@ def test_a_run_stages_and_a_resumed_one_reads_the_copy(data, disk, tmp_path):
             os.truncate(shard, 1)
     config = json.loads((run / "config.json").read_text())
     assert config["data"] == [str(source)] and config["stage"] == str(disk)
+
+
+def test_a_shard_that_a_server_lacks_is_named(data, disk, tmp_path):
+    lacking = Path(shutil.copytree(data, tmp_path / "lacking"))
+    (lacking / "train-000000.tar").unlink()
+    with Server(lacking) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        words = train_command(server.url, tmp_path / "run", steps=1)[2:]
+        done = run_command("train", *words, "--stage", disk)
+        server.shutdown()
+    said = f"albert-ds: {server.url}/train-000000.tar: this shard of index.json is missing\n"
+    assert (done.code, done.err) == (2, said)
+
+
+def test_a_disk_without_locks_is_refused(data, disk, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("albert_ds.data.staging.fcntl.flock", refuse)
+    with pytest.raises(UserError, match=f"--stage {disk}: no lock can be had there"):
+        list(copy_folders([str(data)], disk))

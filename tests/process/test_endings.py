@@ -132,6 +132,8 @@ def test_what_an_error_of_torch_means():
 def test_what_an_error_of_a_file_means():
     for number, code in ((errno.ENOENT, 2), (errno.ENOSPC, 5), (errno.EMFILE, 5), (errno.EIO, 5)):
         assert explain(OSError(number, os.strerror(number), "RUN/x")).code == code
+    in_gloo = explain(RuntimeError("[enforce fail at loop.cc:48] pipe: Too many open files"))
+    assert in_gloo.code == 5 and "pipe: Too many open files" in in_gloo.reason
     assert explain(OSError("a library's own")).reason.startswith("a library's own")
 
 

@@ -62,6 +62,7 @@ def end_all(commands: list[list[str]], **variables) -> tuple[list[int], list[str
 DIFFERENT = {
     "learning_rate": (0.01, "--learning-rate is 0.01, but 0.00176 on rank 0"),
     "seed": (7, "--seed is 7, but 0 on rank 0"),
+    "stage": ("/", '--stage is "given", but nothing on rank 0'),
     "batch_size": (16, "--batch-size is 16, but 8 on rank 0"),
     "masked_fraction": (0.3, "--masked-fraction is 0.3, but 0.15 on rank 0"),
     "dropout": (0.5, "--dropout is 0.5, but 0.1 on rank 0"),

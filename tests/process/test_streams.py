@@ -39,6 +39,12 @@ def test_another_pipe_that_breaks_is_no_lost_reader():
     assert (done.returncode, done.stderr) == (5, "albert-ds: Broken pipe\n")
 
 
+def test_a_command_whose_errors_nobody_can_read_keeps_its_code():
+    with open("/dev/full", "w") as full:
+        done = run(["-m", "albert_ds", "inspect", "--data", "nowhere"], stderr=full)
+    assert done.returncode == 2
+
+
 def test_a_command_without_standard_output_works(data):
     words = ["-m", "albert_ds", "inspect", "--data", data]
     done = run(words, preexec_fn=lambda: os.close(1))

@@ -5,8 +5,8 @@ albert-ds train --output RUN --init-from START FLAGS
 
 From random weights attention begins uniform, and a small model takes thousands of steps to find
 that the tokens beside a mask tell most about it (docs/learning.md). Here the positions, the queries
-and the keys begin so that four heads attend to the token before, the one after, and those two
-before and two after; [CLS] attends to all. Nothing is fixed: training may change all of it.
+and the keys begin so that four heads of the first layers attend to the token before, the one
+after, and those two before and two after; [CLS] attends to all. Training may change all of it.
 
 A position p begins as sin(p f) and cos(p f) of D / 2 frequencies f. The product of two such vectors
 depends on their distance alone and is largest at distance 0; with one of them turned by the angles

@@ -22,7 +22,8 @@ def build_parser() -> Parser:
 
     add = command("curves", "losses and accuracies of runs; prints the largest differences", "SVG")
     add("--runs", "RUN folders, or metrics.jsonl files", "RUN", Path, nargs="+", required=True)
-    add("--labels", "names in the legend (default: the folders that differ)", nargs="+")
+    legend = "names in the legend (default: the folders that differ)"
+    add("--labels", legend, type=cli.utf8, nargs="+")
     for name, meaning in (
         ("traffic", "bytes that a rank sends in a step, by kind"),
         ("split", "the parts of a step, relative to the baseline's step"),
