@@ -1,6 +1,9 @@
 """Try wrong input of every kind and count how each ended, by class.
 
 python -m tests.bad_input --page docs/raw/bad_input.md
+python -m tests.bad_input --page docs/raw/bad_input.md --commands FOLDER
+
+The first calls readers and parsers, the second runs whole commands, also on machines that fail.
 """
 
 import argparse
@@ -11,6 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -59,15 +63,26 @@ def build_data(folder: Path) -> Path:
     return folder / "built"
 
 
-def as_table(tried: list[tuple]) -> list[str]:
+def import_all() -> None:
+    """What the commands import: processes are then forked that have it."""
+    import tests.preload  # noqa: F401
+    from albert_ds.__main__ import COMMANDS
+
+    modules = {module for group in COMMANDS.values() for module, _ in group.values()}
+    for module in (*sorted(modules), "matplotlib.pyplot", "sentencepiece", "tokenizers"):
+        import_module(module)
+
+
+def as_table(tried: list[tuple], verdicts: tuple[str, ...] = VERDICTS) -> list[str]:
     """Counts by class as Markdown."""
-    rows = ["| class | tried | " + " | ".join(VERDICTS) + " |", "| --- |" + " --- |" * 5]
+    rows = ["| class | tried | " + " | ".join(verdicts) + " |"]
+    rows.append("| --- |" + " --- |" * (len(verdicts) + 1))
     by_class: dict[str, Counter] = {}
     for name, _, verdict, _ in tried:
         by_class.setdefault(name, Counter())[verdict] += 1
     by_class["all"] = sum(by_class.values(), Counter())
     for name, found in by_class.items():
-        counts = " | ".join(f"{found[verdict]:,}" for verdict in VERDICTS)
+        counts = " | ".join(f"{found[verdict]:,}" for verdict in verdicts)
         rows.append(f"| {name} | {found.total():,} | {counts} |")
     return rows
 
@@ -77,22 +92,31 @@ def main(argv: list[str]) -> int:
     add = parser.add_argument
     add("--page", type=Path, help="page whose table is replaced")
     add("--share", type=float, default=1.0, help="share of the cases to try (%(default)s)")
+    add("--commands", type=Path, metavar="FOLDER", help="run commands; FOLDER keeps what was tried")
     add("--seed", type=int, default=0, help="seed of the choice (%(default)s)")
     args = parser.parse_args(argv)
     os.chdir(ROOT)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "work").mkdir()
-        tried = list(try_all(folder / "work", build_data(folder), args.share, args.seed))
+    verdicts, section = VERDICTS, "bad input"
+    if args.commands:
+        import_all()
+        from tests.bad_input import command_cases
+
+        verdicts, section = command_cases.VERDICTS, "commands"
+        tried = list(command_cases.try_commands(args.commands, args.share, args.seed))
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / "work").mkdir()
+            tried = list(try_all(folder / "work", build_data(folder), args.share, args.seed))
     failed = [case for case in tried if case[2] != AS_PROMISED]
     for case in failed:
         print(*(str(part)[:300] for part in case), sep=" | ")
-    table = as_table(tried)
+    table = as_table(tried, verdicts)
     print("\n".join(table))
     if args.page:
         from tests.exactness.document import replace_section
 
-        replace_section(args.page, "bad input", table)
+        replace_section(args.page, section, table)
     return bool(failed)
 
 

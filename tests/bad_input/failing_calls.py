@@ -7,13 +7,18 @@ import builtins
 import io
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 CALLS = ("open", "replace", "rename", "mkdir", "unlink", "fsync", "scandir", "listdir", "stat")
 
 
-def break_calls(folder: str, number: int, error: int) -> list[str]:
-    """Wrap the calls; the list grows by each that is made in `folder`."""
+def break_calls(folder: str, number: int, error: int | Callable, for_ever=False) -> list[str]:
+    """Wrap the calls; the list grows by each that is made in `folder`.
+
+    error: what the call fails with, or what happens instead of an error. for_ever: all later ones
+    fail too.
+    """
     made: list[str] = []
 
     def wrap(name: str, call):
@@ -22,10 +27,15 @@ def break_calls(folder: str, number: int, error: int) -> list[str]:
             if isinstance(target, int):  # a descriptor
                 link = f"/proc/self/fd/{target}"
                 target = os.readlink(link) if os.path.lexists(link) else ""
-            if isinstance(target, (str, os.PathLike)) and os.fspath(target).startswith(folder):
-                made.append(f"{name} {os.fspath(target)}")
-                if len(made) == number:
-                    raise OSError(error, os.strerror(error), os.fspath(target))
+            if isinstance(target, (str, os.PathLike)):
+                path = os.path.abspath(target)
+                if path.startswith(folder):
+                    made.append(f"{name} {path}")
+                    if len(made) == number or for_ever and len(made) > number:
+                        if callable(error):
+                            error()
+                        else:
+                            raise OSError(error, os.strerror(error), os.fspath(target))
             return call(*given, **how)
 
         return checked

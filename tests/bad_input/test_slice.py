@@ -1,9 +1,14 @@
 """A slice of `python -m tests.bad_input`; the whole of it in the nightly run."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tests.bad_input.__main__ import CLASSES, build_data, try_all
+from tests.bad_input.command_cases import CLASSES as OF_COMMANDS
 from tests.bad_input.judge import AS_PROMISED, TRACEBACK, WRONG, Case, judge, must_refuse
+from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize("share", [0.25, pytest.param(1.0, marks=pytest.mark.nightly)])
@@ -15,3 +20,25 @@ def test_no_wrong_input_ends_in_a_traceback_a_hang_or_silence(tmp_path, share):
     # The judge sees a crash, and silence where input is wrong beyond doubt.
     assert judge(Case("", lambda: {}["key"]))[0] == TRACEBACK
     assert judge(Case("", must_refuse(lambda: 3)))[0] == WRONG
+
+
+@pytest.mark.nightly
+def test_no_command_ends_in_a_traceback_a_hang_a_loss_or_silence(tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.bad_input",
+            "--commands",
+            tmp_path / "here",
+            "--share",
+            "0.1",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {
+        row.split(" | ")[0].strip("| ") for row in done.stdout.splitlines()
+    } > OF_COMMANDS.keys()

@@ -96,10 +96,11 @@ def test_rows_hold_the_sequences_and_nothing_else():
 
 @pytest.mark.nightly
 def test_a_killed_run_equals_one_left_alone(data, tmp_path):
+    short = ("--kills", "4", "--seed", "6", "--steps", "24")
     # Seed 6 kills while starting, stepping and saving; one rank and both.
     command = ["tools/lab/chaos.py", "--data", data, "--output", tmp_path / "runs"]
     done = subprocess.run(
-        [sys.executable, *map(str, command), "--kills", "4", "--seed", "6"],
+        [sys.executable, *map(str, command), "--cases", "tensor parallel", *short],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -107,8 +108,8 @@ def test_a_killed_run_equals_one_left_alone(data, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()  # one more for each start that a busy machine made too slow
-    assert len([line for line in lines if line.startswith("kill ")]) == 4
-    assert lines[-1].endswith("are equal bit for bit")
+    assert len([line for line in lines if line.startswith("tensor parallel, kill ")]) == 4
+    assert lines[-1].endswith(": 4 ended bit for bit")
 
 
 def test_a_difference_is_seen(tmp_path):
