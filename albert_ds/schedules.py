@@ -20,6 +20,7 @@ from albert_ds.errors import UserError
 
 SHAPES = ("linear", "cosine", "wsd")  # of the learning rate
 START = re.compile(r"(\d{1,10})|(\d{1,2}(?:\.\d{1,10})?|100)%", re.ASCII)
+UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 EXPLANATION = """\
 Schedules: VALUE@START,VALUE@START. START is a step or a share of --steps; the first is 0, also if
 it is left out. A comma keeps the value until the next START; two dots join on a straight line.
@@ -149,3 +150,13 @@ def learning_rate(
     elif shape == "cosine" and left:
         left = (1 + math.cos(math.pi * (step - warmup_steps) / (num_steps - warmup_steps))) / 2
     return peak * (final + (1 - final) * left)
+
+
+def read_counts(text: str) -> list[int]:
+    """`500k,1M,2.5M` as numbers, ascending. Raises ArgumentTypeError."""
+    found = re.findall(r"(\d{1,15}(?:\.\d{1,9})?)([kMB]?)(?:,|$)", text, re.ASCII)
+    counts = [int(Fraction(number) * UNITS[unit]) for number, unit in found]
+    is_read = ",".join(map("".join, found)) == text
+    if not (is_read and counts == sorted({*counts} - {0}) != []):
+        raise argparse.ArgumentTypeError(f"{text}: must be ascending, such as 500k,1M,2.5M,1B")
+    return counts

@@ -5,9 +5,7 @@ before anything is written. Nothing heavy is imported at the top: `--help` answe
 """
 
 import argparse
-import re
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -31,7 +29,7 @@ from albert_ds.errors import UserError
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops, reshape
 from albert_ds.model.depth import draw_depth, read_depths, read_exits
 from albert_ds.model.sharing import ADDITIONS, list_patterns
-from albert_ds.schedules import EXPLANATION, SHAPES, Schedule, cut, learning_rate
+from albert_ds.schedules import EXPLANATION, SHAPES, Schedule, cut, learning_rate, read_counts
 from albert_ds.settings.shared import (
     LAYOUT,
     LEARNING_RATE,
@@ -55,18 +53,7 @@ from albert_ds.settings.shared import (
 
 DEFAULT_LEARNING_RATE = 0.00176  # the paper's, for a batch of 4096
 WARMUP_FRACTION = 0.025  # the release's 3,125 of 125,000
-UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 COOLDOWN = 0.2  # share of the steps
-
-
-def read_counts(text: str) -> list[int]:
-    """`500k,1M,2.5M` as numbers, ascending. Raises ArgumentTypeError."""
-    found = re.findall(r"(\d{1,15}(?:\.\d{1,9})?)([kMB]?)(?:,|$)", text, re.ASCII)
-    counts = [int(Fraction(number) * UNITS[unit]) for number, unit in found]
-    is_read = ",".join(map("".join, found)) == text
-    if not (is_read and counts == sorted({*counts} - {0}) != []):
-        raise argparse.ArgumentTypeError(f"{text}: must be ascending, such as 500k,1M,2.5M,1B")
-    return counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
