@@ -61,7 +61,7 @@ def print_facts(title: str, facts: dict[str, str]) -> None:
 
 
 def format_step(step: int, num_steps: int, values: dict, seconds_left: float | None = None) -> str:
-    """A record of metrics as a line of at most 120 columns (up to 999,999 steps).
+    """A record of metrics as a line of at most 120 columns (to 999,999 steps, no further losses).
 
     Lines of the same kind stand in columns. A value that does not exist is "-".
     """
@@ -77,7 +77,8 @@ def format_step(step: int, num_steps: int, values: dict, seconds_left: float | N
     tasks = [key.removesuffix("_loss") for key in values if key.endswith("_loss")]
     for task in tasks:
         line += f"  {task} {_fit(values[f'{task}_loss'], '6.3f')}"
-        line += f" {_fit(values[f'{task}_accuracy'], '6.1%')}"
+        if f"{task}_accuracy" in values:
+            line += f" {_fit(values[f'{task}_accuracy'], '6.1%')}"
     if held_out:
         return f"{line}  held out"
     if tasks:

@@ -45,6 +45,7 @@ def test_the_look_of_the_lines():
         format_step(300, 125000, VALUES, 42840.0),
         format_step(10300, 125000, VALUES | {"mlm_loss": 10.31, "grad_norm": 0.013}, 125.0),
         format_step(11000, 125000, HELD_OUT),
+        format_step(11000, 125000, VALUES | {"exit_loss": 3.24, "z_loss": 0.01}, 125.0),
         format_step(50, 1200, TUNED, 3.4),
         format_step(120, 1200, {"dev_matthews": 0.51, "dev_accuracy": None}),
     ]
@@ -54,6 +55,8 @@ def test_the_look_of_the_lines():
         "step  10300 of 125000  mlm 10.310   3.7%  sop  0.695  31.8%  lr 1.5e-03  norm   0.013"
         "  1.61k tok/s  left  2 min",
         "step  11000 of 125000  mlm  6.645   3.2%  sop  0.686  87.5%  held out",
+        "step  11000 of 125000  mlm  6.672   3.7%  sop  0.695  31.8%  exit  3.240  z  0.010"
+        "  lr 1.5e-03  norm     1.4  1.61k tok/s  left  2 min",
         "step   50 of 1200  loss  7.3660  lr 1.5e-03  norm     1.4  1.61k tok/s  left    3 s",
         "step  120 of 1200  dev  matthews 0.5100  accuracy      -",
     ]
