@@ -36,7 +36,8 @@ class Varying(Number):
     __slots__ = ()
 
     def __call__(self, text: str) -> Any:
-        return text if "@" in text else Number.__call__(self, text)
+        is_schedule = any(mark in text for mark in ("@", ",", ".."))
+        return text if is_schedule else Number.__call__(self, text)
 
 
 class Point(NamedTuple):
