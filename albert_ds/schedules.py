@@ -121,6 +121,11 @@ def _check(point: Point, before: list[Point], num_steps: int, lines: bool) -> No
         )
 
 
+def plateau_end(num_steps: int, cooldown: float) -> int:
+    """The finished steps after which the rate of wsd begins to fall."""
+    return num_steps - max(1, round(cooldown * num_steps))
+
+
 def learning_rate(
     step: int,
     *,
@@ -147,7 +152,8 @@ def learning_rate(
         return peak * step / warmup_steps
     left = max(0.0, 1 - step / num_steps)
     if shape == "wsd":
-        left = min(1.0, max(0, num_steps - step) / max(1, round(cooldown * num_steps)))
+        falling = num_steps - plateau_end(num_steps, cooldown)
+        left = min(1.0, max(0, num_steps - step) / falling)
     elif shape == "cosine" and left:
         left = (1 + math.cos(math.pi * (step - warmup_steps) / (num_steps - warmup_steps))) / 2
     return peak * (final + (1 - final) * left)

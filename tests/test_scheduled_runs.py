@@ -138,20 +138,29 @@ def test_a_changing_batch_accumulates_right_at_every_stage():
 
 def test_more_steps_prolong_a_plateau(data, tmp_path):
     """A run of 8 steps that is prolonged before its cool-down is one of 12 steps, bit for bit."""
-    flags = dict(learning_rate_schedule="wsd", cooldown=0.25, warmup_steps=2, save_every=1)
-    flags |= dict(keep_last=STEPS, final_rate=0.1)
-    short, long = tmp_path / "short", tmp_path / "long"
+    flags = dict(learning_rate_schedule="wsd", cooldown=0.25, warmup_steps=2, save_every=7)
+    flags |= dict(keep_last=1, final_rate=0.1)
+    short, long, longer = (tmp_path / name for name in ("short", "long", "longer"))
     for run, steps in ((short, 8), (long, STEPS)):
         assert finish(start_ranks(train_command(data, run, steps=steps, **flags), 1)) == [0]
+    before = files_of(short / "checkpoints" / "step-00000008")
+    assert [path.name for path in sorted((short / "checkpoints").glob("step-*"))] == [
+        "step-00000006",  # the last one before the cool-down
+        "step-00000008",
+    ]
     rates = [record["lr"] for record in records(short) if "lr" in record]
     assert rates == pytest.approx([0, 0.00088, *[0.00176] * 5, 0.00176 * 0.55])
-    for step in (7, 8):
-        shutil.rmtree(short / "checkpoints" / f"step-{step:08d}")
-    assert finish(start_ranks(train_command(data, short, steps=STEPS, **flags), 1)) == [0]
+    (longer / "checkpoints").mkdir(parents=True)  # as docs/optimizers.md says it
+    kept = Path("checkpoints", "step-00000006")
+    shutil.copytree(short / kept, longer / kept)
+    for path in short.glob("*.json*"):
+        shutil.copy(path, longer)
+    assert finish(start_ranks(train_command(data, longer, steps=STEPS, **flags), 1)) == [0]
     last = Path("checkpoints", f"step-{STEPS:08d}")
-    assert files_of(short / last) == files_of(long / last)
-    lines = [[r for r in records(run) if "lr" in r] for run in (short, long)]
+    assert files_of(longer / last) == files_of(long / last)
+    lines = [[r for r in records(run) if "lr" in r] for run in (longer, long)]
     assert lines[0] == lines[1]
+    assert files_of(short / "checkpoints" / "step-00000008") == before
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def write_checkpoint(
     *,
     keep_last: int,
     keep_every: int | None,
+    keep_step: int | None = None,
     lock: RunLock | None = None,
 ) -> None:
     """Write a checkpoint of `tensors` (by file and name), and delete what is older than those kept.
@@ -91,7 +92,7 @@ def write_checkpoint(
     except OSError as caught:
         raise _storage_failed(root, tensors, caught) from caught
     for folder in too_old:
-        if keep_every is None or step_of(folder) % keep_every:
+        if step_of(folder) != keep_step and (keep_every is None or step_of(folder) % keep_every):
             try:
                 for file in (STATE, *FILES, AVERAGE):
                     (folder / file).unlink(missing_ok=True)

@@ -95,8 +95,8 @@ def _loss_scaler(engine: Engine) -> dict:
 class Saver:
     """Writes the checkpoints of a run in the background, one at a time.
 
-    The newest `keep_last` are kept, and every one whose step is a multiple of `keep_every`. A
-    failed write is raised on all ranks, by the next `save` or `wait`.
+    The newest `keep_last` are kept, `keep_step`, and every multiple of `keep_every`. A failed
+    write is raised on all ranks, by the next `save` or `wait`.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class Saver:
         *,
         keep_last: int,
         keep_every: int | None = None,
+        keep_step: int | None = None,
         lock: RunLock | None = None,
         resumed_at: int = 0,
     ):
         self._engine = engine
-        self._write_kept = partial(
-            write_checkpoint, output, keep_last=keep_last, keep_every=keep_every, lock=lock
-        )
+        kept = {"keep_last": keep_last, "keep_every": keep_every, "keep_step": keep_step}
+        self._write_kept = partial(write_checkpoint, output, **kept, lock=lock)
         self._newest = resumed_at  # step of the checkpoint that is saved or being written
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None

@@ -192,6 +192,7 @@ def train(run: Run, request: StopRequest) -> None:
         config.run,
         keep_last=config.keep_last,
         keep_every=1 if config.save_at_tokens else config.keep_every,
+        keep_step=config.plateau_end,
         lock=run.lock,
         resumed_at=run.step,
     )
@@ -235,6 +236,7 @@ def train(run: Run, request: StopRequest) -> None:
             metrics.write(run.step, evaluate(run))
         # No checkpoint is written while steps are skipped, so the newest one is a good one.
         is_due = run.is_due(config.save_every) or run.milestones > saved
+        is_due |= run.step == config.plateau_end
         if run.step == config.steps or (is_due and not run.skipped_in_a_row):
             save(run, saver)
             saved = run.milestones

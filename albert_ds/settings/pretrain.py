@@ -29,7 +29,15 @@ from albert_ds.errors import UserError
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops, reshape
 from albert_ds.model.depth import draw_depth, read_depths, read_exits
 from albert_ds.model.sharing import ADDITIONS, list_patterns
-from albert_ds.schedules import EXPLANATION, SHAPES, Schedule, cut, learning_rate, read_counts
+from albert_ds.schedules import (
+    EXPLANATION,
+    SHAPES,
+    Schedule,
+    cut,
+    learning_rate,
+    plateau_end,
+    read_counts,
+)
 from albert_ds.settings.shared import (
     LAYOUT,
     LEARNING_RATE,
@@ -110,7 +118,7 @@ class RunConfig(SharedConfig):
     )
     learning_rate_schedule: str = optimization(
         "how the rate falls after the warm-up: on a line, on half a cosine, or (wsd) only in the "
-        "last steps, so that more --steps prolong the run",
+        "last steps; the checkpoint before these is kept, and more --steps prolong the run from it",
         default="linear",
         choices=SHAPES,
     )
@@ -215,6 +223,13 @@ class RunConfig(SharedConfig):
             final=self.final_rate,
             cooldown=COOLDOWN if self.cooldown is None else self.cooldown,
         )
+
+    @property
+    def plateau_end(self) -> int | None:
+        """The last step whose checkpoint a longer run may go on from, with wsd."""
+        if self.learning_rate_schedule != "wsd":
+            return None
+        return plateau_end(self.steps, COOLDOWN if self.cooldown is None else self.cooldown)
 
     def schedule(self, name: str) -> Schedule:
         """The schedule of a field of VARYING, or of the layers: "depth_schedule"."""
