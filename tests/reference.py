@@ -166,11 +166,17 @@ def run_layers(model, groups: list[nn.Module], layers: list[int]) -> None:
 
 
 def reference_loss(
-    model, samples: list[dict], *, has_pairs: bool, exits: dict[int, float] | None = None
+    model,
+    samples: list[dict],
+    *,
+    has_pairs: bool,
+    exits: dict[int, float] | None = None,
+    z_loss: float = 0.0,
 ) -> torch.Tensor:
     """Mean MLM loss over all samples, plus the mean loss of the labelled pairs.
 
-    `exits`: layers before the last one that add their MLM loss, times this weight.
+    `exits`: layers before the last one that add their MLM loss, times this weight. `z_loss`: weight
+    of the mean of log(Z)^2.
     """
     batch = pad(samples)
     labels, order = batch.pop("labels"), batch.pop("sentence_order_label")
@@ -181,6 +187,8 @@ def reference_loss(
     for hook in hooks:
         hook.remove()
     loss = F.cross_entropy(out.prediction_logits.flatten(0, 1), labels.flatten())
+    z = out.prediction_logits[labels != IGNORED].exp().sum(1)
+    loss = loss + z_loss * z.log().square().mean()
     for layer, weight in (exits or {}).items():
         if layer < len(outputs):
             logits = model.predictions(outputs[layer - 1])
@@ -212,6 +220,7 @@ def reference_training(
     muon: bool = False,
     depths: list[int] | None = None,
     exits: dict[int, float] | None = None,
+    z_loss: float = 0.0,
 ) -> Reference:
     """Train over `batches`; without a pair head among `weights` there is no pair loss.
 
@@ -231,7 +240,8 @@ def reference_training(
             running = [*range(depth)] if is_whole else RUNNING[config.sharing, depth]
             run_layers(model, groups, running)
         has_pairs = "pair_head.weight" in weights
-        loss = reference_loss(model, samples, has_pairs=has_pairs, exits=exits)
+        more = {"exits": exits, "z_loss": z_loss}
+        loss = reference_loss(model, samples, has_pairs=has_pairs, **more)
         for parameter in (*parameters.values(), *model.parameters()):
             parameter.grad = None
         loss.backward()

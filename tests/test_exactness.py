@@ -45,7 +45,8 @@ SHORT = [
     # Layer 0 alone: the gradients of its queries and keys are below Muon's least norm, 1e-7.
     Mode(grid=(1, 2), optimizer="Muon", sharing=LOOP, per_layer="norm,inject,lora:2"),
     Mode(grid=(1, 2), stage=3, exits=((1, 0.5), (3, 1.0)), depths=(2, 3, 4, 4, 4), accumulation=3),
-    Mode(grid=(2, 1), stage=2, exits=((2, 2.0),), checkpointing="block"),
+    Mode(grid=(2, 1), stage=2, exits=((2, 2.0),), z_loss=0.1, checkpointing="block"),
+    Mode(grid=(1, 2), z_loss=0.1, accumulation=3),
     *(Mode(grid=(1, 2), stage=stage, precision="bf16") for stage in (1, 3)),
     Mode(grid=(2, 1), stage=2, precision="bf16", sharing="cycle-rev:2", checkpointing="block"),
 ]

@@ -128,12 +128,13 @@ class MlmHead(nn.Module):
         """Score the vocabulary: states [P, H], embedding [V, E]; returns fp32 [P, V]."""
         return F.linear(self.project(hidden), word, self.bias).float()
 
-    def forward(self, hidden: Tensor, labels: Tensor, word: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor, labels: Tensor, word: Tensor) -> tuple[Tensor, ...]:
         """Predict labels int64 [P] from states [P, H] with the embedding [V, E].
 
-        Returns the sum of the cross entropies (fp32 scalar) and the number of correct predictions
-        (int64 scalar). Without positions both are 0 and still depend on every parameter, because
-        ranks wait for each other's gradients.
+        Returns the sum of the cross entropies (fp32 scalar), the number of correct predictions
+        (int64 scalar) and the sum of log(Z)^2 (fp32 scalar), Z the softmax's denominator. Without
+        positions all are 0 and still depend on every parameter, because ranks wait for each other's
+        gradients.
         """
         if is_shape_bound(hidden):
             hidden, labels = round_labelled(hidden, labels)
@@ -144,12 +145,11 @@ class MlmHead(nn.Module):
         if len(chunks) > 1 and torch.is_grad_enabled():
             score = partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
         parts = [score(*chunk, word, self.bias) for chunk in chunks]
-        losses, corrects = zip(*parts, strict=True)
-        return torch.stack(losses).sum(), torch.stack(corrects).sum()
+        return tuple(torch.stack(sums).sum() for sums in zip(*parts, strict=True))
 
 
-def score_words(x: Tensor, labels: Tensor, word: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of cross entropies and number of correct predictions for states [rows, E]."""
+def score_words(x: Tensor, labels: Tensor, word: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    """The sums of `MlmHead.forward` for states [rows, E]."""
     return sum_over_vocabulary(linear(x, word, bias), labels)  # [rows, V]
 
 
@@ -157,6 +157,7 @@ class AlbertForPretraining(nn.Module):
     """The model with its MLM head and, if config.pair_head, its two-way sentence head.
 
     `exits`: layers after which the MLM loss counts as well while training, and its weight there.
+    `z_loss`: weight of the last layer's log(Z)^2 while training (Chowdhery et al. 2022, section 5).
     The same seed gives the same weights on every machine.
     """
 
@@ -167,9 +168,10 @@ class AlbertForPretraining(nn.Module):
         seed: int = 0,
         activation_checkpointing: str = "none",
         exits: Mapping[int, float] = MappingProxyType({}),
+        z_loss: float = 0.0,
     ):
         super().__init__()
-        self.config, self.exits = config, exits
+        self.config, self.exits, self.z_loss = config, exits, z_loss
         self.albert = AlbertModel(config, activation_checkpointing=activation_checkpointing)
         self.mlm_head = MlmHead(config)
         self.pair_head = nn.Linear(config.hidden_size, 2) if config.pair_head else None
@@ -191,7 +193,8 @@ class AlbertForPretraining(nn.Module):
         Returns `mlm_loss_sum`, `pair_loss_sum` (fp32 sums of cross entropies), `mlm_correct` and
         `pair_correct` (int64 counts), all scalars. Pair labels are int64 [B]; -100 counts in
         neither, and without a sentence head both are 0. `exit_loss_sum` is the weighted sum of the
-        MLM losses at the exits before the last layer that runs; 0 in evaluation.
+        MLM losses at the exits before the last layer that runs, and `z_loss_sum` the weighted sum
+        of log(Z)^2; both are 0 in evaluation.
         """
         # The heads need the last state of these tokens only: [CLS] and the masked ones.
         output_positions, _ = torch.cat([cu_seqlens[:-1], masked_positions]).sort()
@@ -201,13 +204,15 @@ class AlbertForPretraining(nn.Module):
         place = torch.searchsorted(output_positions, masked_positions)
         masked = encoded["last_hidden_state"].index_select(0, place)  # [P, H]
         word = self.albert.embeddings.word.weight
-        mlm_loss, mlm_correct = self.mlm_head(masked, masked_labels, word)
+        mlm_loss, mlm_correct, squares = self.mlm_head(masked, masked_labels, word)
         if self.pair_head is not None:
             logits = self.pair_head(encoded["pooled"])  # [B, 2]
             pair_loss, pair_correct = sum_cross_entropy(logits, pair_labels)
         else:
             pair_loss, pair_correct = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_correct)
-        exit_loss = torch.zeros_like(mlm_loss)
+        exit_loss = z_loss = torch.zeros_like(mlm_loss)
+        if self.training and self.z_loss:
+            z_loss = self.z_loss * squares
         *inner, _ = encoded["hidden_states"]
         for layer, weight in self.exits.items() if self.training else ():
             if layer < len(inner):
@@ -219,6 +224,7 @@ class AlbertForPretraining(nn.Module):
             "pair_loss_sum": pair_loss,
             "pair_correct": pair_correct,
             "exit_loss_sum": exit_loss,
+            "z_loss_sum": z_loss,
         }
 
 

@@ -25,19 +25,24 @@ def sum_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return loss, (scores.detach().argmax(-1) == labels).sum()
 
 
-def sum_over_vocabulary(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """`sum_cross_entropy` of many classes, in the form that is fastest on the device."""
+def sum_over_vocabulary(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`sum_cross_entropy` of many classes, in the form that is fastest on the device.
+
+    And the sum of log(Z)^2 (fp32), where softmax divides by Z.
+    """
     if logits.is_cpu:
         return CachedCrossEntropy.apply(logits, labels)
     if not takes_kernels(logits):
-        return sum_cross_entropy(logits, labels)
+        scores = logits.float()
+        totals = torch.where(labels == IGNORED, 0, scores.logsumexp(1))
+        return *sum_cross_entropy(scores, labels), totals.square().sum()
     from albert_ds.model import kernels  # imports Triton
 
     return kernels.CrossEntropy.apply(logits, labels, IGNORED)
 
 
 class CachedCrossEntropy(torch.autograd.Function):
-    """`sum_cross_entropy` of rows that fit into a core's cache together.
+    """`sum_over_vocabulary` of rows that fit into a core's cache together.
 
     Keeps the logits in their own type, and of fp32 one number a row.
     """
@@ -53,22 +58,26 @@ class CachedCrossEntropy(torch.autograd.Function):
             losses.append(torch.where(label == IGNORED, 0, total - chosen))
             corrects.append(best == label)
             totals.append(total)
-        correct = torch.cat(corrects).sum()
-        ctx.save_for_backward(logits, labels, torch.cat(totals))
+        correct, total = torch.cat(corrects).sum(), torch.cat(totals)
+        ctx.save_for_backward(logits, labels, total)
         ctx.mark_non_differentiable(correct)
-        return torch.cat(losses).sum(), correct
+        squares = torch.where(labels == IGNORED, 0, total).square().sum()
+        return torch.cat(losses).sum(), correct, squares
 
     @staticmethod
-    def backward(ctx, gradient: Tensor, _):  # ty: ignore[incompatible-method-override]
-        """softmax - one-hot, for each row, times the gradient of the sum."""
+    def backward(ctx, gradient: Tensor, _, of_squares: Tensor):  # ty: ignore[incompatible-method-override]
+        """For each row: softmax - one-hot, and softmax 2 log(Z), times the sums' gradients."""
         logits, labels, totals = ctx.saved_tensors
         result = torch.empty_like(logits)
         for scores, label, total, part in split_rows(logits, labels, totals, result):
             probabilities = scores.to(torch.float32, copy=True).sub_(total.unsqueeze(1)).exp_()
+            tilt = torch.where(label == IGNORED, 0, 2 * of_squares * total).unsqueeze(1)
+            more = probabilities * tilt if of_squares else None  # it takes time
             one = torch.ones_like(probabilities[:, :1])
             probabilities.scatter_add_(1, label.where(label != IGNORED, 0).unsqueeze(1), -one)
             weight = torch.where(label == IGNORED, 0, gradient)
-            part.copy_(probabilities.mul_(weight.unsqueeze(1)))
+            probabilities.mul_(weight.unsqueeze(1))
+            part.copy_(probabilities if more is None else probabilities.add_(more))
         return result, None
 
 

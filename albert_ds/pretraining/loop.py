@@ -98,6 +98,7 @@ def build(
             seed=config.seed,
             activation_checkpointing=config.activation_checkpointing,
             exits=config.exits,
+            z_loss=config.z_loss,
         )
     if weights:
         model.load_state_dict(weights, assign=True)
@@ -162,7 +163,7 @@ def run_passes(run: Run, batch: Batch) -> None:
         with run.span("forward"):
             outputs = engine.deepspeed(**micro_batch.on(run.device))
         loss = outputs["mlm_loss_sum"] * mlm_scale + outputs["pair_loss_sum"] * pair_scale
-        loss = loss + outputs["exit_loss_sum"] * mlm_scale
+        loss = loss + (outputs["exit_loss_sum"] + outputs["z_loss_sum"]) * mlm_scale
         with run.span("backward"):
             engine.backward(loss, is_last=number == len(batch.micro_batches))
         run.window.add_outputs(outputs)

@@ -27,7 +27,10 @@ from albert_ds.parallel.mesh import Mesh
 from albert_ds.report.screen import Screen
 from albert_ds.report.traffic import Traffic
 
-OUTPUTS = ("mlm_loss_sum", "mlm_correct", "pair_loss_sum", "pair_correct", "exit_loss_sum")
+OUTPUTS = (
+    *("mlm_loss_sum", "mlm_correct", "pair_loss_sum", "pair_correct"),
+    *("exit_loss_sum", "z_loss_sum"),
+)
 
 # Dense bf16 (V100: fp16) peak in FLOP/s by part of the device's name, the first that fits; half of
 # what NVIDIA's datasheets give for sparse matrices. Cards have less than the modules of their name.
@@ -56,7 +59,7 @@ def summarise(outputs: Tensor, counts: Counts, objective: str) -> dict[str, floa
 
     The mean of no values is None. The keys of the sentence task begin with its objective.
     """
-    mlm_loss, mlm_correct, pair_loss, pair_correct, exit_loss = outputs.tolist()
+    mlm_loss, mlm_correct, pair_loss, pair_correct, *more = outputs.tolist()
 
     def mean(total: float, count: int) -> float | None:
         return total / count if count else None
@@ -68,8 +71,9 @@ def summarise(outputs: Tensor, counts: Counts, objective: str) -> dict[str, floa
     if objective != "none":
         values[f"{objective}_loss"] = mean(pair_loss, counts.pairs)
         values[f"{objective}_accuracy"] = mean(pair_correct, counts.pairs)
-    if exit_loss:
-        values["exit_loss"] = mean(exit_loss, counts.masked)
+    for name, total in zip(("exit_loss", "z_loss"), more, strict=True):
+        if total:
+            values[name] = mean(total, counts.masked)
     losses = [v for k, v in values.items() if k.endswith("_loss") and v is not None]
     return {"loss": sum(losses), **values}
 

@@ -158,6 +158,12 @@ class RunConfig(SharedConfig):
         default=None,
         shown_default="the last layer alone",
     )
+    z_loss: float = optimization(
+        "weight of log(Z)^2 in the last layer's MLM loss, Z what softmax divides by, such as 1e-4",
+        "WEIGHT",
+        Number(low=0, high=1),
+        default=0.0,
+    )
     average: float | None = optimization(
         "keep an average of the weights too, in which those after a step count DECAY times as much "
         "as those after the next, such as 0.999; probe, export, finetune and fill-mask read it",

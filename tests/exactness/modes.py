@@ -43,6 +43,7 @@ class Mode:
     depths: tuple[int, ...] = ()  # layers of each step; all of them if empty
     drawn: str = ""  # the depths that `depths` are drawn from, with seed 0
     exits: tuple[tuple[int, float], ...] = ()  # layers with a loss of their own, and its weight
+    z_loss: float = 0.0
     dealt_to: int = 1  # samples are ordered as that many data-parallel ranks would take them
 
     @property

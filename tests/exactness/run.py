@@ -86,6 +86,7 @@ def config_of(mode: Mode, output: str = "unused") -> RunConfig:
         output=output,
     )
     stream = replace(config.stream, objective=mode.objective)
+    config = replace(config, z_loss=mode.z_loss)
     if mode.depths:
         parts = [*enumerate(mode.depths), (NUM_STEPS, config.model.num_layers)]
         schedule = ",".join(f"{depth}@{step}" for step, depth in parts)
@@ -165,7 +166,7 @@ class References:
     def of(self, mode: Mode, outcome: Outcome, *, rounded: bool = False) -> Reference:
         """Training from the outcome's initial weights, or from these `rounded` to bf16."""
         task = (mode.sharing, mode.per_layer, mode.objective, mode.depths, mode.exits)
-        key = (*task, mode.clipping, mode.optimizer, rounded)
+        key = (*task, mode.z_loss, mode.clipping, mode.optimizer, rounded)
         if key not in self._known:
             config, start = config_of(mode), outcome.initial
             if rounded:
@@ -179,6 +180,7 @@ class References:
                 muon=mode.optimizer == "Muon",
                 depths=[*mode.depths],
                 exits=dict(mode.exits),
+                z_loss=mode.z_loss,
             )
         return self._known[key]
 

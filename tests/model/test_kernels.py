@@ -101,17 +101,20 @@ def test_linear(dtype):
 
 @TYPES
 @pytest.mark.parametrize("classes", [11, 9001])
-def test_cross_entropy(dtype, classes):
+@pytest.mark.parametrize("z_loss", [0, 0.1])
+def test_cross_entropy(dtype, classes, z_loss):
     logits = draw(9, classes, dtype=dtype)
     labels = torch.randint(classes, (9,), device=DEVICE)
     labels[3], labels[4], labels[5] = -100, logits[4].argmax(), logits[5].argmax()
-    loss, correct = kernels.CrossEntropy.apply(logits, labels, -100)
-    (gradient,) = torch.autograd.grad(loss * 0.5, logits)
+    loss, correct, squares = kernels.CrossEntropy.apply(logits, labels, -100)
+    (gradient,) = torch.autograd.grad(loss * 0.5 + z_loss * squares, logits)
     (wide,) = in_float64([logits])
     expected = F.cross_entropy(wide, labels, ignore_index=-100, reduction="sum")
-    (wide_gradient,) = torch.autograd.grad(expected * 0.5, wide)
+    wanted = wide[labels != -100].logsumexp(1).square().sum()
+    (wide_gradient,) = torch.autograd.grad(expected * 0.5 + z_loss * wanted, wide)
     assert loss.dtype == torch.float32 and gradient.dtype == dtype
-    torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
+    found = loss.double(), squares.double()
+    torch.testing.assert_close(found, (expected, wanted), rtol=1e-6, atol=0)
     assert_near([gradient], [wide_gradient], dtype)
     assert not gradient[3].any()
     assert correct == sum_cross_entropy(logits, labels)[1] >= 2
@@ -122,8 +125,8 @@ def test_no_rows():
     weight, bias = (torch.randn(32, device=DEVICE, requires_grad=True) for _ in range(2))
     y = kernels.ResidualNorm.apply(x, x, weight, bias, EPS, 0.1, 1)
     assert not any(g.any() for g in torch.autograd.grad(y.sum(), (x, weight, bias)))
-    loss, correct = kernels.CrossEntropy.apply(x, torch.zeros(0, dtype=torch.int64), -100)
-    assert (loss.item(), correct.item()) == (0, 0)
+    sums = kernels.CrossEntropy.apply(x, torch.zeros(0, dtype=torch.int64), -100)
+    assert [each.item() for each in sums] == [0, 0, 0]
 
 
 @pytest.mark.nightly
