@@ -35,6 +35,8 @@ PRETRAINING = [
         for task, name in PAIRS.items()
     ),
     *(Panel(f"{task}_loss", f"{name} loss", "nats a pair", {}) for task, name in PAIRS.items()),
+    Panel("exit_loss", "Losses at exits", "nats a masked token, weighted", {}),
+    Panel("z_loss", "z-loss", "mean of log(Z)^2, weighted", {}),
 ]
 BOTH = [
     Panel("lr", "Learning rate", "of the last step", FROM_ZERO),
