@@ -203,8 +203,8 @@ class References:
 
 def compare(found: Outcome, goal: Reference | Outcome) -> Difference:
     """The difference of `found` from `goal`, which started from the same weights."""
-    gradient = parameter = key_bias = 0.0
-    missed, moved = [], []
+    gradient = key_bias = 0.0
+    missed, moved, ways = [], [], {}
     for name, target in goal.weights.items():
         target = target.double()
         off = found.weights[name].double() - target
@@ -216,8 +216,10 @@ def compare(found: Outcome, goal: Reference | Outcome) -> Difference:
         gradient = max(gradient, float((found.gradients[name] - wanted).norm() / wanted.norm()))
         missed.append(off.norm())
         moved.append((target - initial).norm())
-        way = torch.maximum(moved[-1], LEAST * initial.norm())
-        parameter = max(parameter, float(missed[-1] / way))
+        tensor = "scale" if name.endswith(".scale") else name  # single numbers: all as one
+        sizes = torch.stack([missed[-1], moved[-1], LEAST * initial.norm()])
+        ways[tensor] = torch.hypot(ways.get(tensor, torch.zeros(3)).double(), sizes)
+    parameter = max(float(off / max(way, least)) for off, way, least in ways.values())
     return Difference(
         loss=_worst(found.losses, goal.losses),
         norm=_worst(found.norms, goal.norms),
