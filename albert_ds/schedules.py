@@ -20,6 +20,7 @@ from albert_ds.errors import UserError
 
 SHAPES = ("linear", "cosine", "wsd")  # of the learning rate
 START = re.compile(r"(\d{1,10})|(\d{1,2}(?:\.\d{1,10})?|100)%", re.ASCII)
+NO_START = "must be VALUE@STEP or VALUE@SHARE%, such as 8@0 or 16@35%"
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9}
 EXPLANATION = """\
 Schedules: VALUE@START,VALUE@START. START is a step or a share of --steps; the first is 0, also if
@@ -36,8 +37,11 @@ class Varying(Number):
     __slots__ = ()
 
     def __call__(self, text: str) -> Any:
-        is_schedule = any(mark in text for mark in ("@", ",", ".."))
-        return text if is_schedule else Number.__call__(self, text)
+        _, *later = re.split(r",|\.\.", text)
+        for typed in later:
+            if "@" not in typed:
+                raise argparse.ArgumentTypeError(f"{text}: {typed!r}: {NO_START}")
+        return text if later or "@" in text else Number.__call__(self, text)
 
 
 class Point(NamedTuple):
@@ -105,7 +109,7 @@ def read_schedule(
 def _read_start(text: str, num_steps: int) -> int:
     found = START.fullmatch(text)
     if not found:
-        raise ValueError("must be VALUE@STEP or VALUE@SHARE%, such as 8@0 or 16@35%")
+        raise ValueError(NO_START)
     step, share = found.groups()
     return int(step) if step else int(Fraction(share) * num_steps / 100)
 

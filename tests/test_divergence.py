@@ -43,7 +43,7 @@ def poison_steps(rank: int, configs):
             handle = None
             if step in POISON and rank == 1:  # only this rank's gradient, in every micro-batch
                 handle = head.register_forward_hook(
-                    lambda module, inputs, out, factor=POISON[step]: (out[0] * factor, out[1])
+                    lambda module, inputs, out, factor=POISON[step]: (out[0] * factor, *out[1:])
                 )
             norm = take_step(run)
             if handle:

@@ -155,7 +155,7 @@ def test_the_figures_of_the_readme_stand_in_the_pages_it_names():
     assert missing([f"{100 * share:.1f} %" for share in shares], learning) == []
     card = (ROOT / "tools/demo/model/README.md").read_text()  # the model is that run's
     assert missing([probed["weights"], *(f'"value": {share}' for share in shares)], card) == []
-    assert "100 kills of 2 ranks" in read("reliability.md")
+    assert "100 of 100 kills" in read("reliability.md")
 
 
 def test_the_table_of_fine_tuned_tasks_is_that_of_the_raw_files():
