@@ -25,9 +25,11 @@ from albert_ds import cli
 from albert_ds.cli import Parser, positive
 from albert_ds.errors import MachineFailed, UserError
 from albert_ds.json_files import parse_json
-from tests.distributed import Program
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # for the server of the tests that forks ranks
+from tests.distributed import Program  # noqa: E402
+
 MOMENTS = ("starting", "stepping", "stepping", "saving", "saving")
 SMALL = (  # a run in which a step, and a save, take milliseconds
     *("--model", "albert-tiny", "--hidden-size", "32", "--embedding-size", "16"),
