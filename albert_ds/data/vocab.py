@@ -149,6 +149,8 @@ class Vocab:
         self.normalisation = normalisation
         self.sha256 = hashlib.sha256(model).hexdigest()
         proto = _parse(model)
+        # Raises for a damaged map of characters, which not every form below reads.
+        sentencepiece.SentencePieceProcessor(model_proto=model)
         self.normalise = normalisation.build(proto.normalizer_spec.precompiled_charsmap)
         # Applied above: SentencePiece and Hugging Face differ on letters with stacks of accents.
         proto.normalizer_spec.precompiled_charsmap = b""

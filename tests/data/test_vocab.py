@@ -1,5 +1,6 @@
 """The ids are those of Hugging Face, for any text and every way to normalise."""
 
+import json
 import random
 import subprocess
 import sys
@@ -194,4 +195,12 @@ def test_not_a_vocabulary(vocab, tmp_path):
     twice = vocab.model.replace(b"\x01b", b"\x01d", 1)  # a piece that is there already
     (tmp_path / "spiece.model").write_bytes(twice)
     with pytest.raises(UserError, match="already defined"):
+        read_vocab(tmp_path / "spiece.model")
+    proto = ModelProto.FromString(vocab.model)
+    proto.normalizer_spec.precompiled_charsmap = b"\0\4\0\0" + 2000 * b"\0"
+    nfkc = {"normalization": "nfkc", "keep_accents": True, "do_lower_case": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(nfkc))  # reads no map of the model
+    proto.normalizer_spec.name = "nfkc-lower"
+    (tmp_path / "spiece.model").write_bytes(proto.SerializeToString())
+    with pytest.raises(UserError, match="precompiled_charsmap is invalid"):
         read_vocab(tmp_path / "spiece.model")
