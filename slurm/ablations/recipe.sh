@@ -18,10 +18,12 @@
 # PROBED   held-out samples for tools/probe.py (default: 4096); half as many train a missing head
 # OUT      folder of the results (default: ablations/recipe); the same command continues there
 # MINUTES  of each run (default: 20), by the speed of 100 steps before the row's first run: a machine
-#          that does other work then gives the row fewer steps. STEPS=N takes N steps instead
+#          that does other work then gives the row fewer steps. STEPS=N takes N steps of 32 samples
+#          instead, or as many samples in larger or smaller ones
 # CONFIG   for DeepSpeed (default: ds_configs/zero1_fp32_adamw.json; zero1_bf16_adamw.json is faster
-#          on CPUs with matrix units); LAMB's rows take the file without _adamw beside it
-# SEEDS    number of seeds of each row (default: 2)
+#          on CPUs with matrix units); the rows of LAMB and Muon take the files beside it
+# SEEDS    number of seeds of each row (default: 2); SEED=N trains this seed alone, and prints no table
+# FLAGS    further flags of the trainer, for all rows
 # ROWS     names of the rows to run (default: all); the table prints every row that has ended
 # AGAINST  name of the row that the others are compared with (default: base)
 set -euo pipefail
@@ -40,13 +42,14 @@ stop() {
 [ -n "${DATA:-}" ] || stop "DATA is not set: the folder of shards"
 
 ADAMW=${CONFIG:-ds_configs/zero1_fp32_adamw.json}
-LAMB=${ADAMW/_adamw/}
+LAMB=${ADAMW/_adamw/} MUON=${ADAMW/_adamw/_muon}
 [ "$LAMB" != "$ADAMW" ] || stop "CONFIG=$ADAMW: must end in _adamw.json, beside the same for LAMB"
 [[ $ADAMW == *bf16* ]] && PRECISION=bf16 || PRECISION=fp32
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 RECIPE=$("$PYTHON" -c 'from albert_lab.commands import learn; print(*learn.RECIPE)')
 read -ra RECIPE <<< "$RECIPE"
-BASE=("${RECIPE[@]}" --sequence-length "$LENGTH" --deepspeed_config "$ADAMW")
+read -ra FLAGS <<< "${FLAGS:-}"
+BASE=("${RECIPE[@]}" --sequence-length "$LENGTH" --deepspeed_config "$ADAMW" "${FLAGS[@]}")
 
 train() { # FOLDER STEPS BATCH FLAG...
     local folder=$1 steps=$2 batch=$3 every=$(($2 > 20 ? $2 / 20 : 1))
@@ -56,7 +59,7 @@ train() { # FOLDER STEPS BATCH FLAG...
     set -- --data "$DATA" --steps "$steps" "${BASE[@]}" --batch-size "$batch" \
         --micro-batch-size "$batch" --warmup-steps $((steps / 10)) --log-every "$every" \
         --eval-every "$every" --eval-samples 1024 "$@"
-    if [[ $folder != "$OUT"/random-start/* && " $* " != *' --init-from '* ]]; then
+    if [[ $folder != "$OUT"/*random-start/* && " $* " != *' --init-from '* ]]; then
         [ -f "$folder/start/config.json" ] ||
             "$PYTHON" -m albert_lab.neighbours "$@" --output "$folder/start"
         set -- "$@" --init-from "$folder/start"
@@ -68,7 +71,7 @@ train() { # FOLDER STEPS BATCH FLAG...
 measure() {
     local file=$OUT/$1/steps name=$1 batch=$2
     shift 2
-    if [ -n "${STEPS:-}" ]; then echo "$STEPS"; return; fi
+    if [ -n "${STEPS:-}" ]; then echo $((STEPS * 32 / batch)); return; fi
     if [ ! -s "$file" ]; then
         rm -rf "$OUT/$name/trial"
         train "$OUT/$name/trial" $TRIAL "$batch" "$@" --log-every 5 --eval-every $TRIAL >&2
@@ -94,20 +97,21 @@ row() {
 
 # train_row NAME BATCH FLAG...: the row, if it is asked for, once for each seed.
 train_row() {
-    local name=$1 batch=$2 seed steps output
+    local name=$1 batch=$2 seed steps output average=()
     shift 2
     [ -z "$ROWS" ] || [[ " $ROWS " == *" $name "* ]] || return 0
     mkdir -p "$OUT/$name"
     set -- "${@//'{out}'/$OUT}"
     steps=$(measure "$name" "$batch" "${@//'{seed}'/1}")
-    for seed in $(seq "$SEEDS"); do
+    [[ " $* " != *' --average '* ]] || average=(--average)
+    for seed in ${SEED:-$(seq "$SEEDS")}; do
         output=$OUT/$name/seed-$seed
         train "$output" "$steps" "$batch" --seed "$seed" "${@//'{seed}'/$seed}"
         [ -f "$output/probe.json" ] || "$PYTHON" tools/probe.py --checkpoint "$output" \
-            --data "$DATA" --sequence-length "$LENGTH" --output "$output/probe.json" \
+            "${average[@]}" --data "$DATA" --sequence-length "$LENGTH" --output "$output/probe.json" \
             --samples "$PROBED" --head-samples $((PROBED / 2))
         [ -z "${BLIMP:-}" ] || [ -f "$output/blimp.json" ] || "$PYTHON" tools/probe.py \
-            --checkpoint "$output" --minimal-pairs "$BLIMP" --precision "$PRECISION" \
+            --checkpoint "$output" "${average[@]}" --minimal-pairs "$BLIMP" --precision "$PRECISION" \
             --output "$output/blimp.json"
     done
 }
@@ -117,6 +121,25 @@ for rate in 0.0005 0.002 0.003; do row adamw-$rate 32 --learning-rate $rate; don
 for rate in 0.001 0.003 0.01; do
     row lamb-$rate 32 --learning-rate $rate --deepspeed_config "$LAMB"
 done
+muon() { # NAME BATCH FLAG...: a row of Muon
+    row "muon-$1" "$2" --deepspeed_config "$MUON" --learning-rate 0.002 "${@:3}"
+}
+for rate in 0.001 0.002 0.004 0.008; do muon $rate 32 --learning-rate $rate; done
+muon 64 64
+muon 128 128
+muon 16-32-64 36 --batch-size 16@0,32@35%,64@70% --micro-batch-size 16
+muon wsd 32 --learning-rate-schedule wsd
+muon mask-falling 32 --masked-fraction 0.3..0.15@100%
+muon length-rising 32 --sequence-length $((LENGTH / 2))@0,$LENGTH@50% \
+    --batch-size 64@0,32@50% --micro-batch-size 32
+muon average 32 --average 0.999
+muon random-start 32
+muon pair-rate-1 32 --pair-head-rate 1
+muon embedding-256 32 --embedding-size 256
+muon layers-6 32 --num-layers 6
+muon layers-3-6 32 --num-layers 6 --depth-schedule 3@0,6@40%
+muon width-128 32 --hidden-size 128
+muon width-384 32 --hidden-size 384 --num-heads 6
 for percent in 2 20; do row warmup-$percent 32 --warmup-steps "{steps*$percent/100}"; done
 row random-start 32
 for share in 0.2 1; do row pair-rate-$share 32 --pair-head-rate $share; done
@@ -149,6 +172,7 @@ for planned in "${PLAN[@]}"; do
     read -ra words <<< "$planned"
     train_row "${words[@]}"
 done
+[ -z "${SEED:-}" ] || exit 0
 rows=() against=()
 for pair in "${ALL[@]}"; do
     name=${pair%%=*} folder=${pair#*=}
