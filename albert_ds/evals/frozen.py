@@ -104,7 +104,7 @@ def measure_depths(
         before = states[0]
         for row, depth in zip(sums, depths, strict=True):
             hidden = outputs[depth][torch.as_tensor(tensors["masked_positions"])]
-            found = model.mlm_head(hidden, tensors["masked_labels"], word)[:2]
+            found = model.mlm_head(hidden, tensors["masked_labels"], word)
             row += torch.cat([torch.stack(found).double(), _compare(before, outputs[depth])])
             before = outputs[depth]
         masked, tokens = masked + batch.masked, tokens + batch.tokens

@@ -128,13 +128,15 @@ class MlmHead(nn.Module):
         """Score the vocabulary: states [P, H], embedding [V, E]; returns fp32 [P, V]."""
         return F.linear(self.project(hidden), word, self.bias).float()
 
-    def forward(self, hidden: Tensor, labels: Tensor, word: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self, hidden: Tensor, labels: Tensor, word: Tensor, z_loss: bool = False
+    ) -> tuple[Tensor, ...]:
         """Predict labels int64 [P] from states [P, H] with the embedding [V, E].
 
         Returns the sum of the cross entropies (fp32 scalar), the number of correct predictions
-        (int64 scalar) and the sum of log(Z)^2 (fp32 scalar), Z the softmax's denominator. Without
-        positions all are 0 and still depend on every parameter, because ranks wait for each other's
-        gradients.
+        (int64 scalar) and, with `z_loss`, the sum of log(Z)^2 (fp32 scalar), Z the softmax's
+        denominator. Without positions all are 0 and still depend on every parameter, because ranks
+        wait for each other's gradients.
         """
         if is_shape_bound(hidden):
             hidden, labels = round_labelled(hidden, labels)
@@ -144,13 +146,15 @@ class MlmHead(nn.Module):
         score = score_words
         if len(chunks) > 1 and torch.is_grad_enabled():
             score = partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
-        parts = [score(*chunk, word, self.bias) for chunk in chunks]
+        parts = [score(*chunk, word, self.bias, z_loss) for chunk in chunks]
         return tuple(torch.stack(sums).sum() for sums in zip(*parts, strict=True))
 
 
-def score_words(x: Tensor, labels: Tensor, word: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+def score_words(
+    x: Tensor, labels: Tensor, word: Tensor, bias: Tensor, z_loss: bool
+) -> tuple[Tensor, ...]:
     """The sums of `MlmHead.forward` for states [rows, E]."""
-    return sum_over_vocabulary(linear(x, word, bias), labels)  # [rows, V]
+    return sum_over_vocabulary(linear(x, word, bias), labels, z_loss)  # [rows, V]
 
 
 class AlbertForPretraining(nn.Module):
@@ -204,15 +208,16 @@ class AlbertForPretraining(nn.Module):
         place = torch.searchsorted(output_positions, masked_positions)
         masked = encoded["last_hidden_state"].index_select(0, place)  # [P, H]
         word = self.albert.embeddings.word.weight
-        mlm_loss, mlm_correct, squares = self.mlm_head(masked, masked_labels, word)
+        has_z_loss = self.training and self.z_loss > 0
+        mlm_loss, mlm_correct, *squares = self.mlm_head(masked, masked_labels, word, has_z_loss)
         if self.pair_head is not None:
             logits = self.pair_head(encoded["pooled"])  # [B, 2]
             pair_loss, pair_correct = sum_cross_entropy(logits, pair_labels)
         else:
             pair_loss, pair_correct = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_correct)
         exit_loss = z_loss = torch.zeros_like(mlm_loss)
-        if self.training and self.z_loss:
-            z_loss = self.z_loss * squares
+        if has_z_loss:
+            z_loss = self.z_loss * squares[0]
         *inner, _ = encoded["hidden_states"]
         for layer, weight in self.exits.items() if self.training else ():
             if layer < len(inner):

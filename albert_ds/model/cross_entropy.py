@@ -25,20 +25,25 @@ def sum_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return loss, (scores.detach().argmax(-1) == labels).sum()
 
 
-def sum_over_vocabulary(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def sum_over_vocabulary(logits: Tensor, labels: Tensor, z_loss: bool) -> tuple[Tensor, ...]:
     """`sum_cross_entropy` of many classes, in the form that is fastest on the device.
 
-    And the sum of log(Z)^2 (fp32), where softmax divides by Z.
+    With `z_loss` also the sum of log(Z)^2 (fp32), where softmax divides by Z.
     """
     if logits.is_cpu:
-        return CachedCrossEntropy.apply(logits, labels)
+        return CachedCrossEntropy.apply(logits, labels, z_loss)
     if not takes_kernels(logits):
         scores = logits.float()
-        totals = torch.where(labels == IGNORED, 0, scores.logsumexp(1))
-        return *sum_cross_entropy(scores, labels), totals.square().sum()
+        sums = sum_cross_entropy(scores, labels)
+        return (*sums, sum_squares(scores.logsumexp(1), labels)) if z_loss else sums
     from albert_ds.model import kernels  # imports Triton
 
-    return kernels.CrossEntropy.apply(logits, labels, IGNORED)
+    return kernels.CrossEntropy.apply(logits, labels, IGNORED, z_loss)
+
+
+def sum_squares(totals: Tensor, labels: Tensor) -> Tensor:
+    """The sum of log(Z)^2 from each row's log(Z)."""
+    return torch.where(labels == IGNORED, 0, totals).square().sum()
 
 
 class CachedCrossEntropy(torch.autograd.Function):
@@ -48,7 +53,7 @@ class CachedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, logits: Tensor, labels: Tensor):
+    def forward(ctx, logits: Tensor, labels: Tensor, z_loss: bool):
         losses, corrects, totals = [], [], []
         for scores, label in split_rows(logits, labels):
             scores = scores.to(torch.float32, copy=True)
@@ -61,24 +66,26 @@ class CachedCrossEntropy(torch.autograd.Function):
         correct, total = torch.cat(corrects).sum(), torch.cat(totals)
         ctx.save_for_backward(logits, labels, total)
         ctx.mark_non_differentiable(correct)
-        squares = torch.where(labels == IGNORED, 0, total).square().sum()
-        return torch.cat(losses).sum(), correct, squares
+        sums = torch.cat(losses).sum(), correct
+        return (*sums, sum_squares(total, labels)) if z_loss else sums
 
     @staticmethod
-    def backward(ctx, gradient: Tensor, _, of_squares: Tensor):  # ty: ignore[incompatible-method-override]
+    def backward(ctx, gradient: Tensor, _, of_squares: Tensor | None = None):  # ty: ignore[incompatible-method-override]
         """For each row: softmax - one-hot, and softmax 2 log(Z), times the sums' gradients."""
         logits, labels, totals = ctx.saved_tensors
         result = torch.empty_like(logits)
         for scores, label, total, part in split_rows(logits, labels, totals, result):
             probabilities = scores.to(torch.float32, copy=True).sub_(total.unsqueeze(1)).exp_()
-            tilt = torch.where(label == IGNORED, 0, 2 * of_squares * total).unsqueeze(1)
-            more = probabilities * tilt if of_squares else None  # it takes time
+            more = None
+            if of_squares is not None:
+                tilt = torch.where(label == IGNORED, 0, 2 * of_squares * total)
+                more = probabilities * tilt.unsqueeze(1)
             one = torch.ones_like(probabilities[:, :1])
             probabilities.scatter_add_(1, label.where(label != IGNORED, 0).unsqueeze(1), -one)
             weight = torch.where(label == IGNORED, 0, gradient)
             probabilities.mul_(weight.unsqueeze(1))
             part.copy_(probabilities if more is None else probabilities.add_(more))
-        return result, None
+        return result, None, None
 
 
 def split_rows(logits: Tensor, *others: Tensor):

@@ -246,25 +246,28 @@ def _entropy_backward(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     label, total = tl.load(labels_at + row), tl.load(total_at + row)
     gradient = tl.where(label == IGNORED, 0.0, tl.load(gradient_at).to(tl.float32))
-    tilt = tl.where(label == IGNORED, 0.0, 2 * total * tl.load(of_squares_at).to(tl.float32))
     column = part * SCORES + tl.arange(0, SCORES)
     at = row * classes + column
     score = tl.load(logits_at + at, mask=column < classes, other=0.0)
     probability = tl.exp(score.to(tl.float32) - total)
     dscore = gradient * tl.where(column == label, probability - 1, probability)
-    dscore += tilt * probability
+    if of_squares_at is not None:
+        tilt = 2 * total * tl.load(of_squares_at).to(tl.float32)
+        dscore += tl.where(label == IGNORED, 0.0, tilt) * probability
     tl.store(dlogits_at + at, dscore.to(score.dtype), mask=column < classes)
 
 
 class CrossEntropy(torch.autograd.Function):
     """`sum_over_vocabulary`: logits [P, V], labels int64 [P] -> loss (fp32), number right (int64),
-    sum of log(Z)^2 (fp32).
+    and with `z_loss` the sum of log(Z)^2 (fp32).
 
     Keeps the logits in their own type, and of fp32 one number a row.
     """
 
     @staticmethod
-    def forward(ctx, logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, ...]:
+    def forward(
+        ctx, logits: Tensor, labels: Tensor, ignored: int, z_loss: bool
+    ) -> tuple[Tensor, ...]:
         logits = logits.contiguous()
         rows, classes = logits.shape
         losses, totals = logits.new_zeros(2, rows, dtype=torch.float32)
@@ -277,11 +280,14 @@ class CrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(logits, labels, totals)
         ctx.ignored = ignored
         ctx.mark_non_differentiable(correct)
-        return losses.sum(), correct, torch.where(labels == ignored, 0, totals).square().sum()
+        sums = losses.sum(), correct
+        if not z_loss:
+            return sums
+        return *sums, torch.where(labels == ignored, 0, totals).square().sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient: Tensor, _, of_squares: Tensor):
+    def backward(ctx, gradient: Tensor, _, of_squares: Tensor | None = None):
         logits, labels, totals = ctx.saved_tensors
         rows, classes = logits.shape
         dlogits = torch.empty_like(logits)
@@ -290,4 +296,4 @@ class CrossEntropy(torch.autograd.Function):
                 logits, labels, totals, gradient, of_squares, dlogits, classes, ctx.ignored, SCORES,
                 num_warps=8,
             )  # fmt: skip
-        return dlogits, None, None
+        return dlogits, None, None, None

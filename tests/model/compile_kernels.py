@@ -55,7 +55,9 @@ def launch_all(dtype: torch.dtype, width: int) -> None:
         sums.sum().backward()
     kernels.Linear.apply(make(64, width), make(width, width), make(width)).sum().backward()
     labels = torch.zeros(4, dtype=torch.int64)
-    kernels.CrossEntropy.apply(make(4, 30_000), labels, -100)[0].backward()
+    for z_loss in (False, True):
+        loss, _, *squares = kernels.CrossEntropy.apply(make(4, 30_000), labels, -100, z_loss)
+        sum(squares, loss).backward()
 
 
 if __name__ == "__main__":

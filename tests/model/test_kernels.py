@@ -106,15 +106,16 @@ def test_cross_entropy(dtype, classes, z_loss):
     logits = draw(9, classes, dtype=dtype)
     labels = torch.randint(classes, (9,), device=DEVICE)
     labels[3], labels[4], labels[5] = -100, logits[4].argmax(), logits[5].argmax()
-    loss, correct, squares = kernels.CrossEntropy.apply(logits, labels, -100)
-    (gradient,) = torch.autograd.grad(loss * 0.5 + z_loss * squares, logits)
+    loss, correct, *squares = kernels.CrossEntropy.apply(logits, labels, -100, z_loss > 0)
+    (gradient,) = torch.autograd.grad(loss * 0.5 + z_loss * sum(squares), logits)
     (wide,) = in_float64([logits])
     expected = F.cross_entropy(wide, labels, ignore_index=-100, reduction="sum")
     wanted = wide[labels != -100].logsumexp(1).square().sum()
     (wide_gradient,) = torch.autograd.grad(expected * 0.5 + z_loss * wanted, wide)
     assert loss.dtype == torch.float32 and gradient.dtype == dtype
-    found = loss.double(), squares.double()
-    torch.testing.assert_close(found, (expected, wanted), rtol=1e-6, atol=0)
+    found = [each.double() for each in (loss, *squares)]
+    wanted = [expected, wanted] if z_loss else [expected]
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
     assert_near([gradient], [wide_gradient], dtype)
     assert not gradient[3].any()
     assert correct == sum_cross_entropy(logits, labels)[1] >= 2
@@ -125,7 +126,7 @@ def test_no_rows():
     weight, bias = (torch.randn(32, device=DEVICE, requires_grad=True) for _ in range(2))
     y = kernels.ResidualNorm.apply(x, x, weight, bias, EPS, 0.1, 1)
     assert not any(g.any() for g in torch.autograd.grad(y.sum(), (x, weight, bias)))
-    sums = kernels.CrossEntropy.apply(x, torch.zeros(0, dtype=torch.int64), -100)
+    sums = kernels.CrossEntropy.apply(x, torch.zeros(0, dtype=torch.int64), -100, True)
     assert [each.item() for each in sums] == [0, 0, 0]
 
 
