@@ -126,7 +126,8 @@ def test_no_rows():
     weight, bias = (torch.randn(32, device=DEVICE, requires_grad=True) for _ in range(2))
     y = kernels.ResidualNorm.apply(x, x, weight, bias, EPS, 0.1, 1)
     assert not any(g.any() for g in torch.autograd.grad(y.sum(), (x, weight, bias)))
-    sums = kernels.CrossEntropy.apply(x, torch.zeros(0, dtype=torch.int64), -100, True)
+    labels = torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    sums = kernels.CrossEntropy.apply(x, labels, -100, True)
     assert [each.item() for each in sums] == [0, 0, 0]
 
 
