@@ -329,6 +329,8 @@ def _complete(ds_config: dict, num_parameters: int) -> dict:
     if config.get("bf16", {}).get("enabled"):
         # Without it ZeRO-2 and 3 write a NaN gradient into the weights instead of skipping it.
         config["bf16"] = {"check_grad_overflow": True, **config["bf16"]}
+        # At ZeRO-1 each gradient joins its fp32 sum as it appears, and none is kept or zeroed.
+        config["bf16"].setdefault("immediate_grad_update", True)
     zero = dict(config.get("zero_optimization", {}))
     if zero.get("stage", 0) > 0:
         # One bucket for the whole model: one reduction per step. The default is 5e8 elements.

@@ -29,7 +29,7 @@ class BytesAParameter:
 STATES = {
     ("fp32", 0): BytesAParameter(lives=(12, 0), gradients=(4, 0), bucket=0, update=(8, 0)),
     ("fp32", 1): BytesAParameter(lives=(4, 12), gradients=(4, 0), bucket=4, update=(4, 8)),
-    ("bf16", 1): BytesAParameter(lives=(6, 12), gradients=(2, 0), bucket=0, update=(2, 4)),
+    ("bf16", 1): BytesAParameter(lives=(6, 12), gradients=(0, 0), bucket=0, update=(0, 4)),
     ("bf16", 2): BytesAParameter(lives=(2, 12), gradients=(0, 4), bucket=2, update=(8, 4)),
     ("bf16", 3): BytesAParameter(lives=(4, 18), gradients=(0, 4), bucket=2, update=(4, 4)),
 }
