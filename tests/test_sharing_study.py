@@ -74,7 +74,7 @@ def test_every_row_is_a_run_and_equal_parameters_are_equal(data, tmp_path):
         (SHARING, {"ROWS": "cycle-9", "PYTHON": "false"}, "ROWS: cycle-9 is none of groups-2 "),
         # Refused before the other rows train.
         (RECIPE, {"ROWS": "base", "AGAINST": "bass"}, "ROWS or AGAINST: bass is none of base "),
-        (RECIPE, {"CONFIG": "ds_configs/zero1_fp32.json"}, "must end in _adamw.json"),
+        (RECIPE, {"CONFIG": "ds_configs/zero1_fp32.json"}, "must end in _muon.json"),
     ],
 )
 def test_a_wrong_setting_is_one_line(script, environ, words, data, tmp_path):

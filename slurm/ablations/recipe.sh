@@ -1,7 +1,8 @@
 #!/bin/bash
 # Which recipe learns most on this machine in a given time? Every row trains for as long, on one CPU
 # core, over seeds: its speed is measured first, and the steps follow from it. The row `base` is what
-# albert-ds learn trains; every other row changes one thing of it, and what has to change with it.
+# albert-ds learn trains, with its smallest batch; every other row changes one thing of it, and what
+# has to change with it.
 # Prints a table, and one of the differences from `base` (AGAINST), seed by seed. Rows with other masks
 # or lengths have a held-out loss of their own; bits a byte and accuracies are probe.py's, with the same
 # masks for every row. MLM accuracies of different vocabularies (DATA) do not compare, bits a byte do.
@@ -20,8 +21,8 @@
 # MINUTES  of each run (default: 20), by the speed of 100 steps before the row's first run: a machine
 #          that does other work then gives the row fewer steps. STEPS=N takes N steps of 32 samples
 #          instead, or as many samples in larger or smaller ones
-# CONFIG   for DeepSpeed (default: ds_configs/zero1_fp32_adamw.json; zero1_bf16_adamw.json is faster
-#          on CPUs with matrix units); the rows of LAMB and Muon take the files beside it
+# CONFIG   for DeepSpeed (default: ds_configs/zero1_fp32_muon.json; zero1_bf16_muon.json is faster
+#          on CPUs with matrix units); the rows of AdamW and LAMB take the files beside it
 # SEEDS    number of seeds of each row (default: 2); SEED=N trains this seed alone, and prints no table
 # FLAGS    further flags of the trainer, for all rows
 # ROWS     names of the rows to run (default: all); the table prints every row that has ended
@@ -41,15 +42,15 @@ stop() {
 }
 [ -n "${DATA:-}" ] || stop "DATA is not set: the folder of shards"
 
-ADAMW=${CONFIG:-ds_configs/zero1_fp32_adamw.json}
-LAMB=${ADAMW/_adamw/} MUON=${ADAMW/_adamw/_muon}
-[ "$LAMB" != "$ADAMW" ] || stop "CONFIG=$ADAMW: must end in _adamw.json, beside the same for LAMB"
-[[ $ADAMW == *bf16* ]] && PRECISION=bf16 || PRECISION=fp32
+MUON=${CONFIG:-ds_configs/zero1_fp32_muon.json}
+ADAMW=${MUON/_muon/_adamw} LAMB=${MUON/_muon/}
+[ "$LAMB" != "$MUON" ] || stop "CONFIG=$MUON: must end in _muon.json, beside the same for others"
+[[ $MUON == *bf16* ]] && PRECISION=bf16 || PRECISION=fp32
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-RECIPE=$("$PYTHON" -c 'from albert_lab.commands import learn; print(*learn.RECIPE)')
+RECIPE=$("$PYTHON" -c 'from albert_lab.commands import learn; print(*learn.SIZE, *learn.RECIPE)')
 read -ra RECIPE <<< "$RECIPE"
 read -ra FLAGS <<< "${FLAGS:-}"
-BASE=("${RECIPE[@]}" --sequence-length "$LENGTH" --deepspeed_config "$ADAMW" "${FLAGS[@]}")
+BASE=("${RECIPE[@]}" --sequence-length "$LENGTH" --deepspeed_config "$MUON" "${FLAGS[@]}")
 
 train() { # FOLDER STEPS BATCH FLAG...
     local folder=$1 steps=$2 batch=$3 every=$(($2 > 20 ? $2 / 20 : 1))
@@ -59,7 +60,7 @@ train() { # FOLDER STEPS BATCH FLAG...
     set -- --data "$DATA" --steps "$steps" "${BASE[@]}" --batch-size "$batch" \
         --micro-batch-size "$batch" --warmup-steps $((steps / 10)) --log-every "$every" \
         --eval-every "$every" --eval-samples 1024 "$@"
-    if [[ $folder != "$OUT"/*random-start/* && " $* " != *' --init-from '* ]]; then
+    if [[ $folder != "$OUT"/random-start/* && " $* " != *' --init-from '* ]]; then
         [ -f "$folder/start/config.json" ] ||
             "$PYTHON" -m albert_lab.neighbours "$@" --output "$folder/start"
         set -- "$@" --init-from "$folder/start"
@@ -117,52 +118,45 @@ train_row() {
 }
 
 row base 32
-for rate in 0.0005 0.002 0.003; do row adamw-$rate 32 --learning-rate $rate; done
+for rate in 0.001 0.002 0.004 0.008; do row rate-$rate 32 --learning-rate $rate; done
+for rate in 0.0005 0.001 0.002 0.003; do
+    row adamw-$rate 32 --learning-rate $rate --deepspeed_config "$ADAMW"
+done
 for rate in 0.001 0.003 0.01; do
     row lamb-$rate 32 --learning-rate $rate --deepspeed_config "$LAMB"
 done
-muon() { # NAME BATCH FLAG...: a row of Muon
-    row "muon-$1" "$2" --deepspeed_config "$MUON" --learning-rate 0.002 "${@:3}"
-}
-for rate in 0.001 0.002 0.004 0.008; do muon $rate 32 --learning-rate $rate; done
-muon 64 64
-muon 128 128
-muon 16-32-64 36 --batch-size 16@0,32@35%,64@70% --micro-batch-size 16
-muon wsd 32 --learning-rate-schedule wsd
-muon mask-falling 32 --masked-fraction 0.3..0.15@100%
-muon length-rising 32 --sequence-length $((LENGTH / 2))@0,$LENGTH@50% \
-    --batch-size 64@0,32@50% --micro-batch-size 32
-muon average 32 --average 0.999
-muon random-start 32
-muon pair-rate-1 32 --pair-head-rate 1
-muon embedding-256 32 --embedding-size 256
-muon layers-6 32 --num-layers 6
-muon layers-3-6 32 --num-layers 6 --depth-schedule 3@0,6@40%
-muon width-128 32 --hidden-size 128
-muon width-384 32 --hidden-size 384 --num-heads 6
+row wsd 32 --learning-rate-schedule wsd
 for percent in 2 20; do row warmup-$percent 32 --warmup-steps "{steps*$percent/100}"; done
+row average 32 --average 0.999
 row random-start 32
-for share in 0.2 1; do row pair-rate-$share 32 --pair-head-rate $share; done
-row batch-16 16 --learning-rate 0.0007
+row batch-16 16 --learning-rate 0.002
 row batch-64 64
+row batch-128 128
+row batch-16-32-64 36 --batch-size 16@0,32@35%,64@70% --micro-batch-size 16
 row half-length 64 --sequence-length $((LENGTH / 2))
 row half-then-full 32 --init-from '{out}/half-length/seed-{seed}'
+row length-rising 32 --sequence-length $((LENGTH / 2))@0,$LENGTH@50% \
+    --batch-size 64@0,32@50% --micro-batch-size 32
 for share in 0.15 0.2 0.45; do row mask-$share 32 --masked-fraction $share; done
+row mask-falling 32 --masked-fraction 0.3..0.15@100%
 row ngram-3 32 --max-ngram 3
 row layers-2 32 --num-layers 2
 row layers-2-3 32 --depth-schedule 2@0,3@40%
 row layers-6 32 --num-layers 6
+row layers-3-6 32 --num-layers 6 --depth-schedule 3@0,6@40%
 row layers-2-3-6 32 --num-layers 6 --depth-schedule 2@0,3@40%,6@70%
-row width-128 32 --hidden-size 128
-row width-128-layers-3-6 32 --hidden-size 128 --num-layers 6 --depth-schedule 3@0,6@40%
+NARROW="--hidden-size 128 --embedding-size 128"
+row width-128 32 $NARROW
+row width-128-layers-3-6 32 $NARROW --num-layers 6 --depth-schedule 3@0,6@40%
+row width-384 32 --hidden-size 384 --num-heads 6
 row width-512 32 --hidden-size 512 --num-heads 8
 # The paper's Tables 3, 4, 5 and 8. Narrow layers that share nothing have as many parameters as the
 # shared ones.
-for width in 32 64 256; do row embedding-$width 32 --embedding-size $width; done
+for width in 32 64 128; do row embedding-$width 32 --embedding-size $width; done
 for sharing in attention ffn none; do row share-$sharing 32 --sharing $sharing; done
-row share-none-narrow 32 --sharing none --hidden-size 152
+row share-none-narrow 32 --sharing none --hidden-size 192 --embedding-size 192
 row nsp 32 --objective nsp
-row no-pairs 32 --objective none --pair-head-rate 1
+row no-pairs 32 --objective none
 row dropout 32 --dropout 0.1
 
 for name in $ROWS "$AGAINST"; do

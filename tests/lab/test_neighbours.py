@@ -13,7 +13,7 @@ from tests.distributed import run_ranks
 from tests.training import gather, join
 
 SHAPES = {
-    "learn": {"embedding_size": 128, "hidden_size": 256, "num_heads": 4},
+    "learn": {"embedding_size": 256, "hidden_size": 256, "num_heads": 4},
     "albert-base": {"embedding_size": 128, "hidden_size": 768, "num_heads": 12},
     "bert-tiny": {"embedding_size": 128, "hidden_size": 128, "num_heads": 2, "sharing": "none"},
 }

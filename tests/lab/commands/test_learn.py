@@ -4,15 +4,16 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import psutil
 import pytest
 from albert_lab import neighbours
 from albert_lab.commands import learn
 from albert_lab.commands.learn import (
-    BATCH,
     LOGGED_STEPS,
     MEASURED_STEPS,
+    SIZE,
     Layout,
     build_parser,
     count_steps,
@@ -34,25 +35,29 @@ def parse(*flags: str) -> Namespace:
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_trainer_takes_the_recipe(data, tmp_path, ranks, precision):
-    layout = Layout(ranks, 1, f"ds_configs/zero1_{precision}_adamw.json")
+    layout = Layout(ranks, 1, f"ds_configs/zero1_{precision}_muon.json", batch=64)
     words = trainer(recipe(parse()), layout, data, tmp_path / "run")
     assert words[0] == sys.executable  # deepspeed need not be in PATH
-    flags = words[words.index("--model") :]
+    flags = words[words.index("--dropout") :]
     flags[flags.index("--sequence-length") + 1] = "64"  # of these shards
     flags += ["--steps", "100"]
     at = flags.index("--init-from")
     assert flags[at : at + 2] == ["--init-from", "out/start"]
     flags[at : at + 2] = []
     start = str(tmp_path / "start")
-    neighbours.main([*flags, "--output", start, "--micro-batch-size", str(BATCH)])
+    alone = [*flags, *Layout(1, 1, layout.ds_config).flags, *SIZE, "--output", start]
+    neighbours.main(alone)
     config = read_config([*flags, "--init-from", start], world_size=ranks)
-    assert config.batch_size == BATCH and config.micro_batch_size == BATCH // ranks
+    assert config.batch_size == 64 and config.micro_batch_size == 32 // ranks
+    assert config.deepspeed["optimizer"]["type"] == "Muon" and config.learning_rate == 0.003
+    assert config.model.embedding_size == 256
     assert config.rate_at(99) < 0.02 * max(map(config.rate_at, range(100)))
 
 
 def test_more_hours_begin_with_the_weights_and_other_masks():
     again = recipe(parse("--init-from", "run"))
     assert again[-4:] == ["--init-from", "run", "--seed", "1"]
+    assert not {*SIZE} & {*again}  # the weights have a size
     assert recipe(parse("--init-from", "run", "--seed", "2"))[-1] == "2"
 
 
@@ -77,15 +82,27 @@ def test_the_speed_is_the_mean_of_the_second_half_of_the_trial(data, tmp_path, m
     seconds = [9.0, *[4.0] * 4, *[2.0] * 3, *[3.0] * 2]  # the first half warms up
 
     def fake_run(command, log, threads):
-        run = tmp_path / "1x1-zero1_fp32_adamw"
+        run = Path(command[command.index("--output") + 1])
         run.mkdir()
         ends = range(LOGGED_STEPS, MEASURED_STEPS + 1, LOGGED_STEPS)
         records = [{"step": e, "step_seconds": s} for e, s in zip(ends, seconds, strict=True)]
         (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
 
     monkeypatch.setattr(learn, "run", fake_run)
-    layout = Layout(1, 1, "ds_configs/zero1_fp32_adamw.json")
+    layout = Layout(1, 1, "ds_configs/zero1_fp32_muon.json")
     assert learn.measure([], layout, data, tmp_path) == pytest.approx((3 * 2 + 2 * 3) / 5)
+
+
+@pytest.mark.parametrize(
+    ("hours", "batch"), [(0.1, 32), (3.4, 32), (3.5, 64), (6.8, 64), (7.0, 128), (100, 128)]
+)
+def test_a_larger_batch_only_with_six_thousand_steps(hours, batch, data, tmp_path, monkeypatch):
+    """At a second for 32 sequences 6,000 steps of 64 take 12,000 s, 96 % of 3.47 hours."""
+    monkeypatch.setattr(learn, "measure", lambda *given: given[1].batch / 32)
+    layout, seconds = learn.choose_layout([], data, tmp_path, hours)
+    assert (layout.batch, seconds) == (batch, batch / 32)
+    monkeypatch.undo()
+    assert learn.choose_layout([], data, tmp_path, hours) == (layout, seconds)  # the run goes on
 
 
 def test_the_line_a_minute_says_what_is_left(tmp_path):
@@ -160,7 +177,7 @@ def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp
     assert done.returncode == 0, done.stderr
     report = (tmp_path / "learn" / "report.md").read_text()
     assert report in done.stdout
-    for words in ("MLM accuracy", "SOP accuracy", "| order |", "--learning-rate 0.001"):
+    for words in ("MLM accuracy", "SOP accuracy", "| order |", "--learning-rate 0.003"):
         assert words in report
     weights = tmp_path / "learn" / "run" / "checkpoints" / "latest"
     before = weights.stat().st_mtime_ns

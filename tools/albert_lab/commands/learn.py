@@ -1,9 +1,9 @@
 """Pretrain a small ALBERT in the hours given, on this machine, and report what it has learned.
 
 Text -> vocabulary -> shards -> pretraining -> held-out metrics, minimal pairs, small tasks ->
-OUTPUT/report.md. Given the same --output again, it goes on where it stopped. The number of steps
-comes from the measured speed, once; so the learning rate reaches 0 as the time ends, and a resumed
-run is the same run.
+OUTPUT/report.md. Given the same --output again, it goes on where it stopped. The batch and the
+number of steps come from the measured speed, once; so the learning rate reaches 0 as the time ends,
+and a resumed run is the same run.
 
 albert-ds learn --text wiki/*.txt --output learn --hours 2
 """
@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -31,14 +31,18 @@ from albert_lab.ranks import find_port
 from albert_lab.tables import spread, table
 
 COMMAND = (sys.executable, "-m", "albert_ds")
-PIECES, LENGTH, BATCH = 8000, 128, 32
-# At higher rates the sentence head learns noise. Twice the usual masks are twice the signal of a
-# token, and three layers are twice the steps of six in the time (docs/notebook/recipe_trials.md).
+PIECES, LENGTH = 8000, 128
+BATCH = 32  # of the trials of speed, and of runs too short for
+LARGER, LEAST_STEPS = (64, 128), 6000  # a batch that still gets so many steps
+# Twice the usual masks are twice the signal of a token, and three layers are twice the steps of six
+# in the time (docs/notebook/recipe_trials.md).
+SIZE = (
+    *("--model", "albert-tiny", "--embedding-size", "256", "--hidden-size", "256"),
+    *("--num-layers", "3", "--num-heads", "4"),
+)
 RECIPE = (
-    *("--model", "albert-tiny", "--embedding-size", "128", "--hidden-size", "256"),
-    *("--num-layers", "3", "--num-heads", "4", "--dropout", "0"),
-    *("--pair-head-rate", "0.06", "--max-ngram", "1", "--masked-fraction", "0.3"),
-    *("--sequence-length", str(LENGTH), "--batch-size", str(BATCH), "--learning-rate", "0.001"),
+    *("--dropout", "0", "--max-ngram", "1", "--masked-fraction", "0.3"),
+    *("--sequence-length", str(LENGTH), "--learning-rate", "0.003"),
 )
 WARMUP_STEPS = 200  # at least, but where there are fewer than 1,000 steps
 MEASURED_STEPS, LOGGED_STEPS = 40, 4  # of a trial
@@ -62,13 +66,23 @@ class Layout:
     ranks: int
     threads: int
     ds_config: str
+    batch: int = BATCH
 
     @property
     def precision(self) -> str:
         return "bf16" if "bf16" in self.ds_config else "fp32"
 
+    @property
+    def flags(self) -> list[str]:
+        """Those of the trainer; a larger batch is more micro-batches, and needs no more memory."""
+        batches = ("--batch-size", self.batch, "--micro-batch-size", BATCH // self.ranks)
+        return [*map(str, batches), "--deepspeed_config", str(PACKAGE / self.ds_config)]
+
     def __str__(self) -> str:
-        return f"{self.ranks} ranks x {self.threads} threads, {self.precision}"
+        return (
+            f"{self.ranks} ranks x {self.threads} threads, {self.precision}, {self.batch} samples "
+            "a step"
+        )
 
 
 def build_parser() -> cli.Parser:
@@ -160,7 +174,7 @@ def keep_settings(args) -> None:
 
 
 def recipe(args) -> list[str]:
-    """The flags of what is trained: RECIPE, from the weights of --init-from or OUTPUT/start."""
+    """The flags of what is trained in any layout, from --init-from or from OUTPUT/start."""
     seed = args.seed if args.seed is not None else int(args.init_from is not None)
     start = args.init_from or args.output / "start"
     return [*RECIPE, "--init-from", str(start), "--seed", str(seed)]
@@ -168,9 +182,9 @@ def recipe(args) -> list[str]:
 
 def write_start(args, data: Path) -> None:
     """OUTPUT/start: weights whose attention begins at the neighbouring tokens."""
-    command = [sys.executable, "-m", "albert_lab.neighbours", *RECIPE, *schedule(20)]
-    command += ["--seed", str(args.seed or 0), "--micro-batch-size", str(BATCH)]
-    command += ["--deepspeed_config", str(PACKAGE / "ds_configs/zero1_fp32_adamw.json")]
+    command = [sys.executable, "-m", "albert_lab.neighbours", *SIZE, *RECIPE, *schedule(20)]
+    command += [*Layout(1, 1, "ds_configs/zero1_fp32_muon.json").flags]
+    command += ["--seed", str(args.seed or 0)]
     command += ["--data", str(data), "--output", str(args.output / "start")]
     run(command, args.output / "prepare.log")
 
@@ -183,16 +197,12 @@ def trainer(flags: Sequence[str], layout: Layout, data: Path, output: Path) -> l
         port = find_port()["MASTER_PORT"]
         command = [*launcher, "--num_gpus", str(layout.ranks), "--master_port", port]
         command += ["--module", "albert_ds.train"]
-    micro = BATCH // layout.ranks
-    return [
-        *(*command, *flags, "--data", str(data), "--output", str(output)),
-        *("--micro-batch-size", str(micro), "--deepspeed_config", str(PACKAGE / layout.ds_config)),
-    ]
+    return [*command, *flags, *layout.flags, "--data", str(data), "--output", str(output)]
 
 
 def measure(flags: Sequence[str], layout: Layout, data: Path, folder: Path) -> float:
     """Mean seconds of a step in a layout; infinite where the layout does not run."""
-    name = f"{layout.ranks}x{layout.threads}-{Path(layout.ds_config).stem}"
+    name = f"{layout.ranks}x{layout.threads}-{Path(layout.ds_config).stem}-{layout.batch}"
     command = trainer(flags, layout, data, folder / name)
     steps, every = str(MEASURED_STEPS), str(LOGGED_STEPS)
     rhythm = ["--steps", steps, "--log-every", every, "--eval-every", steps, "--eval-samples", "2"]
@@ -204,25 +214,36 @@ def measure(flags: Sequence[str], layout: Layout, data: Path, folder: Path) -> f
     records = read_lines(folder / name / "metrics.jsonl")
     seconds = [r["step_seconds"] for r in records if "step_seconds" in r]
     mean = fmean(seconds[len(seconds) // 2 :])  # the first half warms up: kernels for new shapes
-    print(f"  {layout}: {BATCH / mean:.0f} samples/s", flush=True)
+    print(f"  {layout}: {layout.batch / mean:.0f} samples/s", flush=True)
     return mean
 
 
-def choose_layout(flags: Sequence[str], data: Path, output: Path) -> tuple[Layout, float]:
-    """The fastest layout on this machine and the seconds of its step, measured once."""
+def fit_steps(hours: float, seconds: float) -> int:
+    """The steps of so many seconds that the time is enough for."""
+    return int(hours * 3600 * TRAINING_SHARE / seconds)
+
+
+def choose_layout(
+    flags: Sequence[str], data: Path, output: Path, hours: float
+) -> tuple[Layout, float]:
+    """The fastest layout on this machine, with its batch, and the seconds of a step; kept."""
     path = output / "layout.json"
     if not path.is_file():
         folder = output / "trials"
         folder.mkdir(exist_ok=True)
         cores = len(os.sched_getaffinity(0))
         shapes = {(1, cores), (cores, 1)} if BATCH % cores == 0 else {(1, cores)}
-        configs = ("ds_configs/zero1_fp32_adamw.json", "ds_configs/zero1_bf16_adamw.json")
+        configs = ("ds_configs/zero1_fp32_muon.json", "ds_configs/zero1_bf16_muon.json")
         layouts = [Layout(*shape, config) for shape in sorted(shapes) for config in configs]
         found = {layout: measure(flags, layout, data, folder) for layout in layouts}
         best = min(found, key=lambda layout: found[layout])
-        if found[best] == float("inf"):
+        seconds = found[best]
+        if larger := [b for b in LARGER if fit_steps(hours, seconds * b / BATCH) >= LEAST_STEPS]:
+            best = replace(best, batch=larger[-1])
+            seconds = measure(flags, best, data, folder)
+        if seconds == float("inf"):
             raise MachineFailed(f"no layout trains on this machine; see {folder}")
-        content = {"layout": [best.ranks, best.threads, best.ds_config], "seconds": found[best]}
+        content = {"layout": astuple(best), "seconds": seconds}
         write_file(path, json.dumps(content) + "\n")
     content = read_json(path)
     return Layout(*content["layout"]), content["seconds"]
@@ -274,7 +295,8 @@ def fine_tune(args, checkpoint: Path, layout: Layout) -> list[list[str]]:
                 command += ["--data", args.tasks / folder, "--checkpoint", checkpoint]
                 command += ["--output", output, "--steps", steps, "--batch-size", batch]
                 command += ["--learning-rate", TUNING_RATE, "--seeds", args.seeds, *flags]
-                command += ["--deepspeed_config", PACKAGE / layout.ds_config]
+                config = f"ds_configs/zero1_{layout.precision}_adamw.json"  # TUNING_RATE's
+                command += ["--deepspeed_config", PACKAGE / config]
                 run(command, args.output / "tasks.log", len(os.sched_getaffinity(0)))
             metric, found = next(iter(read_json(output / "results.json")["dev"].items()))
             values = found["values"] if isinstance(found, dict) else [found]
@@ -294,9 +316,9 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
     held = next(r for r in reversed(records) if "heldout_mlm_accuracy" in r)
     parts = [
         "# What this model has learned",
-        f"{args.hours:g} h were asked for; {steps:,} steps of {BATCH} samples, {tokens / 1e6:.1f} "
-        f"million tokens, on {name_device()} ({layout}; {seconds:.3f} s a step when measured).",
-        f"    albert-ds train {' '.join([*recipe(args), *schedule(steps)])}",
+        f"{args.hours:g} h were asked for; {steps:,} steps, {tokens / 1e6:.1f} million tokens, on "
+        f"{name_device()} ({layout}; {seconds:.3f} s a step when measured).",
+        f"    albert-ds train {' '.join([*recipe(args), *layout.flags, *schedule(steps)])}",
         "![curves](curves.svg) More of it: report.html.",
         "Held out, masked as in training, one word at a time: "
         f"{held['heldout_mlm_accuracy']:.1%} of {held['heldout_masked']:,} pieces. "
@@ -369,8 +391,8 @@ def learn(args) -> None:
         write_start(args, data)
     print("== speed of this machine", flush=True)
     flags = recipe(args)
-    layout, seconds = choose_layout(flags, data, out)
-    steps = max(20, int(args.hours * 3600 * TRAINING_SHARE / seconds))
+    layout, seconds = choose_layout(flags, data, out, args.hours)
+    steps = max(20, fit_steps(args.hours, seconds))
     print(f"== pretraining: {steps:,} steps of {seconds:.3f} s ({layout})", flush=True)
     train(trainer(flags, layout, data, checkpoint), steps, checkpoint, layout)
     print("== what it has learned", flush=True)
