@@ -216,7 +216,6 @@ def reference_training(
     rates: list[float],
     clip: float | None = 1.0,
     weight_decay: float = 0.01,
-    pair_rate: float = 1.0,
     muon: bool = False,
     depths: list[int] | None = None,
     exits: dict[int, float] | None = None,
@@ -224,16 +223,15 @@ def reference_training(
 ) -> Reference:
     """Train over `batches`; without a pair head among `weights` there is no pair loss.
 
-    The pooler and the pair head take `pair_rate` of each rate. `muon`: not LAMB but Muon for the
-    matrices of the blocks and AdamW, at half the rate, for the others. `depths`: layers of each
-    step; what a layer that does not run has alone is not touched.
+    `muon`: not LAMB but Muon for the matrices of the blocks and AdamW, at half the rate, for the
+    others. `depths`: layers of each step; what a layer that does not run has alone is not touched.
     """
     model, parameters = build_reference(config, weights)
     groups, depth = list(model.albert.encoder.albert_layer_groups), config.num_layers
     first = {n: torch.zeros_like(p) for n, p in parameters.items()}
     second = {n: torch.zeros_like(p) for n, p in parameters.items()}
     losses, norms, gradients = [], [], {}
-    for step, (samples, peak) in enumerate(zip(batches, rates, strict=True)):
+    for step, (samples, rate) in enumerate(zip(batches, rates, strict=True)):
         if depths and depths[step] != depth:
             depth = depths[step]
             is_whole = depth == config.num_layers
@@ -250,7 +248,6 @@ def reference_training(
         scale = 1.0 if clip is None else min(1.0, clip / (float(norm) + 1e-6))
         with torch.no_grad():
             for name, p in parameters.items():
-                rate = peak * (pair_rate if "pooler" in name or "pair_head" in name else 1.0)
                 if p.grad is None:
                     gradients[name] = torch.zeros_like(p)
                     continue

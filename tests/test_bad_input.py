@@ -75,11 +75,6 @@ FLAGS = [
     ({"max_hours": 0}, ["--max-hours 0", "above 0"]),
     ({"init_from": "nowhere"}, ["--init-from nowhere", "no such folder"]),
     ({"init_from": "albert/v2"}, ["--init-from albert/v2", "hf download albert/v2 --local-dir v2"]),
-    ({"pair_head_rate": 0}, ["--pair-head-rate 0", "above 0"]),
-    (
-        {"pair_head_rate": 0.1, "objective": "none"},
-        ["--pair-head-rate", "not with --objective none"],
-    ),
     ({"save_at_tokens": "2M,1M"}, ["--save-at-tokens 2M,1M", "ascending"]),
     ({"save_at_tokens": "1M,,2M"}, ["--save-at-tokens 1M,,2M", "ascending"]),
     ({"save_at_tokens": "0"}, ["--save-at-tokens 0", "ascending"]),

@@ -177,13 +177,11 @@ def build_engine(
     mesh: Mesh,
     ds_config: dict,
     *,
-    pair_rate: float = 1.0,
     average: float | None = None,
 ) -> Engine:
     """Wrap `model`: fp32, on its device, already cut for tensor parallelism. Collective.
 
-    `pair_rate` is the learning rate of the pooler and the sentence head over that of the others,
-    `average` the decay of the average of the weights.
+    `average` is the decay of the average of the weights.
 
     In 16 bits the fp32 master weights start from the model's fp32 weights, and the 16-bit weights
     are their roundings. Raises UserError where the device does not support fp16.
@@ -197,7 +195,7 @@ def build_engine(
     shapes = {name: _whole_shape(p, mesh) for name, p in model.named_parameters()}
     block = ds_config["optimizer"]
     params = {k: v for k, v in block["params"].items() if k not in ("weight_decay", "adam_lr")}
-    groups = _split_parameters(model, block, pair_rate)
+    groups = _split_parameters(model, block)
     name_of = {id(p): name for name, p in model.named_parameters()}
     tensor_names = [[name_of[id(p)] for p in group["params"]] for group in groups]
     assert sum(map(len, tensor_names)) == len(name_of), "a parameter is in no group"
@@ -229,14 +227,14 @@ def build_engine(
     return built
 
 
-def _split_parameters(model: nn.Module, block: dict, pair_rate: float) -> list[dict]:
+def _split_parameters(model: nn.Module, block: dict) -> list[dict]:
     """The parameter groups of the JSON's optimizer."""
     named, params = model.named_parameters(), block["params"]
     decay = params.get("weight_decay", 0.01)
     if block["type"] != "Muon":
-        return decay_groups(named, decay, pair_rate)
+        return decay_groups(named, decay)
     share = params["adam_lr"] / params["lr"] if "adam_lr" in params else 1.0
-    return muon_groups(named, decay, pair_rate, share)
+    return muon_groups(named, decay, share)
 
 
 def _bind(engine: Engine, tensor_names: list[list[str]]) -> None:

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from albert_ds.optim.norms import compute_norms
 
 ENDLESS = 1e9  # a step count at which 1 - beta^t is 1
-PAIR_HEAD = ("albert.pooler.", "pair_head.")  # parameters that only the sentence loss trains
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,27 +34,20 @@ class TensorPart:
     counted: bool = True  # False if another process adds the same piece to the norm
 
 
-def decay_groups(
-    parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float, pair_rate: float = 1.0
-) -> list[dict]:
-    """Two parameter groups: matrices (decay and ratio); biases, LayerNorms, factors (neither).
-
-    With a `pair_rate` other than 1 the pooler and the sentence head are two more groups, whose
-    rate is that share of the others' ("rate_share").
-    """
-    found: dict[tuple[float, bool], list] = {(1.0, True): [], (1.0, False): []}
+def decay_groups(parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict]:
+    """Two parameter groups: matrices (decay and ratio); biases, LayerNorms, factors (neither)."""
+    found: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for name, parameter in parameters:
         plain = name.endswith(("bias", ".scale", ".gain")) or "layer_norm" in name
-        share = pair_rate if name.startswith(PAIR_HEAD) else 1.0
-        found.setdefault((share, not plain), []).append(parameter)
+        found[not plain].append(parameter)
     return [
         {
             "params": members,
             "weight_decay": weight_decay if adapt else 0.0,
             "adapt": adapt,
-            "rate_share": share,
+            "rate_share": 1.0,
         }
-        for (share, adapt), members in found.items()
+        for adapt, members in found.items()
     ]
 
 

@@ -39,7 +39,6 @@ def is_matrix(name: str) -> bool:
 def muon_groups(
     parameters: Iterable[tuple[str, nn.Parameter]],
     weight_decay: float,
-    pair_rate: float = 1.0,
     adam_share: float = 1.0,
 ) -> list[dict]:
     """The matrices of the blocks, and the `decay_groups` of all else.
@@ -47,9 +46,9 @@ def muon_groups(
     The rate of all else is `adam_share` of the matrices' rate.
     """
     named = list(parameters)
-    others = decay_groups([p for p in named if not is_matrix(p[0])], weight_decay, pair_rate)
+    others = decay_groups([p for p in named if not is_matrix(p[0])], weight_decay)
     for group in others:
-        group |= {"orthogonal": False, "rate_share": adam_share * group["rate_share"]}
+        group |= {"orthogonal": False, "rate_share": adam_share}
     return [
         {
             "params": [parameter for name, parameter in named if is_matrix(name)],

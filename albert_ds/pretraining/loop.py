@@ -106,8 +106,7 @@ def build(
         from albert_ds.parallel.tensor import apply_tensor_parallel  # imports megatron-core
 
         apply_tensor_parallel(model, mesh)
-    extras = {"pair_rate": config.pair_head_rate, "average": config.average}
-    return build_engine(model.to(device), mesh, config.deepspeed, **extras)
+    return build_engine(model.to(device), mesh, config.deepspeed, average=config.average)
 
 
 def next_batch(run: Run, *, ahead: int = 0, stop: bool = False) -> Batch:

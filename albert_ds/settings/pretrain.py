@@ -136,13 +136,6 @@ class RunConfig(SharedConfig):
         shown_default=f"{COOLDOWN} with wsd",
         may_change=True,
     )
-    pair_head_rate: float = optimization(
-        "learning rate of the pooler and the sentence head, as a share of --learning-rate: a batch "
-        "has one label a sequence for them, so a small one trains them on noise at a high rate",
-        "SHARE",
-        Number(above=0, high=1),
-        default=1.0,
-    )
     depth_schedule: str | None = optimization(
         "layers to run, and from which step or share of --steps on: 3@0,6@40%,12@70%; 2-6@0 draws "
         "them for each step. Depths that use the same blocks",
@@ -308,8 +301,6 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
 
         find_origins(initial, model)
         initial.check_vocab(sources[0].vocab, f"--init-from {args.init_from}")
-    if args.pair_head_rate != 1 and not model.pair_head:
-        raise UserError("--pair-head-rate: not with --objective none, which has no sentence head")
     if args.wandb:
         require("wandb", "wandb", "--wandb")
     if args.cooldown is not None and args.learning_rate_schedule != "wsd":

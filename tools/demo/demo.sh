@@ -16,15 +16,15 @@ python tools/build_vocab.py --input demo/text.txt --output demo/vocab --vocab-si
 echo "== 3. shards: every sequence once, as token ids"
 python tools/build_shards.py --input demo/text.txt --vocab demo/vocab/spiece.model \
     --output demo/data --sequence-length 64 --holdout 0.05
-# The recipe of `albert-ds learn` (docs/learning.md), narrower, at twice its rate and growing to four
-# layers. AdamW, since so small a batch is not what LAMB is for: its ratio scales a matrix's update by
-# the matrix's own norm, so the rate at which 0.02-sized weights would learn is far too high for the
+# The recipe of `albert-ds learn` (docs/learning.md), narrower, at 0.004 and growing to four layers.
+# Muon, since so small a batch is not what LAMB is for: its ratio scales a matrix's update by the
+# matrix's own norm, so the rate at which 0.02-sized weights would learn is far too high for the
 # biases, which it leaves unscaled.
-echo "== 4. pretraining: a very small ALBERT, 2 ranks, ZeRO-1, AdamW"
+echo "== 4. pretraining: a very small ALBERT, 2 ranks, ZeRO-1, Muon"
 FLAGS=(--model albert-tiny --hidden-size 64 --data demo/data
-    --steps 3000 --batch-size 32 --micro-batch-size 16 --learning-rate 0.002
+    --steps 3000 --batch-size 32 --micro-batch-size 16 --learning-rate 0.004
     --warmup-steps 250 --dropout 0 --depth-schedule 2@0,4@60% --max-ngram 1 --masked-fraction 0.3
-    --pair-head-rate 0.06 --deepspeed_config ds_configs/zero1_fp32_adamw.json)
+    --deepspeed_config ds_configs/zero1_fp32_muon.json)
 python -m albert_lab.neighbours "${FLAGS[@]}" --output demo/start
 deepspeed -q --num_gpus 2 albert_ds/train.py "${FLAGS[@]}" --init-from demo/start \
     --output demo/run --log-every 250 --eval-every 750 2> demo/train.log ||
