@@ -32,8 +32,8 @@ from albert_lab.tables import spread, table
 
 COMMAND = (sys.executable, "-m", "albert_ds")
 PIECES, LENGTH = 8000, 128
-BATCH = 32  # of the trials of speed, and of runs too short for
-LARGER, LEAST_STEPS = (64, 128), 6000  # a batch that still gets so many steps
+BATCH = 32  # of the trials of speed, and of runs too short for a larger one
+LARGER, LEAST_STEPS = (64, 128), 6000  # the largest that gets so many steps
 # Twice the usual masks are twice the signal of a token, and three layers are twice the steps of six
 # in the time (docs/notebook/recipe_trials.md).
 SIZE = (
