@@ -182,7 +182,7 @@ def check_exactness(check: Check) -> list[Finding]:
 def compare_with_float64(check: Check, grid: str, precision: str) -> Finding:
     flags = ("--grid", grid, "--precision", precision)
     name, module = f"exactness/{grid}-{precision}", "tests.exactness.one"
-    cell = check.run(name, module, *flags, module=True, seconds=100)
+    cell = check.run(name, module, *flags, module=True, seconds=150)
     what = f"{precision}, {grid} ranks (tensor x data parallel)"
     if cell["result"] is None:
         return ended(what, cell)
@@ -198,7 +198,7 @@ def interrupt_and_resume(check: Check) -> list[Finding]:
     flags: list[object] = ["--data", check.data, "--folder", check.folder / "runs" / "resume"]
     flags += ["--quick"] if check.quick else ["--steps", 30]
     module = "tools.lab.fault_check"
-    cell = check.run("resume/run", module, "resume", *flags, module=True, seconds=120)
+    cell = check.run("resume/run", module, "resume", *flags, module=True, seconds=180)
     return [ended("USR1 and KILL, then the same weights bit for bit", cell, said(cell))]
 
 
