@@ -138,6 +138,21 @@ def test_every_parameter_group_has_its_state_from_the_start(started):
         assert torch.equal(moment, moments[name]), name
 
 
+def kept_gradients(rank: int) -> list[str]:
+    """What the passes of a step in bf16 leave beside the fp32 sums of the gradients."""
+    from albert_ds.pretraining.loop import next_batch, run_passes
+
+    run = open_small_run(small_config(world_size=1, ds_file="zero1_bf16.json"), BATCHES)
+    run_passes(run, next_batch(run))
+    parameters = run.engine.deepspeed.module.named_parameters()
+    return [name for name, parameter in parameters if parameter.grad is not None]
+
+
+def test_no_bf16_gradient_is_kept_beside_its_fp32_sum():
+    """DeepSpeed's default keeps two bytes a parameter from a step's first pass to its end."""
+    assert run_ranks(kept_gradients, 1) == [[]]
+
+
 def gradients(model, tensors) -> dict[str, torch.Tensor]:
     out = model(**tensors)
     (out["mlm_loss_sum"] / len(tensors["masked_labels"]) + out["pair_loss_sum"] / 8).backward()
