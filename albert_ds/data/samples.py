@@ -6,7 +6,7 @@ Shapes: B sequences, N tokens, P predicted positions of a micro-batch; T tokens 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -56,6 +56,10 @@ class MicroBatch:
     def tensors(self) -> dict[str, "torch.Tensor | int"]:
         """The model's keywords on the host."""
         return self._unpack(self.packed)
+
+    def pin_memory(self) -> "MicroBatch":
+        """A copy in pinned memory, which a thread of torch's loader makes for CUDA."""
+        return replace(self, packed=self.packed.pin_memory())
 
     def on(self, device: "torch.device") -> dict[str, "torch.Tensor | int"]:
         """The model's keywords on `device`."""

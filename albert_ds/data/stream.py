@@ -43,13 +43,16 @@ def training_batches(
     dp_size: int,
     num_workers: int = 0,
     timeout: float = 0,
+    pin_memory: bool = False,
 ) -> Iterator[MicroBatch]:
     """The micro-batches of one data-parallel rank after `step` finished steps, without end.
 
     Each step of n samples gives every rank n / dp_size of them, in micro-batches of
     `micro_batch_size`. `weights` are the shares of the sources; with None the shares follow the
     sources' sizes. Raises DamagedData for a damaged shard, and RuntimeError if a worker gives no
-    micro-batch for `timeout` seconds (0: wait for ever).
+    micro-batch for `timeout` seconds (0: wait for ever). `pin_memory` pins what workers make, in a
+    thread: a micro-batch of 64 x 512 tokens took 2 to 4 ms of the host (H200), which then launched
+    no kernel.
     """
     sizes = plan.schedule("batch_size").values
     assert step >= 0 and not any(size % (dp_size * micro_batch_size) for size in sizes)
@@ -72,6 +75,7 @@ def training_batches(
         num_workers=num_workers,
         prefetch_factor=min(math.ceil(2 * accumulation / num_workers), MAX_PREFETCH),
         timeout=timeout,
+        pin_memory=pin_memory,
         worker_init_fn=_obey_trainer_only,
     )
     return _raise_endings(loader)

@@ -262,7 +262,7 @@ def prepare(
         mesh=mesh,
         device=device,
         engine=engine,
-        batches=open_stream(config, mesh, counted),
+        batches=open_stream(config, mesh, counted, device),
         window=Window(device, traffic),
         lock=lock,
         step=counted,
@@ -320,7 +320,9 @@ def stage(config: RunConfig, mesh: Mesh) -> RunConfig:
     return replace(config, data=[str(find_copy(source, folder)) for source in config.data])
 
 
-def open_stream(config: RunConfig, mesh: Mesh, step: int) -> Iterator[MicroBatch]:
+def open_stream(
+    config: RunConfig, mesh: Mesh, step: int, device: torch.device
+) -> Iterator[MicroBatch]:
     """This rank's endless micro-batches, after `step` finished steps."""
     return training_batches(
         [open_shards(folder, "train") for folder in config.data],
@@ -332,6 +334,7 @@ def open_stream(config: RunConfig, mesh: Mesh, step: int) -> Iterator[MicroBatch
         dp_size=mesh.dp_size,
         num_workers=config.num_workers or 0,
         timeout=60 * config.timeout_minutes,
+        pin_memory=device.type == "cuda",
     )
 
 

@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -307,17 +308,28 @@ static Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, Mayb
 // ---- pinned memory: addresses of the host that a copy may read while the host goes on
 
 static std::set<void*> pinned_addresses;
+static std::mutex pinning;  // a thread of the loader pins while the trainer copies
 
 struct Pinned {
   c10::Storage owner;
   explicit Pinned(c10::Storage storage) : owner(std::move(storage)) {
+    std::lock_guard<std::mutex> guard(pinning);
     pinned_addresses.insert(owner.mutable_data());
   }
-  ~Pinned() { pinned_addresses.erase(owner.mutable_data()); }
+  ~Pinned() {
+    std::lock_guard<std::mutex> guard(pinning);
+    pinned_addresses.erase(owner.mutable_data());
+  }
   static void drop(void* pinned) { delete static_cast<Pinned*>(pinned); }
 };
 
+static bool is_pinned(const Tensor& t) {
+  std::lock_guard<std::mutex> guard(pinning);
+  return t.numel() == 0 || pinned_addresses.count(t.storage().mutable_data());
+}
+
 static Tensor pin(const Tensor& t) {
+  if (is_pinned(t)) return t;
   auto copied = t.detach().clone();
   auto storage = copied.storage();
   c10::DataPtr data(storage.mutable_data(), new Pinned(storage), &Pinned::drop, Device(kCPU));
@@ -325,10 +337,6 @@ static Tensor pin(const Tensor& t) {
                   c10::StorageImpl::use_byte_size_t(), storage.nbytes(), std::move(data),
                   c10::GetCPUAllocator(), false)),
               copied, c10::DispatchKey::CPU);
-}
-
-static bool is_pinned(const Tensor& t) {
-  return t.numel() == 0 || pinned_addresses.count(t.storage().mutable_data());
 }
 
 // A copy from the device always makes the host wait here: nothing is copied to pinned memory.
@@ -385,6 +393,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("listen", [](py::object f) { listener = f.is_none() ? nullptr : new py::object(f); });
   m.def("set_count", [](int n) { device_count = n; });
   m.def("set_device", [](int n) { current = n; });
+  m.def("is_pinned", &is_pinned);
   m.def("pin", &pin, "A copy in pinned memory.");
   m.def("live_bytes", [] { return live.load(); });
   m.def("peak_bytes", [] { return peak.load(); });

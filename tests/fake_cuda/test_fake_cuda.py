@@ -83,13 +83,15 @@ def train(data: Path, run: Path, config: str, **how) -> Run:
     return "albert_ds.train", argv[2:]
 
 
-def check(report: dict, steps: int, groups: int = 2) -> None:
+def check(report: dict, steps: int, *, groups: int = 2, pinned: int = 0) -> None:
     """No operator mixes devices, and no step waits for the device more than it may.
 
+    The trainer itself pins `pinned` tensors, its loader's thread the others.
     DeepSpeed reads the norms of all parameter groups and their sum by itself; Muon's are three.
     """
     norms = (f"{UTILS}:mask_nan_or_inf_with_val_inplace", f"{UTILS}:is_invalid_grad_norm")
     allowed = WAITS | dict(zip(norms, (groups, groups + 1), strict=True))
+    allowed["albert_ds/data/samples.py"] = pinned
     assert report["mixed"] == {}
     assert len(report["steps"]) == steps
     for number, step in enumerate(report["steps"]):
@@ -135,8 +137,10 @@ def test_resuming_exporting_and_fine_tuning(fake_cuda, data, tmp_path):
             ("albert_ds.finetune", squad),
         ],
     )
-    for report, steps in zip(reports, (4, 2, 0, 4, 4), strict=True):
+    for report, steps in zip(reports[:3], (4, 2, 0), strict=True):
         check(report, steps)
+    for report in reports[3:]:
+        check(report, 4, pinned=8 * MICRO_BATCHES)  # SQuAD has 8 tensors
     assert json.loads((run / "config.json").read_text())["num_workers"] == 2
     assert (tmp_path / "run-hf" / "model.safetensors").is_file()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 import time
 from types import SimpleNamespace
 
@@ -32,6 +33,13 @@ def set_device(which) -> None:
     if number >= COUNT:
         raise RuntimeError(f"CUDA error: invalid device ordinal ({number} of {COUNT})")
     device.set_device(number)
+
+
+def pin_memory(x, *_):
+    """The trainer's own thread waits for the copy; the loader's thread makes it meanwhile."""
+    if not device.is_pinned(x) and threading.current_thread() is threading.main_thread():
+        tell("pin_memory", "wait")
+    return device.pin(x)
 
 
 class Stream:
@@ -141,7 +149,7 @@ cuda.synchronize = lambda *_: tell("cuda.synchronize", "wait")
 cuda.nvtx = SimpleNamespace(range_push=lambda *_: None, range_pop=lambda: None)
 cuda.nccl = SimpleNamespace(version=lambda: (2, 28, 3), is_available=lambda *_: True)
 torch.version.cuda = "13.0"
-torch.Tensor.pin_memory = lambda self, *_, **__: device.pin(self)
+torch.Tensor.pin_memory = pin_memory
 torch.Tensor.record_stream = lambda self, stream: None
 torch.Tensor.cuda = lambda self, which=None, non_blocking=False, **_: self.to(
     torch.device("cuda", number_of(which)), non_blocking=non_blocking

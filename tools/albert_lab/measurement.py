@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +33,13 @@ from albert_lab.peak_memory import PeakMemory
 from albert_lab.step_breakdown import split, watch
 from albert_lab.tables import PARTS, SECONDS
 
+SYNTHETIC = 8  # micro-batches
+
 
 def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic: Traffic) -> Run:
     """The engine and its batches, ready to step. Collective."""
     if config.data:
-        batches = open_stream(config, mesh, 0)
+        batches = open_stream(config, mesh, 0, device)
     else:
         batches = synthetic_batches(
             config.stream,
@@ -44,6 +47,7 @@ def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic:
             micro_batch_size=config.micro_batch_size,
             seed=mesh.dp_rank,
         )
+        batches = cycle([x.pin_memory() if device.type == "cuda" else x for x in batches])
     return Run(
         config=config,
         mesh=mesh,
@@ -57,11 +61,14 @@ def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic:
 def synthetic_batches(
     config: StreamConfig, *, vocab_size: int, micro_batch_size: int, seed: int
 ) -> Iterator[MicroBatch]:
-    """Endless micro-batches of rows of `sequence_length` random tokens, without padding."""
+    """A few micro-batches of rows of `sequence_length` random tokens, without padding.
+
+    They are made beforehand, as workers make the trainer's while the device computes.
+    """
     rng = np.random.default_rng(seed)
     length = config.sequence_length
     masked = max(1, round(config.masked_fraction * length))
-    while True:
+    for _ in range(SYNTHETIC):
         samples = [
             Sample(
                 ids=rng.integers(NUM_FIXED, vocab_size, length),

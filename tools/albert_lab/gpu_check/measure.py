@@ -18,6 +18,7 @@ def build_parser() -> cli.Parser:
     add("piece", "what to measure", choices=("machine", "smoke", "speed", "rates"))
     text = "from the start of the process; what cannot begin in them is left out"
     add("--seconds", text, "S", Number(above=0), required=True)
+    add("--data", "folder of shards, for `speed`", default="")
     add("--output", "JSON with every figure", type=Path, required=True)
     add("--quick", "tiny models and tensors; figures mean nothing", action="store_true")
     return parser
@@ -33,7 +34,10 @@ def main(argv: list[str]) -> None:
     else:  # DeepSpeed takes seconds to import
         from albert_lab.gpu_check.steps import measure_speeds, smoke
 
-        {"smoke": smoke, "speed": measure_speeds}[args.piece](records, args.quick)
+        if args.piece == "smoke":
+            smoke(records, args.quick)
+        else:
+            measure_speeds(records, args.quick, args.data)
     sys.stdout.flush()
     failed = any(record["ok"] is False for record in records.all)
     os._exit(int(failed))  # NCCL's threads need no farewell

@@ -40,9 +40,11 @@ FusedLambBuilder().load(verbose=False)
 """
 
 
-def measure(check: Check, piece: str, seconds: float) -> tuple[list[dict], list[Finding]]:
+def measure(
+    check: Check, piece: str, seconds: float, *more: object
+) -> tuple[list[dict], list[Finding]]:
     """The records of a process of gpu_check.measure, and a row about its end."""
-    flags = [piece, "--seconds", check.limit(seconds), *["--quick"] * check.quick]
+    flags = [piece, "--seconds", check.limit(seconds), *["--quick"] * check.quick, *more]
     module = "albert_lab.gpu_check.measure"
     cell = check.run(f"{piece}/all", module, *flags, module=True, seconds=seconds)
     records = (cell["result"] or {}).get("records", [])
@@ -88,7 +90,7 @@ def look_at_machine(check: Check) -> list[Finding]:
 
 def measure_speed(check: Check) -> list[Finding]:
     """Steps of each size in bf16 with ZeRO-1 on one GPU, and where some spend their time."""
-    records, rows = measure(check, "speed", 150)
+    records, rows = measure(check, "speed", 150, "--data", check.data)
     found, profiles = [], []
     for record in records:
         turn = record.get("found", {})

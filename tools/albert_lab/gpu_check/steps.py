@@ -41,7 +41,8 @@ CELLS = [
     ("albert-base", 8, "none"),
     ("albert-xxlarge", 32, "block"),
 ]
-UPDATES_AFTER = 4  # cells: the most wanted ones
+UPDATES_AFTER = 4  # cells, the most wanted ones: the updates, and the first cell on real text
+WORKERS = 4  # that read it
 PROFILED = (CELLS[0], CELLS[1], CELLS[3])
 SMOKE = ["zero1_bf16", "zero1_fp32", "zero1_fp16", "zero0_fp32", "zero2_bf16", "zero3_bf16"]
 SMOKE += ["zero1_bf16_adamw"]
@@ -57,9 +58,17 @@ class Bench:
         self.mesh = build_mesh(1)
 
     def open_run(
-        self, name: str, micro: int, checkpointing: str, *, length: int, ds="zero1_bf16", **changes
+        self,
+        name: str,
+        micro: int,
+        checkpointing: str,
+        *,
+        length: int,
+        ds="zero1_bf16",
+        data: str = "",
+        **changes,
     ) -> Run:
-        """An engine of two micro-batches a step on rows of random tokens."""
+        """An engine of two micro-batches a step on real text, or on rows of random tokens."""
         lr = changes.pop("lr", None)
         config = bench_config(
             name,
@@ -69,7 +78,9 @@ class Bench:
             sequence_length=length,
             accumulation=2,
             activation_checkpointing=checkpointing,
+            data=[data] if data else None,
         )
+        config = replace(config, num_workers=WORKERS)
         if lr is not None:
             config.deepspeed["optimizer"]["params"]["lr"] = lr
         return open_bench_run(config, self.mesh, self.device, self.traffic)
@@ -81,8 +92,8 @@ def smoke(records: Records, quick: bool) -> None:
 
     def take_steps(ds: str, checkpointing: str) -> dict:
         lr = 0.001 if "adamw" in ds else 0.01
-        shape = {"vocab_size": 2000, "num_heads": 2, "dropout": 0.0}
-        run = bench.open_run("albert-tiny", 4, checkpointing, length=64, ds=ds, lr=lr, **shape)
+        open_run = partial(bench.open_run, vocab_size=2000, num_heads=2, dropout=0.0)
+        run = open_run("albert-tiny", 4, checkpointing, length=64, ds=ds, lr=lr)
         batch, losses = next_batch(run), []
         for _ in range(6):
             run.window.reset()
@@ -112,26 +123,32 @@ def profile(run: Run) -> dict:
     return {"kernel_us": micros, "kernels": kernels, "largest": rows[:45]}
 
 
-def measure_speed(bench: Bench, name: str, micro: int, checkpointing: str, profiled: bool) -> dict:
+def measure_speed(
+    bench: Bench, name: str, micro: int, checkpointing: str, profiled: bool, data: str = ""
+) -> dict:
     before = torch.cuda.memory_allocated()  # what is left of the engine before
     torch.cuda.reset_peak_memory_stats()
     times = [time.perf_counter()]
-    run = bench.open_run(name, micro, checkpointing, length=64 if bench.quick else 512)
+    length = 64 if bench.quick else 512
+    run = bench.open_run(name, micro, checkpointing, length=length, data=data)
     times.append(time.perf_counter())
     seconds: list[float] = []
+    rates: list[float] = []  # tokens a second
+    shares: list[float] = []  # of the peak
+    peak = peak_flops(bench.device)
     enough = 0.2 if bench.quick else 2.5
     while len(seconds) < 5 or (sum(seconds[2:]) < enough and len(seconds) < 42):
         started = time.perf_counter()
         counts = take_step(run).counts
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
+        rates.append(counts.tokens / seconds[-1])
+        shares.append(count_step_flops(run, counts) / seconds[-1] / (peak or 1))
     first, _, *steps = seconds
-    median = statistics.median(steps)
-    flops, peak = count_step_flops(run, counts), peak_flops(bench.device)
     found = {
-        "tokens_a_second": round(counts.tokens / median),
-        "mfu": round(flops / median / peak, 4) if peak else None,
-        "step_seconds": round(median, 5),
+        "tokens_a_second": round(statistics.median(rates[2:])),
+        "mfu": round(statistics.median(shares[2:]), 4) if peak else None,
+        "step_seconds": round(statistics.median(steps), 5),
         "fastest": round(min(steps), 5),
         "slowest": round(max(steps), 5),
         "steps": len(steps),
@@ -152,17 +169,22 @@ def time_updates(name: str) -> dict:
     return {kind: round(1e3 * statistics.median(values), 3) for kind, values in found.items()}
 
 
-def measure_speeds(records: Records, quick: bool) -> None:
+def measure_speeds(records: Records, quick: bool, data: str) -> None:
     """Sizes and micro-batches in the order of their worth, and what the optimizers take."""
     bench, cells = Bench(quick), CELLS
     sizes = ("albert-base", "albert-xxlarge", "albert-large")
     if quick:
         cells, sizes = [("albert-tiny", 2, how) for how in ("none", "block")], ("albert-tiny",)
-    for number, cell in enumerate(cells, 1):
-        facts = dict(zip(("size", "micro", "checkpointing"), cell, strict=True))
+
+    def measure(cell: tuple[str, int, str], rows: str = "random") -> None:
+        facts = dict(zip(("size", "micro", "checkpointing"), cell, strict=True), rows=rows)
         has_profile = quick or (cell in PROFILED and records.left() > 30)
-        work = partial(measure_speed, bench, *cell, has_profile)
+        work = partial(measure_speed, bench, *cell, has_profile, data if rows == "text" else "")
         records.measure("speed", work, needs=4 if quick else 15, **facts)
+
+    for number, cell in enumerate(cells, 1):
+        measure(cell)
         if number == min(UPDATES_AFTER, len(cells)):
+            measure(cells[0], rows="text")
             for size in sizes:
                 records.measure("optimizer ms", partial(time_updates, size), size=size)
