@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from albert_lab.scaling.collectives import GRADIENT_BYTES
 from albert_lab.tables import table
 from scipy.stats import t
 
@@ -28,7 +29,6 @@ LOGGED = {
     **{"step": Number(low=1), "flops": Number(above=0), "step_seconds": Number(above=0)},
     "tokens_per_second": Number(above=0),
 }
-GRADIENT_BYTES = 4  # gradients are reduced in fp32 in the shipped configurations
 
 COLUMNS = {  # of the table, and the field of a row
     "parameters": "parameters",

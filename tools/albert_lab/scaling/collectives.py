@@ -12,6 +12,7 @@ from albert_lab.scaling.layout import Layout
 # Kinds of collectives; `kinds` in the reports has these keys.
 GRADIENTS, WEIGHTS, MATRICES = "gradients", "weights", "Muon's matrices"
 ACTIVATIONS, SMALL = "tensor-parallel activations", "norms, flags and counts"
+GRADIENT_BYTES = 4  # an element, while gradients are reduced in the shipped configurations
 SMALL_CALLS, SMALL_BYTES = 4, 512  # per step in every layout: counts, norm, LAMB's sums
 
 
@@ -25,7 +26,7 @@ class Collective:
     is_all_reduce: bool
     ranks: int  # that take part
     crosses_nodes: bool
-    rings: int  # groups that do the same at the same time over one node's link
+    rings: int = 1  # groups that do the same at the same time over one node's link
 
     @property
     def wire_bytes(self) -> float:
@@ -49,41 +50,22 @@ def ring_bytes(tensor_bytes: float, ranks: int, *, is_all_reduce: bool) -> float
 
 def count_collectives(layout: Layout) -> list[Collective]:
     """The collectives that one rank takes part in; those of a single rank are left out."""
-    found = [*_data_parallel(layout), *_tensor_parallel(layout)]
-    if layout.ranks > 1:
-        found.append(
-            Collective(
-                kind=SMALL,
-                calls=SMALL_CALLS,
-                bytes=SMALL_CALLS * SMALL_BYTES,
-                is_all_reduce=True,
-                ranks=layout.ranks,
-                crosses_nodes=layout.nodes > 1,
-                rings=1,
-            )
-        )
-    if layout.muon:  # each matrix to its rank and back, in fp32
-        found.append(
-            Collective(
-                kind=MATRICES,
-                calls=2 * len(layout.matrices),
-                bytes=2 * 4 * layout.matrix_parameters,
-                is_all_reduce=False,
-                ranks=layout.ranks,
-                crosses_nodes=layout.nodes > 1,
-                rings=1,
-            )
-        )
+    found = [*_data_parallel(layout), *_tensor_parallel(layout), *_over_all(layout)]
     return [collective for collective in found if collective.ranks > 1]
 
 
 def _data_parallel(layout: Layout) -> list[Collective]:
     passes = layout.accumulation
-
-    def over_replicas(
-        kind: str, times: int, calls: int, width: int, *, is_all_reduce: bool = False
-    ) -> Collective:
-        return Collective(
+    reductions = passes if layout.zero >= 2 else 1
+    gathers = {0: 0, 1: 1, 2: 1, 3: passes}[layout.zero]
+    # At ZeRO-1 and 2 DeepSpeed uses an all-reduce, though a reduce-scatter would do. Weights with
+    # and without weight decay, and Muon's, are gathered by separate calls.
+    kinds = (
+        (GRADIENTS, reductions, 1, GRADIENT_BYTES, layout.zero < 3),
+        (WEIGHTS, gathers, 2 + layout.muon, layout.weight_bytes, False),
+    )
+    return [
+        Collective(
             kind=kind,
             calls=times * calls,
             bytes=times * width * layout.parameters,
@@ -92,16 +74,7 @@ def _data_parallel(layout: Layout) -> list[Collective]:
             crosses_nodes=layout.nodes > 1,
             rings=min(layout.tensor_parallel, layout.ranks_a_node),
         )
-
-    reductions = passes if layout.zero >= 2 else 1
-    gathers = {0: 0, 1: 1, 2: 1, 3: passes}[layout.zero]
-    # At ZeRO-1 and 2 DeepSpeed uses an all-reduce, though a reduce-scatter would do. Weights with
-    # and without weight decay, and Muon's, are gathered by separate calls.
-    return [
-        over_replicas(
-            GRADIENTS, reductions, 1, layout.gradient_bytes, is_all_reduce=layout.zero < 3
-        ),
-        over_replicas(WEIGHTS, gathers, 2 + layout.muon, layout.weight_bytes),
+        for kind, times, calls, width, is_all_reduce in kinds
     ]
 
 
@@ -124,6 +97,24 @@ def _tensor_parallel(layout: Layout) -> list[Collective]:
             is_all_reduce=True,
             ranks=layout.tensor_parallel,
             crosses_nodes=layout.tensor_parallel > layout.ranks_a_node,
-            rings=1,
         )
+    ]
+
+
+def _over_all(layout: Layout) -> list[Collective]:
+    matrices = 2 * 4 * layout.matrix_parameters  # Muon's: each to its rank and back, in fp32
+    kinds = (
+        (SMALL, SMALL_CALLS, SMALL_CALLS * SMALL_BYTES, True),
+        (MATRICES, 2 * len(layout.matrices), matrices, False),
+    )
+    return [
+        Collective(
+            kind=kind,
+            calls=calls,
+            bytes=size,
+            is_all_reduce=is_all_reduce,
+            ranks=layout.ranks,
+            crosses_nodes=layout.nodes > 1,
+        )
+        for kind, calls, size, is_all_reduce in kinds
     ]

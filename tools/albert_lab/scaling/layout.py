@@ -30,7 +30,6 @@ class Layout:
     accumulation: int = 1  # passes per optimizer step
     sequence_length: int = 512  # tokens of a sequence, without padding
     precision: str = "bf16"  # of the passes; PRECISIONS
-    gradient_bytes: int = 4  # per element while gradients are reduced (communication_data_type)
     activation_checkpointing: str = "none"  # CHECKPOINTING
     muon: bool = False  # updates the matrices of the blocks; LAMB or AdamW if False
 
