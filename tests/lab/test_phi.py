@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from albert_lab.tables import group_by, spread, table
+from albert_lab.tables import spread, table
 
 from tests.conftest import ROOT
 from tools.lab.phi import PATTERNS, fit, summarise
@@ -79,11 +79,6 @@ def test_a_table():
     figures = ["-1.2%", "1e-11", "+3.0 %", "1.7x", "4.2 (1 .. 5)"]
     for figure in figures:
         assert table(("a",), [(figure,)]).splitlines()[1] == "| ---: |", figure
-
-
-def test_groups_keep_their_order():
-    cells = [{"a": 2, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 3}]
-    assert group_by(cells, ("a",)) == [[cells[0], cells[2]], [cells[1]]]
 
 
 def test_spread():

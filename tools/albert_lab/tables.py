@@ -64,14 +64,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"|{row}" for row in cells)
 
 
-def group_by(items: Iterable[dict], names: Sequence[str]) -> list[list[dict]]:
-    """Items that agree in these fields, in their first order."""
-    found: dict[tuple, list[dict]] = {}
-    for item in items:
-        found.setdefault(tuple(item[name] for name in names), []).append(item)
-    return list(found.values())
-
-
 def three(values: Sequence[float], form: str = ".2f") -> list[str]:
     """Minimum, median and maximum, formatted."""
     return [format(f(values), form) for f in (min, statistics.median, max)]

@@ -2,7 +2,7 @@
 
 import statistics
 
-from albert_lab.tables import PARTS, SECONDS, group_by, spread, table
+from albert_lab.tables import PARTS, SECONDS, spread, table
 
 # "Speedup" of the paper's Table 2, against BERT-large.
 PAPER = {
@@ -13,7 +13,6 @@ PAPER = {
     "albert-xlarge": 0.6,
     "albert-xxlarge": 0.3,
 }
-LAYOUT = ("ranks", "tensor_parallel", "micro_batch_size")
 FORMULA = (
     "FLOP per step: 6 x (tokens x (E H + L (4 H^2 + 2 H F)) + sum of squared lengths x 2 L H + "
     "masked x (H E + E V)). Real tokens only; the forward pass that checkpointing repeats is not "
@@ -25,34 +24,34 @@ SPLIT = ("model", "ZeRO", "checkpointing", *PARTS.values(), "MB on the wire per 
 
 
 def as_tables(report: dict) -> str:
-    """A pair of tables for each layout. Its first model is the baseline of the speed-ups."""
-    parts = []
-    for cells in group_by(report["cells"], LAYOUT):
-        first = cells[0]
-        parts += [
-            f"{report['device']}; {first['ranks']} ranks, tensor parallel "
-            f"{first['tensor_parallel']}, {first['micro_batch_size']} sequences of "
-            f"{first['sequence_length']} tokens per micro-batch, {first['accumulation']} "
-            f"micro-batches per step; median (min .. max) of {len(first['rounds'])} rounds",
-            table(SPEEDS, [_speed(cell, cells, report["peak_flops"]) for cell in cells]),
-            table(SPLIT, map(_split, cells)),
-        ]
+    """Two tables of the cells of one layout. Its first model is the baseline of the speed-ups."""
+    cells = report["cells"]
+    first = cells[0]
     memory = (
         "tensors on the device"
         if report["on_gpu"]
         else "peak resident set of the process, with Python and its libraries"
     )
-    return "\n\n".join([*parts, f"{FORMULA}. Peak memory of a rank: {memory}."])
+    parts = [
+        f"{report['device']}; {first['ranks']} ranks, tensor parallel "
+        f"{first['tensor_parallel']}, {first['micro_batch_size']} sequences of "
+        f"{first['sequence_length']} tokens per micro-batch, {first['accumulation']} "
+        f"micro-batches per step; median (min .. max) of {len(first['rounds'])} rounds",
+        table(SPEEDS, [_speed(cell, first, report["peak_flops"]) for cell in cells]),
+        table(SPLIT, map(_split, cells)),
+        f"{FORMULA}. Peak memory of a rank: {memory}.",
+    ]
+    return "\n\n".join(parts)
 
 
-def _speed(cell: dict, cells: list[dict], peak: float | None) -> list[str]:
+def _speed(cell: dict, first: dict, peak: float | None) -> list[str]:
     rounds = cell["rounds"]
     tflops = [r["flops_a_second"] / cell["ranks"] / 1e12 for r in rounds]
     memory = rounds[-1]["peak_memory"]
     # Round by round: only neighbours in time saw the same speed of the machine.
     speed_ups = [
         own["samples_a_second"] / other["samples_a_second"]
-        for own, other in zip(rounds, cells[0]["rounds"], strict=True)
+        for own, other in zip(rounds, first["rounds"], strict=True)
     ]
     return [
         cell["model"],
@@ -64,7 +63,7 @@ def _speed(cell: dict, cells: list[dict], peak: float | None) -> list[str]:
         spread(tflops),
         f"{statistics.median(tflops) * 1e12 / peak:.1%}" if peak else "-",
         spread(speed_ups),
-        paper_speed_up(cell["model"], cells[0]["model"]),
+        paper_speed_up(cell["model"], first["model"]),
         f"{memory / 1e9:.2f}" if memory else "-",
     ]
 
