@@ -5,7 +5,6 @@ from pathlib import Path
 
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.engine.deepspeed_config import read_ds_config, resolve_ds_config
-from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
 from albert_ds.process.world import wants_cpu
 from albert_ds.settings.pretrain import RunConfig
@@ -23,7 +22,6 @@ def bench_config(
     model: ModelConfig,
     *,
     deepspeed_config: str,
-    zero: int | None = None,
     micro_batch_size: int,
     sequence_length: int,
     data_parallel: int = 1,
@@ -34,8 +32,7 @@ def bench_config(
 ) -> RunConfig:
     """The configuration of a run without a last step.
 
-    data: folders of build_shards.py; without them, rows of random ids. zero: the ZeRO stage,
-    instead of the one in DeepSpeed's JSON.
+    data: folders of build_shards.py; without them, rows of random ids.
     """
     batch_size = micro_batch_size * accumulation * data_parallel
     weights: list[float] = []
@@ -61,7 +58,7 @@ def bench_config(
         activation_checkpointing=activation_checkpointing,
         deepspeed_config=deepspeed_config,
         deepspeed=resolve_ds_config(
-            _read_at_stage(deepspeed_config, zero),
+            read_ds_config(Path(deepspeed_config)),
             batch_size=batch_size,
             micro_batch_size=micro_batch_size,
             accumulation=accumulation,
@@ -69,18 +66,6 @@ def bench_config(
             default_learning_rate=1e-4,
         ),
     )
-
-
-def _read_at_stage(file: str, zero: int | None) -> dict:
-    config = read_ds_config(Path(file))
-    if zero is None:
-        return config
-    if zero == 0 and precision_of(config) != "fp32":
-        raise UserError(
-            f"--zero 0 with --deepspeed_config {file}: {precision_of(config)} is refused at stage "
-            "0; allowed: 1, 2, 3"
-        )
-    return {**config, "zero_optimization": {**config.get("zero_optimization", {}), "stage": zero}}
 
 
 def precision_of(ds_config: dict) -> str:

@@ -47,7 +47,6 @@ def _add_layouts(add) -> None:
     add("--tensor-parallel", "ranks that share a block", "RANKS", several(positive), default="1")
     text = "sequences per micro-batch (default: 32 on a GPU, 4 on a CPU)"
     add("--micro-batch", text, type=several(positive))
-    add("--zero", "ZeRO stages (default: as in --deepspeed_config)", type=several(natural))
     add("--accumulation", "micro-batches per optimizer step", "PASSES", positive, default=1)
     add("--sequence-length", "tokens of a synthetic row", "TOKENS", positive, default=512)
     text = "folders of `albert-ds shards` (default: synthetic rows)"
@@ -154,13 +153,10 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
 
 
 def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> list[RunConfig]:
-    """A run for every model, ZeRO stage, configuration and checkpointing mode in one layout."""
+    """A run for every model, configuration and checkpointing mode in one layout."""
     configs = []
-    for file, zero, name, mode in itertools.product(
-        args.deepspeed_config,
-        args.zero or [None],
-        args.models,
-        args.activation_checkpointing,
+    for file, name, mode in itertools.product(
+        args.deepspeed_config, args.models, args.activation_checkpointing
     ):
         size = replace(SIZES[name], vocab_size=args.vocab_size)
         check_tensor_parallel(
@@ -176,7 +172,6 @@ def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> li
                 name,
                 size,
                 deepspeed_config=file,
-                zero=zero,
                 micro_batch_size=micro_batch,
                 sequence_length=args.sequence_length,
                 data_parallel=data_parallel,
