@@ -102,7 +102,7 @@ class GlueTask:
         found = score_glue(self.metrics, outputs["logits"], split.features.arrays["labels"])
         return {f"{name}{suffix}": value for name, value in found.items()}
 
-    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> list[Path]:
+    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> None:
         """The leaderboard's file: a header, then index and prediction of every example."""
         logits = outputs["logits"]
         if self.labels:
@@ -114,7 +114,6 @@ class GlueTask:
         path = folder / (f"{name}.tsv" if kind == "test" else f"{name}.{kind}.tsv")
         lines = [f"{index}\t{word}\n" for index, word in enumerate(words)]
         write_file(path, "index\tprediction\n" + "".join(lines))
-        return [path]
 
 
 GLUE: dict[str, GlueTask] = {

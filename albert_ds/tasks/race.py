@@ -85,7 +85,7 @@ class RaceTask:
                 found[f"accuracy_{level}"] = float(right[mine].mean())
         return found
 
-    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> list[Path]:
+    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> None:
         """Write the letter predicted for each question, as "high/1001.txt-0": "C"."""
         letters = iter(outputs["logits"].argmax(1))
         answers = {
@@ -93,9 +93,7 @@ class RaceTask:
             for path in self.files(split.data, split.name)
             for number in range(len(read_passage(path)[1]))
         }
-        path = folder / f"predictions.{split.name}.json"
-        write_json(path, answers)
-        return [path]
+        write_json(folder / f"predictions.{split.name}.json", answers)
 
 
 def read_passage(path: Path) -> tuple[str, list[tuple[list[str], int]]]:

@@ -106,11 +106,10 @@ class TextTask:
         labels = split.features.arrays.get("labels")
         return {} if labels is None else score_glue(self.metrics, outputs["logits"], labels)
 
-    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> list[Path]:
+    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> None:
         """Write the prediction for every example, and the scores with their intervals."""
         logits, labels = outputs["logits"], split.features.arrays.get("labels")
         chosen = logits.argmax(1)
-        paths = [folder / f"predictions.{split.name}.csv"]
         if self.labels:
             shares = np.exp(logits - logits.max(1, keepdims=True))
             shares = shares.max(1) / shares.sum(1)
@@ -124,17 +123,15 @@ class TextTask:
         csv.writer(table, lineterminator="\n").writerows(
             [head, *((n, *r) for n, r in enumerate(rows))]
         )
-        write_file(paths[0], table.getvalue())
+        write_file(folder / f"predictions.{split.name}.csv", table.getvalue())
         if labels is not None:
             parts = {"classes": self._count_classes(chosen, labels)} if self.labels else {}
-            paths.append(folder / f"scores.{split.name}.json")
             write_scores(
-                paths[1],
+                folder / f"scores.{split.name}.json",
                 len(labels),
                 lambda picks: score_glue(self.metrics, logits[picks], labels[picks]),
                 **parts,
             )
-        return paths
 
     def _count_classes(self, chosen: np.ndarray, labels: np.ndarray) -> dict[str, dict]:
         from sklearn.metrics import precision_recall_fscore_support

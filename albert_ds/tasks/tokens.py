@@ -146,14 +146,14 @@ class TokensTask:
         found = self._evaluate(split, outputs)[0]["overall"]["strict"]
         return {name: float(getattr(found, name)) for name in self.metrics}
 
-    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> list[Path]:
+    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> None:
         """Write each word with its tag, if there is one, and the predicted one; and the scores."""
-        paths, lines = [folder / f"predictions.{split.name}.conll"], []
+        lines = []
         sentences = _read(split.data, split.name)
         for sentence, tags in zip(sentences, self.name_tags(split, outputs), strict=True):
             columns = [sentence.words, *([sentence.tags] if sentence.tags else []), tags]
             lines += ["\t".join(row) for row in zip(*columns, strict=True)] + [""]
-        write_file(paths[0], "\n".join(lines))
+        write_file(folder / f"predictions.{split.name}.conll", "\n".join(lines))
         if "word_tags" in split.features.arrays:
             found, counts = self._evaluate(split, outputs)
             entities = {
@@ -161,15 +161,13 @@ class TokensTask:
                 for name, by_schema in sorted(found["entities"].items())
             }
             overall = {schema: asdict(result) for schema, result in found["overall"].items()}
-            paths.append(folder / f"scores.{split.name}.json")
             write_scores(
-                paths[1],
+                folder / f"scores.{split.name}.json",
                 len(counts),
                 lambda picks: _measure(*counts[picks].sum(0).tolist()),
                 overall=overall,
                 entities=entities,
             )
-        return paths
 
 
 def _measure(right: int, said: int, there: int) -> dict[str, float]:

@@ -63,8 +63,8 @@ def test_levels_are_reported_apart_and_together(tmp_path, vocab, lengths):
         "accuracy_middle": 0.5,
         "accuracy_high": 1.0,
     }
-    (path,) = task.write(split, outputs, tmp_path, {})
-    assert json.loads(path.read_text()) == {
+    task.write(split, outputs, tmp_path, {})
+    assert json.loads((tmp_path / "predictions.dev.json").read_text()) == {
         "middle/1.txt-0": "B",
         "middle/1.txt-1": "A",
         "high/1.txt-0": "B",

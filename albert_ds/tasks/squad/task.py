@@ -83,7 +83,7 @@ class SquadTask:
             parts |= {f"{name}_{label}": value for name, value in part.items()}
         return {**summarise(final, len(questions)), **parts, "threshold": threshold}
 
-    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> list[Path]:
+    def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> None:
         """Write predictions, n-best and, under 2.0, null odds, in the official formats.
 
         `metrics` are those of the dev set: its threshold decides which questions stay unanswered.
@@ -94,11 +94,8 @@ class SquadTask:
         if not self.answerable:
             contents["predictions"] = withhold(predicted, odds, metrics["threshold"])
             contents["null_odds"] = odds
-        paths = []
         for name, content in contents.items():
-            paths.append(folder / f"{name}.{split.name}.json")
-            write_file(paths[-1], json.dumps(content) + "\n")
-        return paths
+            write_file(folder / f"{name}.{split.name}.json", json.dumps(content) + "\n")
 
 
 def withhold(predicted: dict[str, str], odds: dict[str, float], threshold: float) -> dict[str, str]:
