@@ -32,25 +32,16 @@ MIN_ODD_BYTES = 8  # not ASCII, from which an encoding is guessed
 MAX_DOCUMENT_BYTES = 16 << 20  # text without a blank line is cut there
 
 # Why a document is set aside.
-WRONG_ENCODING = "wrong_encoding"  # not UTF-8, or half of a surrogate pair
-NUL_BYTES = "nul_bytes"
-OVERLONG_LINE = "overlong_line"
-NOT_JSON = "not_json"
-NO_TEXT_FIELD = "no_text_field"
-BROKEN_ROW = "broken_row"  # of CSV: not as many fields as the first row, or a wrong quote
-UNCLOSED_DOC = "unclosed_doc"  # a <doc> before the last one was closed, or at the end
-OUTSIDE_DOC = "outside_doc"  # text between </doc> and <doc>
 DAMAGE = (
-    WRONG_ENCODING,
-    NUL_BYTES,
-    OVERLONG_LINE,
-    NOT_JSON,
-    NO_TEXT_FIELD,
-    BROKEN_ROW,
-    UNCLOSED_DOC,
-    OUTSIDE_DOC,
+    WRONG_ENCODING := "wrong_encoding",  # not UTF-8, or half of a surrogate pair
+    NUL_BYTES := "nul_bytes",
+    OVERLONG_LINE := "overlong_line",
+    NOT_JSON := "not_json",
+    NO_TEXT_FIELD := "no_text_field",
+    BROKEN_ROW := "broken_row",  # of CSV: not as many fields as the first row, or a wrong quote
+    UNCLOSED_DOC := "unclosed_doc",  # a <doc> before the last one was closed, or at the end
+    OUTSIDE_DOC := "outside_doc",  # text between </doc> and <doc>
 )
-
 
 _COMMON_ENCODINGS = (
     *("cp1252", "cp1250", "cp1251", "koi8_r", "cp1256", "shift_jis", "cp932", "euc_jp", "gb18030"),
@@ -138,7 +129,12 @@ class TextConfig:
 
     def split(self, lines: list[str]) -> list[str]:
         """The sentences of a document, without the marks of segmented text."""
-        return split_sentences(self.plain(lines), self.lines, self.language, self.sentence_ends)
+        lines = self.plain(lines)
+        if self.lines == "sentence":
+            return lines
+        paragraphs = [join_lines(lines)] if self.lines == "wrapped" else lines
+        how = (self.language, self.sentence_ends)
+        return [text for paragraph in paragraphs for text in split_paragraph(paragraph, *how)]
 
     def plain(self, lines: list[str]) -> list[str]:
         """The lines of a document, without the marks of segmented text."""
@@ -207,16 +203,6 @@ def read_lines(file: IO[bytes], *, is_start: bool = True) -> Iterator[Line]:
 def cut_lines(text: str) -> list[str]:
     """The lines of a document, stripped, none of them empty."""
     return [line for line in map(str.strip, text.split("\n")) if line]
-
-
-def split_sentences(
-    lines: list[str], kind: str, language: str = "en", ends: str | None = None
-) -> list[str]:
-    """The sentences of a document whose lines are paragraphs, sentences or wrapped text."""
-    if kind == "sentence":
-        return lines
-    paragraphs = [join_lines(lines)] if kind == "wrapped" else lines
-    return [text for paragraph in paragraphs for text in split_paragraph(paragraph, language, ends)]
 
 
 def explain_damage(damage: str, head: bytes) -> str:

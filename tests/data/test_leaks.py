@@ -15,7 +15,7 @@ from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import Shard, ShardSet, open_shards, pack_sequence, write_shard
 from albert_ds.data.stream import MicroBatchReader
 from albert_ds.data.vocab import SEP, SPECIAL_PIECES, Normalisation, train_vocab
-from albert_ds.text.documents import split_sentences
+from albert_ds.text.documents import TextConfig
 from tests.data.corpus import build, read_all
 from tests.data.drawing import restore, samples_of
 
@@ -30,7 +30,7 @@ SENTENCE_ENDS = tuple('.!?)"')
 def folders(wiki_files, tmp_path_factory):
     """Wikipedia at 512 tokens, packed in both ways; the classifier is tested on held-out text."""
     documents = read_all(wiki_files)
-    text = [s for document in documents for s in split_sentences(document.lines, "paragraph", "en")]
+    text = [s for document in documents for s in TextConfig().split(document.lines)]
     vocab = train_vocab(text, Normalisation(), vocab_size=4000)
     folder = tmp_path_factory.mktemp("leaks")
     how = {"sequence_length": 512, "samples_per_shard": 2048, "holdout": 0.4}

@@ -8,10 +8,10 @@ import pytest
 from albert_ds.text import documents
 from albert_ds.text.documents import (
     Document,
+    TextConfig,
     explain_damage,
     read_lines,
     split_documents,
-    split_sentences,
 )
 from albert_ds.text.kinds import find_kind
 from tests.data.corpus import read_all
@@ -155,14 +155,14 @@ def test_an_overlong_line_is_never_in_memory():
 
 def test_sentences_of_each_kind_of_line():
     lines = ["Dr. Smith came in 1999. He left", "at once! Why?"]
-    assert split_sentences(lines, "sentence") == lines
-    assert split_sentences(lines, "paragraph") == [
+    assert TextConfig(lines="sentence").split(lines) == lines
+    assert TextConfig().split(lines) == [
         "Dr. Smith came in 1999.",
         "He left",
         "at once!",
         "Why?",
     ]
-    assert split_sentences(lines, "wrapped") == [
+    assert TextConfig(lines="wrapped").split(lines) == [
         "Dr. Smith came in 1999.",
         "He left at once!",
         "Why?",
@@ -171,9 +171,7 @@ def test_sentences_of_each_kind_of_line():
 
 def test_blanks_of_any_kind_are_blanks():
     for blank in "\u00a0\u2009\u202f\u3000\u2028\t":
-        assert split_sentences(
-            [f"It was W{blank}.D. Harrigan.{blank}He said so."], "paragraph"
-        ) == [
+        assert TextConfig().split([f"It was W{blank}.D. Harrigan.{blank}He said so."]) == [
             "It was W .D. Harrigan.",
             "He said so.",
         ]
@@ -182,4 +180,4 @@ def test_blanks_of_any_kind_are_blanks():
 def test_sentences_are_all_of_the_text(wiki_files):
     lines = [line for document in read_all(wiki_files[:1]) for line in document.lines]
     text = "".join("".join(lines).split())
-    assert "".join("".join(split_sentences(lines, "paragraph")).split()) == text
+    assert "".join("".join(TextConfig().split(lines)).split()) == text

@@ -7,7 +7,7 @@ import pytest
 
 from albert_ds.data.shards import Shard, open_shards
 from albert_ds.errors import DamagedData, UserError
-from albert_ds.text.documents import split_sentences
+from albert_ds.text.documents import TextConfig
 from tests.data.corpus import SEQUENCE_LENGTH, build, make_documents, read_all, write_wiki
 
 
@@ -34,7 +34,7 @@ def test_no_token_is_lost(built, vocab, corpus):
     expected = sorted(
         tuple(ids[i : i + longest])
         for document in read_all([corpus])
-        for ids in vocab.encode(split_sentences(document.lines, "paragraph"))
+        for ids in vocab.encode(TextConfig().split(document.lines))
         for i in range(0, len(ids), longest)
     )
     sentences = []

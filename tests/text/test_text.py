@@ -6,7 +6,7 @@ import pytest
 
 from albert_ds.data.vocab import RELEASED, Normalisation, read_vocab
 from albert_ds.errors import DamagedData, UserError
-from albert_ds.text.documents import TextConfig, split_sentences
+from albert_ds.text.documents import TextConfig
 from albert_ds.text.languages import SCRIPTS
 from albert_ds.text.pipeline import warn_of_packing
 from albert_ds.text.sources import cut_units
@@ -27,30 +27,32 @@ def survey_of(tmp_path, text, normalisation=None, **config):
     return survey_text(units, TextConfig(**config), normalisation or Normalisation())
 
 
+def split(lines, kind, language, ends=None):
+    return TextConfig(language=language, lines=kind, sentence_ends=ends).split(lines)
+
+
 def test_sentences_of_scripts_without_a_full_stop():
     thai = "ภาษาไทยเป็นภาษา และออกเสียงต่าง ๆ กัน กด Enter เพื่อ ปี 2540 ต่อ"
-    assert split_sentences([thai], "paragraph", "th") == [
+    assert split([thai], "paragraph", "th") == [
         "ภาษาไทยเป็นภาษา",
         "และออกเสียงต่าง ๆ กัน",
         "กด Enter เพื่อ",
         "ปี 2540 ต่อ",
     ]
-    assert split_sentences([thai], "paragraph", "th", "rules") == [thai]
-    assert split_sentences(["ភាសា។ ខ្មែរ។"], "paragraph", "km") == ["ភាសា។", "ខ្មែរ។"]
-    assert split_sentences(["བོད། སྐད།"], "paragraph", "bo") == ["བོད།", "སྐད།"]
-    assert split_sentences(["မြန်မာ။ စာပေ။"], "paragraph", "my") == ["မြန်မာ။", "စာပေ။"]
-    assert split_sentences(["日本語。中国語。"], "paragraph", "ja") == ["日本語。", "中国語。"]
-    assert split_sentences(["한국어다. 좋다!"], "paragraph", "ko") == ["한국어다.", "좋다!"]
-    assert split_sentences(["هل هذا؟ نعم."], "paragraph", "ar") == ["هل هذا؟", "نعم."]
+    assert split([thai], "paragraph", "th", "rules") == [thai]
+    assert split(["ភាសា។ ខ្មែរ។"], "paragraph", "km") == ["ភាសា។", "ខ្មែរ។"]
+    assert split(["བོད། སྐད།"], "paragraph", "bo") == ["བོད།", "སྐད།"]
+    assert split(["မြန်မာ။ စာပေ။"], "paragraph", "my") == ["မြန်မာ။", "စာပေ။"]
+    assert split(["日本語。中国語。"], "paragraph", "ja") == ["日本語。", "中国語。"]
+    assert split(["한국어다. 좋다!"], "paragraph", "ko") == ["한국어다.", "좋다!"]
+    assert split(["هل هذا؟ نعم."], "paragraph", "ar") == ["هل هذا؟", "نعم."]
 
 
 def test_wrapped_lines_are_joined_as_their_script_is_written():
-    assert split_sentences(["これは日本", "語です。"], "wrapped", "ja") == ["これは日本語です。"]
-    assert split_sentences(["ภาษา", "ไทย"], "wrapped", "th") == ["ภาษาไทย"]
-    assert split_sentences(["한국어는", "아름답다."], "wrapped", "ko") == ["한국어는 아름답다."]
-    assert split_sentences(["日本の", "Linux", "です。"], "wrapped", "ja") == [
-        "日本の Linux です。"
-    ]
+    assert split(["これは日本", "語です。"], "wrapped", "ja") == ["これは日本語です。"]
+    assert split(["ภาษา", "ไทย"], "wrapped", "th") == ["ภาษาไทย"]
+    assert split(["한국어는", "아름답다."], "wrapped", "ko") == ["한국어는 아름답다."]
+    assert split(["日本の", "Linux", "です。"], "wrapped", "ja") == ["日本の Linux です。"]
 
 
 def test_an_unknown_language_is_refused_with_the_list():
