@@ -61,18 +61,13 @@ def plan_batches(lengths: np.ndarray) -> list[np.ndarray]:
 def _in_order(features: Features, parts: list[tuple[np.ndarray, dict]]) -> dict[str, np.ndarray]:
     lengths = features.lengths
     stops = np.cumsum(lengths)
+    units = np.concatenate([units for units, _ in parts])
     outputs = {}
-    for name, first in parts[0][1].items():
-        if len(first) == len(parts[0][0]):  # a unit each
-            whole = np.empty((features.units, *first.shape[1:]), first.dtype)
-            for units, found in parts:
-                whole[units] = found[name]
-        else:  # a token each
+    for name in parts[0][1]:
+        values, places = np.concatenate([found[name] for _, found in parts]), units
+        if len(values) > len(units):  # a token each
             assert features.choices == 1
-            whole = np.empty((int(stops[-1]), *first.shape[1:]), first.dtype)
-            for units, found in parts:
-                cuts = np.cumsum(lengths[units])[:-1]
-                for unit, piece in zip(units, np.split(found[name], cuts), strict=True):
-                    whole[stops[unit] - lengths[unit] : stops[unit]] = piece
-        outputs[name] = whole
+            places = np.concatenate([np.arange(stops[u] - lengths[u], stops[u]) for u in units])
+        outputs[name] = np.empty_like(values)
+        outputs[name][places] = values
     return outputs
