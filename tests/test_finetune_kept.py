@@ -38,7 +38,7 @@ def tune_and_resume(rank: int, common: list, folder: Path):
     run = open_run(argv, device, mesh)
     metrics = Metrics(run.config.run, mesh, 0, num_steps=6, wandb=False)
     scores = {1: 0.1, 2: 0.3, 3: 0.2, 4: 0.3, 5: 0.4}
-    finetune.score_splits = lambda *given: {run.metric: scores[run.step]}
+    finetune.score_splits = lambda *given: {run.task.metrics[0]: scores[run.step]}
     try:
         finetune.train(run, metrics, Request())
     except KeyError:  # in the evaluation of step 6, before its checkpoint

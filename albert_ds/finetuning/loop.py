@@ -52,7 +52,7 @@ from albert_ds.report.screen import describe_run, print_facts
 from albert_ds.settings.finetune import FinetuneConfig, describe_rate, write_run_files
 from albert_ds.tasks.features import Split, collate
 from albert_ds.tasks.inference import predict
-from albert_ds.tasks.registry import find_task
+from albert_ds.tasks.registry import Task, find_task
 
 NO_BEST = (0, -math.inf)
 
@@ -69,7 +69,7 @@ class Run:
     mesh: Mesh
     device: torch.device
     engine: Engine
-    metric: str
+    task: Task
     batches: Iterator[list[int]]  # this rank's units, a list a step
     lock: RunLock | None = None  # on rank 0
     step: int = 0
@@ -116,15 +116,15 @@ def start(
         step, updates = state.step, state.updates
         if mesh.rank == 0:
             log_line(f"resuming from {folder}: step {step} of {config.steps}")
-    metric = find_task(config.task, config.head.labels).metrics[0]
-    evaluations, best = restore_best(config, mesh, metric, step)
+    task = find_task(config.task, config.head.labels)
+    evaluations, best = restore_best(config, mesh, task.metrics[0], step)
     return Run(
         config=config,
         splits=splits,
         mesh=mesh,
         device=device,
         engine=engine,
-        metric=metric,
+        task=task,
         batches=draw_units(config, splits["train"].features.units, mesh, step),
         lock=lock,
         evaluations=evaluations,
@@ -312,15 +312,15 @@ def describe_window(run: Run, losses, tokens: int, steps: int, seconds: float) -
 
 def evaluate(run: Run) -> dict:
     """Metrics of the dev set; keeps the weights if they are the best so far. Collective."""
-    task = find_task(run.config.task, run.config.head.labels)
     module = run.engine.deepspeed.module
     outputs = {
         name: predict(module, run.splits[name].features, run.mesh, run.device)
-        for name in task.dev_splits
+        for name in run.task.dev_splits
     }
-    found = score_splits(task, run.splits, outputs) if run.mesh.rank == 0 else None
+    found = score_splits(run.task, run.splits, outputs) if run.mesh.rank == 0 else None
     found = from_rank_0(run.mesh, found)
-    value = found[run.metric] if math.isfinite(found[run.metric]) else float("-inf")
+    value = found[run.task.metrics[0]]
+    value = value if math.isfinite(value) else -math.inf
     run.evaluations.append(run.step)
     if run.best == NO_BEST or value > run.best[1]:
         run.best = run.step, value
@@ -402,11 +402,10 @@ def write_predictions(run: Run) -> dict:
         if run.lock is not None:
             run.lock.check()
         about = {"seed": config.seed, "best_step": run.best[0], "step": run.step}
-        task = find_task(config.task, config.head.labels)
-        results = write_results(config.run, config.task, task, run.splits, outputs, about)
+        results = write_results(config.run, config.task, run.task, run.splits, outputs, about)
         scores = ", ".join(f"{name} {value:.4f}" for name, value in results["dev"].items())
         log_line(f"{config.task}, seed {config.seed}, best at step {run.best[0]}: {scores}")
-        for line in find_constant(config.task, task, run.splits, outputs):
+        for line in find_constant(config.task, run.task, run.splits, outputs):
             log_line(line)
     return from_rank_0(run.mesh, results)
 
