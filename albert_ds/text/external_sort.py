@@ -58,23 +58,15 @@ class RunWriter:
         if not self._waiting:
             return
         self._waiting.sort()
-        ends = accumulate(len(s.content) for s in self._waiting)
-        entries = np.array(
-            [
-                (s.key, s.draw, end, s.tokens, s.opens_document)
-                for s, end in zip(self._waiting, ends, strict=True)
-            ],
-            _ENTRY,
-        )
-        content = b"".join(
-            [
-                np.uint64(len(entries)).tobytes(),
-                entries.tobytes(),
-                *(s.content for s in self._waiting),
-            ]
-        )
+        contents = [s.content for s in self._waiting]
+        ends = accumulate(map(len, contents))
+        rows = [
+            (s.key, s.draw, end, s.tokens, s.opens_document)
+            for s, end in zip(self._waiting, ends, strict=True)
+        ]
+        head = [len(rows).to_bytes(8, "little"), np.array(rows, _ENTRY).tobytes()]
         path = self._stem.with_name(f"{self._stem.name}-{len(self.files):03d}.run")
-        self.files[path] = write_file(path, content)
+        self.files[path] = write_file(path, b"".join([*head, *contents]))
         self._waiting, self._bytes = [], 0
 
 

@@ -274,18 +274,16 @@ def _make_index(
     written: list[dict], counts: Counter[str], vocab: Vocab, config: BuildConfig
 ) -> dict:
     splits: dict[str, dict] = {}
-    duplicates = Counter(dict.fromkeys(DUPLICATES, 0))
     for split in SPLITS:
         mine = [note for note in written if note["split"] == split]
         documents = sum(note["counts"]["documents"] for note in mine)
         shards = [shard for note in mine for shard in note["shards"]]
         sums = {what: sum(shard[what] for shard in shards) for what in ("samples", "tokens")}
         splits[split] = {"shards": shards, **sums, "documents": documents}
-        for note in mine:
-            duplicates.update({name: note["counts"][name] for name in DUPLICATES})
     tokens, samples = (
-        sum(splits[split][what] for split in SPLITS) for what in ("tokens", "samples")
+        sum(entry[what] for entry in splits.values()) for what in ("tokens", "samples")
     )
+    duplicates = {name: sum(note["counts"][name] for note in written) for name in DUPLICATES}
     read = 1 - counts["spare_tokens"] / counts["tokens"]  # share of the stored tokens
     return {
         "format": FORMAT,
