@@ -145,9 +145,8 @@ def read_start(config: FinetuneConfig, mesh: Mesh) -> dict:
                 f"--from-task {folder.path}: its {name} is {theirs}, that of --checkpoint {ours}; "
                 "they must be the same"
             )
-    if config.from_task:
-        if folder.vocab.sha256 != config.vocab_sha256:
-            raise UserError(f"--from-task {folder.path}: has another vocabulary than --checkpoint")
+    if config.from_task and folder.vocab.sha256 != config.vocab_sha256:
+        raise UserError(f"--from-task {folder.path}: has another vocabulary than --checkpoint")
     if config.model.pair_head and not found.pair_head and mesh.rank == 0:
         log_line(
             f"{folder.path} has no pooler: the pooler starts from random weights, like the head"
@@ -345,7 +344,10 @@ def tune(
     metrics = Metrics(config.run, mesh, run.step, num_steps=config.steps)
     train(run, metrics, process.stop_request)
     metrics.close()
-    free_engine(run)
+    # Free the weights, gradients and moments: 20 bytes a parameter in 16 bits.
+    run.engine.deepspeed.destroy()
+    del run.engine
+    gc.collect()  # DeepSpeed's objects refer to each other
     return write_predictions(run)
 
 
@@ -376,13 +378,6 @@ def print_results(config: FinetuneConfig) -> None:
     if config.seeds == 1:
         facts["export"] = f"albert-ds export --checkpoint {run} --output {run}-hf"
     print_facts(f"done: {config.output}", facts)
-
-
-def free_engine(run: Run) -> None:
-    """Free the weights, gradients and moments: 20 bytes a parameter in 16 bits."""
-    run.engine.deepspeed.destroy()
-    del run.engine
-    gc.collect()  # DeepSpeed's objects refer to each other
 
 
 def write_predictions(run: Run) -> dict:

@@ -4,6 +4,7 @@ As released: segment A is the passage, segment B question and option. An option 
 in its question, or follows it. B keeps its last 128 tokens, the passage its first.
 """
 
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -50,11 +51,18 @@ class RaceTask:
             passage, questions = read_passage(path)
             texts = [passage, *(ending for endings, _ in questions for ending in endings)]
             encoded = vocab.encode(texts)
-            whole = builder.add_text(encoded[0])
-            endings = iter(encoded[1:])
+            ids, options = encoded[0], iter(encoded[1:])
+            whole = builder.add_text(ids)
             for _, label in questions:
-                for _ in OPTIONS:
-                    self._add(builder, len(labels), (whole, encoded[0]), next(endings), lengths)
+                for option in islice(options, len(OPTIONS)):
+                    kept = option[-lengths.question :]
+                    room = lengths.sequence - 3 - len(kept)
+                    if len(kept) < len(option):
+                        builder.count("options cut at the front")
+                    if len(ids) > room:
+                        builder.count("passages cut at the end")
+                    part = (builder.add_text(kept), 0, len(kept))
+                    builder.add_row(len(labels), (whole, 0, min(len(ids), room)), part)
                 labels.append(label)
                 levels.append(LEVELS.index(path.parent.name))
         builder.count("examples", len(labels))
@@ -63,17 +71,6 @@ class RaceTask:
         return builder.build(
             choices=len(OPTIONS), labels=np.array(labels, np.int64), levels=np.array(levels)
         )
-
-    def _add(self, builder, example: int, passage: tuple, ending: list[int], lengths) -> None:
-        number, ids = passage
-        kept = ending[-lengths.question :]
-        room = lengths.sequence - 3 - len(kept)
-        if len(kept) < len(ending):
-            builder.count("options cut at the front")
-        if len(ids) > room:
-            builder.count("passages cut at the end")
-        text = builder.add_text(kept)
-        builder.add_row(example, (number, 0, min(len(ids), room)), (text, 0, len(kept)))
 
     def score(self, split: Split, outputs: dict) -> dict[str, float]:
         """Accuracy over logits [questions, 4]: of all questions, and of each level present."""
