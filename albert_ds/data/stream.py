@@ -60,7 +60,8 @@ def training_batches(
     cuts = functools.partial(plan_training, plan, step, micro_batch_size, dp_rank, dp_size)
     from webdataset import compat, pipeline, shardlists
 
-    batches = pipeline.DataPipeline(cuts, shardlists.split_by_worker, reader.read_each)
+    read = functools.partial(itertools.starmap, reader.read)
+    batches = pipeline.DataPipeline(cuts, shardlists.split_by_worker, read)
     if not num_workers:
         return iter(batches)
     batches.append(_carry_endings)
@@ -170,9 +171,6 @@ class MicroBatchReader:
         """The micro-batch of the samples at `positions` of the stream."""
         samples = [self.draw(position, config) for position in positions]
         return collate(samples, list(positions), self._config.objective)
-
-    def read_each(self, cuts: Iterable[tuple[range, StreamConfig]]) -> Iterator[MicroBatch]:
-        return itertools.starmap(self.read, cuts)
 
     def locate(self, position: int) -> tuple[int, Place, Shard]:
         """The number of the source, the place in it, and the shard of a position of the stream."""
