@@ -14,15 +14,17 @@ import hashlib
 import json
 import zlib
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from albert_ds.cli import log_line
 from albert_ds.data.segments import cut_pair
-from albert_ds.data.vocab import CLS, SEP
+from albert_ds.data.vocab import CLS, SEP, Vocab
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.files import write_file
 from albert_ds.json_files import parse_json
@@ -32,6 +34,8 @@ FEATURES = "features"  # folder in RUN; of the runs with several seeds, beside t
 FORMAT = 1  # of the cached arrays; another number makes every older file a different one
 NO_TAG = -100  # of a token that no word begins with; PyTorch's losses leave it out
 NO_TEXT = -1  # in the place of text B if a sequence has one text
+BLOCK = 1000  # examples tokenised in one call
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +149,17 @@ class FeatureBuilder:
             counts=self.counts,
             choices=choices,
         )
+
+
+def encode_examples(
+    examples: Iterator[T], texts_of: Callable[[T], list[str]], vocab: Vocab
+) -> Iterator[tuple[T, list[list[int]]]]:
+    """Every example with the ids of its texts."""
+    while block := list(islice(examples, BLOCK)):
+        texts = [texts_of(example) for example in block]
+        encoded = iter(vocab.encode(list(chain.from_iterable(texts))))
+        for example, given in zip(block, texts, strict=True):
+            yield example, list(islice(encoded, len(given)))
 
 
 def collate(features: Features, units, *, with_targets: bool) -> dict:

@@ -7,7 +7,6 @@ diagnostic set has no training data: it is another test set of MNLI, submitted a
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,9 @@ import numpy as np
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.files import write_file
-from albert_ds.tasks.features import FeatureBuilder, Features, Split
+from albert_ds.tasks.features import FeatureBuilder, Features, Split, encode_examples
 from albert_ds.tasks.recipes import Lengths
 
-BLOCK = 1000  # examples tokenised in one call
 ENTAILMENT = ("entailment", "not_entailment")
 DIAGNOSTIC = "test_diagnostic"
 # In MNLI's folder or beside it, under its present or its first published name.
@@ -70,7 +68,7 @@ class GlueTask:
         return score
 
     def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
-        """Tokenise a split, a block of examples at a time; the label of a test file is 0.
+        """Tokenise a split; the label of a test file is 0.
 
         Raises UserError or DamagedData with the file and the line.
         """
@@ -83,13 +81,10 @@ class GlueTask:
             path, columns if has_header else self.headless, has_header, tolerance, skipped
         )
         builder, labels = FeatureBuilder(), []
-        while block := list(islice(rows, BLOCK)):
-            texts = [row[name] for _, row in block for name in self.texts]
-            encoded = iter(vocab.encode(texts))
-            for line, row in block:
-                tokens = [next(encoded) for _ in self.texts]
-                builder.add_example(len(labels), tokens, lengths.sequence)
-                labels.append(0.0 if is_test else self._label(row, path, line))
+        encoded = encode_examples(rows, lambda row: [row[1][name] for name in self.texts], vocab)
+        for (line, row), texts in encoded:
+            builder.add_example(len(labels), texts, lengths.sequence)
+            labels.append(0.0 if is_test else self._label(row, path, line))
         builder.count("examples", len(labels))
         if skipped:
             builder.count("skipped: wrong number of fields", len(skipped))

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,8 @@ import numpy as np
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
-from albert_ds.tasks.features import FeatureBuilder, Features, Split
-from albert_ds.tasks.glue import BLOCK, score_glue
+from albert_ds.tasks.features import FeatureBuilder, Features, Split, encode_examples
+from albert_ds.tasks.glue import score_glue
 from albert_ds.tasks.labelled import find_files, need_one, read_examples, read_text, write_scores
 from albert_ds.tasks.recipes import Lengths
 
@@ -63,17 +62,13 @@ class TextTask:
         return sum(1 for _ in _read(data, "train"))
 
     def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
-        """Tokenise a split, a block of examples at a time; a test set may have no labels."""
-        builder, labels = FeatureBuilder(), []
-        rows, number = _read(data, split), 0
-        while block := list(islice(rows, BLOCK)):
-            encoded = iter(vocab.encode([text for _, texts, _ in block for text in texts]))
-            for where, texts, label in block:
-                tokens = [next(encoded) for _ in texts]
-                builder.add_example(number, tokens, lengths.sequence)
-                number += 1
-                if label is not None:
-                    labels.append(self._read_label(label, where))
+        """Tokenise a split; a test set may have no labels."""
+        builder, labels, number = FeatureBuilder(), [], 0
+        encoded = encode_examples(_read(data, split), lambda example: example[1], vocab)
+        for number, ((where, _, label), texts) in enumerate(encoded, 1):
+            builder.add_example(number - 1, texts, lengths.sequence)
+            if label is not None:
+                labels.append(self._read_label(label, where))
         builder.count("examples", number)
         if len(labels) not in (0, number):
             raise UserError(

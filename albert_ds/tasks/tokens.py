@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +16,7 @@ from albert_ds.cli import require
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
-from albert_ds.tasks.features import NO_TAG, FeatureBuilder, Features, Split
-from albert_ds.tasks.glue import BLOCK
+from albert_ds.tasks.features import NO_TAG, FeatureBuilder, Features, Split, encode_examples
 from albert_ds.tasks.labelled import Sentence, find_files, need_one, read_sentences, write_scores
 from albert_ds.tasks.recipes import Lengths
 
@@ -62,28 +60,27 @@ class TokensTask:
         return sum(1 for _ in _read(data, "train"))
 
     def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
-        """Tokenise a split, a block of sentences at a time; a test set may have no tags."""
-        builder, sentences = FeatureBuilder(), _read(data, split)
+        """Tokenise a split; a test set may have no tags."""
+        builder = FeatureBuilder()
         starts: list[int] = []  # of each word in `ids`, or NO_PIECE
         tags: list[int] = []  # of each word
         sizes: list[int] = []  # words of each sentence
         total = 0
-        while block := list(islice(sentences, BLOCK)):
-            encoded = iter(vocab.encode([word for sentence in block for word in sentence.words]))
-            for sentence in block:
-                ids: list[int] = []
-                cuts = []  # where words begin in `ids`
-                for pieces in islice(encoded, len(sentence.words)):
-                    starts.append(total + len(ids) if pieces else NO_PIECE)
-                    cuts.append(len(ids))
-                    ids += pieces
-                text, limit = builder.add_text(ids), lengths.sequence - 2
-                for begin, end in _cut(cuts, len(ids), limit):
-                    builder.add_row(len(sizes), (text, begin, end))
-                builder.count("cut into several sequences", len(ids) > limit)
-                total += len(ids)
-                sizes.append(len(sentence.words))
-                tags += self._read_tags(sentence)
+        encoded = encode_examples(_read(data, split), lambda sentence: sentence.words, vocab)
+        for sentence, words in encoded:
+            ids: list[int] = []
+            cuts = []  # where words begin in `ids`
+            for pieces in words:
+                starts.append(total + len(ids) if pieces else NO_PIECE)
+                cuts.append(len(ids))
+                ids += pieces
+            text, limit = builder.add_text(ids), lengths.sequence - 2
+            for begin, end in _cut(cuts, len(ids), limit):
+                builder.add_row(len(sizes), (text, begin, end))
+            builder.count("cut into several sequences", len(ids) > limit)
+            total += len(ids)
+            sizes.append(len(sentence.words))
+            tags += self._read_tags(sentence)
         builder.count("examples", len(sizes))
         builder.count("words", len(starts))
         if len(tags) not in (0, len(starts)):
