@@ -25,23 +25,26 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from albert_lab.bench_run import bench_config
 from albert_lab.tables import table, three
+from torch.nn.utils.rnn import pad_sequence
 
 from albert_ds import cli
 from albert_ds.cli import Number, Parser, natural, positive
+from albert_ds.data.samples import MicroBatch
 from albert_ds.files import write_report
+from albert_ds.interop.hugging_face import to_hf
 from albert_ds.model.config import SIZES
+from albert_ds.parallel.mesh import build_mesh
+from albert_ds.process.rendezvous import join_world
 from albert_ds.process.run_folder import read_versions
 from albert_ds.process.world import read_world
 from albert_ds.report.traffic import record_traffic
+from albert_ds.settings.pretrain import RunConfig
 
 if TYPE_CHECKING:
-    import torch
-
-    from albert_ds.data.samples import MicroBatch
     from albert_ds.pretraining.loop import Run
-    from albert_ds.settings.pretrain import RunConfig
 
 OURS = "albert-ds"
 PEERS = ("sdpa", "eager", "sdpa compiled", "eager compiled")
@@ -79,10 +82,7 @@ class Peer:
     """Hugging Face's model with our run's weights, and an optimizer."""
 
     def __init__(self, run: Run, kind: str, row: int | None):
-        import torch
-        from transformers import AlbertConfig, AlbertForPreTraining
-
-        from albert_ds.interop.hugging_face import to_hf
+        from transformers import AlbertConfig, AlbertForPreTraining  # slow to import
 
         attention, *compiled = kind.split()
         state = {k: v.detach().cpu() for k, v in run.engine.deepspeed.module.state_dict().items()}
@@ -118,9 +118,6 @@ class Peer:
 
 def pad_batch(batch: MicroBatch, row: int | None) -> dict[str, Any]:
     """Inputs of Hugging Face's model: [B, T] with T = `row` or the longest sequence's length."""
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
     tensors: dict[str, Any] = batch.tensors
     lengths = tensors["cu_seqlens"].diff().tolist()
     width = row or max(lengths)
@@ -165,14 +162,10 @@ def config_of(args) -> RunConfig:
 
 def measure(args) -> dict:
     """Seconds of every step; in a round all take a step on one batch."""
-    import torch
-
     traffic = record_traffic()
     from albert_lab.measurement import count_step_flops, open_bench_run
 
-    from albert_ds.parallel.mesh import build_mesh
     from albert_ds.pretraining.loop import next_batch
-    from albert_ds.process.rendezvous import join_world
 
     device = join_world(read_world())
     fill_defaults(args, on_gpu=device.type == "cuda")
@@ -231,8 +224,6 @@ def take_round(run: Run, peers: dict[str, Peer], batch, number: int) -> dict[str
 
 def seconds_a_flop(device: torch.device, dtype: torch.dtype) -> float:
     """Of a large matrix product; of a CPU's, by all its threads together."""
-    import torch
-
     square = torch.ones(SQUARE, SQUARE, device=device, dtype=dtype)
     clock(device, lambda: square @ square)
     turns = [clock(device, lambda: square @ square) for _ in range(5)]
@@ -242,8 +233,6 @@ def seconds_a_flop(device: torch.device, dtype: torch.dtype) -> float:
 
 def loss_of(run: Run, batch: MicroBatch) -> float:
     """Our loss in evaluation mode, as the mean that Hugging Face reports."""
-    import torch
-
     module = run.engine.deepspeed.module
     with torch.no_grad():
         outputs = module.eval()(**batch.on(run.device))
@@ -254,8 +243,6 @@ def loss_of(run: Run, batch: MicroBatch) -> float:
 
 def clock(device: torch.device, work: Callable) -> tuple[float, float, Any]:
     """Seconds until the device has finished `work`, those of the CPU's threads, and its result."""
-    import torch
-
     if device.type == "cuda":
         torch.cuda.synchronize()
     started, cpu_started = time.perf_counter(), time.process_time()
