@@ -64,6 +64,13 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"|{row}" for row in cells)
 
 
+def count_steps(records: Iterable[dict]) -> list[tuple[dict, int]]:
+    """The records of logging intervals, each with the number of its steps."""
+    logged = [record for record in records if "step_seconds" in record]
+    starts = [0, *(record["step"] for record in logged)]
+    return [(r, r["step"] - start) for r, start in zip(logged, starts, strict=False)]
+
+
 def three(values: Sequence[float], form: str = ".2f") -> list[str]:
     """Minimum, median and maximum, formatted."""
     return [format(f(values), form) for f in (min, statistics.median, max)]

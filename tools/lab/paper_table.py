@@ -11,7 +11,7 @@ import math
 import statistics
 from pathlib import Path
 
-from albert_lab.tables import table
+from albert_lab.tables import count_steps, table
 
 from albert_ds import cli
 from albert_ds.cli import Number, Parser
@@ -91,17 +91,14 @@ def read_training(run: Path) -> dict[str, float]:
     if not path.is_file():
         raise UserError(f"{path}: no such file; --time, --speedup-over and --heldout need it")
     records = read_lines(path)
-    logged = [record for record in records if "step_seconds" in record]
+    logged = count_steps(records)
     if not logged:
         raise UserError(f"{path}: no record of a logging interval in it")
-    starts = [0, *(record["step"] for record in logged)]
-    seconds = [r["step_seconds"] * (r["step"] - s) for r, s in zip(logged, starts, strict=False)]
-    speed = statistics.median(record["samples_per_second"] for record in logged)
     heldout = [r["heldout_mlm_loss"] for r in records if "heldout_mlm_loss" in r]
     return {
-        "steps": logged[-1]["step"],
-        "hours": sum(seconds) / 3600,
-        "speed": speed,
+        "steps": logged[-1][0]["step"],
+        "hours": sum(record["step_seconds"] * steps for record, steps in logged) / 3600,
+        "speed": statistics.median(record["samples_per_second"] for record, _ in logged),
         "heldout": heldout[-1] if heldout else math.nan,
     }
 

@@ -16,11 +16,11 @@ from albert_lab.commands.learn import (
     SIZE,
     Layout,
     build_parser,
-    count_steps,
     read_last_step,
     recipe,
     trainer,
 )
+from albert_lab.tables import count_steps
 
 from albert_ds.errors import UserError
 from albert_ds.settings.pretrain import read_config
@@ -75,7 +75,7 @@ def test_steps_of_each_record():
         {"step": 5, "heldout_loss": 1.0},
         {"step": 9, "step_seconds": 2.0},
     ]
-    assert count_steps(records) == ([records[0], records[2]], [4, 5])
+    assert count_steps(records) == [(records[0], 4), (records[2], 5)]
 
 
 def test_the_speed_is_the_mean_of_the_second_half_of_the_trial(data, tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ and a resumed run is the same run.
 albert-ds learn --text wiki/*.txt --output learn --hours 2
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -28,7 +27,7 @@ from albert_ds.json_files import read_json, read_lines
 from albert_ds.locks import FileLock
 from albert_ds.process.world import name_device
 from albert_lab.ranks import find_port
-from albert_lab.tables import spread, table
+from albert_lab.tables import count_steps, spread, table
 
 COMMAND = (sys.executable, "-m", "albert_ds")
 PIECES, LENGTH = 8000, 128
@@ -183,7 +182,7 @@ def recipe(args) -> list[str]:
 def write_start(args, data: Path) -> None:
     """OUTPUT/start: weights whose attention begins at the neighbouring tokens."""
     command = [sys.executable, "-m", "albert_lab.neighbours", *SIZE, *RECIPE, *schedule(20)]
-    command += [*Layout(1, 1, "ds_configs/zero1_fp32_muon.json").flags]
+    command += Layout(1, 1, "ds_configs/zero1_fp32_muon.json").flags
     command += ["--seed", str(args.seed or 0)]
     command += ["--data", str(data), "--output", str(args.output / "start")]
     run(command, args.output / "prepare.log")
@@ -243,8 +242,7 @@ def choose_layout(
             seconds = measure(flags, best, data, folder)
         if seconds == float("inf"):
             raise MachineFailed(f"no layout trains on this machine; see {folder}")
-        content = {"layout": astuple(best), "seconds": seconds}
-        write_file(path, json.dumps(content) + "\n")
+        write_json(path, {"layout": astuple(best), "seconds": seconds})
     content = read_json(path)
     return Layout(*content["layout"]), content["seconds"]
 
@@ -310,8 +308,7 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
     out = args.output
     records = read_lines(out / "run" / "metrics.jsonl")
     tokens = sum(
-        r["tokens_per_second"] * r["step_seconds"] * count
-        for r, count in zip(*count_steps(records), strict=True)
+        r["tokens_per_second"] * r["step_seconds"] * steps for r, steps in count_steps(records)
     )
     held = next(r for r in reversed(records) if "heldout_mlm_accuracy" in r)
     parts = [
@@ -331,13 +328,6 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
         header = ["task", "pretrained", "random weights", "metric"]
         parts += [f"Median and range of {args.seeds} runs:", table(header, tasks)]
     write_file(out / "report.md", "\n\n".join(parts) + "\n")
-
-
-def count_steps(records: list[dict]) -> tuple[list[dict], list[int]]:
-    """The records of logging intervals, and the number of steps of each."""
-    logged = [record for record in records if "step_seconds" in record]
-    ends = [record["step"] for record in logged]
-    return logged, [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def main(argv: list[str]) -> None:
