@@ -42,7 +42,7 @@ from albert_ds.text.sources import (
     list_files,
     read_documents,
 )
-from albert_ds.text.survey import choose_word_mark, measure_unknown, report_survey, survey_text
+from albert_ds.text.survey import choose_word_mark, report_survey, survey_text
 
 WORK_NAME, LOCK_NAME = "building", ".albert-ds.lock"
 # Settings that may change without encoding the text again.
@@ -83,10 +83,7 @@ def build_shards(
         units = cut_units(locations, config.text_field)
         config = choose_word_mark(units, config)
         survey = survey_text(units, config, vocab.normalisation)
-        report = [
-            describe_files(units),
-            *report_survey(survey, measure_unknown(vocab, survey), config),
-        ]
+        report = [describe_files(units), *report_survey(survey, vocab, config)]
         encoding = _encode_units(units, vocab, work, config, pool)
         counts = Counter(dict.fromkeys(COUNTS, 0))
         damage: dict[str, str] = {}

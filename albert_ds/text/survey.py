@@ -77,7 +77,7 @@ def survey_text(
     language.
     """
     sentences = _read_sample(units, config)
-    kept = [_KEEPING.build(b"")(sentence) for sentence in sentences]
+    kept = list(map(_KEEPING.build(b""), sentences))
     shares = _count_scripts(kept)
     script = next(iter(shares), "none")
     scripts = SCRIPTS[config.language]
@@ -131,14 +131,10 @@ def choose_word_mark(units: list[list[Slice]], config: T) -> T:
     return replace(config, word_mark=mark)
 
 
-def measure_unknown(vocab: Vocab, survey: Survey) -> float:
-    """The share of unknown tokens in the sample."""
-    ids = vocab.encode(survey.sentences)
-    return sum(line.count(UNK) for line in ids) / max(1, sum(map(len, ids)))
-
-
-def report_survey(survey: Survey, unknown: float, config: TextConfig) -> list[str]:
+def report_survey(survey: Survey, vocab: Vocab, config: TextConfig) -> list[str]:
     """Lines that say what normalisation did; warns on stderr; UserError for too many unknown."""
+    ids = vocab.encode(survey.sentences)
+    unknown = sum(line.count(UNK) for line in ids) / max(1, sum(map(len, ids)))
     if unknown > config.max_unknown:
         raise UserError(
             f"{unknown:.1%} of the tokens are unknown, over --max-unknown {config.max_unknown:g}: "

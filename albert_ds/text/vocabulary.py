@@ -12,7 +12,7 @@ from albert_ds.text.documents import SEED, TextConfig
 from albert_ds.text.pipeline import check_damage, open_bar
 from albert_ds.text.segmented import split_into_words
 from albert_ds.text.sources import Slice, cut_units, describe_files, read_documents
-from albert_ds.text.survey import choose_word_mark, measure_unknown, report_survey, survey_text
+from albert_ds.text.survey import choose_word_mark, report_survey, survey_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +82,7 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
         segmented=config.segmented,
         seed=config.seed,
     )
-    report = report_survey(survey, measure_unknown(vocab, survey), config)
+    report = report_survey(survey, vocab, config)
     with new_folder(output) as partial:
         vocab.write(partial)
         vocab.write_pieces(partial)

@@ -10,7 +10,7 @@ from albert_ds.text.documents import TextConfig
 from albert_ds.text.languages import SCRIPTS
 from albert_ds.text.pipeline import warn_of_packing
 from albert_ds.text.sources import cut_units
-from albert_ds.text.survey import measure_unknown, report_survey, survey_text
+from albert_ds.text.survey import report_survey, survey_text
 from albert_ds.text.vocabulary import VocabConfig, build_vocab
 from tests.data.corpus import build, make_documents, write_wiki
 from tests.data.test_languages import SENTENCES, read_language
@@ -112,14 +112,13 @@ def test_what_normalisation_did_is_counted_apart_from_lower_case(tmp_path):
 
 def test_merged_words_are_warned_of_and_unknown_ones_refused(tmp_path, capsys, vocab):
     survey = survey_of(tmp_path, "schon schön " * 9, RELEASED, language="de")
-    report = report_survey(survey, 0.0, TextConfig())
+    report = report_survey(survey, vocab, TextConfig(max_unknown=1.0))
     assert any("schon = schön" in line for line in report)
     assert "100.0% of the different words became equal" in capsys.readouterr().err
     survey = survey_of(tmp_path, SENTENCES["ko"], language="ko")
-    unknown = measure_unknown(vocab, survey)
     with pytest.raises(UserError, match="of the tokens are unknown, over --max-unknown 0.01"):
-        report_survey(survey, unknown, TextConfig())
-    assert report_survey(survey, unknown, TextConfig(max_unknown=1.0))
+        report_survey(survey, vocab, TextConfig())
+    assert report_survey(survey, vocab, TextConfig(max_unknown=1.0))
     assert capsys.readouterr().err == ""
 
 
