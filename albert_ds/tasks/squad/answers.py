@@ -4,7 +4,6 @@ A span counts only in the window where its first token has most context (BERT). 
 answer is a part of the original context, as it was written.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -54,16 +53,12 @@ def best_spans(features: Features, spans: Iterator[tuple], longest: int) -> list
     `longest` is in tokens. A question may have none.
     """
     rows, example = features.arrays["rows"], features.arrays["example"]
-    of_question: dict[int, list[int]] = defaultdict(list)
-    for row, number in enumerate(example.tolist()):
-        of_question[number].append(row)
-    found: list[list[tuple]] = [[] for _ in of_question]
-    for number in sorted(of_question):
-        windows = rows[of_question[number]]
+    found = []
+    for windows in np.split(rows, np.flatnonzero(np.diff(example)) + 1):
+        mine = []
         for window, good in zip(windows, most_context(windows[:, 4:]), strict=True):
-            found[number] += _spans_in(features, window, good, next(spans), longest)
-        found[number].sort(key=lambda span: -span[0])
-        del found[number][NUM_BEST:]
+            mine += _spans_in(features, window, good, next(spans), longest)
+        found.append(sorted(mine, key=lambda span: -span[0])[:NUM_BEST])
     return found
 
 
