@@ -27,7 +27,7 @@ import re
 import struct
 import tarfile
 import zlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -291,9 +291,8 @@ def _check_index(index: dict, path: str) -> None:
 
 def list_shards(index: dict, split: str) -> tuple[ShardInfo, ...]:
     """The shards of a split in an index.json that was read."""
-    names = [field.name for field in fields(ShardInfo)]
     entries = index["splits"][split]["shards"]
-    return tuple(ShardInfo(**{name: entry[name] for name in names}) for entry in entries)
+    return tuple(ShardInfo(**{name: entry[name] for name in _SHARD}) for entry in entries)
 
 
 def open_shards(folder: Path | str, split: str) -> ShardSet:

@@ -6,7 +6,6 @@ everything that the SentencePiece model is built from. `Vocab.build_tokenizer` w
 
 import base64
 import json
-import re
 from pathlib import Path
 
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # ty: ignore[import-not-found]
@@ -22,6 +21,7 @@ from albert_ds.data.vocab import (
     make_portable,
     open_vocab,
 )
+from albert_ds.data.words import BYTE_PIECE
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json
 
@@ -32,7 +32,6 @@ SCHEMA = {
     "pre_tokenizer": {"pretokenizers": [{"type": str}]},
     "added_tokens": [{"id": natural, "content": str}],
 }
-BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 # A step of transformers 4: one blank instead of several, as every ALBERT tokenizer does later on.
 BLANKS = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
 NORMALISATIONS = [

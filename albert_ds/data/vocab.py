@@ -47,7 +47,6 @@ WORD_END = "\x01"  # between the words of segmented text for training; never in 
 CHARSMAP = "nmt_nfkc"  # SentencePiece's own normalisation, as in the released models
 SCORE_STEP = 1 / 1024  # float32 sums of multiples of this are exact for up to 16,000 nats of text
 NEVER = -100.0  # added to the score (log probability) of a piece that is not to be used
-NUM_THREADS = 16  # a constant, never the machine's: the order of float sums depends on it
 
 TRAINER: Any = {
     "model_type": "unigram",
@@ -60,7 +59,7 @@ TRAINER: Any = {
     "user_defined_symbols": list(USER_SYMBOLS),
     "shuffle_input_sentence": True,  # as released; of no effect on the sample
     "max_sentence_length": 1 << 30,  # in bytes; the default silently skips what is longer
-    "num_threads": NUM_THREADS,
+    "num_threads": 16,  # never the machine's number: the order of float sums depends on it
     "minloglevel": 4,
 }
 # What spells the piece of a byte has pieces of its own, so that text that spells one is told apart.

@@ -19,7 +19,7 @@ _RELEASED = frozenset("abcdefghijklmnopqrstuvwxyz" + '!"#$%&()*+,-./:;?@[\\]^_`{
 _UNSPACED = ("THAI ", "LAO ", "KHMER ", "MYANMAR ", "TIBETAN ")
 # First bytes of Han, Kana and emoji in UTF-8: with byte fallback, a character starts with one.
 _FIRST_BYTE = re.compile("<0x(E[3-9]|F[0-4])>")
-_BYTE = re.compile("<0x[0-9A-F]{2}>")
+BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 
 def build_word_starts(pieces: list[str], rule: str) -> np.ndarray:
@@ -64,7 +64,7 @@ def _find_kind(piece: str) -> int:
         return LONE_MARK
     if piece.startswith(WORD_MARK) or _FIRST_BYTE.fullmatch(piece):
         return STARTS
-    if _BYTE.fullmatch(piece) or unicodedata.category(piece[0])[0] == "M":
+    if BYTE_PIECE.fullmatch(piece) or unicodedata.category(piece[0])[0] == "M":
         return CONTINUES
     is_mark = len(piece) == 1 and unicodedata.category(piece)[0] in "PS"
     return STARTS if is_mark or any(map(is_unspaced, piece)) else CONTINUES
