@@ -6,7 +6,6 @@ imports torch: so `--help` and a mistyped flag answer at once.
 
 import sys
 
-from albert_ds.files import RUN_MARKS, RUN_NAMES, check_folder
 from albert_ds.model.shapes import count_params
 from albert_ds.process.trainer import TrainerProcess
 from albert_ds.process.world import check_memory
@@ -19,7 +18,6 @@ def main(argv: list[str]) -> int:
     with TrainerProcess(argv) as process:  # however this block ends, all ranks end alike
         world = process.read_world()
         config = read_config(argv, world_size=world.size)
-        check_folder(config.run, config.data, names=RUN_NAMES, marks=RUN_MARKS)
         traffic = record_traffic()  # before DeepSpeed takes references to the collectives
         from albert_ds.parallel.consensus import raise_together
         from albert_ds.pretraining import loop

@@ -22,7 +22,7 @@ from albert_ds.cli import (
     whole,
 )
 from albert_ds.errors import UserError
-from albert_ds.files import PACKAGE
+from albert_ds.files import PACKAGE, RUN_MARKS, RUN_NAMES, check_folder
 from albert_ds.json_files import check, read_json
 from albert_ds.model.config import HeadConfig, ModelConfig
 from albert_ds.settings.shared import (
@@ -31,7 +31,6 @@ from albert_ds.settings.shared import (
     RHYTHM,
     WHAT,
     SharedConfig,
-    check_output,
     check_resume,
     join_command,
     resolve_deepspeed,
@@ -228,7 +227,8 @@ def _check_args(args, task) -> None:
         for file in task.files(data, split)[:1]:
             if not file.is_file():
                 raise UserError(f"--data {data}: {file.name} is missing")
-    check_output(args.output)
+    inputs = (args.data, args.checkpoint)
+    check_folder(Path(args.output), inputs, names=RUN_NAMES, marks=RUN_MARKS)
     if args.average and (args.from_task or args.from_scratch):
         raise UserError("--average: not with --from-task or --from-scratch")
 

@@ -26,6 +26,7 @@ from albert_ds.cli import (
 )
 from albert_ds.data.stream_config import TASK, VARYING, DataPlan, StreamConfig, read_varying, task
 from albert_ds.errors import UserError
+from albert_ds.files import RUN_MARKS, RUN_NAMES, check_folder
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops, reshape
 from albert_ds.model.depth import draw_depth, read_depths, read_exits
 from albert_ds.model.sharing import ADDITIONS, list_patterns
@@ -45,7 +46,6 @@ from albert_ds.settings.shared import (
     RHYTHM,
     WHAT,
     SharedConfig,
-    check_output,
     check_resume,
     count_passes,
     join_command,
@@ -305,7 +305,7 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         require("wandb", "wandb", "--wandb")
     if args.cooldown is not None and args.learning_rate_schedule != "wsd":
         raise UserError("--cooldown: only with --learning-rate-schedule wsd")
-    check_output(args.output)
+    check_folder(Path(args.output), args.data, names=RUN_NAMES, marks=RUN_MARKS)
     typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(RunConfig)}
     resolved: dict[str, Any] = {
         "command": join_command("train", argv),

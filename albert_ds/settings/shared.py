@@ -207,12 +207,6 @@ def join_command(name: str, argv: list[str]) -> str:
     return shlex.join(["albert-ds", name, *typed])
 
 
-def check_output(output: str) -> None:
-    """Raise UserError where --output cannot be a folder."""
-    if Path(output).exists() and not Path(output).is_dir():
-        raise UserError(f"--output {output}: exists and is not a folder")
-
-
 def as_json(config: SharedConfig) -> dict:
     """The resolved configuration as plain JSON values."""
     return json.loads(json.dumps(asdict(config)))
