@@ -12,25 +12,18 @@ from jinja2 import Environment, StrictUndefined
 
 from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
-from albert_ds.interop.hugging_face import ENCODER, Weights, list_groups
+from albert_ds.interop.hugging_face import ARCHITECTURES, ENCODER, Weights, list_groups
 from albert_ds.json_files import read_json, read_lines
 from albert_ds.model.config import ModelConfig
 
 TEXT = Path(__file__).with_name("card.jinja")
-# Kind of head -> (the class that loads it, the pipeline).
-AUTO = {
-    "classification": ("AutoModelForSequenceClassification", "text-classification"),
-    "regression": ("AutoModelForSequenceClassification", "text-classification"),
-    "choice": ("AutoModelForMultipleChoice", "multiple-choice"),
-    "tokens": ("AutoModelForTokenClassification", "token-classification"),
-    "span": ("AutoModelForQuestionAnswering", "question-answering"),
-}
 
 
 def write_card(
     folder: ModelFolder,
     config: ModelConfig,
     state: Weights,
+    architecture: str,
     trained_length: int,
     licence: str | None,
     probes: list[dict],
@@ -38,17 +31,15 @@ def write_card(
 ) -> str:
     """The card as Markdown, for the weights `state` of `config`, which are those of a folder.
 
-    `probes` are reports of `albert-ds probe` on these weights, `checked` is the sentence about the
-    comparison with Hugging Face.
+    `architecture` is the class of Hugging Face that loads them, `probes` are reports of `albert-ds
+    probe` on them, `checked` is the sentence about the comparison with Hugging Face.
     """
     head = folder.head
     run = folder.record if folder.is_ours else {}
     found = {data: _read_object(Path(data) / "index.json") for data in run.get("data") or ()}
     indexes = {data: index for data, index in found.items() if "splits" in index}
     results = _list_results(folder, run, probes)
-    auto, pipeline = AUTO[head.kind] if head else ("AutoModelForMaskedLM", "fill-mask")
-    if head is None and config.pair_head:
-        auto = "AutoModelForPreTraining"
+    pipeline = ARCHITECTURES[head.kind][2] if head else "fill-mask"
     groups = list_groups(config)
     repeats = (len(set(blocks)) < len(blocks) for blocks in zip(*groups, strict=True))
     environment = Environment(
@@ -67,7 +58,7 @@ def write_card(
         },
         task=run.get("task", head.kind) if head else None,
         source=folder.name,
-        auto=auto,
+        auto=architecture.replace("Albert", "AutoModel"),
         config=config,
         trained_length=trained_length,
         num_params=sum(x.numel() for x in state.values()),

@@ -68,7 +68,8 @@ def export_hf(
         save_file(copies, partial / HF_FILES[0], metadata={"format": "pt"})
         checked = check_export(partial, folder, config, state)
         mine = [probe for probe in probes if probe["weights"] == folder.name]
-        card = write_card(folder, config, state, trained_length, licence, mine, checked)
+        (kind,) = hf_config["architectures"]
+        card = write_card(folder, config, state, kind, trained_length, licence, mine, checked)
         (partial / "README.md").write_text(card, encoding="utf-8")
 
 

@@ -73,13 +73,13 @@ FIELDS = {
     "initializer_range": ("initializer_range", int | float),
     "layer_norm_eps": ("layer_norm_eps", int | float),
 }
-# Kind of head -> (their architecture, their name of our head's linear map).
+# Kind of head -> (their architecture, their name of our head's linear map, their pipeline).
 ARCHITECTURES = {
-    "classification": ("AlbertForSequenceClassification", "classifier"),
-    "regression": ("AlbertForSequenceClassification", "classifier"),
-    "choice": ("AlbertForMultipleChoice", "classifier"),
-    "tokens": ("AlbertForTokenClassification", "classifier"),
-    "span": ("AlbertForQuestionAnswering", "qa_outputs"),
+    "classification": ("AlbertForSequenceClassification", "classifier", "text-classification"),
+    "regression": ("AlbertForSequenceClassification", "classifier", "text-classification"),
+    "choice": ("AlbertForMultipleChoice", "classifier", "multiple-choice"),
+    "tokens": ("AlbertForTokenClassification", "classifier", "token-classification"),
+    "span": ("AlbertForQuestionAnswering", "qa_outputs", "question-answering"),
 }
 ENCODER = "albert."
 IDENTITY = "albert.encoder.embedding_hidden_mapping_in"
@@ -148,7 +148,7 @@ def task_to_hf(
             "a classifier of its own (SQuAD 2.0); Hugging Face has no such ALBERT. Exported are "
             "pretrained models and all other tasks"
         )
-    architecture, name = ARCHITECTURES[head.kind]
+    architecture, name, _ = ARCHITECTURES[head.kind]
     config, state = fold(config, state)
     hf_config = build_hf_config(config, architecture) | {"classifier_dropout_prob": head.dropout}
     if head.kind in ("classification", "tokens"):
