@@ -18,13 +18,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from albert_ds.errors import (
-    ENDINGS,
-    UserError,
-    hide_passwords,
-    name_os_error,
-    name_system_error,
-)
+from albert_ds.errors import ENDINGS, UserError, hide_passwords, name_os_error, name_system_error
 from albert_ds.files import may_replace
 
 

@@ -12,8 +12,6 @@ WRONG_PATH = (
     *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
     *(errno.ENAMETOOLONG, errno.EEXIST),
 )
-
-
 # Of a query: what signs it or is a secret itself (AWS, Google Cloud, Azure, tokens of hubs).
 SECRET = r"(?:token|key|sig|signature|secret|password|credential|x-(?:amz|goog)-[\w-]+)"
 

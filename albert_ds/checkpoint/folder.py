@@ -137,9 +137,8 @@ def write_folder(final: Path, tensors: dict, facts: dict, lock: RunLock | None =
         record = {"format": FORMAT, **facts, "crc32": checksums}
         write_file(temporary / STATE, json.dumps(record, indent=1) + "\n", sync=True)
         sync_file(temporary)
-        if (
-            final.is_dir() and not final.is_symlink()
-        ):  # the last best, or a damaged one of this step
+        # The last best, or a damaged one of this step.
+        if final.is_dir() and not final.is_symlink():
             shutil.rmtree(old, ignore_errors=True)
             os.rename(final, old)
         os.replace(temporary, final)

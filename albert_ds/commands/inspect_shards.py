@@ -50,9 +50,9 @@ def main(argv: list[str]) -> None:
 
 def show_step(run: Path, step: int) -> None:
     """Print every sample of one step of a run, with its place in the shards."""
-    name = f"{run / 'config.json'}"
-    config = read_json(run / "config.json", name)
-    check(config, {"data": [str], "data_weights": [Number(above=0)]}, name)
+    path = run / "config.json"
+    config = read_json(path)
+    check(config, {"data": [str], "data_weights": [Number(above=0)]}, str(path))
     positions, stream = DataPlan.read(config, str(run)).batch_at(step - 1)
     sources = [open_shards(folder, "train") for folder in config["data"]]
     reader = MicroBatchReader(sources, config["data_weights"], stream)
@@ -109,8 +109,7 @@ def show_set(args: Namespace) -> None:
             show_sample(sample, config, source)
         found.add(sample)
     print_statistics(found, count, config, source.vocab.pieces)
-    index = read_index(args.data)
-    print_text_figures(index)
+    print_text_figures(read_index(args.data))
 
 
 @dataclass(kw_only=True, slots=True)

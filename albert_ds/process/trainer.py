@@ -147,10 +147,9 @@ class TrainerProcess:
         self.code = ending.code
         if ending.code == MachineFailed.code or (self.world.size > 1 and not ending.is_orderly):
             leave_process(ending.code)  # to wait for peers, or for a loader's worker, may hang
-        else:
-            import torch.distributed as dist
+        import torch.distributed as dist
 
-            dist.destroy_process_group()
+        dist.destroy_process_group()
         return True
 
     def _end_early(self, mine: Ending) -> None:
