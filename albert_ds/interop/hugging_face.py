@@ -262,8 +262,8 @@ def _recognise_sharing(config: ModelConfig, state: Weights) -> tuple[ModelConfig
         return config, state
     layers = config.num_layers
     owners = {kind: _find_owners(state, kind, layers) for kind in ("attention", "ffn")}
-    attention, ffn = ([sorted({*found}).index(x) for x in found] for found in owners.values())
-    sharing = name_plan(list(zip(attention, ffn, strict=True)))
+    numbers = {kind: [sorted({*found}).index(x) for x in found] for kind, found in owners.items()}
+    sharing = name_plan(list(zip(numbers["attention"], numbers["ffn"], strict=True)))
     if sharing == "none":
         return config, state
     log = logging.getLogger(__name__)
@@ -275,8 +275,7 @@ def _recognise_sharing(config: ModelConfig, state: Weights) -> tuple[ModelConfig
             kind, layer, leaf = rest.split(".", 2)
             if owners[kind][int(layer)] != int(layer):
                 continue
-            number = sorted(set(owners[kind])).index(int(layer))
-            name = f"{encoder}{found}{kind}.{number}.{leaf}"
+            name = f"{encoder}{found}{kind}.{numbers[kind][int(layer)]}.{leaf}"
         kept[name] = tensor
     return replace(config, sharing=sharing), kept
 
