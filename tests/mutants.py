@@ -125,8 +125,8 @@ MUTANTS = (
     Mutant(
         trap="a data stream that starts again where a run is resumed",
         file="albert_ds/pretraining/loop.py",
-        fix="open_stream(config, mesh, counted)",
-        without="open_stream(config, mesh, 0)",
+        fix="open_stream(config, mesh, counted, device)",
+        without="open_stream(config, mesh, 0, device)",
         test="tests/test_layout_change.py::test_no_sample_is_repeated_and_none_is_skipped",
     ),
     Mutant(
