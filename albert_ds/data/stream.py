@@ -11,6 +11,7 @@ number of workers and an interruption change no sample.
 """
 
 import functools
+import gc
 import itertools
 import math
 import os
@@ -30,6 +31,10 @@ from albert_ds.data.words import build_word_starts
 from albert_ds.errors import ENDINGS, UserError
 
 MAX_PREFETCH = 16  # micro-batches that a worker is ahead
+
+# A worker must not free what its trainer has dropped. The end of a process group waits for threads
+# that a fork leaves behind: the worker hung, or died of a segmentation fault.
+os.register_at_fork(after_in_child=gc.freeze)
 
 
 def training_batches(

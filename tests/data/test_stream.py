@@ -1,5 +1,6 @@
 """The stream: one integer is the position, and nothing else changes a sample."""
 
+import gc
 import itertools
 import multiprocessing
 import os
@@ -76,6 +77,33 @@ def test_workers_make_two_steps_ahead(train, monkeypatch):
     batches = stream([train], micro=1, workers=1)  # 8 micro-batches a step
     next(batches)
     wait_for(lambda: made.value >= 2 * BATCH, "the batches of two steps")
+
+
+def test_a_worker_frees_nothing_that_the_trainer_has_dropped(train, monkeypatch):
+    freed, read = multiprocessing.Value("i", 0), MicroBatchReader.read
+
+    class Dropped:
+        def __init__(self):
+            self.itself = self  # garbage, which only the collector finds
+
+        def __del__(self):
+            freed.value = os.getpid()
+
+    def collect_and_read(self, *how):
+        gc.collect()
+        return read(self, *how)
+
+    monkeypatch.setattr(MicroBatchReader, "read", collect_and_read)
+    gc.collect()
+    gc.disable()
+    try:
+        Dropped()
+        next(stream([train], workers=1))
+        assert freed.value == 0
+    finally:
+        gc.enable()
+    gc.collect()
+    assert freed.value == os.getpid()
 
 
 def test_epochs_hold_every_sequence_and_draw_anew(train):
