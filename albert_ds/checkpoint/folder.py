@@ -88,10 +88,11 @@ def write_checkpoint(
     try:
         write_file(root / "latest", folder_name(state.step) + "\n", sync=True)
         sync_file(root)
-        too_old = list_checkpoints(root)[keep_last:]
+        # A later one was found damaged, and counts for none.
+        found = [f for f in list_checkpoints(root) if step_of(f) <= state.step]
     except OSError as caught:
         raise _storage_failed(root, tensors, caught) from caught
-    for folder in too_old:
+    for folder in found[keep_last:]:
         if step_of(folder) != keep_step and (keep_every is None or step_of(folder) % keep_every):
             try:
                 for file in (STATE, *FILES, AVERAGE):

@@ -99,6 +99,16 @@ def test_a_damaged_checkpoint_is_written_again(tmp_path):
     }
 
 
+def test_a_damaged_checkpoint_takes_no_other_ones_place(tmp_path):
+    for step in (30, 40):
+        save(tmp_path, step)
+    damage(folder_of(tmp_path, 40))
+    for step in (34, 38):  # the run goes on from 30
+        save(tmp_path, step, keep_last=1)
+        assert find_newest(tmp_path)[0] == folder_of(tmp_path, step)
+    assert not folder_of(tmp_path, 34).exists()
+
+
 def test_a_checkpoint_is_as_readable_as_any_new_file(tmp_path):
     save(tmp_path, 1)
     plain = tmp_path / "plain"
