@@ -33,6 +33,7 @@ TO_COME = {  # the same for seven steps, and for twice as many steps in all
     "masked_fraction": "0.3..0.15@12",
     "depth_schedule": "1@0,2@9",
 }
+FIRST = dict(zip(SCHEDULES, (8, 16, 0.3, 2), strict=True))
 BATCHES = [8] * 3 + [16] * 5 + [4] * 4
 LENGTHS = [16, 24, 32, 40, 48, 56, 64, 64, 64, 32, 32, 32]
 FLAGS = dict(**SCHEDULES, steps=STEPS, save_every=1, keep_last=STEPS, num_workers=1, dropout=0.1)
@@ -173,6 +174,7 @@ def test_more_steps_prolong_a_plateau(data, tmp_path):
         ({"sequence_length": "16@0..64@7"}, "--sequence-length: 23 in step 2, which"),
         ({"masked_fraction": "0.3..0.15@11"}, "--masked-fraction: 0.286363636"),
         ({"steps": 24}, "--batch-size: 8 in step 4"),
+        ({"steps": 6, **FIRST}, "--steps 6: "),
         ({**TO_COME, "steps": 24}, None),
         ({"depth_schedule": "1@0,2@6"}, "--depth-schedule: 2 in step 7, which"),
     ],

@@ -417,6 +417,10 @@ def _check_resume(config: RunConfig) -> None:
     if before is None or not found:
         return
     done, plan = step_of(found[0]), DataPlan.read(before, config.output)
+    if config.steps < done:
+        raise UserError(
+            f"--steps {config.steps}: {config.output} has done {done}; allowed: at least as many"
+        )
     depths = read_depths(config.model, before.get("depth_schedule"), plan.steps)
     earlier = {**{name: plan.schedule(name) for name in VARYING}, "depth_schedule": depths}
     for name, old in earlier.items():
