@@ -10,6 +10,7 @@ from albert_ds.interop.hugging_face import ARCHITECTURES, name_pairs, task_to_hf
 from albert_ds.model.config import HeadConfig
 from albert_ds.model.task_heads import AlbertForTask
 from tests.model.conftest import build_batch, build_config
+from tests.models import shake
 
 LENGTHS = [9, 14, 6, 11]
 KINDS = {"classification": 3, "regression": 1, "choice": 1, "span": 2}
@@ -20,12 +21,7 @@ def build(kind, num_labels, **changes):
     labels = tuple(f"label {number}" for number in range(num_labels))
     head = HeadConfig(kind=kind, num_labels=num_labels, dropout=0.0, labels=labels)
     config = build_config(pair_head=head.reads_pooled, **changes)
-    model = AlbertForTask(config, head, seed=1)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.parameters():  # so that biases and LayerNorms matter too
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
-    return config, head, model
+    return config, head, shake(AlbertForTask(config, head, seed=1)).train()
 
 
 def draw_targets(kind, lengths):
