@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.optim.lamb import Lamb, TensorPart, decay_groups
+from albert_ds.optim.lamb import Lamb, decay_groups
 from albert_ds.schedules import learning_rate
 from tests.training import SMALL
 
@@ -61,56 +61,6 @@ def test_equals_the_formula(bias_correction):
             bias_correction=bias_correction,
         )
         torch.testing.assert_close(parameters[name].double(), expected, rtol=1e-5, atol=1e-7)
-
-
-def test_pieces_of_tensors_on_two_processes_give_the_ratios_of_whole_tensors():
-    torch.manual_seed(1)
-    a, b = torch.randn(6), torch.randn(5)
-    # Two processes hold the vector (a, b, padding) cut in the middle of a and of nothing else.
-    flats = [torch.nn.Parameter(x.clone()) for x in torch.cat([a, b, torch.zeros(1)]).split([4, 8])]
-    whole = torch.cat([torch.randn(11), torch.zeros(1)]).split([4, 8])
-    layout = [
-        [TensorPart(tensor=0, start=0, numel=4)],
-        [TensorPart(tensor=0, start=0, numel=2), TensorPart(tensor=1, start=2, numel=5)],
-    ]
-    optimizers = [Lamb([flat], lr=0.1, weight_decay=0.01) for flat in flats]
-    # The first pass only collects each process's sums, the second gets the total of both.
-    sums: list[torch.Tensor] = []
-    for turn in range(2):
-        for optimizer, flat, pieces, gradient in zip(optimizers, flats, layout, whole, strict=True):
-            kept = flat.detach().clone()
-            optimizer.state.clear()
-            optimizer.param_groups[0]["num_tensors"] = 2
-            total = None if turn == 0 else torch.stack(sums[:2]).sum(0)
-            optimizer.bind(
-                {flat: pieces},
-                lambda vector, total=total: (
-                    sums.append(vector.clone()) if total is None else vector.copy_(total)
-                ),
-            )
-            flat.grad = gradient.clone()
-            optimizer.step()
-            if turn == 0:
-                flat.data = kept
-    trained = torch.cat([flat.detach() for flat in flats])
-    gradient = torch.cat(whole)
-    expected = torch.cat(
-        [
-            released_lamb(t, [g], lr=0.1, decay=0.01, adapt=True)
-            for t, g in ((a, gradient[:6]), (b, gradient[6:11]))
-        ]
-    )
-    torch.testing.assert_close(trained[:11].double(), expected, rtol=1e-6, atol=1e-7)
-    assert trained[11] == 0  # padding stays 0
-
-
-def test_disarmed_it_takes_no_step():
-    parameter = torch.nn.Parameter(torch.ones(3))
-    optimizer = Lamb([parameter], lr=0.1)
-    optimizer.disarm()
-    parameter.grad = torch.zeros(3)
-    optimizer.step()
-    assert torch.equal(parameter, torch.ones(3))
 
 
 def test_schedule_of_the_release():
