@@ -156,19 +156,6 @@ def test_rare_characters_are_unknown_and_byte_fallback_knows_them(tmp_path):
         assert sum(sizes[i] for i in line) == len(f" {vocab.normalise(text)}".encode())
 
 
-def test_strip_accents_is_the_released_setting(tmp_path):
-    """The ids are those of AlbertTokenizer itself, which reads spiece.model alone."""
-    transformers = pytest.importorskip("transformers")
-    lines = read_language("en")[:3000]
-    vocab = train_vocab(lines, RELEASED, vocab_size=3000)
-    vocab.write(tmp_path)
-    assert not (tmp_path / "tokenizer.json").exists()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert type(tokenizer).__name__ == "AlbertTokenizer"
-    texts = [*lines, *SENTENCES.values()]
-    assert encode_elsewhere(tokenizer, texts) == vocab.encode(texts)
-
-
 @pytest.mark.parametrize("keep_accents", [False, True])
 def test_older_folders_are_read_as_they_were_written(vocab, tmp_path, keep_accents):
     """Without "normalization" the steps are AlbertTokenizer's, whatever the accents."""

@@ -60,16 +60,6 @@ def test_locate_against_enumeration(sizes, seed, source):
         assert ShardOrder(sizes, seed, source).locate(position) == places[position]
 
 
-def test_epochs_seeds_and_sources_differ():
-    sizes = np.array([50] * 3)
-    orders = [
-        [ShardOrder(sizes, seed, source).locate(p)[1:3] for p in range(begin, begin + 150)]
-        for seed, source, begin in [(0, 0, 0), (0, 0, 150), (1, 0, 0), (0, 1, 0)]
-    ]
-    for a, b in itertools.combinations(orders, 2):
-        assert a != b and sorted(a) == sorted(b)
-
-
 def test_a_rank_needs_few_shards_of_a_round():
     order = ShardOrder(np.array([64] * ROUND_SHARDS), 0, 0)
     for dp_size in (2, 4, 8):
@@ -92,39 +82,6 @@ def test_mixture_is_exact_in_every_block(weights, seed):
         assert local == list(range(block * quota, (block + 1) * quota))
 
 
-def test_mixture_is_mixed():
-    order = SourceOrder([3, 1], seed=0)
-    first = [order.locate(p)[0] for p in range(400)]
-    assert 60 < sum(first) < 140
-    assert [SourceOrder([3, 1], seed=1).locate(p)[0] for p in range(400)] != first
-
-
 def test_a_share_too_small_for_a_block_is_refused():
     with pytest.raises(UserError, match="--data-weights .* no share may be under 1 in 10000"):
         count_quotas([1.0, 1e-7])
-
-
-def draw(draws: Draws, *place: int) -> list[float]:
-    with draws.at(*place) as rng:
-        return rng.random(5).tolist()
-
-
-def test_draws_depend_on_the_place_alone():
-    draws = Draws(2, seed=5)
-    first = draw(draws, 1, 2, 3)
-    draws.permutation(9, 1, 2, 4)
-    assert draw(draws, 1, 2, 3) == first
-    fresh = np.random.Philox(key=[5, 2], counter=[0, 1, 2, 3])
-    assert np.random.Generator(fresh).random(5).tolist() == first
-    places = [(2, 5, (1, 2, 4)), (2, 5, (1, 3, 3)), (2, 5, (2, 2, 3)), (2, 6, (1, 2, 3))]
-    for purpose, seed, place in [*places, (1, 5, (1, 2, 3))]:
-        assert not set(draw(Draws(purpose, seed), *place)) & set(first)
-
-
-def test_a_place_is_left_before_the_next_begins():
-    draws = Draws(2, seed=5)
-    with draws.at(1) as rng:
-        rng.random()
-        with pytest.raises(AssertionError, match="one place at a time"):
-            draws.at(2)
-    assert draw(draws, 2) == draw(Draws(2, seed=5), 2)

@@ -1,12 +1,10 @@
 """What is drawn of a stored sequence: windows, pairs, masks, and the counts of each."""
 
-from dataclasses import fields
-
 import numpy as np
 import pytest
 import torch
 
-from albert_ds.data.samples import StreamConfig, to_device
+from albert_ds.data.samples import StreamConfig
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import Shard, open_shards, read_index
 from albert_ds.data.vocab import CLS, MASK, SEP
@@ -39,25 +37,6 @@ def test_layout_of_a_micro_batch(train):
             assert paired == (sample[5] != NO_LABEL)
             assert not set(sample[3]) & set(edges)
             assert MASK not in ids
-
-
-def test_copies_to_cuda_start_from_pinned_memory_and_do_not_wait(train, monkeypatch):
-    (batch,) = take(stream([train], micro=4), 1)
-    assert sum(isinstance(getattr(batch, f.name), torch.Tensor) for f in fields(batch)) == 1
-    pinned, copied = [], []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: pinned.append(x) or x)
-    monkeypatch.setattr(torch.Tensor, "to", lambda x, *to, **how: copied.append((x, to, how)) or x)
-    cuda = torch.device("cuda")
-    on_cuda = batch.on(cuda)
-    assert all(
-        torch.equal(torch.as_tensor(on_cuda[n]), torch.as_tensor(x))
-        for n, x in batch.tensors.items()
-    )
-    assert len(copied) == 1 and [id(x) for x, *_ in copied] == [id(x) for x in pinned]
-    assert all((to, how) == ((cuda,), {"non_blocking": True}) for _, to, how in copied)
-    tensors = batch.tensors
-    on_cpu = to_device(tensors, torch.device("cpu"))
-    assert all(on_cpu[name] is x for name, x in tensors.items()) and len(copied) == 1
 
 
 def test_every_sample_is_a_window_of_its_sequence(train):

@@ -34,9 +34,6 @@ def test_packing_keeps_every_token_in_order(lengths, capacity):
     assert [i for ids, _ in packed for i in ids] == list(range(sum(lengths)))
     assert all(len(ids) <= capacity and ends[-1] == len(ids) for ids, ends in packed)
     # Every sentence ends where one ends; a further boundary is a cut in a sentence over capacity.
-    ends = [0]
-    for _, sequence_ends in packed:
-        ends += [ends[-1] + end for end in np.diff(sequence_ends, prepend=0).cumsum()]
     ends = np.cumsum([n for _, e in packed for n in np.diff(e, prepend=0)]).tolist()
     assert set(np.cumsum(lengths).tolist()) <= set(ends)
     assert len(ends) == sum(-(-length // capacity) for length in lengths)
@@ -182,12 +179,6 @@ def test_runs_are_drawn_from_all_that_fit():
     assert counts[1:, :3].min() > 150  # 12 of them; the first after document 0 is drawn more often
 
 
-def test_a_shard_without_pairs_has_no_runs():
-    rng = np.random.default_rng(0)
-    assert SentenceRuns([sequence([3]), sequence([4], 1)]).find(3, 0, rng) is None
-    assert SentenceRuns([sequence([3, 4])]).find(3, 0, rng) is None
-
-
 @given(lengths=sentence_lengths, target=st.integers(2, 400), other=st.integers(1, 60), seed=seeds)
 def test_nsp_pairs_have_one_form_whatever_their_label(lengths, target, other, seed):
     """The second segment of either label has the same length and loses tokens at the same ends."""
@@ -230,19 +221,6 @@ class Relabelled:
 
     def random(self):
         return 1 - self._rng.random()
-
-
-def test_nsp_replaces_half():
-    rng = np.random.default_rng(0)
-
-    def draw_other(length):
-        return np.arange(1000, 1000 + length)
-
-    pairs = [draw_pair(sequence([4, 4, 4]), 12, "nsp", draw_other, rng) for _ in range(2000)]
-    assert abs(np.mean([pair.label for pair in pairs]) - 0.5) < 0.04
-    assert {len(pair.first) + len(pair.second) for pair in pairs} == {12}
-    nobody = [draw_pair(sequence([4, 4, 4]), 12, "nsp", lambda n: None, rng) for _ in range(100)]
-    assert {pair.label for pair in nobody} == {NO_LABEL}
 
 
 def test_short_draws():

@@ -54,22 +54,19 @@ def test_a_copy_is_whole_and_made_once(data, disk):
     assert times == {path: path.stat().st_mtime_ns for path in copy.glob("*.tar")}
 
 
-@pytest.mark.parametrize("damage", ["a byte", "cut", "gone"])
-def test_a_damaged_copy_of_a_shard_is_copied_again(data, disk, damage):
+def test_a_damaged_copy_of_a_shard_is_copied_again(data, disk):
     list(copy_folders([str(data)], disk))
     copy = find_copy(str(data), disk)
     before, (shard, *_) = files_of(copy), sorted(copy.glob("train-*.tar"))
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    match damage:
-        case "a byte":
-            shard.write_bytes(content)
-        case "cut":
-            os.truncate(shard, 1000)
-        case "gone":
-            shard.unlink()
-    assert sum(copy_folders([str(data)], disk)) == len(content)
-    assert files_of(copy) == before
+    content = shard.read_bytes()
+    for damage in (
+        lambda: shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1])),
+        lambda: os.truncate(shard, 1000),
+        shard.unlink,
+    ):
+        damage()
+        assert sum(copy_folders([str(data)], disk)) == len(content)
+        assert files_of(copy) == before
 
 
 def test_a_copy_of_a_url_is_that_of_the_folder(data, disk):

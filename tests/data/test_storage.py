@@ -1,7 +1,9 @@
 """Text and shards behind a URL are read like those on disk; a server that fails is asked again."""
 
 import errno
+import json
 import pickle
+import shutil
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -127,9 +129,6 @@ def test_shards_behind_a_signed_url(server, train):
 
 
 def test_a_shard_that_is_missing_behind_a_url_is_named(server, built, tmp_path):
-    import json
-    import shutil
-
     folder = shutil.copytree(built, tmp_path / "data")
     name = json.loads((folder / "index.json").read_text())["splits"]["train"]["shards"][0]["name"]
     (folder / name).unlink()

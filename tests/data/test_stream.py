@@ -19,15 +19,7 @@ from albert_ds.errors import DamagedData, UserError
 from albert_ds.settings.pretrain import read_config
 from tests.conftest import train_command
 from tests.data.corpus import SEQUENCE_LENGTH, build, make_documents, write_wiki
-from tests.data.drawing import (
-    BATCH,
-    CONFIG,
-    restore,
-    samples_of,
-    stored_sequences,
-    stream,
-    take,
-)
+from tests.data.drawing import BATCH, CONFIG, restore, samples_of, stored_sequences, stream, take
 from tests.distributed import wait_for
 
 
@@ -140,20 +132,9 @@ def test_held_out_batches_are_fixed_and_alike_on_every_rank(built):
     source = open_shards(built, "heldout")
     total = int(source.sizes.sum())
     for limit, ranks, micro in [(7, 1, 2), (7, 4, 1), (10**6, 3, 2), (1, 4, 1)]:
+        how = {"limit": limit, "micro_batch_size": micro, "dp_size": ranks}
         runs = [
-            [
-                list(
-                    heldout_batches(
-                        source,
-                        CONFIG,
-                        limit=limit,
-                        micro_batch_size=micro,
-                        dp_rank=rank,
-                        dp_size=ranks,
-                    )
-                )
-                for rank in range(ranks)
-            ]
+            [list(heldout_batches(source, CONFIG, dp_rank=rank, **how)) for rank in range(ranks)]
             for _ in range(2)
         ]
         assert len({len(batches) for batches in runs[0]}) == 1

@@ -36,8 +36,10 @@ def test_both_tools_leave_what_they_promise(tmp_path):
     assert (data / "spiece.model").read_bytes() == model.read_bytes()
     assert index["sequence_length"] == 32 and index["vocab_size"] == 200
     # A folder that holds a data set is never written to.
+    before = {path.name: path.read_bytes() for path in data.iterdir()}
     done = run_command(SHARDS, *argv)
     assert done.code == 2 and "holds a built data set already" in done.err
+    assert {path.name: path.read_bytes() for path in data.iterdir()} == before
 
 
 def bad_inputs(tmp_path, model):

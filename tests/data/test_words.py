@@ -18,19 +18,7 @@ MARK = "\u2581"
 
 
 # As the release has it: a mark of its list that stands alone, and what is no Latin letter.
-RELEASED_STARTS = [
-    MARK,
-    MARK + "the",
-    "[CLS]",
-    "<pad>",
-    "-",
-    ".",
-    "'",
-    "'s",
-    "1999",
-    "a1",
-    "\u0301",
-]
+RELEASED_STARTS = [MARK, MARK + "the", "[CLS]", "<pad>", "-", ".", "'", "'s", "1999", "a1"]
 RELEASED_STARTS += ["\u20ac", "\u2013", "\u00fc", "gr\u00f6\u00dfe", "\u0438\u044f", "\u03bf\u03c2"]
 RELEASED_STARTS += ["\u093f", "\u05d5\u05ea", "\u4e2d\u6587", "\u30ab\u30bf", "\ud55c"]
 RELEASED_STARTS += ["\u0301", "\u0e2a\u0e27", "\u0f56\u0f7c", "\U0001f600"]
