@@ -189,17 +189,3 @@ def test_damaged_documents_are_counted_up_to_a_share(vocab, documents, tmp_path)
     shards = {name for name in content_of(tmp_path / "few") if name.endswith(".tar")}
     for name in shards:
         assert content_of(tmp_path / "few")[name] == content_of(tmp_path / "sound_only")[name]
-
-
-def test_nothing_is_left_where_there_is_no_text(vocab, tmp_path):
-    (tmp_path / "empty").write_text("\n\n")
-    with pytest.raises(UserError, match="hold no text"):
-        build(tmp_path / "out", vocab, [tmp_path / "empty"])
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_built_folder_is_not_overwritten(built, vocab, corpus):
-    before = content_of(built)
-    with pytest.raises(UserError, match="holds a built data set already"):
-        build(built, vocab, [corpus])
-    assert content_of(built) == before
