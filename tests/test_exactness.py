@@ -2,22 +2,15 @@
 
 The modes of `pairwise` contain every pair of values of two factors, so each layout meets each way
 of sharing, clipping, accumulating and checkpointing. `short` has one mode of each stage, way of
-cutting and precision, on at most two ranks.
+cutting and precision.
 """
 
 import statistics
 
 import pytest
 
-from tests.exactness.modes import (
-    LOOP,
-    Mode,
-    all_pairs,
-    crossed_modes,
-    pairs_of,
-    pairwise_modes,
-    same_order,
-)
+from tests.exactness.modes import LOOP, Mode, pairwise_modes, same_order
+from tests.exactness.one import is_within
 from tests.exactness.report import measure_rows
 from tests.exactness.run import References, compare, train_all
 
@@ -30,6 +23,7 @@ SHORT = [
     Mode(grid=(2, 1), stage=3, sharing="attention", per_layer="norm,scale", objective="nsp"),
     Mode(grid=(1, 2), stage=3, sharing=LOOP, per_layer="norm,inject", resumed=True),
     Mode(grid=(2, 1), stage=2, sharing=LOOP, per_layer="inject,lora:2"),
+    Mode(grid=(4, 1), checkpointing="block"),
     *(  # layers that do not run, before and after they did
         Mode(depths=(3, 4, 3, 3, 4), sharing=LOOP, **layout)
         for layout in (
@@ -64,21 +58,11 @@ def outcomes(request):
     return train_all(list(dict.fromkeys(modes)))
 
 
-def test_the_slice_holds_every_pair():
-    assert set().union(*map(pairs_of, pairwise_modes())) == all_pairs()
-    assert len(crossed_modes()) == 5 * 4 * 2 * 2 * 2
-
-
 def test_fp32_equals_float64_in_every_mode(outcomes):
     rows = [row for row in measure_rows(outcomes) if row.mode.precision == "fp32"]
     assert len(rows) >= 6
     for row in rows:
-        assert row.off.loss < 1e-6, row
-        assert row.off.norm < 1e-6, row
-        assert row.off.gradient < 1e-4, row  # of tensors whose gradient nearly cancels
-        # Newton-Schulz enlarges fp32's rounding of small singular values.
-        assert row.off.parameter < (2e-5 if row.mode.optimizer == "Muon" else 1e-5), row
-        assert row.off.key_bias < 1e-6, row
+        assert is_within(row.mode, row.off, None) and row.off.key_bias < 1e-6, row
 
 
 def test_data_parallelism_and_zero_add_nothing_to_bf16(outcomes):

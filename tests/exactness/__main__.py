@@ -23,11 +23,11 @@ def main(argv: list[str]) -> int:
     add("--only-muon", action="store_true", help="measure the modes of Muon alone")
     args = parser.parse_args(argv)
     of_muon = report.measure_rows(train_all(modes_.muon_modes()))
-    lines = [*report.describe_machine(), "", *report.muon_table(of_muon)]
-    replace_section(args.raw, "muon", lines)
+    machine = report.describe_machine()
+    replace_section(args.raw, "muon", [*machine, report.muon_table(of_muon)])
     if args.only_muon:
         return 0
-    replace_section(args.output, "sizes", report.size_table())
+    replace_section(args.output, "sizes", [report.size_table()])
     tables = {
         "pairwise": modes_.pairwise_modes(),
         "sharing": modes_.sharing_modes(),
@@ -41,16 +41,16 @@ def main(argv: list[str]) -> int:
     rows = report.measure_rows(outcomes)
     by_mode = {row.mode: row for row in rows}
     worst = report.worst_table(rows)
-    replace_section(args.output, "worst", [*report.describe_machine(), "", *worst])
-    replace_section(args.output, "bf16", report.half_precision_table(outcomes))
-    replace_section(args.raw, "tensors", report.tensor_table(outcomes))
+    replace_section(args.output, "worst", [*machine, worst])
+    replace_section(args.output, "bf16", [report.half_precision_table(outcomes)])
+    replace_section(args.raw, "tensors", [report.tensor_table(outcomes)])
     for name, modes in tables.items():
-        refused = report.refused_lines() if name == "pairwise" else []
-        lines = report.as_table([by_mode[mode] for mode in modes])
-        replace_section(args.raw, name, [*report.describe_machine(), "", *lines, *refused])
+        found = [by_mode[mode] for mode in modes]
+        lines = report.layout_table(found, has_refused=name == "pairwise")
+        replace_section(args.raw, name, [*machine, lines])
     lines = report.depth_table([by_mode[mode] for mode in changing])
-    replace_section(args.raw, "depths", [*report.describe_machine(), "", *lines])
-    print("\n".join(worst))
+    replace_section(args.raw, "depths", [*machine, lines])
+    print(worst)
     return 0
 
 

@@ -41,6 +41,7 @@ def is_within(mode: Mode, off: Difference, alone: Difference | None) -> bool:
         # Newton-Schulz divides by singular values, and so enlarges fp32's rounding of small ones.
         bound = 2e-5 if mode.optimizer == "Muon" else 1e-5
         is_same_loss = off.loss < 1e-6 and off.norm < 1e-6
+        # The worst gradient is of a tensor whose gradient nearly cancels.
         return is_same_loss and off.gradient < 1e-4 and off.parameter < bound
     if alone is not None:
         return off.overall <= 1.5 * alone.overall

@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from albert_lab.tables import table
 
 from tests.exactness.modes import FACTORS, Mode, same_order
 from tests.exactness.run import Difference, Outcome, References, compare, tensor_errors
 
-HEAD = (
-    "| ZeRO | TP | DP | precision | accumulation | clipping | checkpointing | sharing | own "
-    "| objective | resumed | loss | gradient | parameters | key bias |",
-    "| --- " * 11 + "| --: " * 4 + "|",
-)
+FIGURES = ("loss", "gradient", "parameters", "key bias")
+HEAD = ("ZeRO", "TP", "DP", "precision", "accumulation", "clipping", "checkpointing", "sharing")
+HEAD += ("own", "objective", "resumed", *FIGURES)
+BF16_FIGURES = ("loss", "gradient", "parameters, worst tensor", "all tensors together")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,34 +33,22 @@ def measure_rows(outcomes: dict[Mode, Outcome]) -> list[Row]:
     ]
 
 
-def as_table(rows: list[Row]) -> list[str]:
-    return [*HEAD, *(_as_line(row.mode, _figures(row.off)) for row in rows)]
+def layout_table(rows: list[Row], *, has_refused: bool) -> str:
+    """A row for each mode; `has_refused`: also for those that the configuration check refuses."""
+    lines = []
+    for mode, off in ((row.mode, row.off) for row in rows):
+        clipping = "off" if mode.clipping is None else mode.clipping
+        cells = [mode.stage, *mode.grid, mode.precision, mode.accumulation, clipping]
+        cells += [mode.checkpointing, mode.sharing, mode.per_layer, mode.objective]
+        lines.append([*cells, "yes" if mode.resumed else "no", *_worst([off])])
+    for grid in FACTORS["grid"] if has_refused else ():
+        lines.append([0, *grid, "bf16", *["any"] * 7, *["refused"] * 4])
+    return table(HEAD, lines)
 
 
-def refused_lines() -> list[str]:
-    """The modes that the configuration check refuses."""
-    return [
-        _as_line(Mode(grid=grid, stage=0, precision="bf16"), ["refused"] * 4, anything="any")
-        for grid in FACTORS["grid"]
-    ]
-
-
-def _as_line(mode: Mode, figures: list[str], anything: str = "") -> str:
-    rest = (
-        mode.accumulation,
-        "off" if mode.clipping is None else mode.clipping,
-        mode.checkpointing,
-        mode.sharing,
-        mode.per_layer,
-        mode.objective,
-        "yes" if mode.resumed else "no",
-    )
-    cells = [mode.stage, *mode.grid, mode.precision, *(anything or value for value in rest)]
-    return "| " + " | ".join(map(str, [*cells, *figures])) + " |"
-
-
-def _figures(off: Difference) -> list[str]:
-    return [f"{value:.1e}" for value in (off.loss, off.gradient, off.parameter, off.key_bias)]
+def _worst(found: list[Difference], last: str = "key_bias") -> list[str]:
+    names = ("loss", "gradient", "parameter", last)
+    return [f"{max(getattr(off, name) for off in found):.1e}" for name in names]
 
 
 def describe_machine() -> list[str]:
@@ -70,64 +58,46 @@ def describe_machine() -> list[str]:
     today = datetime.now(UTC).strftime("%-d %B %Y")
     asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"]
     commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    return [f"Measured on {today}, commit {commit}: {name_device()}, torch {torch.__version__}."]
+    about = f"{name_device()}, torch {torch.__version__}"
+    return [f"Measured on {today}, commit {commit}: {about}.", ""]
 
 
-def worst_table(rows: list[Row]) -> list[str]:
+def worst_table(rows: list[Row]) -> str:
     """The worst figures of each precision, and the number of modes."""
-    lines = [
-        "| precision | modes | loss | gradient | parameters | key bias |",
-        "| --- | --: | --: | --: | --: | --: |",
-    ]
+    lines = []
     for precision in FACTORS["precision"]:
         found = [row.off for row in rows if row.mode.precision == precision]
-        figures = [
-            max(getattr(off, name) for off in found)
-            for name in ("loss", "gradient", "parameter", "key_bias")
-        ]
-        cells = [precision, len(found), *(f"{value:.1e}" for value in figures)]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return lines
+        lines.append([precision, len(found), *_worst(found)])
+    return table(("precision", "modes", *FIGURES), lines)
 
 
-def muon_table(rows: list[Row]) -> list[str]:
+def muon_table(rows: list[Row]) -> str:
     """The worst tensor in fp32, all tensors together in bf16, by stage and grid."""
-    grids = FACTORS["grid"]
     found: dict[tuple, dict] = {}
     for row in rows:
         mode = row.mode
         key = (mode.sharing, mode.per_layer, mode.precision, mode.stage)
         error = row.off.parameter if mode.precision == "fp32" else row.off.overall
         found.setdefault(key, {})[mode.grid] = f"{error:.1e}"
-    names = [f"TP {tp}, DP {dp}" for tp, dp in grids]
-    lines = [
-        f"| sharing | own | precision | ZeRO | {' | '.join(names)} |",
-        "| --- " * 4 + "| --: " * len(grids) + "|",
-    ]
-    for key, errors in found.items():
-        cells = [*key, *(errors[grid] for grid in grids)]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return lines
+    names = [f"TP {tp}, DP {dp}" for tp, dp in FACTORS["grid"]]
+    lines = [[*key, *(errors[grid] for grid in FACTORS["grid"])] for key, errors in found.items()]
+    return table(("sharing", "own", "precision", "ZeRO", *names), lines)
 
 
-def depth_table(rows: list[Row]) -> list[str]:
+def depth_table(rows: list[Row]) -> str:
     """The rows of `depth_modes`."""
-    lines = [
-        "| ZeRO | TP | DP | sharing | own | layers of each step | exits | resumed "
-        "| loss | gradient | parameters | key bias |",
-        "| --- " * 8 + "| --: " * 4 + "|",
-    ]
+    head = ("ZeRO", "TP", "DP", "sharing", "own", "layers of each step", "exits", "resumed")
+    lines = []
     for mode, off in ((row.mode, row.off) for row in rows):
         layers = ", ".join(map(str, mode.depths))
         cells = [mode.stage, *mode.grid, mode.sharing, mode.per_layer]
         cells.append(f"{layers}, drawn from {mode.drawn}" if mode.drawn else layers)
         cells.append(", ".join(f"{layer}:{weight}" for layer, weight in mode.exits) or "none")
-        cells += ["yes" if mode.resumed else "no", *_figures(off)]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return lines
+        lines.append([*cells, "yes" if mode.resumed else "no", *_worst([off])])
+    return table((*head, *FIGURES), lines)
 
 
-def half_precision_table(outcomes: dict[Mode, Outcome]) -> list[str]:
+def half_precision_table(outcomes: dict[Mode, Outcome]) -> str:
     """The error of bf16 itself, and the difference that each kind of layout adds to it."""
     references = References()
     half = [m for m in outcomes if m.precision == "bf16" and same_order(m) in outcomes]
@@ -153,21 +123,11 @@ def half_precision_table(outcomes: dict[Mode, Outcome]) -> list[str]:
         ("added by tensor parallelism 2", added([m for m in half if m.tensor_parallel == 2])),
         ("added by tensor parallelism 4", added([m for m in half if m.tensor_parallel == 4])),
     )
-    lines = [
-        "| compared | pairs | loss | gradient | parameters, worst tensor | all tensors together |",
-        "| --- | --: | --: | --: | --: | --: |",
-    ]
-    for what, found in described:
-        figures = [
-            max(getattr(d, name) for d in found)
-            for name in ("loss", "gradient", "parameter", "overall")
-        ]
-        cells = [what, len(found), *(f"{value:.1e}" for value in figures)]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return lines
+    lines = [[what, len(found), *_worst(found, "overall")] for what, found in described]
+    return table(("compared", "pairs", *BF16_FIGURES), lines)
 
 
-def tensor_table(outcomes: dict[Mode, Outcome]) -> list[str]:
+def tensor_table(outcomes: dict[Mode, Outcome]) -> str:
     """Tensor by tensor, in bf16: its error in one process, and what tensor parallelism adds."""
     cut = [Mode(grid=(size, 1), precision="bf16") for size in (2, 4)]
     alone = same_order(cut[0])
@@ -175,26 +135,18 @@ def tensor_table(outcomes: dict[Mode, Outcome]) -> list[str]:
     own = tensor_errors(outcomes[alone], exact)
     added = [tensor_errors(outcomes[mode], outcomes[alone]) for mode in cut]
     far = [tensor_errors(outcomes[mode], exact) for mode in cut]
-    lines = [
-        "| tensor | one process against float64 | TP 2 | TP 4 | TP 2 against one process | TP 4 |",
-        "| --- | --: | --: | --: | --: | --: |",
-    ]
-    for name, error in own.items():
-        figures = [error, *(column[name] for column in (*far, *added))]
-        lines.append(f"| {name} | " + " | ".join(f"{value:.1e}" for value in figures) + " |")
-    return lines
+    head = ("tensor", "one process against float64", "TP 2", "TP 4", "TP 2 against one process")
+    columns = (own, *far, *added)
+    lines = [[name, *(f"{column[name]:.1e}" for column in columns)] for name in own]
+    return table((*head, "TP 4"), lines)
 
 
-def size_table() -> list[str]:
+def size_table() -> str:
     """One step of LAMB on one tensor of real size against float64, on this CPU."""
     from tests.optim.test_real_sizes import PIECES, SHAPES, measure_norm, measure_update
 
-    lines = [
-        "| tensor | " + " | ".join(f"{pieces} pieces" for pieces in PIECES) + " | norm |",
-        "| --- " + "| --: " * (len(PIECES) + 1) + "|",
-    ]
+    lines = []
     for shape in SHAPES:
         figures = [*measure_update(shape).values(), measure_norm(shape)]
-        cells = [f"{shape[0]} x {shape[1]}", *(f"{value:.1e}" for value in figures)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        lines.append([f"{shape[0]} x {shape[1]}", *(f"{value:.1e}" for value in figures)])
+    return table(("tensor", *(f"{pieces} pieces" for pieces in PIECES), "norm"), lines)
