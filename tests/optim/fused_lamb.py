@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from albert_lab.tables import table
 
 from albert_ds.model.albert import AlbertForPretraining
 from tests.batches import concatenate, random_samples
@@ -123,8 +124,8 @@ def compare_terms() -> dict[str, tuple[float, float]]:
 
 
 if __name__ == "__main__":
-    lines = ["| changed | matrices | biases and LayerNorms |", "| --- | --: | --: |"]
-    lines += [f"| {what} | {a:.1%} | {b:.1%} |" for what, (a, b) in compare_terms().items()]
-    print("\n".join(lines))
+    lines = [[what, f"{a:.1%}", f"{b:.1%}"] for what, (a, b) in compare_terms().items()]
+    terms = table(("changed", "matrices", "biases and LayerNorms"), lines)
+    print(terms)
     if len(sys.argv) > 1:
-        replace_section(Path(sys.argv[1]), "terms", lines)
+        replace_section(Path(sys.argv[1]), "terms", [terms])
