@@ -6,15 +6,9 @@ import pytest
 import torch
 
 from tests.distributed import run_ranks
+from tests.models import folder_of
 from tests.optim import muon
-from tests.training import (
-    gather,
-    join,
-    open_small_run,
-    small_batches,
-    small_config,
-    take_step,
-)
+from tests.training import gather, join, open_small_run, small_batches, small_config, take_step
 
 BATCHES = small_batches(6)
 KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
@@ -22,29 +16,20 @@ KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 
 def train_and_save(rank: int, configs, batches, output: Path):
     """Train the first config, save, restore into the others; return the tensors of each."""
-    from albert_ds.checkpoint.folder import TrainState, read_tensors
-    from albert_ds.checkpoint.gather import Saver, restore
-    from albert_ds.pretraining.loop import build
+    from albert_ds.checkpoint.gather import Saver
 
-    device, mesh, traffic = join(configs[0].tensor_parallel)
     run = open_small_run(configs[0], batches)
     for _ in batches:
         take_step(run)
-    state = TrainState(step=run.step, samples=48, updates=run.updates, loss_scale=None)
     saver = Saver(run.engine, output, keep_last=3)
-    saver.save(step=run.step, samples=48, updates=run.updates)
+    saver.save(step=6, samples=48, updates=6)
     saver.wait()
-    folder = output / "checkpoints" / f"step-{run.step:08d}"
-    held = [{kind: gather(run.engine, kind) for kind in KINDS}]
-    for config in configs[1:]:
-        engine = build(config, mesh, device, read_tensors(folder / "weights.safetensors"))
-        assert restore(folder, engine) == state
-        held.append({kind: gather(engine, kind) for kind in KINDS})
-    return held
+    held = {kind: gather(run.engine, kind) for kind in KINDS}
+    return [held, *read_back(rank, configs[1:], folder_of(output, 6))]
 
 
 def read_back(rank: int, configs, folder: Path):
-    from albert_ds.checkpoint.folder import read_tensors
+    from albert_ds.checkpoint.folder import TrainState, read_tensors
     from albert_ds.checkpoint.gather import restore
     from albert_ds.pretraining.loop import build
 
@@ -52,7 +37,8 @@ def read_back(rank: int, configs, folder: Path):
     held = []
     for config in configs:
         engine = build(config, mesh, device, read_tensors(folder / "weights.safetensors"))
-        restore(folder, engine)
+        state = TrainState(step=6, samples=48, updates=6, loss_scale=None)
+        assert restore(folder, engine) == state
         held.append({kind: gather(engine, kind) for kind in KINDS})
     return held
 
@@ -80,7 +66,7 @@ def layouts(world_size: int, tensor_parallel: int, optimizer: dict):
 def test_any_layout_reads_what_any_layout_wrote(tmp_path, optimizer):
     configs = layouts(2, 1, optimizer), layouts(4, 2, optimizer)
     written = run_ranks(train_and_save, 2, configs[0], BATCHES, tmp_path)[0]
-    read = run_ranks(read_back, 4, configs[1], tmp_path / "checkpoints" / "step-00000006")[0]
+    read = run_ranks(read_back, 4, configs[1], folder_of(tmp_path, 6))[0]
     matrix = "albert.encoder.ffn.0.feed_forward.up.weight"
     has_moments = [bool(written[0][kind][matrix].any()) for kind in KINDS[1:]]
     assert has_moments == [True, not optimizer]
