@@ -71,6 +71,8 @@ FLAGS = [
     ({"sequence_length": 512}, ["--sequence-length 512", "at most 64"]),
     ({"max_position_embeddings": 32, "sequence_length": 64}, ["--sequence-length 64", "32"]),
     ({"tensor_parallel": 3}, ["--tensor-parallel 3", "ranks 2", "allowed: 1, 2"]),
+    ({"tensor_parallel": 2, "num_heads": 1}, ["--tensor-parallel 2", "--num-heads 1"]),
+    ({"tensor_parallel": 2, "ffn_size": 65}, ["--tensor-parallel 2", "--ffn-size 65"]),
     ({"warmup_steps": 13}, ["--warmup-steps 13", "--steps 12"]),
     ({"max_hours": 0}, ["--max-hours 0", "above 0"]),
     ({"init_from": "nowhere"}, ["--init-from nowhere", "no such folder"]),
@@ -173,16 +175,13 @@ JSON = [
     (lamb(momentum=0.9), ["optimizer.params.momentum", "betas"]),
     (muon(bias_correction=True), ["optimizer.params.bias_correction", "adam_lr, betas"]),
     (muon(momentum=1), ["params.momentum 1", "below 1"]),
+    (muon(lr=0, adam_lr=0.001), ['"adam_lr"', "above 0"]),
     ({"scheduler": {"type": "WarmupLR"}}, ["scheduler", "--warmup-steps"]),
     ({"tensor_parallel": {"autotp_size": 2}}, ["--tensor-parallel"]),
     ({"checkpoint": {"writer": {}}}, ["checkpoint"]),
     ({"activation_checkpointing": {}}, ["reentrant"]),
     ({"gradient_clipping": "auto"}, ['gradient_clipping "auto"', "at least 0"]),
     ({"gradient_clipping": -1}, ["gradient_clipping -1", "at least 0"]),
-    ({"gradient_clipping": float("nan")}, ["NaN is not finite"]),
-    ({"gradient_clipping": float("inf")}, ["Infinity is not finite"]),
-    ({"bf16": {"enabled": "auto"}}, ['bf16.enabled "auto"', "true or false"]),
-    ({"bf16": None}, ["bf16 null", "an object"]),
     ({"zero_optimization": [1]}, ["zero_optimization [1]", "an object"]),
     (zero(stage=True), ["stage true", "0, 1, 2, 3"]),
     (zero(reduce_bucket_size="5e8"), ["reduce_bucket_size", "auto"]),
@@ -193,9 +192,7 @@ JSON = [
         {"bf16": {"enabled": True, "check_grad_overflow": 0}},
         ["bf16.check_grad_overflow 0", "true or false"],
     ),
-    ({"optimizer": None}, ["optimizer null", "an object"]),
     ({"optimizer": {"type": "Lamb", "parameters": {}}}, ["optimizer.parameters", "params"]),
-    ({"optimizer": {"type": "Lamb", "params": None}}, ["optimizer.params null"]),
     (lamb(lr="1e-3"), ['params.lr "1e-3"', '"auto" or a number', "at least 0"]),
     (lamb(betas=[1, 1]), ["params.betas.0 1", "below 1"]),
     (lamb(betas=[0.9]), ["params.betas [0.9]", "2 values"]),
@@ -206,24 +203,18 @@ JSON = [
         ["0.001", "--learning-rate is 0.002"],
     ),
 ]
-NO_JSON = [
-    *("{", "[1]", "\x00", "", "null", '{"a": 1}{', "\xff", '{"a": ' * 5000, "[" * 50000),
-    '{"steps_per_print": ' + "9" * 5000 + "}",
-    '{"gradient_clipping": 1e999}',
-    '{"gradient_clipping": 1.0, "gradient_clipping": 2.0}',
-    '{"optimizer": ' + '{"a": ' * 40 + "1" + "}" * 41,
-]
 
 
 def test_a_wrong_deepspeed_config(refuse, tmp_path):
     path, faults = tmp_path / "ds.json", []
     for changes, words in JSON:
         path.write_text(json.dumps({**SHIPPED, **changes}))
-        # Where the file and a flag differ, the key and the flag are named.
-        place = [] if "batch" in words[0] or "grad" in words[0] else [str(path)]
+        # Where the file and a flag differ, the key and the flag are named, not the file.
+        is_of_both = any(word in words[0] for word in ("batch", "grad", "adam_lr"))
+        place = [] if is_of_both else [str(path)]
         typed = {"learning_rate": 0.002} if "0.002" in words[-1] else {}
         faults += refuse(*(words if typed else place + words), deepspeed_config=path, **typed)
-    for content in NO_JSON:
+    for content in ("", "{", "[1]", '{"gradient_clipping": 1e999}'):
         path.write_text(content)
         faults += refuse(str(path), deepspeed_config=path)
     assert not faults
@@ -341,12 +332,6 @@ def test_the_json_owns_the_optimizer_where_the_command_line_is_silent(data, tmp_
     path.write_text(json.dumps({**SHIPPED, **changes}))
     argv = argv_of(data, tmp_path / "run", deepspeed_config=path)
     assert read_config(argv, world_size=2).learning_rate == 0.001
-
-
-def test_adamws_share_of_no_rate_is_refused(data, tmp_path, refuse):
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps({**SHIPPED, **muon(lr=0, adam_lr=0.001)}))
-    assert not refuse('"adam_lr"', "above 0", deepspeed_config=path)
 
 
 def test_what_a_run_lacks_is_what_its_version_did(started, refuse, tmp_path):
