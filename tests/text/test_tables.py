@@ -19,6 +19,7 @@ from albert_ds.text.sources import cut_units, read_documents
 from tests.command import run_command
 from tests.data.corpus import ROOT, make_documents, read_all, write_wiki
 from tests.text.test_documents import DOCUMENTS, JSON
+from tests.text.test_pool import build as build_apart
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -176,17 +177,9 @@ def test_every_kind_gives_the_same_shards(tmp_path, vocab):
     for name, path in paths.items():
         done = run_command("shards", "--input", path, "--output", tmp_path / f"of-{name}", *flags)
         assert done.code == 0, done.err
-    driver = [sys.executable, ROOT / "tests" / "data" / "driver.py", *flags]
-    driver += ["--input", paths["parquet"], "--output", tmp_path / "of-killed"]
-    for more, environ, code in ([[], {"KILL_AFTER": "2"}, -9], [["--processes", 2], {}, 0]):
-        done = subprocess.run(
-            [*map(str, driver), *map(str, more)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == code, done.stderr
-    assert "2 pieces of work were kept" in done.stdout
+    words = (tmp_path / "of-killed", [*flags, "--input", paths["parquet"]])
+    build_apart(*words, code=-9, KILL_AFTER="2")
+    assert "2 pieces of work were kept" in build_apart(*words, "--processes", 2)[0]
     contents = {}
     for name in (*paths, "killed"):
         folder = tmp_path / f"of-{name}"
