@@ -7,8 +7,10 @@ sound machine have given alike.
 
 import argparse
 import atexit
+import builtins
 import errno
 import fcntl
+import io
 import json
 import os
 import random
@@ -27,7 +29,6 @@ from albert_lab.ranks import find_port, rank_environment
 
 from albert_ds import __main__ as albert_ds
 from albert_ds import cli
-from tests.bad_input.failing_calls import break_calls
 from tests.bad_input.file_cases import HOW, damage
 from tests.bad_input.judge import AS_PROMISED, HANG, TRACEBACK, WRONG
 from tests.bad_input.room import READS, WRITES, build_inputs, content_of
@@ -42,6 +43,7 @@ ERRORS = (
     *(errno.ENOTCONN, errno.EREMOTEIO, errno.ESTALE, errno.EBUSY, errno.EROFS, errno.ETIMEDOUT),
     *(errno.EACCES, errno.EPERM, errno.ENOLCK, errno.ENAMETOOLONG, errno.EFBIG, errno.ELOOP),
 )
+CALLS = ("open", "replace", "rename", "mkdir", "unlink", "fsync", "scandir", "listdir", "stat")
 LEFT_OUT = ("learn", "gpu-check", "bench", "traffic")  # they start commands of their own
 COMMANDS = {
     **{
@@ -99,6 +101,7 @@ class Place:
 
     inputs: Path
     room: Path
+    names: list[str]
     sound: dict[str, dict] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
 
@@ -174,8 +177,8 @@ class Place:
 
     def learn_sound(self) -> None:
         """Run every command twice, and trainers on two ranks."""
-        sound = {name: Attempt(what=name, words=find_words(name)) for name in COMMANDS}
-        for name in TRAINERS:
+        sound = {name: Attempt(what=name, words=find_words(name)) for name in self.names}
+        for name in {*TRAINERS} & {*self.names}:
             words = (*find_words(name), *OF_RANKS)
             case = Attempt(what=f"{name}, 2 ranks", words=words, others=(words,), ranks=True)
             sound[case.what] = case
@@ -270,6 +273,39 @@ def read_content(path: Path) -> bytes | None:
         return content
     size = 8 + int.from_bytes(content[:8], "little")
     return json.dumps(json.loads(content[8:size]), sort_keys=True).encode() + content[size:]
+
+
+def break_calls(folder: str, number: int, error: int | Callable, for_ever=False) -> list[str]:
+    """Wrap the calls; the list grows by each that is made in `folder`.
+
+    error: what the call fails with, or what happens instead of an error. for_ever: all later ones
+    fail too.
+    """
+    made: list[str] = []
+
+    def wrap(name: str, call):
+        def checked(*given, **how):
+            target = given[0] if given else ""
+            if isinstance(target, int):  # a descriptor
+                link = f"/proc/self/fd/{target}"
+                target = os.readlink(link) if os.path.lexists(link) else ""
+            if isinstance(target, (str, os.PathLike)):
+                path = os.path.abspath(target)
+                if path.startswith(folder):
+                    made.append(f"{name} {path}")
+                    if len(made) == number or for_ever and len(made) > number:
+                        if callable(error):
+                            error()
+                        else:
+                            raise OSError(error, os.strerror(error), os.fspath(target))
+            return call(*given, **how)
+
+        return checked
+
+    for name in CALLS:
+        setattr(os, name, wrap(name, getattr(os, name)))
+    builtins.open = io.open = wrap("open", io.open)
+    return made
 
 
 def fail_at(place: Place, number: int, error, for_ever: bool = False) -> Callable[[], object]:
@@ -501,7 +537,7 @@ def list_cases(place: Place, share: float, seed: int) -> list[tuple[str, str, At
     """
     found = []
     for kind, make in CLASSES.items():
-        for name in COMMANDS:
+        for name in place.names:
             draw = random.Random(f"{kind} {name} {seed}")
             cases = list(make(place, draw, name, find_words(name)))
             count = round(share * len(cases) + draw.random() * (share < 1))
@@ -510,7 +546,9 @@ def list_cases(place: Place, share: float, seed: int) -> list[tuple[str, str, At
     return found
 
 
-def try_commands(folder: Path, share: float = 1.0, seed: int = 0) -> Iterator[tuple]:
+def try_commands(
+    folder: Path, share: float = 1.0, seed: int = 0, only: list[str] | None = None
+) -> Iterator[tuple]:
     """(class, command and case, verdict, what was said); those in folder/tried.jsonl are done.
 
     A disk can be filled by root alone, who may mount one.
@@ -522,7 +560,7 @@ def try_commands(folder: Path, share: float = 1.0, seed: int = 0) -> Iterator[tu
     mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "none", str(room)]
     is_mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
     try:
-        place = Place(folder / "inputs", room)
+        place = Place(folder / "inputs", room, only or [*COMMANDS])
         place.learn_sound()
         lines = record.read_text().splitlines() if record.exists() else []
         done = {tuple(found[:2]): found for found in map(json.loads, lines)}

@@ -1,16 +1,15 @@
-"""Damaged files of every kind: bytes flipped, cut, moved, doubled or put in."""
+"""Damaged text, bytes flipped, cut, moved, doubled or put in; and variables of launchers."""
 
 import bz2
 import gzip
 import io
 import lzma
 import random
-import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.bad_input.judge import Case, must_equal, must_refuse
+from tests.bad_input.judge import Case, must_refuse
 
 HOW = ("flip", "cut", "zeros", "double", "swap", "insert", "text")
 
@@ -38,7 +37,7 @@ def damage(content: bytes, how: str, draw: random.Random) -> bytes:
     return found if found != content else content[:-1] + bytes([content[-1] ^ 1])
 
 
-def _with(path: Path, content: bytes, read: Callable[[], object]) -> Callable[[], object]:
+def with_content(path: Path, content: bytes, read: Callable[[], object]) -> Callable[[], object]:
     """`read` while `path` holds `content`."""
 
     def run():
@@ -50,86 +49,6 @@ def _with(path: Path, content: bytes, read: Callable[[], object]) -> Callable[[]
             path.write_bytes(before)
 
     return run
-
-
-def list_shard_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case]:
-    """A damaged shard is refused."""
-    from albert_ds.data.shards import Shard, open_shards
-
-    own = Path(shutil.copytree(data, folder / "shards"))
-    source = open_shards(own, "train")
-    path = own / source.shards[1].name
-    content = path.read_bytes()
-
-    def read():
-        shard = Shard(source, 1)
-        return [
-            (s.document, s.ends.tolist(), s.ids.tolist())
-            for s in (shard[number] for number in range(len(shard)))
-        ]
-
-    read()
-    for number in range(count):
-        how = HOW[number % len(HOW)]
-        damaged = damage(content, how, draw)
-        yield Case(f"shard: {how}", must_refuse(_with(path, damaged, read)))
-
-
-def list_checkpoint_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case]:
-    """Weights and state that are damaged in any byte are never read."""
-    import torch
-
-    from albert_ds.checkpoint.folder import TrainState, find_damage, write_checkpoint
-    from albert_ds.model.albert import AlbertForPretraining
-    from tests.training import SMALL
-
-    run = folder / "run_of_checkpoint"
-    run.mkdir()
-    weights = AlbertForPretraining(SMALL, seed=0).state_dict()
-    moments = {name: torch.ones_like(tensor) for name, tensor in weights.items()}
-    files = {"weights": weights, "exp_avg": moments, "exp_avg_sq": moments}
-    tensors = {f"{name}.safetensors": value for name, value in files.items()}
-    state = TrainState(step=4, samples=32, updates=4, loss_scale=None)
-    assert write_checkpoint(run, tensors, state, keep_last=1, keep_every=None) is None
-    (newest,) = (run / "checkpoints").glob("step-*")
-    for number in range(count):
-        how = HOW[number % len(HOW)]
-        name = draw.choice([*tensors, "state.json"])
-        damaged = damage((newest / name).read_bytes(), how, draw)
-        check = _with(newest / name, damaged, lambda: find_damage(newest))
-        yield Case(f"{name}: {how}", must_be_said(check, damaged, newest / name))
-
-
-def must_be_said(check: Callable[[], object], damaged: bytes, path: Path) -> Callable[[], object]:
-    """The damage is named in one line; white space in state.json is none."""
-    import json
-
-    def run():
-        found = check()
-        if found:
-            assert isinstance(found, str) and "\n" not in found
-        elif path.suffix != ".json" or json.loads(damaged) != json.loads(path.read_bytes()):
-            must_refuse(lambda: "a sound checkpoint")()
-
-    return run
-
-
-def list_vocab_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case]:
-    """A vocabulary whose sha256 is known is that one or refused; an unknown one crashes nothing."""
-    from albert_ds.data.shards import open_shards
-    from albert_ds.data.vocab import read_vocab
-
-    own = Path(shutil.copytree(data, folder / "vocabulary"))
-    path = own / "spiece.model"
-    content = path.read_bytes()
-    for number in range(count):
-        how = HOW[number % len(HOW)]
-        damaged = damage(content, how, draw)
-        yield Case(
-            f"vocabulary of shards: {how}",
-            must_refuse(_with(path, damaged, lambda: open_shards(own, "train"))),
-        )
-        yield Case(f"vocabulary: {how}", _with(path, damaged, lambda: read_vocab(path)))
 
 
 def list_text_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case]:
@@ -162,7 +81,7 @@ def list_text_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case
             for document in found:
                 "\n".join(document.lines).encode()
 
-        yield Case(f"{name}: {how}", _with(path, damaged, read))
+        yield Case(f"{name}: {how}", with_content(path, damaged, read))
 
 
 def _make_tables(texts: list[str]) -> dict[str, bytes]:
@@ -181,63 +100,6 @@ def _make_tables(texts: list[str]) -> dict[str, bytes]:
         "a.parquet": of_parquet.getvalue(),
         "a.arrow": of_arrow.getvalue(),
     }
-
-
-def list_task_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case]:
-    """Tables of GLUE and cached features that are damaged."""
-    import numpy as np
-
-    from albert_ds.data.shards import open_shards
-    from albert_ds.tasks.features import FeatureBuilder, cached, read_features
-    from albert_ds.tasks.recipes import RECIPES
-    from albert_ds.tasks.registry import TASKS
-
-    vocab, own = open_shards(data, "train").vocab, folder / "glue"
-    own.mkdir()
-    table = "sentence\tlabel\n" + "".join(f"a sentence {n}\t{n % 2}\n" for n in range(30))
-    (own / "dev.tsv").write_text(table)
-    task, lengths = TASKS["glue/sst2"], RECIPES["glue/sst2"].lengths
-    builder = FeatureBuilder()
-    builder.add_row(0, (builder.add_text([5, 6, 7]), 0, 3))
-    builder.count("examples")
-    features = builder.build(labels=np.zeros(1, np.int64))
-    path = folder / "key.safetensors"
-    cached(folder, "key", lambda: features)
-    sound = {name: array.tolist() for name, array in features.arrays.items()}
-    for number in range(count):
-        how = HOW[number % len(HOW)]
-        damaged = damage(table.encode(), how, draw)
-        build = _with(own / "dev.tsv", damaged, lambda: task.build(own, "dev", vocab, lengths))
-        yield Case(f"dev.tsv: {how}", build)
-        damaged = damage(path.read_bytes(), how, draw)
-        yield Case(f"features: {how}", _with(path, damaged, lambda: read_features(path)))
-
-        def again():
-            found = cached(folder, "key", lambda: features).arrays
-            return {name: array.tolist() for name, array in found.items()}
-
-        yield Case(f"features, again: {how}", must_equal(_with(path, damaged, again), sound))
-
-
-def list_metrics_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case]:
-    """metrics.jsonl with damage: a resumed run keeps every whole record before its step."""
-    import json
-
-    from albert_ds.json_files import read_lines
-    from albert_ds.report.metrics import cut_back
-
-    records = [{"step": step, "loss": 1.5} for step in range(1, 20)]
-    content = "".join(json.dumps(record) + "\n" for record in records).encode()
-    path = folder / "metrics.jsonl"
-    path.write_bytes(content)
-
-    def resume():
-        cut_back(path, 12)
-        assert all(record["step"] <= 12 for record in read_lines(path))
-
-    for number in range(count):
-        how = HOW[number % len(HOW)]
-        yield Case(f"metrics.jsonl: {how}", _with(path, damage(content, how, draw), resume))
 
 
 def list_world_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case]:

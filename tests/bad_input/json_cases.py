@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from albert_ds.errors import DamagedData
+from tests.bad_input.file_cases import with_content
 from tests.bad_input.judge import Case, must_refuse
 from tests.conftest import ROOT
 
@@ -72,17 +73,7 @@ def list_json_cases(reader: Reader, draw: random.Random, count: int) -> Iterator
 
 
 def _case(reader: Reader, what: str, content: bytes, is_wrong: bool) -> Case:
-    def read():
-        before = reader.path.read_bytes() if reader.path.exists() else None
-        reader.path.write_bytes(content)
-        try:
-            return reader.read()
-        finally:
-            if before is None:
-                reader.path.unlink()
-            else:
-                reader.path.write_bytes(before)
-
+    read = with_content(reader.path, content, reader.read)
     return Case(f"{reader.path.name}: {what}", must_refuse(read) if is_wrong else read)
 
 

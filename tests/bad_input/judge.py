@@ -37,16 +37,6 @@ def must_refuse(read: Callable[[], object]) -> Callable[[], object]:
     return run
 
 
-def must_equal(read: Callable[[], object], expected) -> Callable[[], object]:
-    """The same reader, which may refuse its input, or find in it what was there before."""
-
-    def run():
-        if read() != expected:
-            raise SilentlyWrong("read as something else")
-
-    return run
-
-
 def judge(case: Case) -> tuple[str, str]:
     """(one of VERDICTS, what was said)."""
 
