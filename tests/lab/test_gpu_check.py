@@ -8,15 +8,19 @@ import subprocess
 import sys
 import time
 import weakref
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 from albert_lab.commands.gpu_check import main
+from albert_lab.gpu_check import steps
 from albert_lab.gpu_check.check import Check, Finding, ended, open_folder
 from albert_lab.gpu_check.pieces import interrupt_and_resume, measure_speed, tell
 from albert_lab.gpu_check.records import Records
+from torch.profiler import DeviceType
 
 from albert_ds.errors import UserError
 from tests.conftest import ROOT
@@ -126,6 +130,19 @@ def test_what_does_not_fit_into_memory_is_no_failure_and_leaves_room(tmp_path):
         records.measure("speed", partial(fill, error))
     assert [record["ok"] for record in records.all] == [None, False, True]
     assert tell(records.all[0]).says == "does not fit into the memory"
+
+
+def test_an_annotation_over_kernels_is_no_kernel(monkeypatch):
+    kernel = {"device_type": DeviceType.CUDA, "is_user_annotation": False}
+    events = [SimpleNamespace(name="product", device_time=3.0, **kernel)] * 2
+    over = SimpleNamespace(name="Optimizer.step#Lamb.step", device_time=6.0, **kernel)
+    over.is_user_annotation = True
+    trace = SimpleNamespace(events=lambda: [*events, over])
+    monkeypatch.setattr(steps, "watch", lambda **_: nullcontext(trace))
+    monkeypatch.setattr(steps, "take_step", lambda run: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    found = steps.profile(None)
+    assert found == {"kernel_us": 6, "kernels": 2, "largest": [("product", 2, 6)]}
 
 
 def test_another_machine_needs_another_folder(check):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from albert_ds import cli
 from albert_ds.cli import Number
-from albert_lab.gpu_check.rates import measure_machine, measure_shapes
+from albert_lab.gpu_check.rates import describe_machine, measure_shapes
 from albert_lab.gpu_check.records import Records
 
 
@@ -28,7 +29,7 @@ def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     records = Records(args.output, args.seconds)
     if args.piece == "machine":
-        measure_machine(records, args.quick)
+        records.measure("machine", partial(describe_machine, args.quick))
     elif args.piece == "rates":
         measure_shapes(records, args.quick)
     else:  # DeepSpeed takes seconds to import

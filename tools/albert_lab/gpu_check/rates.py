@@ -88,10 +88,6 @@ def measure_launches(count: int) -> dict[str, float]:
     return {"a_launch": 1e6 * statistics.median(launches), "a_wait": 1e6 * statistics.median(waits)}
 
 
-def measure_machine(records: Records, quick: bool) -> None:
-    records.measure("machine", partial(describe_machine, quick))
-
-
 def describe_machine(quick: bool) -> dict:
     megabytes = 4 if quick else 1024
     source, target = (torch.zeros(megabytes << 20, dtype=torch.uint8, device="cuda") for _ in "ab")

@@ -116,7 +116,8 @@ def profile(run: Run) -> dict:
         torch.cuda.synchronize()
     spent: dict[str, list[float]] = defaultdict(list)
     for event in trace.events():
-        if event.device_type == torch.profiler.DeviceType.CUDA:
+        # An annotation, as torch's of an optimizer's step, spans kernels that are there themselves.
+        if event.device_type == torch.profiler.DeviceType.CUDA and not event.is_user_annotation:
             spent[event.name[:160]].append(event.device_time)
     rows = sorted(((n, len(us), round(sum(us))) for n, us in spent.items()), key=lambda r: -r[2])
     micros, kernels = sum(row[2] for row in rows), sum(row[1] for row in rows)
