@@ -3,17 +3,23 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
+from albert_lab.measurement import synthetic_batches
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
+from albert_ds.data.samples import StreamConfig
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.model.config import SIZES
+from albert_ds.model.config import SIZES, count_flops
 from albert_ds.optim.lamb import Lamb, decay_groups
+from albert_ds.parallel.consensus import Counts
 from tests.batches import IGNORED, concatenate, pad, random_samples
 from tests.conftest import ROOT
 from tools.lab.lamb_bench import build_optimizers, main
-from tools.lab.peer_bench import OURS, as_table, pad_batch
+from tools.lab.peer_bench import OURS, as_table, count_spared, pad_batch
 
 
 def test_all_take_every_step(tmp_path, capsys):
@@ -78,6 +84,19 @@ def test_disturbed_rounds_count_by_their_cpu_seconds_alone():
     assert "of which 2 disturbed" in said and "| - | - | - | - | 2.40 | 4.80 |" in said
     said = as_table({**report, "device": "cuda"})  # its host waits
     assert "of which 0 disturbed" in said and "| sdpa (its best) | 2.00 |" in said
+
+
+def test_the_bound_has_no_product_that_a_step_leaves_out():
+    model = AlbertForPretraining(replace(SIZES["albert-tiny"], dropout=0.0))
+    how = {"vocab_size": model.config.vocab_size, "micro_batch_size": 2, "seed": 0}
+    batch = next(synthetic_batches(StreamConfig(sequence_length=64), **how))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(**batch.tensors)
+    counts, h = Counts.of(batch), model.config.hidden_size
+    sizes = {name: getattr(counts, name) for name in ("tokens", "squared_lengths", "masked")}
+    bound = count_flops(model.config, **sizes) - count_spared(model.config, counts)
+    pooler_and_pairs = 2 * counts.samples * (h * h + 2 * h)
+    assert bound == 3 * (counter.get_total_flops() - pooler_and_pairs)
 
 
 def test_rows_hold_the_sequences_and_nothing_else():

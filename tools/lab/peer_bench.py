@@ -35,7 +35,8 @@ from albert_ds.cli import Number, Parser, natural, positive
 from albert_ds.data.samples import MicroBatch
 from albert_ds.files import write_report
 from albert_ds.interop.hugging_face import to_hf
-from albert_ds.model.config import SIZES
+from albert_ds.model.config import SIZES, ModelConfig
+from albert_ds.parallel.consensus import Counts
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.process.rendezvous import join_world
 from albert_ds.process.run_folder import read_versions
@@ -174,22 +175,20 @@ def measure(args) -> dict:
     run = open_bench_run(config, mesh, device, traffic)
     row = args.sequence_length if args.padding == "row" else None
     peers = {kind: Peer(run, kind, row) for kind in args.peers}
-    rounds, loads, fills = [], [], []
-    losses, first_seconds, our_loss, flops = {}, {}, 0.0, 0
+    rounds, loads, fills, losses, first_seconds, flops = [], [], [], {}, {}, 0.0
     dtype = next(run.engine.deepspeed.module.parameters()).dtype
     for number in range(args.warmup + args.rounds):
         batch = next_batch(run)
         (micro_batch,) = batch.micro_batches
-        if number == 0:
-            our_loss = loss_of(run, micro_batch)
+        losses = losses or {OURS: loss_of(run, micro_batch)}
         turns = take_round(run, peers, batch, number)
         if number == 0:
             first_seconds = {kind: turn[0] for kind, turn in turns.items()}
-            losses = {OURS: our_loss} | {kind: float(turns[kind][2]) for kind in peers}
+            losses |= {kind: float(turns[kind][2]) for kind in peers}
         if number >= args.warmup:
             rounds.append(turns)
             loads.append(os.getloadavg()[0])
-            flops += count_step_flops(run, batch.counts)
+            flops += count_step_flops(run, batch.counts) - count_spared(config.model, batch.counts)
             width = row or int(micro_batch.tensors["max_seqlen"])
             fills.append(micro_batch.tokens / (micro_batch.samples * width))
     return {
@@ -220,6 +219,13 @@ def take_round(run: Run, peers: dict[str, Peer], batch, number: int) -> dict[str
             work = partial(peers[kind].step, peers[kind].rows(*batch.micro_batches))
         turns[kind] = clock(run.device, work)
     return turns
+
+
+def count_spared(model: ModelConfig, counts: Counts) -> float:
+    """FLOPs that `count_flops` counts and the last layer leaves out: no head needs all tokens."""
+    h, f, length = model.hidden_size, model.ffn_size, counts.squared_lengths / counts.tokens
+    unneeded = counts.tokens - counts.masked - counts.samples  # each [CLS] is needed
+    return 6 * unneeded * (2 * h * h + 2 * h * f + 2 * h * length)
 
 
 def seconds_a_flop(device: torch.device, dtype: torch.dtype) -> float:
