@@ -130,7 +130,7 @@ def test_other_text_or_settings_are_refused(tmp_path):
         learn.main([*command, "5"])
 
 
-def test_text_may_be_a_folder_of_tables(tmp_path):
+def test_text_may_be_a_folder_of_tables_or_a_pattern(tmp_path):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.csv").write_text("id,body\n1,Some text.\n2,More.\n")
     command = ["--text", str(tmp_path / "corpus"), "--output", str(tmp_path / "learn")]
@@ -139,9 +139,15 @@ def test_text_may_be_a_folder_of_tables(tmp_path):
     command[3] = str(tmp_path / "other")
     with pytest.raises(UserError, match="vocab ended with 2; see .*: --vocab-size 5000: this text"):
         learn.main([*command, "--text-field", "body", "--vocab-size", "5000"])
+    command[1] = f"{tmp_path}/corpus/*.csv"
+    with pytest.raises(UserError, match="vocab ended with 2; see .*: --vocab-size 5000: this text"):
+        learn.main([*command, "--text-field", "body", "--vocab-size", "5000"])
     (tmp_path / "corpus" / "b.csv").write_text("id,body\n3,Another text.\n")
     with pytest.raises(UserError, match="--text: the text has changed"):
         learn.main([*command, "--text-field", "body", "--vocab-size", "5000"])
+    with pytest.raises(UserError, match="--text .*corpus/.*txt: matches no file"):
+        learn.main(["--text", f"{tmp_path}/corpus/*.txt", "--output", str(tmp_path / "none")])
+    assert not (tmp_path / "none").exists()
 
 
 def test_two_do_not_share_a_folder_and_a_stopped_one_goes_on(text_file, tmp_path):

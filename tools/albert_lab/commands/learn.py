@@ -15,6 +15,7 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
+from glob import glob
 from pathlib import Path
 from statistics import fmean
 
@@ -332,9 +333,9 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
-    missing = [name for name in args.text if not is_url(name) and not Path(name).exists()]
-    if missing:
-        raise UserError(f"--text {missing[0]}: no such file")
+    for name in args.text:
+        if not (is_url(name) or Path(name).exists() or glob(name, recursive=True)):
+            raise UserError(f"--text {name}: matches no file")
     if args.init_from is not None:
         if args.vocab_size is not None:
             raise UserError("--vocab-size: not with --init-from, whose vocabulary is taken")
