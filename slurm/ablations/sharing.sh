@@ -3,7 +3,7 @@
 # at equal FLOPs and at equal time, over seeds. Prints one table.
 #
 #   DATA=shards bash slurm/ablations/sharing.sh
-#   DATA=shards SCALE=paper ROWS=cycle-2 sbatch --nodes=2 slurm/ablations/sharing.sh
+#   DATA=shards ROWS=cycle-2 sbatch slurm/ablations/paper.sh sharing     # on a Slurm cluster
 #
 # DATA   folder of shards (albert-ds shards)
 # BLIMP  folder of minimal pairs for albert-ds probe (default: left out)
@@ -36,13 +36,13 @@ case $SCALE in
         run_once() { "$PYTHON" "$@"; }
         ;;
     paper)
-        [ -n "${SLURM_JOB_ID:-}" ] || stop "SCALE=paper is for a Slurm job: sbatch $0"
+        [ -n "${SLURM_JOB_ID:-}" ] || stop "SCALE=paper is for a Slurm job: see the head of $0"
         . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
         RECIPE=(--model albert-base --steps 125000 --batch-size 4096
             --micro-batch-size "${MICRO:-16}" --learning-rate 0.00176
             --deepspeed_config ds_configs/zero1_bf16.json --eval-every 2500)
         run_once() {
-            SLURM_NTASKS=1 launch "$PYTHON" -u "$@"
+            SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 num_nodes=1 launch "$PYTHON" -u "$@"
             [ "$code" = 0 ] || exit "$code"
         }
         ;;
