@@ -1,4 +1,4 @@
-# Needs Python >= 3.10, make and a C compiler; everything else is installed into .venv.
+# Needs Python >= 3.10, make and a C++ compiler; everything else is installed into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed

@@ -1,7 +1,7 @@
 """Lengths, cuts and edge pieces alone must not tell the label of a pair, on real text.
 
 Without them a model could score well on the sentence task and learn nothing about sentences.
-`python -m pytest -s tests/data/test_leaks.py` prints the accuracies.
+`python -m pytest -s -o addopts= tests/data/test_leaks.py` prints the accuracies.
 """
 
 from types import SimpleNamespace
