@@ -194,7 +194,6 @@ def _describe_round(run: Run, everyone: list[dict], batches: list) -> dict:
         "flops_a_second": flops / seconds,
         "wire_bytes_a_step": sum(kind["wire_bytes"] for kind in first["kinds"].values()),
         "bytes_a_step": {name: kind["bytes"] for name, kind in first["kinds"].items()},
-        "calls_a_step": {name: kind["calls"] for name, kind in first["kinds"].items()},
         "kinds": first["kinds"],
     }
 

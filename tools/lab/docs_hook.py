@@ -16,8 +16,7 @@ from albert_ds.cli import Number, Parser
 
 FLAGS = "<!-- flags -->"
 DIAGRAM = re.compile(r"```mermaid\n(.*?)```\n", re.S)
-ARROW = re.compile(r"^ +(\w+)(?:\[.*?\])? --> (\w+)", re.M)
-LABEL = re.compile(r'(\w+)\["(.*?)"\]')
+ARROW = re.compile(r"^ +(\w+) --> (\w+)", re.M)
 WIDTH, LINE, BOX = 700, 78, 30  # pixels: of a diagram, from one row to the next, of a box's height
 
 
@@ -84,7 +83,7 @@ def as_reference(parser: argparse.ArgumentParser) -> str:
 
 def draw(mermaid: str) -> str:
     """The arrows of a flowchart without circles as an SVG: each box below all that point to it."""
-    arrows, labels = ARROW.findall(mermaid), dict(LABEL.findall(mermaid))
+    arrows = ARROW.findall(mermaid)
     rows = dict.fromkeys([name for arrow in arrows for name in arrow], 0)
     for _ in rows:  # the longest way to each box
         for begin, end in arrows:
@@ -103,13 +102,12 @@ def draw(mermaid: str) -> str:
     ]
     boxes = []
     for name, (x, y) in places.items():
-        text = labels.get(name, name)
-        half = 4.5 * len(text) + 8
+        half = 4.5 * len(name) + 8
         boxes.append(
             f'<rect x="{x - half:.0f}" y="{y - BOX / 2:.0f}" width="{2 * half:.0f}" '
             f'height="{BOX}" rx="4" fill="var(--md-code-bg-color)"/>'
             f'<text x="{x:.0f}" y="{y + 5:.0f}" stroke="none" fill="currentColor" '
-            f'text-anchor="middle">{text}</text>'
+            f'text-anchor="middle">{name}</text>'
         )
     height = LINE * max(rows.values()) + 2 * BOX
     tip = (

@@ -25,11 +25,7 @@ from albert_ds.json_files import build, check, read_json, read_lines
 from albert_ds.model.config import ModelConfig, count_flops
 from albert_ds.model.shapes import count_params
 
-LOGGED = {
-    **{"step": Number(low=1), "flops": Number(above=0), "step_seconds": Number(above=0)},
-    "tokens_per_second": Number(above=0),
-}
-
+LOGGED = dict.fromkeys(("step", "flops", "step_seconds", "tokens_per_second"), Number(above=0))
 COLUMNS = {  # of the table, and the field of a row
     "parameters": "parameters",
     "MFLOPs a token": "flops_a_token",

@@ -31,7 +31,7 @@ STATES = {  # exit code -> sign and word
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Rows of text; `differs` marks those whose values are not the same for all runs."""
+    """Rows of text."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]

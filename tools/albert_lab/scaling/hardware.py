@@ -17,9 +17,8 @@ from albert_lab.scaling.step_time import Machine
 # Hidden size -> share of the peak that a step of large passes reached on one H100: rows of 512
 # tokens, 256, 128, 32 and 32 a micro-batch (docs/raw/gpu_h100_3_report.md). Between them: a line.
 MFU = {768: 0.359, 1024: 0.418, 2048: 0.529, 4096: 0.630}
-LARGE_PRODUCT = (
-    0.77  # share of the peak in one large matrix product (docs/raw/gpu_h100_1_report.md)
-)
+# Share of the peak in one large matrix product (docs/raw/gpu_h100_1_report.md).
+LARGE_PRODUCT = 0.77
 STREAMED = 0.8  # share of the memory's bandwidth that elementwise kernels reach (assumed)
 ACHIEVED = 0.8  # share of the bandwidth between GPUs that a ring reaches (assumed)
 PCIE = 25e9  # bytes/s between GPUs of a node, where a report does not say (assumed)
@@ -87,7 +86,7 @@ def read_gpu(text: str) -> Gpu:
 
 
 def describe_gpu(gpu: Gpu, *, width: int, mfu: float | None = None) -> Machine:
-    """Constants of a rank with this GPU, for a model of hidden size `width`. mfu: not MFU's."""
+    """Constants of a rank with this GPU, for a model `width` wide. mfu: instead of MFU's."""
     mfu = mfu or float(np.interp(width, list(MFU), list(MFU.values())))
     streamed, in_a_node = STREAMED * gpu.memory_bandwidth, 1 / (ACHIEVED * gpu.link_bandwidth)
     return Machine(
