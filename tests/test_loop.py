@@ -2,11 +2,14 @@
 
 import threading
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from albert_ds.model.albert import AlbertForPretraining as Albert
+from albert_ds.settings.pretrain import read_config
 from tests.command import run_on_rank
 from tests.conftest import train_command
 from tests.distributed import run_ranks
@@ -15,64 +18,54 @@ from tests.training import open_small_run, small_batches, small_config
 BATCHES = small_batches(6, 4)
 
 
-def train_watched(rank: int, folder: str) -> dict:
+def train_watched(rank: int, folder: Path) -> dict:
     """What happens, in order, in a whole run, one with damaged data and one that is stopped."""
+    return {name: train_one(name, folder / name) for name in ("whole", "damaged", "stopped")}
+
+
+def train_one(name: str, output: Path) -> tuple:
     from albert_ds.checkpoint.gather import find_newest
     from albert_ds.errors import DamagedData, Stopped
-    from albert_ds.pretraining import loop as train
+    from albert_ds.pretraining import loop
 
-    found = {}
-    for name in ("whole", "damaged", "stopped"):
-        output = Path(folder) / name
-        output.mkdir()
-        config = small_config(
-            world_size=1, batch_size=4, micro_batch_size=4, steps=5, output=str(output)
-        )
-        config = replace(config, save_every=2, eval_every=100, log_every=1)
-        run = open_small_run(config, BATCHES)
-        request, events = SimpleNamespace(reason=None), []
+    output.mkdir()
+    given = dict(batch_size=4, micro_batch_size=4, steps=5, output=str(output))
+    config = small_config(world_size=1, **given)
+    run = open_small_run(replace(config, save_every=2, eval_every=100, log_every=1), BATCHES)
+    request, events, ending = SimpleNamespace(reason=None), [], None
 
-        def damage(batches):
-            for number, batch in enumerate(batches):
-                if number == 2:
-                    raise DamagedData("a shard")
-                yield batch
+    def damage(batches):
+        yield from islice(batches, 2)
+        raise DamagedData("a shard")
 
-        def watch(what, step, request=request, events=events, run=run):
-            def watched(*given, **how):
-                events.append(f"{what} {run.step}")
-                if events[-1] == "stop at passes 1":
-                    request.reason = "asked"
-                return step(*given, **how)
+    def watch(what, step):
+        def watched(*given, **how):
+            events.append(f"{what} {run.step}")
+            if name == "stopped" and events[-1] == "passes 1":
+                request.reason = "asked"
+            return step(*given, **how)
 
-            return watched
+        return watched
 
-        if name == "damaged":
-            run.batches = damage(run.batches)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(train, "evaluate", lambda run: {})
-            label = "stop at passes" if name == "stopped" else "passes"
-            for what, step in (
-                ("fetch", "next_batch"),
-                (label, "run_passes"),
-                ("update", "update"),
-            ):
-                patch.setattr(train, step, watch(what, getattr(train, step)))
-            try:
-                train.train(run, request)
-                ending = None
-            except (DamagedData, Stopped) as caught:
-                ending = str(caught)
-        for thread in threading.enumerate():  # python itself waits for this one
-            if thread is not threading.main_thread() and not thread.daemon:
-                thread.join()
-        found[name] = (events, ending, run.step, find_newest(output)[0].name)
-    return found
+    if name == "damaged":
+        run.batches = damage(run.batches)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "evaluate", lambda run: {})
+        for what, of_loop in (("fetch", "next_batch"), ("passes", "run_passes"), ("update",) * 2):
+            patch.setattr(loop, of_loop, watch(what, getattr(loop, of_loop)))
+        try:
+            loop.train(run, request)
+        except (DamagedData, Stopped) as caught:
+            ending = str(caught)
+    for thread in threading.enumerate():  # python itself waits for this one
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+    return events, ending, run.step, find_newest(output)[0].name
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return run_ranks(train_watched, 1, str(tmp_path_factory.mktemp("runs")))[0]
+    return run_ranks(train_watched, 1, tmp_path_factory.mktemp("runs"))[0]
 
 
 def test_the_next_batch_is_fetched_before_the_update(found):
@@ -97,11 +90,20 @@ def test_a_stop_during_the_passes_ends_after_their_step(found):
     assert (step, newest) == (2, "step-00000002")
 
 
-def test_stdout_is_the_trainers_own(data, tmp_path):
+def test_stdout_is_the_trainers_own_and_begins_with_the_facts(data, tmp_path):
     """DeepSpeed's form of bf16 prints lines about memory while it is built."""
-    words = train_command(
-        data, tmp_path / "run", steps=1, deepspeed_config="ds_configs/zero1_bf16.json"
-    )[2:]
-    (done,) = run_ranks(run_on_rank, 1, ["train", *words])
+    given = dict(steps=1, tensor_parallel=2, deepspeed_config="ds_configs/zero1_bf16.json")
+    words = train_command(data, tmp_path / "run", **given)[2:]
+    done, _ = run_ranks(run_on_rank, 2, ["train", *words])
     assert done.code == 0, done.err
     assert "done: " in done.out and "MA " not in done.out and "bf16_optimizer" not in done.out
+    config = read_config(words, world_size=2).model
+    shapes = (config, replace(config, sharing="none"))
+    unique, effective = (sum(p.numel() for p in Albert(c).parameters()) for c in shapes)
+    for fact in (
+        f"  parameters  {unique:,}; {effective:,} if counted",
+        " on 1 node = 2 tensor-parallel x 1 data-parallel; ZeRO-1\n",
+        "  precision   bf16, with fp32 master weights\n",
+        " 8 samples a step = micro-batch 2 x 1 data-parallel rank x accumulation 4\n",
+    ):
+        assert fact in done.out, (fact, done.out)

@@ -37,7 +37,10 @@ MUON = {"zero1_fp32_muon": ("fp32", 1), "zero1_bf16_muon": ("bf16", 1)}
 def reports() -> dict[tuple[int, str], dict]:
     """By tensor-parallel size and configuration."""
     found = {}
-    for tp, names in ((1, (*CONFIGS, *MUON)), (2, ("zero1_fp32", "zero1_bf16", *MUON))):
+    for tp, names in (
+        (1, (*CONFIGS, *MUON, "zero1_fp32_adamw")),
+        (2, ("zero1_fp32", "zero1_bf16", *MUON)),
+    ):
         files = [f"ds_configs/{name}.json" for name in names]
         flags = ("--tensor-parallel", str(tp), "--deepspeed_config", *files)
         measured = run_ranks(measure, 2, *flags)[0]
@@ -75,6 +78,12 @@ def test_each_costs_what_its_documentation_says(reports):
     assert multiple(reports[1, "zero1_fp32"], *both) == pytest.approx(3 / 2, rel=0.02)
     assert multiple(reports[1, "zero1_bf16"], *both) == pytest.approx(5 / 3, rel=0.02)
     assert multiple(reports[1, "zero3_bf16"], *both) == pytest.approx(1, rel=0.02)
+
+
+def test_lamb_adds_one_reduction_of_two_sums_for_each_tensor_that_it_adapts(reports):
+    """Word, type, position, projection; q, k, v, output, up, down; pooler, MLM transform, pair."""
+    lamb, adamw = (reports[1, f"zero1_fp32{o}"]["kinds"][SMALL] for o in ("", "_adamw"))
+    assert (lamb["calls"] - adamw["calls"], lamb["bytes"] - adamw["bytes"]) == (1, 2 * 8 * 13)
 
 
 def test_a_shared_block_is_reduced_and_gathered_once(reports):

@@ -1,7 +1,6 @@
 """Means are over the counted items; a resume cuts the metrics file back; copies may fail."""
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from albert_ds.parallel.consensus import Counts
-from albert_ds.report.metrics import Metrics, cut_back, peak_flops, summarise
+from albert_ds.report.metrics import Metrics, peak_flops, summarise
 
 
 def test_means_are_over_counted_positions_and_pairs():
@@ -26,14 +25,6 @@ def test_without_a_pair_there_is_no_pair_accuracy_and_the_loss_is_the_other_one(
     values = summarise(torch.tensor([30.0, 5.0, *[0.0] * 4]), Counts(masked=10), "nsp")
     assert values["nsp_accuracy"] is None and values["loss"] == 3.0
     assert "sop_loss" not in summarise(torch.zeros(6), Counts(masked=1), "none")
-
-
-def test_lines_after_the_resumed_step_and_half_lines_go(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    lines = [json.dumps({"step": step, "loss": 1.0}) for step in (1, 2, 3)]
-    path.write_text("\n".join([*lines, '{"step": 4, "lo']))
-    cut_back(path, 2)
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -61,9 +52,8 @@ def open_metrics():
     """Makes the metrics of rank 0, and closes them after the test."""
     opened = []
 
-    def open_one(run: Path, step: int = 0, *, wandb: bool = False) -> Metrics:
-        mesh = SimpleNamespace(rank=0)
-        opened.append(Metrics(run, mesh, step, num_steps=9, wandb=wandb))  # ty: ignore
+    def open_one(run: Path, step: int = 0) -> Metrics:
+        opened.append(Metrics(run, SimpleNamespace(rank=0), step, num_steps=9))  # ty: ignore
         return opened[-1]
 
     yield open_one
@@ -104,62 +94,6 @@ def test_a_board_without_its_folder_is_one_line_and_no_end(open_metrics, tmp_pat
     assert steps_of(tmp_path) == [1]
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "TensorBoard failed" in line and str(taken) in line
-
-
-class FakeWandb:
-    """A package wandb that fails from its n-th call on."""
-
-    def __init__(self, good_calls: int):
-        self.left, self.logged = good_calls, []
-
-    def _call(self):
-        self.left -= 1
-        if self.left < 0:
-            raise RuntimeError("no\nnetwork")
-
-    def init(self, **settings):
-        self._call()
-        return self
-
-    def log(self, numbers, step):
-        self._call()
-        self.logged.append((step, numbers))
-
-    def finish(self):
-        self._call()
-
-
-@pytest.mark.parametrize("good_calls", range(5))
-def test_weights_and_biases_may_fail_at_any_call(
-    open_metrics, tmp_path, monkeypatch, capsys, good_calls
-):
-    library = FakeWandb(good_calls)
-    monkeypatch.setitem(sys.modules, "wandb", library)
-    metrics = open_metrics(tmp_path, wandb=True)
-    for step in (1, 2):
-        metrics.write(step, {"loss": 1.0})
-    metrics.close()
-    assert steps_of(tmp_path) == [1, 2]
-    assert library.logged == [(step, {"loss": 1.0}) for step in (1, 2)][: max(0, good_calls - 1)]
-    said = [line for line in capsys.readouterr().err.splitlines() if line]
-    assert len(said) == (good_calls < 4)
-    assert not said or "Weights & Biases failed (no network)" in said[0]
-
-
-class Gone:
-    """A stdout whose reader has gone away."""
-
-    def write(self, text: str) -> None:
-        raise BrokenPipeError(32, "Broken pipe")
-
-
-def test_a_reader_of_stdout_that_goes_away_is_no_end(open_metrics, tmp_path, capsys, monkeypatch):
-    metrics = open_metrics(tmp_path)
-    monkeypatch.setattr(sys, "stdout", Gone())
-    for step in (1, 2):
-        metrics.write(step, {"loss": 1.0})
-    assert steps_of(tmp_path) == [1, 2]
-    assert capsys.readouterr().err.count("stdout failed ([Errno 32] Broken pipe)") == 1
 
 
 def test_metrics_that_cannot_be_written_are_named(open_metrics, tmp_path):

@@ -4,16 +4,11 @@ import io
 import logging
 import sys
 import warnings
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
 
-from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.model.config import SIZES
 from albert_ds.process.quiet import quiet_libraries
-from albert_ds.report.screen import Screen, describe_run, format_step, print_facts
+from albert_ds.report.screen import Screen, format_step, print_facts
 
 VALUES = {
     "samples": 24,
@@ -81,50 +76,6 @@ def test_what_does_not_exist_keeps_its_column_and_skipped_steps_are_said():
     assert first == "step  3 of 12  2 steps skipped: the gradient was not finite"
     assert line.index("tok/s") == format_step(3, 12, VALUES, 1.0).index("tok/s")
     assert "sop      -      -" in line
-
-
-def describe(size: str) -> dict[str, str]:
-    """Of a run on 16 GPUs of two nodes."""
-    with torch.device("meta"):
-        model = AlbertForPretraining(SIZES[size], seed=0)
-    deepspeed = SimpleNamespace(
-        device=torch.device("cuda"),
-        bfloat16_enabled=lambda: True,
-        fp16_enabled=lambda: False,
-        train_batch_size=lambda: 4096,
-        train_micro_batch_size_per_gpu=lambda: 32,
-        gradient_accumulation_steps=lambda: 16,
-    )
-    engine = SimpleNamespace(
-        mesh=SimpleNamespace(world_size=16, tp_size=2, dp_size=8),
-        deepspeed=deepspeed,
-        shapes={name: p.shape for name, p in model.named_parameters()},
-        stage=1,
-    )
-    return describe_run(size, SIZES[size], engine, num_nodes=2)  # ty: ignore
-
-
-def test_parameters_are_counted_once_and_as_often_as_layers_use_them():
-    counts = []
-    for sharing in ("all", "none"):
-        with torch.device("meta"):
-            model = AlbertForPretraining(replace(SIZES["albert-base"], sharing=sharing), seed=0)
-        counts.append(sum(p.numel() for p in model.parameters()))
-    unique, effective = counts
-    found = describe("albert-base")["parameters"]
-    assert found.startswith(f"{unique:,}; {effective:,} if counted")
-    assert describe("bert-base")["parameters"].count("109,") == 2  # no block is shared
-
-
-def test_the_batch_is_the_product_of_its_factors():
-    found = describe("albert-base")
-    assert found["batch"] == (
-        "4,096 samples a step = micro-batch 32 x 8 data-parallel ranks x accumulation 16"
-    )
-    assert found["layout"] == (
-        "16 ranks (cuda) on 2 nodes = 2 tensor-parallel x 8 data-parallel; ZeRO-1"
-    )
-    assert found["precision"] == "bf16, with fp32 master weights"
 
 
 def warn(message: str, category: type[Warning], module: str) -> None:

@@ -7,6 +7,7 @@ import os
 import struct
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
@@ -15,30 +16,42 @@ from tests.distributed import run_ranks
 wandb_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
 
 
-def train(rank: int, folder: Path) -> str:
-    """A run that is resumed, and one whose service dies: what that one says."""
+def train(rank: int, folder: Path) -> list[str]:
+    """A run that is resumed, and those that lose the package: what each of these says."""
     import psutil
+    import wandb
 
     from albert_ds.report.metrics import Metrics
 
     os.environ["WANDB_MODE"] = "offline"
     numbers = {"loss": 0.5, "lr": 0.1, "grad_norm": 1.0, "tokens_per_second": 9.0, "mfu": None}
 
-    def run(name: str, first: int, last: int, is_broken: bool = False) -> None:
+    def run(name: str, first: int, last: int, killed_after: int | None = None) -> str:
         (folder / name).mkdir(exist_ok=True)
         mesh = SimpleNamespace(rank=0)
-        metrics = Metrics(folder / name, mesh, first, num_steps=9, wandb=True)  # ty: ignore
-        for step in range(first + 1, last + 1):
-            metrics.write(step, {**numbers, "loss": step / 2})
-            for child in psutil.Process().children(recursive=True) if is_broken else ():
-                child.kill()
-        metrics.close()
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            metrics = Metrics(folder / name, mesh, first, num_steps=9, wandb=True)  # ty: ignore
+            for step in range(first + 1, last + 1):
+                metrics.write(step, {**numbers, "loss": step / 2})
+                for child in psutil.Process().children(recursive=True):
+                    if step == killed_after:  # the package's service
+                        child.kill()
+            metrics.close()
+        return said.getvalue()
 
     run("run", 0, 2)
     run("run", 1, 3)
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        run("broken", 0, 4, is_broken=True)
-    return said.getvalue()
+    (folder / "blocked").mkdir()
+    (folder / "blocked" / "wandb").touch()  # where its folder is to be
+    finish = wandb.Run.finish
+
+    def fail(of_run) -> None:
+        finish(of_run)
+        raise OSError("no\nnetwork")
+
+    with patch.object(wandb.Run, "finish", fail):
+        said = [run("blocked", 0, 4), run("closed", 0, 4)]
+    return [*said, run("killed", 0, 4, 1)]
 
 
 def read_records(path: Path) -> list:
@@ -57,7 +70,7 @@ def read_records(path: Path) -> list:
     return records
 
 
-def test_all_numbers_arrive_a_resumed_run_has_the_same_id_and_a_dead_service_is_one_line(tmp_path):
+def test_all_numbers_arrive_a_resumed_run_has_the_same_id_and_a_failure_is_one_line(tmp_path):
     (said,) = run_ranks(train, 1, tmp_path)
     ids, logged = set(), []
     files = sorted(tmp_path.glob("run/wandb/offline-run-*/*.wandb"))
@@ -74,6 +87,7 @@ def test_all_numbers_arrive_a_resumed_run_has_the_same_id_and_a_dead_service_is_
         (step, {"loss": step / 2, **rest}) for step in (1, 2, 2, 3)
     ]
     assert len(files) == 2 and ids == {(tmp_path / "run" / "wandb" / "id").read_text()}
-    assert said.count("Weights & Biases failed") == 1
-    lines = (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+    for name, words in zip(("blocked", "closed", "killed"), said, strict=True):
+        assert words.count("Weights & Biases failed") == 1, (name, words)
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
