@@ -19,7 +19,6 @@ from albert_ds.errors import UserError
 from albert_ds.files import write_file
 from tests.bad_input.room import WRITES, build_room, content_of
 from tests.command import run_command, run_main
-from tests.models import run_export, run_import
 from tools.demo import small_tasks
 from tools.lab import paper_table
 from tools.lab.docs_hook import find_parser
@@ -35,15 +34,6 @@ def test_small_tasks_never_cuts_the_published_file(tmp_path):
     with pytest.raises(UserError, match="is the input"):
         small_tasks.main([str(word) for word in argv])
     assert (folder / "train.tsv").read_text() == content
-
-
-@pytest.mark.parametrize("convert", [run_import, run_export])
-def test_conversion_in_place_is_refused(tmp_path, convert):
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match="is the input"):
-        convert(tmp_path, tmp_path)
-    assert (tmp_path / "config.json").read_text() == "{}"
 
 
 def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypatch):
@@ -132,18 +122,16 @@ def test_no_command_writes_over_what_is_not_its_own(inputs, tmp_path, monkeypatc
 
 def test_a_report_and_a_picture_are_made_again_but_nobody_elses(inputs, tmp_path, monkeypatch):
     monkeypatch.chdir(shutil.copytree(inputs, tmp_path / "mine"))
-    for command in (
-        "report",
-        "probe",
-        "plots curves",
-        "plots split",
-        "plots layers",
-        "plots depths",
-    ):
+    plots = (f"plots {kind}" for kind in ("curves", "traffic", "split", "layers", "depths"))
+    for command in ("report", "probe", *plots):
         words, _, name = WRITES[command]
+        picture = Path(f"new-{command.replace(' ', '-')}{Path(name).suffix}")
         for _ in range(2):
-            done = run_command(*command.split(), *words, "--output", f"new-{name}")
+            done = run_command(*command.split(), *words, "--output", picture)
             assert done.code == 0, done
+        if picture.suffix == ".png":
+            drawn = picture.read_bytes()
+            assert drawn.startswith(b"\x89PNG") and 3000 < len(drawn) < 100_000, command
 
 
 def test_an_input_that_is_a_link_to_itself_is_one_line(tmp_path, monkeypatch):

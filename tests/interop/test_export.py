@@ -13,7 +13,6 @@ from albert_ds.data.vocab import Vocab
 from albert_ds.errors import UserError
 from albert_ds.interop import check, export, hugging_face
 from albert_ds.model.albert import AlbertForPretraining
-from tests.command import run_command
 from tests.finetuning import MODEL
 from tests.models import run_export, run_import, shake, write_run
 
@@ -27,15 +26,6 @@ def make_run(tmp_path, vocab):
         return write_run(tmp_path / "run", model, vocab)
 
     return make
-
-
-def test_groups_that_hugging_face_would_read_otherwise_are_refused(make_run, tmp_path, monkeypatch):
-    """The distinct layers in order, which are no groups of neighbours here."""
-    run = make_run(sharing="cycle:2")
-    monkeypatch.setattr(hugging_face, "list_groups", lambda config: [(0, 0), (1, 1)])
-    with pytest.raises(UserError, match="the hidden states differ first in layer 2 of 4"):
-        run_export(run, tmp_path / "hf")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
 def spoil(name):
@@ -139,20 +129,6 @@ def test_an_export_into_the_folder_where_one_stands(make_run, tmp_path, monkeypa
     assert {path.name for path in tmp_path.iterdir()} == {"hf", "run"}
 
 
-def test_an_export_never_lands_on_a_run_or_on_what_is_no_folder(make_run, tmp_path):
-    run = make_run()
-    before = (run / "config.json").read_bytes()
-    (tmp_path / "file").touch()
-    for output, words in (
-        (run, "is the input"),
-        (tmp_path / "file", "file: exists and is not a folder"),
-        (Path("/"), "holds the input"),
-    ):
-        with pytest.raises(UserError, match=words):
-            run_export(run, output)
-    assert (run / "config.json").read_bytes() == before
-
-
 def test_files_can_be_read_by_all_who_may(make_run, tmp_path):
     run = make_run()
     run_export(run, tmp_path / "hf")
@@ -181,10 +157,3 @@ def test_the_command_prints_where_it_wrote(make_run, tmp_path, capsys):
     written = [tmp_path / "hf", tmp_path / "back", tmp_path / "back" / "spiece.model"]
     assert capsys.readouterr().out == "".join(f"wrote {path}\n" for path in written)
     assert written[-1].is_file()
-
-
-def test_a_wrong_checkpoint_is_exit_code_2_and_one_line(tmp_path):
-    done = run_command("export", "--checkpoint", tmp_path / "no", "--output", tmp_path / "hf")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("albert-ds: ") and done.err.count("\n") == 1
-    assert str(tmp_path / "no") in done.err and not (tmp_path / "hf").exists()

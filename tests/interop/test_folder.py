@@ -16,7 +16,7 @@ from albert_ds.settings import finetune
 from albert_ds.settings.pretrain import read_config, write_run_files
 from tests.conftest import train_command
 from tests.finetuning import flags, write_checkpoint, write_cola
-from tests.models import run_export, run_import
+from tests.models import Bomb, run_export, run_import
 
 
 @pytest.fixture
@@ -47,13 +47,6 @@ def write_pickle(content):
         torch.save(content, hf / "pytorch_model.bin")
 
     return spoil
-
-
-class Payload:
-    """A pickle that makes a folder if it is run."""
-
-    def __reduce__(self):
-        return Path("executed").mkdir, ()
 
 
 WRONG = [
@@ -94,12 +87,12 @@ WRONG = [
             "meta": torch.zeros(300, device="meta"),
         }.items()
     ),
-    (write_pickle({"predictions.bias": Payload()}), "not a file of tensors"),
+    (write_pickle({"predictions.bias": Bomb(Path("executed"))}), "not a file of tensors"),
     (
         lambda hf: (
             (hf / "model.safetensors")
             .rename(hf / "pytorch_model.bin")
-            .write_bytes(pickle.dumps(Payload(), protocol=2))
+            .write_bytes(pickle.dumps(Bomb(Path("executed")), protocol=2))
         ),
         "not a file of tensors",
     ),

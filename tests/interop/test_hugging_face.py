@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import UserError
@@ -17,6 +17,7 @@ from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import HeadConfig
 from albert_ds.model.task_heads import AlbertForTask
 from tests.finetuning import MODEL, write_checkpoint
+from tests.interop.test_folder import change_config, change_weights
 from tests.models import run_export, run_import, shake, write_run
 
 CONFIG = replace(MODEL, num_layers=4)
@@ -195,6 +196,9 @@ def test_the_head_of_squad_2_is_refused_with_its_reason(vocab, tmp_path):
     assert not (tmp_path / "hf").exists()
 
 
+drop_sentence_head = change_weights(lambda x: [x.pop(name) for name in [*x] if "sop" in name])
+
+
 def test_an_encoder_is_read_from_anything_that_has_one(vocab, tmp_path, caplog):
     run, model = write_tuned(tmp_path / "tuned", "glue/rte", vocab)
     expected = {n: x for n, x in model.state_dict().items() if n.startswith("albert.")}
@@ -208,7 +212,7 @@ def test_an_encoder_is_read_from_anything_that_has_one(vocab, tmp_path, caplog):
     # A released file without a sentence head: its encoder is whole, and nothing need be said.
     pretrained = write_checkpoint(tmp_path / "run", vocab)
     released = run_export(pretrained, tmp_path / "released")
-    change_weights(released, lambda state: [state.pop(n) for n in list(state) if "sop" in n])
+    drop_sentence_head(released)
     with caplog.at_level(logging.WARNING):
         found = ModelFolder(released).read_encoder()[1]
         torch.testing.assert_close(found, ModelFolder(pretrained).read_encoder()[1], rtol=0, atol=0)
@@ -216,12 +220,6 @@ def test_an_encoder_is_read_from_anything_that_has_one(vocab, tmp_path, caplog):
         config, state = ModelFolder(released).read_pretrained()
     assert config.pair_head and not state["pair_head.weight"].any()
     assert "no sentence head" in caplog.text
-
-
-def change_weights(folder, change) -> None:
-    state = load_file(folder / "model.safetensors")
-    change(state)
-    save_file(state, folder / "model.safetensors")
 
 
 def test_sharing_is_recognised_in_files_that_repeat_blocks(vocab, tmp_path, caplog):
@@ -244,20 +242,12 @@ def test_sharing_is_recognised_in_files_that_repeat_blocks(vocab, tmp_path, capl
             for name in [name for name in state if name.startswith(source)]:
                 state[name.replace(source, f"{group}.{layer}.")] = state[name].clone()
 
-    change_weights(hf, write_each_layer)
+    change_weights(write_each_layer)(hf)
     record = json.loads((hf / "config.json").read_text())
     (hf / "config.json").write_text(json.dumps(record | {"num_hidden_groups": 4}))
     config, found = ModelFolder(hf).read_pretrained()
     assert config.sharing == "groups:2"
     torch.testing.assert_close(found, dict(model.state_dict()), rtol=0, atol=0)
-
-
-def change_config(**changes):
-    def change(folder) -> None:
-        record = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(record | changes))
-
-    return change
 
 
 def leave_only_spiece(folder) -> None:
@@ -273,10 +263,6 @@ def write_pickle(folder) -> None:
     state["predictions.decoder.bias"] = state["predictions.bias"]
     (folder / "model.safetensors").unlink()
     torch.save(state, folder / "pytorch_model.bin")
-
-
-def drop_sentence_head(folder) -> None:
-    change_weights(folder, lambda state: [state.pop(name) for name in [*state] if "sop" in name])
 
 
 OLD_KEYS = {"down_scale_factor": 1, "gap_size": 0, "net_structure_type": 0, "num_memory_blocks": 0}
@@ -329,17 +315,6 @@ def test_a_public_folder_goes_in_and_comes_out_again(vocab, tmp_path, layout):
         assert folder.config == model.config
         torch.testing.assert_close(folder.read_weights(), dict(expected), rtol=0, atol=0)
         assert folder.vocab.encode(texts) == vocab.encode(texts)
-
-
-def test_the_exported_tokenizer_tells_segments_apart(vocab, tmp_path):
-    from transformers import AutoTokenizer
-
-    hf = run_export(write_checkpoint(tmp_path / "run", vocab), tmp_path / "hf")
-    tokenizer = AutoTokenizer.from_pretrained(hf)
-    pair = tokenizer("one", "two")
-    second = pair["input_ids"].index(3) + 1
-    assert pair["token_type_ids"] == [int(i >= second) for i in range(len(pair["input_ids"]))]
-    assert tokenizer.model_max_length == MODEL.max_position_embeddings
 
 
 # Texts with letters that normalisation changes: composed vowels, marks, width, case.

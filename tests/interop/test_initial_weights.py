@@ -79,9 +79,10 @@ def test_between_patterns_a_layer_keeps_its_blocks(write_checkpoint):
             states_of(start(folder, replace(DEEP, sharing=sharing))), goal, strict=True
         ):
             assert torch.equal(found, expected), sharing
-    for sharing in ("cycle-rev:2", "groups:2", "attention"):
-        with pytest.raises(UserError, match="would have to become one"):
+    for sharing in ("all", "cycle-rev:2", "groups:2", "attention"):
+        with pytest.raises(UserError, match="would have to become one") as caught:
             read_initial(folder, replace(DEEP, sharing=sharing))
+        assert f"--sharing {sharing}" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_deep_model_becomes_a_loop_and_a_loop_a_deep_model(write_checkpoint):
@@ -122,21 +123,6 @@ def test_what_is_added_to_layers_starts_as_nothing_and_is_taken_along(write_chec
                 assert torch.equal(tensor, model.state_dict()[old])
     with pytest.raises(UserError, match=f"has --per-layer {per_layer}, which a run with"):
         read_initial(again, replace(config, per_layer="none"))
-
-
-@pytest.mark.parametrize(
-    ("sharing", "words"),
-    [
-        ("all", "attention blocks 0 and 1 would have to become one"),
-        ("ffn", "ffn blocks 0 and 1 would have to become one"),
-        ("groups:2", "attention blocks 0 and 1 would have to become one"),
-    ],
-)
-def test_two_blocks_never_become_one(write_checkpoint, sharing, words):
-    folder, _ = write_checkpoint(replace(DEEP, sharing="none"))
-    with pytest.raises(UserError, match=words) as caught:
-        read_initial(folder, replace(DEEP, sharing=sharing))
-    assert f"--sharing {sharing}" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_what_does_not_fit_is_refused(write_checkpoint):
