@@ -97,7 +97,7 @@ def test_inspect_shows_what_a_step_reads(whole):
 
 def test_two_ranks_train_as_one(data, whole, tmp_path):
     runs = {ranks: tmp_path / str(ranks) for ranks in (1, 2)}
-    flags = {**FLAGS, "dropout": 0, "save_every": 100, "num_workers": 0}
+    flags = {**FLAGS, "dropout": 0, "save_every": 100, "num_workers": 0, "eval_samples": 7}
     for ranks, run in runs.items():
         assert finish(start_ranks(train_command(data, run, **flags), ranks)) == [0] * ranks
     one, two = (records(run) for run in runs.values())
