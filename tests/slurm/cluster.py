@@ -6,7 +6,7 @@ network (net namespace) and the files (a tmpfs at /run, visible only inside). So
 changes, no port can be in use, and nothing has to be cleaned up.
 
 To Slurm each node is a machine with its own address, host name and processes. A test can kill it,
-cut it from the network, bring it back, and limit the rate of its link.
+cut it from the network, and bring it back.
 """
 
 import os
@@ -257,9 +257,3 @@ class Cluster:
     def set_cable(self, node: str, state: str) -> None:
         """Disconnect the node from the network (`down`) or connect it again (`up`)."""
         self.run("ip", "link", "set", f"v{node[1:]}", state)
-
-    def shape(self, rate: str) -> None:
-        """Limit every node's link to a rate, such as 100mbit."""
-        for number in range(1, self.size + 1):
-            bucket = ("rate", rate, "burst", "1mb", "latency", "50ms")
-            self.run(*f"tc -n n{number} qdisc replace dev eth0 root tbf".split(), *bucket)

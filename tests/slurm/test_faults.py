@@ -170,19 +170,3 @@ def test_a_stale_ending_fools_nobody_and_restarts_are_bounded(cluster, submit, t
     assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "0", "1:0")
     assert job.says().count("the run with a crash") == 2
     assert "MAX_RESTARTS=1" in job.says()
-
-
-def test_the_true_time_limit_and_a_stop_file(cluster, submit, data):
-    flags = (*LONG, "--steps", "1000000")
-    job = submit("smoke", *flags, sbatch=(*TWO_RANKS, "--time=2"), DATA=str(data))
-    life = Life(cluster, job)
-    cluster.wait(lambda: life.resumed_at(), "the job after its time limit", timeout=500)
-    stopped = re.findall(r"stopped after step (\d+) of \d+: signal SIGUSR1", job.says())
-    assert {int(step) for step in stopped} == set(life.resumed_at())
-    assert int(cluster.job(job.number)["Restarts"]) == 1
-    started = int(stopped[0])
-    cluster.wait(lambda: life.step() > started, "a step after the time limit")
-    (job.output / "STOP").touch()
-    ended = cluster.wait_until_ended(job.number)
-    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "1", "75:0")
-    assert "stopped by" in job.says()

@@ -6,11 +6,7 @@ with 8 fake GPUs each. srun, the environment and the batch script are real.
 
 import os
 import re
-import signal
-import subprocess
-import sys
 
-import psutil
 import pytest
 
 from tests.conftest import ROOT
@@ -135,21 +131,3 @@ def test_a_container_is_asked_for_where_the_site_names_one(cluster, submit, stan
 def test_a_cluster_of_another_size_is_refused_when_it_is_asked(cluster):
     with pytest.raises(AssertionError, match="node configuration is not available"):
         cluster.run("sbatch", "--test-only", "--gpus-per-node=9", "slurm/xxlarge.sh", cwd=str(ROOT))
-
-
-def test_nothing_is_left_when_its_owner_is_killed(cluster, tmp_path):
-    script = (
-        "import time\nfrom tests.slurm.cluster import Cluster\n"
-        "cluster = Cluster(2).__enter__()\nprint(cluster._inside, flush=True)\ntime.sleep(600)\n"
-    )
-    owner = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert owner.stdout is not None
-    inside = psutil.Process(int(owner.stdout.readline()))
-    family = [*psutil.Process(owner.pid).children(recursive=True), inside]
-    assert len(family) > 6
-    owner.send_signal(signal.SIGKILL)
-    owner.communicate()
-    _, alive = psutil.wait_procs(family, timeout=240)
-    assert not alive

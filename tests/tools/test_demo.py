@@ -1,7 +1,5 @@
 """The demonstration's texts: a corpus of prose and small copies of tasks."""
 
-from collections import Counter
-
 import pytest
 
 from albert_ds.errors import DamagedData, UserError
@@ -10,7 +8,7 @@ from albert_ds.tasks.race import read_passage
 from albert_ds.tasks.squad.dataset import read_squad
 from tests.finetuning import write_cola, write_mnli, write_race, write_squad
 from tools.demo import demo_corpus, small_tasks
-from tools.demo.demo_corpus import clean, clean_documents, read_modules, split_paragraphs
+from tools.demo.demo_corpus import clean
 
 PROSE = "The quick brown fox jumps over the lazy dog."
 
@@ -37,32 +35,6 @@ PROSE = "The quick brown fox jumps over the lazy dog."
 )
 def test_only_whole_sentences_of_words_are_kept(paragraph, sentences):
     assert clean(paragraph) == sentences
-
-
-def test_indented_and_ruled_paragraphs_are_not_prose():
-    text = f"{PROSE}\n\n    indented code\n\n>>> doctest()\n\nTitle\n-----\n\n- a list\n\nLast one."
-    assert split_paragraphs(text) == [PROSE, "- a list", "Last one."]
-
-
-def test_documents_say_nothing_twice_and_short_ones_are_counted():
-    counts = Counter()
-    animals = [f"The quick brown {animal} jumps over the lazy dog." for animal in ("ant", "bee")]
-    documents = [[" ".join(animals), PROSE], [PROSE, *animals], [PROSE]]
-    assert list(clean_documents(iter(documents), counts)) == [f"{' '.join(animals)}\n{PROSE}\n"]
-    assert counts == {"sentences": 3, "documents too short": 2}
-
-
-def test_docstrings_are_read_without_importing(tmp_path):
-    (tmp_path / "b.py").write_text(
-        f'"""{PROSE}"""\nraise SystemExit\nclass A:\n    """Of A.\n\n    More of A."""\n'
-        '    def f():\n        """Of f."""\nx = 1\n"""No docstring."""\n'
-    )
-    (tmp_path / "a.py").write_text("print 'Python 2'")
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "c.py").write_text('"""Of a test."""')
-    counts = Counter()
-    assert list(read_modules(tmp_path, counts)) == [[PROSE, "Of A.", "More of A.", "Of f."]]
-    assert counts == {"modules that do not parse": 1}
 
 
 def test_the_corpus_is_reproducible_and_of_the_size_asked_for(tmp_path, capsys):
