@@ -8,7 +8,6 @@ import tarfile
 
 import pytest
 import torch
-from albert_lab.commands.plots import main
 from torch.nn.functional import cross_entropy
 
 from albert_ds.data.samples import StreamConfig
@@ -153,9 +152,6 @@ def test_every_depth_is_measured_in_one_call_as_hugging_face_does(data, tmp_path
         assert row["mlm_loss"] == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
         assert row["mlm_accuracy"] == pytest.approx(float(torch.cat(hits).float().mean()))
         assert row["l2"] == pytest.approx(float(torch.cat(moved).mean()), rel=1e-5)
-    main(["depths", "--input", f"{tmp_path}/values.json", "--output", f"{tmp_path}/depths.png"])
-    assert (tmp_path / "depths.png").read_bytes().startswith(b"\x89PNG")
-    main(["depths", "--input", f"{tmp_path}/values.json", "--output", f"{tmp_path}/depths.png"])
 
 
 @pytest.mark.parametrize(

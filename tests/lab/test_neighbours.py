@@ -5,12 +5,11 @@ import torch
 from albert_lab.neighbours import OFFSETS, attend_to_neighbours, main
 
 from albert_ds.errors import UserError
+from albert_ds.interop.folder import ModelFolder
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import ModelConfig
 from albert_ds.settings.pretrain import read_config
 from tests.conftest import train_command
-from tests.distributed import run_ranks
-from tests.training import gather, join
 
 SHAPES = {
     "learn": {"embedding_size": 256, "hidden_size": 256, "num_heads": 4},
@@ -69,28 +68,18 @@ def test_cls_attends_to_the_whole_sequence(name):
     assert tokens.min() > 40
 
 
-def save_start(rank: int, config) -> dict[str, torch.Tensor]:
-    """The weights that a run would save at step 0."""
-    from albert_ds.pretraining.loop import start
-
-    device, mesh, _ = join(config.tensor_parallel)
-    return gather(start(config, mesh, device)[0], "weights.safetensors")
-
-
-@pytest.mark.parametrize(("tensor_parallel", "file"), [(1, "zero3_bf16"), (2, "zero1_fp32")])
-def test_a_run_starts_so_in_every_layout(data, tmp_path, tensor_parallel, file):
-    given = {"deepspeed_config": f"ds_configs/{file}.json", "seed": 3, "num_heads": 4}
-    start = tmp_path / "start"
+def test_a_run_can_start_so(data, tmp_path):
+    """Its weights are those of --init-from in every layout: interop/test_initial_weights.py."""
+    given, start = {"seed": 3, "num_heads": 4}, tmp_path / "start"
     main(train_command(data, start, **given)[2:])
     with pytest.raises(UserError, match="was started with"):  # it is not written over
         main(train_command(data, start, **given)[2:])
-    given |= {"init_from": start, "tensor_parallel": tensor_parallel}
-    config = read_config(train_command(data, tmp_path / "run", **given)[2:], world_size=2)
-    model = AlbertForPretraining(config.model, seed=3)
+    argv = train_command(data, tmp_path / "run", init_from=start, **given)[2:]
+    model = AlbertForPretraining(read_config(argv, world_size=2).model, seed=3)
     attend_to_neighbours(model)
-    expected, found = model.state_dict(), run_ranks(save_start, 2, config)[0]
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    torch.testing.assert_close(
+        ModelFolder(start).read_weights(), dict(model.state_dict()), rtol=0, atol=0
+    )
 
 
 def test_a_shape_without_room_is_one_line(data, tmp_path):

@@ -1,4 +1,4 @@
-"""phi is found in losses that follow its law; its script trains, and goes on. Its kind of table."""
+"""phi is found in losses that follow its law; its script trains, and goes on."""
 
 import math
 import re
@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from albert_lab.tables import spread, table
 
 from tests.conftest import ROOT
 from tools.lab.phi import PATTERNS, fit, summarise
@@ -66,20 +65,3 @@ def test_three_patterns_of_four_steps_give_a_number_and_train_once(data, tmp_pat
     assert "pretraining:" in first.stdout + first.stderr
     assert "pretraining:" not in again.stdout + again.stderr
     assert again.stdout.splitlines()[-6:] == first.stdout.splitlines()[-6:]
-
-
-def test_a_table():
-    printed = table(("", "model", "MB", "speed"), [("a", "x", "1,2.5", ""), ("", "y 2", 3, "-")])
-    assert printed.splitlines() == [
-        "| | model | MB | speed |",
-        "| --- | --- | ---: | ---: |",
-        "| a | x | 1,2.5 | |",
-        "| | y 2 | 3 | - |",
-    ]
-    figures = ["-1.2%", "1e-11", "+3.0 %", "1.7x", "4.2 (1 .. 5)"]
-    for figure in figures:
-        assert table(("a",), [(figure,)]).splitlines()[1] == "| ---: |", figure
-
-
-def test_spread():
-    assert spread([3.0, 1.0, 2.0], ".1f") == "2.0 (1.0 .. 3.0)" and spread([5.0], ".0f") == "5"

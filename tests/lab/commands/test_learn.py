@@ -20,7 +20,6 @@ from albert_lab.commands.learn import (
     recipe,
     trainer,
 )
-from albert_lab.tables import count_steps
 
 from albert_ds.errors import UserError
 from albert_ds.settings.pretrain import read_config
@@ -67,15 +66,6 @@ def test_more_hours_take_the_vocabulary_of_the_weights(tmp_path):
     command = ["--text", str(text), "--output", str(tmp_path / "learn"), "--init-from", "run"]
     with pytest.raises(UserError, match="--vocab-size: not with --init-from"):
         learn.main([*command, "--vocab-size", "2000"])
-
-
-def test_steps_of_each_record():
-    records = [
-        {"step": 4, "step_seconds": 1.0},
-        {"step": 5, "heldout_loss": 1.0},
-        {"step": 9, "step_seconds": 2.0},
-    ]
-    assert count_steps(records) == [(records[0], 4), (records[2], 5)]
 
 
 def test_the_speed_is_the_mean_of_the_second_half_of_the_trial(data, tmp_path, monkeypatch):

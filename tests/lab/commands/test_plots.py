@@ -25,22 +25,6 @@ def write_run(folder, *records) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
 
 
-def test_bars_and_layers_are_pictures(tmp_path):
-    values = {"sharing": "all", "l2": [3.0, 2.0, 2.5], "degrees": [40.0, 20.0, 15.0], "tokens": 9}
-    similarity = tmp_path / "layers.json"
-    similarity.write_text(json.dumps({"models": {"albert": values, "bert": values}}))
-    only = ("--only", "micro_batch_size=1,ranks=2")
-    for command, report, more in (
-        ("traffic", REPORT, only),
-        ("split", REPORT, only),
-        ("layers", similarity, ()),
-    ):
-        picture = tmp_path / f"{command}.png"
-        plot(command, "--input", report, *more, "--output", picture)
-        drawn = picture.read_bytes()
-        assert drawn.startswith(b"\x89PNG") and 3000 < len(drawn) < LIMIT, command
-
-
 def test_curves_and_how_far_runs_are_apart(tmp_path, capsys):
     """A chart for each loss and score that is there; places are those of the values."""
     for name, shift in (("one", 0.0), ("two", 0.25)):
