@@ -6,13 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from albert_ds.commands import convert_hf, fill_mask, probe
-from albert_ds.errors import UserError
-from albert_ds.finetune import main as finetune
+from albert_ds.commands import fill_mask
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.model.albert import AlbertForPretraining
+from tests.command import run_command
 from tests.distributed import run_ranks
-from tests.finetuning import MODEL, flags
+from tests.finetuning import MODEL, flags, tune_ranks
 from tests.models import folder_of, run_export, shake, write_run, write_weights
 from tests.optim import muon
 from tests.training import (
@@ -110,48 +109,32 @@ def test_every_reader_takes_it(run, cola, tmp_path, capsys, data):
     assert shown[0] == shown[1] != shown[2]
     out = tmp_path / "tuned"
     argv = flags("glue/cola", cola, folder, out, steps=1, learning_rate=0) + ["--average"]
-    assert run_ranks(tune, 1, argv) == [0]
+    assert run_ranks(tune_ranks, 1, argv) == [0]
     tuned = load_file(out / "checkpoints" / "best" / "weights.safetensors")
     encoder = {name for name in tuned if name.startswith("albert.")}
     assert encoder and all(torch.equal(tuned[name], models[3][name]) for name in encoder)
 
 
-def tune(rank: int, argv: list[str]) -> int:
-    return finetune(argv)
-
-
 def test_what_has_no_average_is_refused(run, cola, tmp_path):
     folder, _ = run
-    hf, output = run_export(folder, tmp_path / "hf"), str(tmp_path / "out")
+    hf, output = run_export(folder, tmp_path / "hf"), tmp_path / "out"
     without = write_run(tmp_path / "without", AlbertForPretraining(MODEL))
-    export = ["export", "--output", output, "--checkpoint"]
-    tuning = flags("glue/cola", cola, folder, output)
-    for main, argv, words in (
-        (convert_hf.main, [*export, str(hf), "--average"], "has no averaged weights"),
-        (convert_hf.main, [*export, str(without), "--average"], "has no averaged weights"),
-        (convert_hf.main, [*export, str(folder), "--average-last", "3"], "has 2"),
-        (convert_hf.main, [*export, str(folder_of(folder, 2)), "--average-last", "2"], "has 0"),
-        (convert_hf.main, [*export, str(hf), "--average-last", "2"], "has 0"),
+    export, last = ("export", "--output", output, "--checkpoint"), "--average-last"
+    tuning = ("finetune", *flags("glue/cola", cola, folder, output))
+    for words, says in (
+        ((*export, hf, "--average"), "has no averaged weights"),
+        ((*export, without, "--average"), "has no averaged weights"),
+        ((*export, folder, last, 3), "has 2"),
+        ((*export, folder_of(folder, 2), last, 2), "has 0"),
+        ((*export, hf, last, 2), "has 0"),
+        ((*export, folder, last, 2, "--average"), "not with --average"),
+        (("fill-mask", "--checkpoint", hf, "--average", "[MASK]"), "no averaged weights"),
         (
-            convert_hf.main,
-            [*export, str(folder), "--average-last", "2", "--average"],
-            "not with --average",
-        ),
-        (fill_mask.main, ["--checkpoint", str(hf), "--average", "[MASK]"], "no averaged weights"),
-        (
-            probe.main,
-            ["--checkpoint", str(folder), "--data", "x", "--similarity", "--average"],
+            ("probe", "--checkpoint", folder, "--data", "x", "--similarity", "--average"),
             "not with --similarity",
         ),
-        (read_tuning, [*tuning, "--average", "--from-scratch"], "not with --from-task"),
+        ((*tuning, "--average", "--from-scratch"), "not with --from-task"),
     ):
-        with pytest.raises(UserError) as caught:
-            main(argv)
-        assert words in str(caught.value) and "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
-
-
-def read_tuning(argv: list[str]) -> None:
-    from albert_ds.settings.finetune import read_config
-
-    read_config(argv, world_size=1)
+        done = run_command(*words)
+        assert done.code == 2 and says in done.err and done.err.count("\n") == 1, done
+    assert not output.exists()

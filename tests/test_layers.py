@@ -40,7 +40,6 @@ LEVELS = {
     "commands": 12,
     "__main__": 13,
 }
-LABORATORY = ROOT / "tools" / "albert_lab"
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
 
 

@@ -14,6 +14,7 @@ from tests.command import run_on_rank
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
 from tests.models import run_export
+from tests.test_resume import records
 
 FIXTURE = Path(__file__).parent / "fixtures" / "run_7085d03"
 DS_CONFIGS = {"adamw": "zero1_fp32_adamw.json", "lamb": "zero1_fp32.json"}
@@ -43,20 +44,15 @@ def old(tmp_path_factory) -> Path:
     return folder
 
 
-def read_records(run: Path) -> list[dict]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 @pytest.mark.parametrize("optimizer", DS_CONFIGS)
 def test_an_old_run_resumes_to_the_result_of_the_uninterrupted_one(old, tmp_path, optimizer):
     run = shutil.copytree(old / optimizer, tmp_path / "run")
-    expected = read_records(run)
+    expected = records(run)
     assert [record["step"] for record in expected][-2:] == [12, 12]
     ds_config = f"ds_configs/{DS_CONFIGS[optimizer]}"
     command = train_command(old / "data", run, deepspeed_config=ds_config, **FLAGS)
     assert finish(start_ranks(command, 1)) == [0]
-    found = read_records(run)
+    found = records(run)
     for before, after in zip(expected, found, strict=True):
         assert before["step"] == after["step"]
         for key in set(COMPARED) & before.keys():

@@ -182,7 +182,9 @@ def start_recipe(name: str, folder, site: str, *argv: str, **environ: str):
 
 def test_the_environment_wins_over_the_site_file(tmp_path):
     site = f"DATA=of-the-site\nRUNS={tmp_path}\nPYTHON=python-of-the-site\n"
-    done = start_recipe("smoke", tmp_path, site, DATA="typed", **JOB)
+    site += "STAGE=$SLURM_TMPDIR/shards\n"  # a disk of the nodes
+    done = start_recipe("smoke", tmp_path, site, DATA="typed", SLURM_TMPDIR="/job-1", **JOB)
+    assert " --stage /job-1/shards --model" in done.stdout
     assert "--data typed " in done.stdout and "python-of-the-site" in done.stdout
     assert f"--output {tmp_path}/albert-smoke " in done.stdout
 
@@ -227,12 +229,6 @@ def test_each_task_of_an_array_takes_a_combination_of_the_grid(tmp_path):
         for sharing in ("all", "pattern:0,1/0,0")
         for rate in ("1e-3", "2e-3")
     ]
-
-
-def test_a_site_may_name_a_disk_of_the_nodes(tmp_path):
-    site = f"DATA=data\nRUNS={tmp_path}\nSTAGE=$SLURM_TMPDIR/shards\n"
-    done = start_recipe("smoke", tmp_path, site, SLURM_TMPDIR="/local/job-1", **JOB)
-    assert " --stage /local/job-1/shards --model" in done.stdout
 
 
 @pytest.mark.parametrize(
