@@ -61,7 +61,7 @@ def muon_groups(
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """U S V^T -> U S' V^T with S' near 1, by Newton-Schulz. fp32, or float64 in tests."""
+    """U S V^T -> U S' V^T with S' near 1, by Newton-Schulz."""
     x = matrix if len(matrix) <= matrix.shape[1] else matrix.T
     x = x / compute_norms([x])[0].to(x.dtype).clamp(min=EPS)
     a, b, c = COEFFICIENTS
