@@ -15,6 +15,7 @@
 need TEXT "a glob of text files, in quotes"
 need VOCAB "spiece.model of albert-ds vocab"
 need DATA "the folder to write shards to"
+[ -z "${CONTAINER_IMAGE:-}" ] || need MPI "an entry of srun --mpi=list, which starts the containers"
 # The program expands the glob TEXT itself. On one node the mpirun beside the interpreter is enough.
 # With MPI=... in site.env srun starts the tasks, on any number of nodes.
 build=("$PYTHON" -m albert_ds shards --input "$TEXT" --vocab "$VOCAB" --output "$DATA" "$@")
