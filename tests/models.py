@@ -1,6 +1,8 @@
 """Models on the disk as training leaves them, and the commands that read them."""
 
 import json
+import lzma
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from albert_ds.checkpoint.folder import (
     write_folder,
 )
 from albert_ds.data.vocab import RELEASED, Vocab, train_vocab
+
+OLD_RUN = Path(__file__).parent / "fixtures" / "run_7085d03"
 
 
 def small_vocab(text_file: Path, size: int = 300) -> Vocab:
@@ -60,6 +64,15 @@ def write_run(
     if vocab is not None:
         vocab.write(run)
     return run
+
+
+def copy_old_run(folder: Path) -> Path:
+    """Shards and two runs of an earlier version, each with the vocabulary that they share."""
+    shutil.copytree(OLD_RUN, folder)
+    vocab = lzma.decompress((folder / "spiece.model.xz").read_bytes())
+    for name in ("data", "adamw", "lamb"):
+        (folder / name / "spiece.model").write_bytes(vocab)
+    return folder
 
 
 class Bomb:

@@ -1,9 +1,7 @@
 """Commands in the documentation work: each is parsed by its own parser, the cheap ones are run."""
 
-import lzma
 import re
 import shlex
-import shutil
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -15,12 +13,11 @@ from albert_ds import __main__ as albert_ds
 from albert_ds.cli import Number, Parser
 from albert_ds.errors import UserError
 from tests.conftest import ROOT
-from tests.models import run_export
+from tests.models import copy_old_run, run_export
 from tests.test_command import ALL, parser_of
 from tests.test_docs import CURRENT, PAGES
 from tools.lab.docs_hook import find_parser, list_actions
 
-OLD_RUN = ROOT / "tests/fixtures/run_7085d03"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 SCRIPTS = sorted(path for folder in ("slurm", "tools") for path in (ROOT / folder).rglob("*.sh"))
 LAUNCHERS = {"python", "deepspeed", "torchrun", "mpirun", "sbatch", "bash"}
@@ -201,12 +198,11 @@ def test_every_flag_in_a_sentence_exists():
 
 def test_the_python_of_a_page_runs(tmp_path, monkeypatch):
     """On a small run, its shards and its export, under the names of the page."""
-    vocab = lzma.decompress((OLD_RUN / "spiece.model.xz").read_bytes())
-    for old, name in (("data", "data"), ("lamb", "runs/base")):
-        shutil.copytree(OLD_RUN / old, tmp_path / name)
-        (tmp_path / name / "spiece.model").write_bytes(vocab)
+    runs = copy_old_run(tmp_path / "runs")
+    (runs / "lamb").rename(runs / "base")
+    (runs / "data").rename(tmp_path / "data")
     (tmp_path / "hf").mkdir()
-    run_export(tmp_path / "runs/base", tmp_path / "hf/base")
+    run_export(runs / "base", tmp_path / "hf/base")
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     for body in blocks_of(ROOT / "docs/python.md", "python"):

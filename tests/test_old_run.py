@@ -1,7 +1,6 @@
 """A run written by an earlier version resumes and ends as it would have ended there."""
 
 import json
-import lzma
 import shutil
 from pathlib import Path
 
@@ -13,10 +12,9 @@ from albert_ds.interop.folder import ModelFolder
 from tests.command import run_on_rank
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
-from tests.models import run_export
+from tests.models import copy_old_run, run_export
 from tests.test_resume import records
 
-FIXTURE = Path(__file__).parent / "fixtures" / "run_7085d03"
 DS_CONFIGS = {"adamw": "zero1_fp32_adamw.json", "lamb": "zero1_fp32.json"}
 FLAGS = dict(
     num_heads=2,
@@ -35,13 +33,7 @@ COMPARED = ("samples", "lr", "grad_norm", "loss", "heldout_loss", "heldout_maske
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory) -> Path:
-    """A copy of the fixture, with the vocabulary where the shards and both runs had it."""
-    folder = tmp_path_factory.mktemp("old") / "runs"
-    shutil.copytree(FIXTURE, folder)
-    vocab = lzma.decompress((folder / "spiece.model.xz").read_bytes())
-    for name in ("data", *DS_CONFIGS):
-        (folder / name / "spiece.model").write_bytes(vocab)
-    return folder
+    return copy_old_run(tmp_path_factory.mktemp("old") / "runs")
 
 
 @pytest.mark.parametrize("optimizer", DS_CONFIGS)

@@ -4,9 +4,7 @@ Each is done on the small data set of tests/fixtures. Listed are the files of al
 function runs meanwhile; docs/architecture.md has their number.
 """
 
-import lzma
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,9 +13,9 @@ from types import FrameType
 
 from albert_ds.__main__ import main
 from tests.conftest import ROOT
+from tests.models import copy_old_run
 
 PACKAGE = str(ROOT / "albert_ds") + os.sep
-FIXTURE = ROOT / "tests/fixtures/run_7085d03"
 LOOP = "pretraining/loop.py"
 # The functions in which each begins; what they call belongs to it.
 WAYS = {
@@ -76,9 +74,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         sys.exit(follow(sys.argv[1]))
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(FIXTURE / "data", f"{folder}/data")
-        vocab = lzma.decompress((FIXTURE / "spiece.model.xz").read_bytes())
-        Path(folder, "data/spiece.model").write_bytes(vocab)
+        copy_old_run(Path(folder, "old")).joinpath("data").rename(f"{folder}/data")
         first = [sys.executable, "-m", "albert_ds", *words_for("first", steps=2)]
         subprocess.run(first, cwd=folder, check=True, capture_output=True)
         for way in WAYS:

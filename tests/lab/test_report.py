@@ -2,9 +2,7 @@
 
 import io
 import json
-import lzma
 import math
-import shutil
 from collections import Counter
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
@@ -22,9 +20,8 @@ from albert_ds.data.stream import heldout_batches
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.errors import UserError
 from tests.browser import with_page
-from tests.conftest import ROOT
+from tests.models import copy_old_run
 
-FIXTURE = ROOT / "tests/fixtures/run_7085d03"  # two real runs and their data
 MOST_BYTES = 1_500_000
 
 
@@ -84,24 +81,24 @@ def write_run(folder, records, **files):
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("built") / "data"
-    shutil.copytree(FIXTURE / "data", folder)
-    (folder / "spiece.model").write_bytes(lzma.open(FIXTURE / "spiece.model.xz").read())
+def old(tmp_path_factory):
+    """Two real runs and their data; the runs name it where it is here."""
+    folder = copy_old_run(tmp_path_factory.mktemp("old") / "runs")
+    for name in ("lamb", "adamw"):
+        config = json.loads((folder / name / "config.json").read_text())
+        config["data"] = [str(folder / "data")]
+        (folder / name / "config.json").write_text(json.dumps(config))
     return folder
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, data):
-    """Copies of two real runs, which name their data where it is here."""
-    found = []
-    for name in ("lamb", "adamw"):
-        run = tmp_path_factory.mktemp("runs") / name / "run"
-        shutil.copytree(FIXTURE / name, run)
-        config = json.loads((run / "config.json").read_text())
-        (run / "config.json").write_text(json.dumps({**config, "data": [str(data)]}))
-        found.append(run)
-    return found
+def data(old):
+    return old / "data"
+
+
+@pytest.fixture(scope="module")
+def runs(old):
+    return [old / "lamb", old / "adamw"]
 
 
 @pytest.fixture(scope="module")
