@@ -2,6 +2,7 @@
 
 import io
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -42,6 +43,13 @@ def read_asked(path: Path) -> list[list[str]]:
         commands.append(words[:count])
         del words[:count]
     return commands
+
+
+def run_bash(*words, **environ) -> subprocess.CompletedProcess:
+    """A script of bash in the root of the project; `None` unsets a variable."""
+    given = {name: str(x) for name, x in {**os.environ, **environ}.items() if x is not None}
+    root = Path(__file__).parents[1]
+    return subprocess.run(["bash", *words], cwd=root, env=given, capture_output=True, text=True)
 
 
 NOTE = """printf '%s\\n' "$#" "$@" >> "$ASKED\""""  # of a stand-in: what it was asked to run

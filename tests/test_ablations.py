@@ -1,7 +1,6 @@
 """Every ablation recipe, at both scales, asks for what the trainers take, and prints its table."""
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from albert_ds.commands.probe import build_parser as build_probe_parser
 from albert_ds.errors import UserError
 from albert_ds.settings.finetune import build_parser
 from albert_ds.settings.pretrain import read_config
-from tests.command import NOTE, read_asked, write_scripts
+from tests.command import NOTE, read_asked, run_bash, write_scripts
 from tests.conftest import ROOT
 from tests.test_recipes import JOB
 from tools.lab import paper_table
@@ -52,20 +51,14 @@ def start_recipe(recipe: Path, tmp_path: Path, **environ) -> subprocess.Complete
     for name in FOLDERS:
         (tmp_path / "tasks" / name).mkdir(parents=True)
     given = {
-        **os.environ,
         **JOB,
         "SITE_ENV": "none",
         **write_scripts(tmp_path, python=STUB, srun=SRUN, scontrol="echo node1"),
-        "PYTHON": tmp_path / "python",
-        "ASKED": tmp_path / "asked",
-        "TASKS": tmp_path / "tasks",
-        "OUT": tmp_path / "out",
-        "DATA": "unused",
-        "EXTRA": "unused",
+        **{"DATA": "unused", "EXTRA": "unused", "PYTHON": tmp_path / "python"},
+        **{name.upper(): tmp_path / name for name in ("asked", "tasks", "out")},
         **environ,
     }
-    given = {name: str(value) for name, value in given.items() if value is not None}
-    return subprocess.run(["bash", recipe], env=given, capture_output=True, text=True, cwd=ROOT)
+    return run_bash(recipe, **given)
 
 
 def run_recipe(recipe: Path, tmp_path: Path, **environ) -> list[list[str]]:

@@ -10,7 +10,7 @@ from albert_ds.engine.deepspeed_config import read_ds_config
 from albert_ds.model.config import SIZES
 from albert_ds.model.shapes import count_params
 from albert_ds.settings.pretrain import read_config
-from tests.command import write_scripts
+from tests.command import run_bash, write_scripts
 from tests.conftest import ROOT
 
 RECIPES = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
@@ -60,18 +60,10 @@ def ask_recipe(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
     """Command -> flags that the recipe runs, by an srun that only writes them down."""
     body = 'while [ "$1" != -u ]; do shift; done; shift; echo "$*" >> "$ASKED"\n'
     body += '[ ! -d "$OUTPUT" ] || echo \'{"code": 0}\' > "$OUTPUT/exit.json"'
-    environ = {
-        **os.environ,
-        **write_scripts(folder / "bin", srun=body, scontrol="echo node1"),
-        "ASKED": str(folder / "asked"),
-        "DATA": str(data),
-        "OUTPUT": str(folder / "run"),
-        "REPORT": str(folder / "report"),
-        "SITE_ENV": "none",
-        **JOB,
-    }
-    command = ["bash", recipe, *argv]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
+    path = write_scripts(folder / "bin", srun=body, scontrol="echo node1")
+    places = {name: folder / name.lower() for name in ("ASKED", "REPORT")}
+    given = {**path, **places, "DATA": data, "OUTPUT": folder / "run", "SITE_ENV": "none", **JOB}
+    done = run_bash(recipe, *argv, **given)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = (folder / "asked").read_text().splitlines()
     words = [line.removeprefix("-m albert_ds ").split() for line in lines]
@@ -175,9 +167,9 @@ def start_recipe(name: str, folder, site: str, *argv: str, **environ: str):
     """Run a recipe with a site file and an srun that prints its command."""
     (folder / "site.env").write_text(site)
     path = write_scripts(folder / "bin", srun='echo "$@"', scontrol="echo node1")
-    environ = {**path, "SITE_ENV": str(folder / "site.env"), **environ}
-    command = ["bash", f"slurm/{name}.sh", *argv]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environ)
+    nothing = dict.fromkeys(os.environ)
+    given = {**nothing, **path, "SITE_ENV": folder / "site.env", **environ}
+    return run_bash(f"slurm/{name}.sh", *argv, **given)
 
 
 def test_the_environment_wins_over_the_site_file(tmp_path):
@@ -268,13 +260,8 @@ def test_apptainer_runs_the_command_of_each_rank(tmp_path):
     )
     settings = {"DATA": "/two words", "OUTPUT": str(tmp_path / "run"), "PYTHON": "trainer"}
     settings |= {"CONTAINER_IMAGE": "/images/a.sif", "CONTAINER_MOUNTS": "/shards,/runs"}
-    done = subprocess.run(
-        ["bash", "slurm/smoke.sh", "--seed", "7"],
-        cwd=ROOT,
-        env={**os.environ, **path, "SITE_ENV": "none", **settings, **JOB},
-        capture_output=True,
-        text=True,
-    )
+    environ = {**path, "SITE_ENV": "none", **settings, **JOB}
+    done = run_bash("slurm/smoke.sh", "--seed", "7", **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     asked, ran = re.findall("^(?:apptainer|trainer:) (.*)$", done.stdout, re.M)
     options = f"exec --nv --pwd {ROOT} --bind {ROOT},/shards,/runs /images/a.sif trainer "

@@ -1,7 +1,6 @@
 """The studies of sharing and of recipes ask for what the trainer takes; the table is arithmetic."""
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -11,7 +10,7 @@ import pytest
 
 from albert_ds.model.shapes import count_params
 from albert_ds.settings.pretrain import read_config
-from tests.command import NOTE, read_asked, write_scripts
+from tests.command import NOTE, read_asked, run_bash, write_scripts
 from tests.conftest import ROOT
 from tests.training import SMALL
 from tools.lab.sharing_table import main as compare
@@ -26,9 +25,8 @@ while [ $# -gt 0 ]; do [ "$1" = --output ] && mkdir -p "$(dirname "$2")"; shift;
 
 
 def run_study(script: Path, out: Path, data, **environ) -> subprocess.CompletedProcess:
-    given = {**os.environ, "DATA": str(data), "OUT": str(out), "PYTHON": sys.executable}
-    given |= {"LENGTH": "64", **environ}
-    return subprocess.run(["bash", script], env=given, capture_output=True, text=True, cwd=ROOT)
+    given = {"DATA": data, "OUT": out, "PYTHON": sys.executable, "LENGTH": 64, **environ}
+    return run_bash(script, **given)
 
 
 def ask(script: Path, data, tmp_path, **environ) -> dict[str, list[str]]:
