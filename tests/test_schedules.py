@@ -7,7 +7,7 @@ from albert_ds.errors import UserError
 from albert_ds.schedules import cut, read_schedule
 
 STEPS = 40
-COUNT, SHARE = Number(low=1, whole=True), Number(above=0, below=1)
+COUNT = Number(low=1, whole=True)
 # Text, and the steps at which the value is known, joined as its commas and dots say.
 CASES = {
     "8": lambda step: 8,
@@ -31,16 +31,6 @@ def test_every_step_has_the_value_of_the_reference(text):
         for step in range(STEPS + 1):
             total = sum(schedule.at(begin) * steps for begin, steps in cut([schedule], step))
             assert total == sum(map(CASES[text], range(step)))
-
-
-def test_a_line_of_shares_is_straight():
-    line = read_schedule("--x", "0.3..0.15@100%", STEPS, SHARE, lines=True)
-    found = [line.at(step) for step in range(STEPS + 1)]
-    assert found == pytest.approx([0.3 - 0.15 * step / STEPS for step in range(STEPS + 1)])
-    assert found[0] == 0.3 and found[-1] == 0.15
-    assert all(
-        type(read_schedule("--x", "1..9@40", 40, COUNT, lines=True).at(s)) is int for s in range(9)
-    )
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,7 @@ def test_levels_are_reported_apart_and_together(tmp_path, vocab, lengths):
     [
         ({"answers": ["B"]}, "questions, options and answers are 2, 2, 1; must be equal"),
         ({"answers": ["B", "E"]}, 'answers.1 "E": must be one of "A", "B", "C", "D"'),
-        (
-            {"options": [["a"] * 4, ["b"] * 3]},
-            '["b", "b", "b"]: must be a list of 4 values',
-        ),
+        ({"options": [["a"] * 4, ["b"] * 3]}, '["b", "b", "b"]: must be a list of 4 values'),
     ],
 )
 def test_a_wrong_passage_is_named(tmp_path, vocab, lengths, changes, words):
