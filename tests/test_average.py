@@ -14,13 +14,7 @@ from tests.distributed import run_ranks
 from tests.finetuning import MODEL, flags, tune_ranks
 from tests.models import folder_of, run_export, shake, write_run, write_weights
 from tests.optim import muon
-from tests.training import (
-    gather,
-    open_small_run,
-    small_batches,
-    small_config,
-    take_step,
-)
+from tests.training import gather, open_small_run, small_batches, small_config, take_step
 
 DECAY = 0.7
 BATCHES = small_batches(4, max_length=24)

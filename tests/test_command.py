@@ -87,8 +87,6 @@ code = main(sys.argv[1:])
 print("imported:", [name for name in NAMES if name in sys.modules])
 sys.exit(code)
 """
-
-
 NAMES = ("torch._dynamo", "torch._inductor", "functorch.compile", "megatron")
 
 
@@ -111,19 +109,13 @@ def test_every_tool_starts_where_only_the_dependencies_are_installed():
 
 
 TRAINERS = ["albert-ds train", "albert-ds finetune"]
-
-
 USERS = ["albert-ds", *(f"albert-ds {name}" for group in COMMANDS.values() for name in group)]
-
-
 # Not for one day of one GPU, nor the examples, which are to be copied and take plain argparse.
 OTHERS = [
     str(path.relative_to(ROOT))
     for path in sorted((ROOT / "tools").glob("*/*.py"))
     if path.parent.name not in ("gpu_kit", "examples") and "Parser(" in path.read_text()
 ]
-
-
 ALL = USERS + OTHERS
 
 

@@ -20,14 +20,7 @@ from tests.distributed import run_ranks
 from tests.reference import update_error
 from tests.test_layout_change import Leg, config_of, run_leg
 from tests.test_resume import files_of, records
-from tests.training import (
-    SMALL,
-    gather,
-    open_small_run,
-    small_batches,
-    small_config,
-    take_step,
-)
+from tests.training import SMALL, gather, open_small_run, small_batches, small_config, take_step
 
 SCHEDULE = "1@0,2@25%,3@3"  # of 4 steps
 LEGS = (Leg(stage=3, data_parallel=2), Leg(stage=1, data_parallel=1, tensor_parallel=2))
@@ -210,18 +203,13 @@ def step_by_step(rank: int, config, batches: list) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    ("stage", "kind"),
-    [*((stage, "") for stage in (0, 1, 2, 3)), (1, "_adamw"), (1, "_muon")],
+    ("stage", "kind"), [*((stage, "") for stage in (0, 1, 2, 3)), (1, "_adamw"), (1, "_muon")]
 )
 def test_what_a_layer_that_does_not_run_has_of_its_own_keeps_every_bit(stage, kind):
     """The core runs once, three times and twice; its layers are 1 to 3 of 0 to 4."""
     samples = small_batches(1)[0]
     config = small_config(
-        world_size=2,
-        steps=4,
-        model=LOOP,
-        ds_file=f"zero1_fp32{kind}.json",
-        stage=stage,
+        world_size=2, steps=4, model=LOOP, ds_file=f"zero1_fp32{kind}.json", stage=stage
     )
     config = replace(config, depth_schedule="3@0,5@1,4@2,5@3")
     before, *after = run_ranks(step_by_step, 2, config, [samples] * 3)[0]

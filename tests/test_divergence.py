@@ -17,14 +17,7 @@ from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
 from tests.finetuning import flags, open_run
 from tests.models import write_weights
-from tests.training import (
-    gather,
-    join,
-    open_small_run,
-    small_batches,
-    small_config,
-    take_step,
-)
+from tests.training import gather, join, open_small_run, small_batches, small_config, take_step
 
 KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 MODES = [("zero1_fp32.json", stage) for stage in (0, 1, 2, 3)]

@@ -119,10 +119,7 @@ def test_a_changing_batch_accumulates_right_at_every_stage():
     configs = [
         replace(
             small_config(
-                world_size=2,
-                batch_size=sizes[0],
-                ds_file=f"zero1_{precision}.json",
-                stage=stage,
+                world_size=2, batch_size=sizes[0], ds_file=f"zero1_{precision}.json", stage=stage
             ),
             schedules={"batch_size": text},
         )

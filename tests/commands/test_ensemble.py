@@ -9,14 +9,7 @@ from safetensors.numpy import load_file
 from albert_ds.commands.ensemble import average, main
 from albert_ds.errors import UserError
 from tests.distributed import run_ranks
-from tests.finetuning import (
-    flags,
-    tune_ranks,
-    write_cola,
-    write_race,
-    write_rte,
-    write_squad,
-)
+from tests.finetuning import flags, tune_ranks, write_cola, write_race, write_rte, write_squad
 
 TASKS = {
     "glue/cola": (write_cola, {}, "CoLA.tsv"),

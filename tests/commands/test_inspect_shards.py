@@ -17,24 +17,16 @@ def plan_of(batch_size: int, stream: StreamConfig) -> DataPlan:
 
 def test_samples_and_counts_are_those_of_training(data):
     count = 48
-    length = open_shards(data, "train").sequence_length
+    source = open_shards(data, "train")
+    length = source.sequence_length
     done = run_command(
         *("inspect", "--data", data, "--count", count, "--show", 2),
         *("--sequence-length", length, "--seed", 7),
     )
     assert done.code == 0, done.err
-    source = open_shards(data, "train")
-    batch = next(
-        training_batches(
-            [source],
-            None,
-            plan_of(count, StreamConfig(sequence_length=length, seed=7)),
-            step=0,
-            micro_batch_size=count,
-            dp_rank=0,
-            dp_size=1,
-        )
-    )
+    plan = plan_of(count, StreamConfig(sequence_length=length, seed=7))
+    sizes = dict(step=0, micro_batch_size=count, dp_rank=0, dp_size=1)
+    batch = next(training_batches([source], None, plan, **sizes))
     tokens, masked = batch.tokens, batch.masked
     assert f"{count} samples, {tokens:,} tokens" in done.out
     assert f"masked: {masked / tokens:.2%} of the tokens" in done.out

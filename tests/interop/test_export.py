@@ -45,10 +45,7 @@ SPOILERS = {
         spoil(f"{GROUP}.0.albert_layers.0.attention.dense.weight"),
         "differ first in layer 1 of 4",
     ),
-    "last layer": (
-        spoil(f"{GROUP}.3.albert_layers.0.ffn.bias"),
-        "differ first in layer 4 of 4",
-    ),
+    "last layer": (spoil(f"{GROUP}.3.albert_layers.0.ffn.bias"), "differ first in layer 4 of 4"),
     "words": (spoil("predictions.bias"), "its prediction_logits differ .* so the head differs"),
     "pairs": (spoil("sop_classifier.classifier.weight"), "its sop_logits differ by .*, over 1e-05"),
     "pooler": (spoil("albert.pooler.bias"), "its sop_logits differ .* so the head differs"),

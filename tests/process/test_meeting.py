@@ -115,11 +115,7 @@ def test_places_and_processes_of_a_machine_may_differ(data, tmp_path):
     alike = dict(steps=1, eval_every=9, save_every=9)
     here = train_command(data, run, **alike, num_workers=0)
     there = train_command(
-        tmp_path / "data",
-        run,
-        **alike,
-        num_workers=1,
-        deepspeed_config=tmp_path / JSON.name,
+        tmp_path / "data", run, **alike, num_workers=1, deepspeed_config=tmp_path / JSON.name
     )
     assert end_all([here, there])[0] == [0, 0]
     # Ranks of one machine share a copy, so two folders are of two machines.

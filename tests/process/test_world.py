@@ -113,8 +113,6 @@ def test_a_model_that_memory_cannot_hold_is_refused(monkeypatch, capsys):
 
 
 def test_ranks_of_a_machine_share_its_cores(monkeypatch):
-    import torch
-
     used = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 9)
     monkeypatch.setattr(torch, "set_num_threads", used.append)
@@ -129,8 +127,6 @@ def test_ranks_of_a_machine_share_its_cores(monkeypatch):
 
 
 def test_deepspeed_gets_the_number_of_the_device_not_of_the_task(monkeypatch):
-    import torch
-
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # as --gpus-per-task=1 grants them
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
@@ -185,8 +181,6 @@ def test_every_rank_has_a_gpu_of_its_own_or_none_has_one():
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_gpu_job_does_not_train_on_the_cpu(ranks, data, tmp_path, monkeypatch):
-    import torch
-
     if torch.cuda.is_available():
         pytest.skip("this machine has a working GPU")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")

@@ -26,12 +26,7 @@ H100 = describe_gpu(GPUS["h100"], width=1024)
 
 def plans(name, *, gpus=64, memory=80e9, link=100e9, batch_size=4096):
     layouts = find_layouts(
-        name,
-        SIZES[name],
-        ranks=gpus,
-        ranks_a_node=8,
-        batch_size=batch_size,
-        sequence_length=512,
+        name, SIZES[name], ranks=gpus, ranks_a_node=8, batch_size=batch_size, sequence_length=512
     )
     return find_plans(layouts, H100, link=link, memory_limit=memory)
 
