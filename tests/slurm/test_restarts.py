@@ -4,8 +4,10 @@ import re
 
 import pytest
 
+from tests.command import write_scripts
+
 # `play N` is what attempt N of the run does on its first rank; the others only wait for it.
-STAND_IN = """#!/bin/bash
+STAND_IN = """\
 ending() { echo "{\\"code\\": $1, \\"reason\\": \\"$2\\"}" > "$OUTPUT/exit.json"; exit "$1"; }
 saves() { mkdir -p "$OUTPUT/checkpoints" && echo "$1" > "$OUTPUT/checkpoints/latest"; }
 node() { scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$1p"; }
@@ -22,10 +24,8 @@ ONE_SPARE = ("--nodes=3", "--ntasks-per-node=1", "--no-kill", "--exclusive")
 @pytest.fixture
 def stand_in(tmp_path):
     def write(play: str) -> str:
-        path = tmp_path / "python"
-        path.write_text(STAND_IN.replace("PLAY", play))
-        path.chmod(0o755)
-        return str(path)
+        write_scripts(tmp_path, python=STAND_IN.replace("PLAY", play))
+        return f"{tmp_path}/python"
 
     return write
 
