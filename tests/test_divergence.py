@@ -5,18 +5,20 @@ What either trainer saves while steps are skipped, and how it ends then.
 
 import itertools
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.settings.pretrain import read_config
 from tests.batches import concatenate
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
 from tests.finetuning import flags, open_run
-from tests.models import write_weights
+from tests.models import write_run
 from tests.training import gather, join, open_small_run, small_batches, small_config, take_step
 
 KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
@@ -71,26 +73,17 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all():
 
 @pytest.fixture
 def spoilt_weights(data, tmp_path):
-    """A checkpoint of `train_command`'s model with one weight so large that sums overflow."""
-    from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.settings.pretrain import read_config
-
+    """A run of `train_command`'s model with one weight so large that sums overflow."""
     argv = train_command(data, tmp_path / "unused")[2:]
-    model = replace(read_config(argv, world_size=2).model)
-    state = AlbertForPretraining(model).state_dict()
-    state["albert.encoder.ffn.0.feed_forward.up.bias"][0] = 3e38
-    folder = write_weights(tmp_path / "spoilt", state)
-    (tmp_path / "spoilt" / "config.json").write_text(json.dumps({"model": asdict(model)}))
-    return folder
+    model = AlbertForPretraining(read_config(argv, world_size=2).model)
+    model.albert.encoder.ffn[0].feed_forward.up.bias.data[0] = 3e38
+    return write_run(tmp_path / "spoilt", model)
 
 
 def test_a_run_that_diverges_ends_with_4_and_names_what_is_good(data, tmp_path, spoilt_weights):
     run = tmp_path / "run"
-    command = train_command(
-        data,
-        run,
-        **dict(init_from=spoilt_weights, steps=50, save_every=4, eval_every=50, micro_batch_size=4),
-    )
+    rhythm = dict(steps=50, save_every=4, eval_every=50, micro_batch_size=4)
+    command = train_command(data, run, init_from=spoilt_weights, **rhythm)
     assert finish(start_ranks(command, 2)) == [4, 4]
     ending = json.loads((run / "exit.json").read_text())
     assert ending["code"] == 4 and ending["step"] == 20
