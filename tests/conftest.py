@@ -93,19 +93,10 @@ def cola(tmp_path_factory) -> Path:
 def train_command(data: Path, output: Path, **flags) -> list[str]:
     """train.py on a very small model; keyword arguments are flags, in the order given."""
     given = {
-        "model": "albert-tiny",
-        "data": data,
-        "output": output,
-        "steps": 12,
-        "batch_size": 8,
-        "micro_batch_size": 2,
-        "num_layers": 2,
-        "hidden_size": 32,
-        "embedding_size": 16,
-        "log_every": 1,
-        "eval_every": 6,
-        "eval_samples": 8,
-        "save_every": 4,
+        **dict(model="albert-tiny", data=data, output=output, steps=12),
+        **dict(batch_size=8, micro_batch_size=2),
+        **dict(num_layers=2, hidden_size=32, embedding_size=16),
+        **dict(log_every=1, eval_every=6, eval_samples=8, save_every=4),
         **flags,
     }
     argv = [sys.executable, "albert_ds/train.py", "--deepspeed_config"]

@@ -13,14 +13,8 @@ from albert_ds.model.config import ModelConfig
 from tests.models import write_run
 
 MODEL = ModelConfig(
-    vocab_size=300,
-    embedding_size=16,
-    hidden_size=32,
-    num_layers=2,
-    num_heads=2,
-    ffn_size=64,
-    max_position_embeddings=64,
-    dropout=0.1,
+    **dict(vocab_size=300, embedding_size=16, hidden_size=32, ffn_size=64),
+    **dict(num_layers=2, num_heads=2, max_position_embeddings=64, dropout=0.1),
 )
 WORDS = "the object name class type list string module function statement".split()
 
@@ -146,14 +140,8 @@ def write_squad(folder: Path, version: str) -> Path:
 
 def flags(task: str, data: Path, checkpoint: Path, output: Path, **given) -> list[str]:
     """The command line of finetune.py; keyword arguments are flags, True means without a value."""
-    given = {
-        "steps": 4,
-        "batch_size": 8,
-        "learning_rate": 0.002,
-        "dropout": 0.0,
-        "log_every": 1,
-        **given,
-    }
+    shortest = dict(steps=4, batch_size=8, learning_rate=0.002, dropout=0.0, log_every=1)
+    given = {**shortest, **given}
     argv = ["--task", task, "--data", data, "--checkpoint", checkpoint, "--output", output]
     for name, value in given.items():
         flag = "--" + (name if name == "deepspeed_config" else name.replace("_", "-"))

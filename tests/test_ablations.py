@@ -20,18 +20,8 @@ OTHERS = ("common.sh", "paper.sh", "sharing.sh", "recipe.sh")  # the last two: t
 RECIPES = sorted(p for p in SCRIPTS.glob("*.sh") if p.name not in OTHERS)
 FOLDERS = ("squad1", "squad2", "MNLI", "SST-2", "RACE")
 # Rows of the paper's tables.
-ROWS = {
-    "table2": 6,
-    "table3": 8,
-    "table4": 8,
-    "table5": 3,
-    "table6": 2,
-    "table7": 2,
-    "table8": 2,
-    "depth": 6,
-    "width": 4,
-    "deeper": 2,
-}
+ROWS = dict(table2=6, table3=8, table4=8, table5=3, table6=2, table7=2, table8=2)
+ROWS |= dict(depth=6, width=4, deeper=2)
 # Stands in for Python: notes what it was asked to run, and leaves what a run leaves.
 STUB = f"""[ "$1" = -u ] && shift
 {NOTE}

@@ -16,16 +16,8 @@ from tests.distributed import take_port
 from tests.test_recipes import JOB
 
 pytestmark = pytest.mark.nightly
-BUILT = (
-    "albert_ds",
-    "tools",
-    "ds_configs",
-    "slurm",
-    "docs/raw",
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
-)
+BUILT = ("albert_ds", "tools", "ds_configs", "slurm", "docs/raw", "pyproject.toml", "README.md")
+BUILT += ("LICENSE",)
 SMALL = ("--num-layers", "1", "--hidden-size", "32", "--embedding-size", "16", "--num-heads", "4")
 
 
@@ -80,14 +72,8 @@ def test_every_step_in_an_empty_folder(installed, text_file, tmp_path):
 
     # One run: the command begins it, two ranks of a launcher take it further.
     flags = ("--model", "albert-tiny", *SMALL, "--data", "data", "--output", "run")
-    flags += (
-        "--batch-size",
-        4,
-        "--micro-batch-size",
-        2,
-        "--deepspeed_config",
-        "ds_configs/zero1_fp32.json",
-    )
+    flags += ("--batch-size", 4, "--micro-batch-size", 2)
+    flags += ("--deepspeed_config", "ds_configs/zero1_fp32.json")
     albert("train", *flags, "--steps", 2)
     launcher = ("python", "-m", "deepspeed.launcher.runner", "--master_port", take_port())
     ask(*launcher, "--num_gpus", 2, "--module", "albert_ds.train", *flags, "--steps", 4)

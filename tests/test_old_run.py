@@ -17,15 +17,8 @@ from tests.test_resume import records
 
 DS_CONFIGS = {"adamw": "zero1_fp32_adamw.json", "lamb": "zero1_fp32.json"}
 FLAGS = dict(
-    num_heads=2,
-    hidden_size=16,
-    embedding_size=8,
-    ffn_size=16,
-    max_position_embeddings=32,
-    learning_rate=0.01,
-    warmup_steps=2,
-    micro_batch_size=4,
-    save_every=6,
+    **dict(num_heads=2, hidden_size=16, embedding_size=8, ffn_size=16, max_position_embeddings=32),
+    **dict(learning_rate=0.01, warmup_steps=2, micro_batch_size=4, save_every=6),
 )
 # What a record says of training itself; the other keys depend on the clock or on the layout.
 COMPARED = ("samples", "lr", "grad_norm", "loss", "heldout_loss", "heldout_masked")

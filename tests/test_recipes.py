@@ -14,20 +14,10 @@ from tests.command import run_bash, write_scripts
 from tests.conftest import ROOT
 
 RECIPES = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
-PAPER = {
-    "base": "albert-base",
-    "large": "albert-large",
-    "xlarge": "albert-xlarge",
-    "xxlarge": "albert-xxlarge",
-    "bert_large": "bert-large",
-}
-JOB = {
-    "SLURM_JOB_ID": "1",
-    "SLURM_JOB_NODELIST": "node1",
-    "SLURM_JOB_NUM_NODES": "1",
-    "SLURM_NTASKS": "2",
-    "SLURM_RESTART_COUNT": "20",
-}
+PAPER = {size: f"albert-{size}" for size in ("base", "large", "xlarge", "xxlarge")}
+PAPER["bert_large"] = "bert-large"
+JOB = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1"}
+JOB |= {"SLURM_NTASKS": "2", "SLURM_RESTART_COUNT": "20"}
 ARRAY = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"}
 
 

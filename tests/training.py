@@ -16,14 +16,8 @@ from tests.batches import concatenate, random_samples
 DS_CONFIGS = Path(__file__).parents[1] / "ds_configs"
 SMALL = replace(
     SIZES["albert-tiny"],
-    vocab_size=101,
-    embedding_size=16,
-    hidden_size=32,
-    num_layers=3,
-    num_heads=4,
-    ffn_size=64,
-    max_position_embeddings=32,
-    dropout=0.0,
+    **dict(vocab_size=101, embedding_size=16, hidden_size=32, ffn_size=64),
+    **dict(num_layers=3, num_heads=4, max_position_embeddings=32, dropout=0.0),
 )
 
 

@@ -22,24 +22,10 @@ from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
 from tests.finetuning import MODEL
 
-TORCHRUN = {
-    "RANK": "3",
-    "LOCAL_RANK": "1",
-    "WORLD_SIZE": "4",
-    "MASTER_ADDR": "node1",
-    "MASTER_PORT": "29500",
-}
-SRUN = {
-    "SLURM_NTASKS": "16",
-    "SLURM_STEP_NUM_TASKS": "16",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "9",
-    "SLURM_LOCALID": "1",
-    "MASTER_ADDR": "node1",
-    "MASTER_PORT": "29500",
-}
-
-
+MEETING = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", **MEETING}
+SRUN = {"SLURM_NTASKS": "16", "SLURM_STEP_NUM_TASKS": "16", "SLURM_STEP_ID": "0", **MEETING}
+SRUN |= {"SLURM_PROCID": "9", "SLURM_LOCALID": "1"}
 TWO_TASKS = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
 # Variables -> rank, local rank and number of ranks.
 WORLDS = {

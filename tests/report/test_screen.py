@@ -10,28 +10,11 @@ import pytest
 from albert_ds.process.quiet import quiet_libraries
 from albert_ds.report.screen import Screen, format_step, print_facts
 
-VALUES = {
-    "samples": 24,
-    "loss": 7.366,
-    "mlm_loss": 6.6718,
-    "mlm_accuracy": 0.037,
-    "sop_loss": 0.6948,
-    "sop_accuracy": 0.318,
-    "lr": 0.001467,
-    "grad_norm": 1.387,
-    "tokens_per_second": 1613.0,
-    "mfu": None,
-    "flops": 79_991_808,
-    "skipped_steps": 0,
-}
-HELD_OUT = {
-    "heldout_loss": 7.3,
-    "heldout_mlm_loss": 6.645,
-    "heldout_mlm_accuracy": 0.032,
-    "heldout_sop_loss": 0.686,
-    "heldout_sop_accuracy": 0.875,
-    "heldout_masked": 63,
-}
+VALUES = dict(samples=24, loss=7.366, mlm_loss=6.6718, mlm_accuracy=0.037, sop_loss=0.6948)
+VALUES |= dict(sop_accuracy=0.318, lr=0.001467, grad_norm=1.387, tokens_per_second=1613.0)
+VALUES |= dict(mfu=None, flops=79_991_808, skipped_steps=0)
+HELD_OUT = dict(heldout_loss=7.3, heldout_mlm_loss=6.645, heldout_mlm_accuracy=0.032)
+HELD_OUT |= dict(heldout_sop_loss=0.686, heldout_sop_accuracy=0.875, heldout_masked=63)
 TUNED = {key: VALUES[key] for key in ("loss", "lr", "grad_norm", "tokens_per_second")}
 
 
