@@ -181,7 +181,7 @@ def test_the_environment_wins_over_the_site_file(tmp_path):
         ("finetune", "", {**JOB, "TASK": "race", "TASK_DATA": "race"}, "CHECKPOINT is not set"),
         ("shards", "DATA=data", JOB, "TEXT is not set"),
         ("shards", "DATA=data", {**JOB, "TEXT": "text/*"}, "VOCAB is not set"),
-        ("shards", "DATA=d CONTAINER_IMAGE=a.sif", {**JOB, "TEXT": "t", "VOCAB": "v"}, "MPI is not"),
+        ("shards", "DATA=d CONTAINER_IMAGE=a", {**JOB, "TEXT": "t", "VOCAB": "v"}, "MPI is not"),
     ],
 )
 def test_a_missing_setting_is_one_line_and_code_2(name, site, environ, message, tmp_path):
