@@ -49,12 +49,29 @@ def test_a_micro_batch_is_its_sequences_end_to_end(features):
     assert not {"span_starts", "labels"} & collate(features, [0], with_targets=False).keys()
 
 
-def test_the_cache_goes_by_content_and_is_made_again_where_it_is_not_whole(
-    tmp_path, features, capsys
-):
-    """Every kind of damage to it: bad_input/file_cases.py."""
+@pytest.mark.parametrize("where", [0, 8, 0.5, 0.99])
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+def test_a_cache_that_is_not_whole_is_made_again(tmp_path, features, capsys, how, where):
+    built = []
+    for _ in range(3):
+        found = cached(tmp_path, "key", lambda: built.append(1) or features)
+        for name, array in features.arrays.items():
+            np.testing.assert_array_equal(found.arrays[name], array)
+        if len(built) == 1:
+            path = tmp_path / "key.safetensors"
+            content = bytearray(path.read_bytes())
+            at = where if isinstance(where, int) else int(where * len(content))
+            content[at] ^= 4
+            path.write_bytes(content[:at] if how == "cut" else content)
+            with pytest.raises(DamagedData, match="key.safetensors"):
+                read_features(path)
+    assert len(built) == 2
+    assert capsys.readouterr().err.count("it is made again") == 1
+
+
+def test_the_cache_goes_by_content(tmp_path, features):
     (tmp_path / "train.tsv").write_text("a")
-    cache, built = tmp_path / "cache", []
+    built = []
 
     def build():
         built.append(1)
@@ -62,19 +79,13 @@ def test_the_cache_goes_by_content_and_is_made_again_where_it_is_not_whole(
 
     for lengths in ([8], [8], [9]):
         key = fingerprint([tmp_path / "train.tsv"], lengths=lengths)
-        found = cached(cache, key, build)
+        found = cached(tmp_path / "cache", key, build)
         assert found.counts == features.counts and found.key == key
         for name, array in features.arrays.items():
             np.testing.assert_array_equal(found.arrays[name], array)
     assert len(built) == 2
-    path = cache / f"{key}.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DamagedData, match=path.name):
-        read_features(path)
-    cached(cache, key, build)
-    assert len(built) == 3 and capsys.readouterr().err.count("it is made again") == 1
     (tmp_path / "train.tsv").write_text("b")
-    cached(cache, fingerprint([tmp_path / "train.tsv"], lengths=[8]), build)
-    assert len(built) == 4
+    cached(tmp_path / "cache", fingerprint([tmp_path / "train.tsv"], lengths=[8]), build)
+    assert len(built) == 3
     with pytest.raises(UserError, match="none.tsv"):
         fingerprint([tmp_path / "none.tsv"])
