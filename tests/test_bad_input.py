@@ -182,6 +182,8 @@ JSON = [
     ({"activation_checkpointing": {}}, ["reentrant"]),
     ({"gradient_clipping": "auto"}, ['gradient_clipping "auto"', "at least 0"]),
     ({"gradient_clipping": -1}, ["gradient_clipping -1", "at least 0"]),
+    ({"bf16": None}, ["bf16 null", "an object"]),
+    ({"optimizer": None}, ["optimizer null", "an object"]),
     ({"zero_optimization": [1]}, ["zero_optimization [1]", "an object"]),
     (zero(stage=True), ["stage true", "0, 1, 2, 3"]),
     (zero(reduce_bucket_size="5e8"), ["reduce_bucket_size", "auto"]),
@@ -214,7 +216,8 @@ def test_a_wrong_deepspeed_config(refuse, tmp_path):
         place = [] if is_of_both else [str(path)]
         typed = {"learning_rate": 0.002} if "0.002" in words[-1] else {}
         faults += refuse(*(words if typed else place + words), deepspeed_config=path, **typed)
-    for content in ("", "{", "[1]", '{"gradient_clipping": 1e999}'):
+    long = '{"steps_per_print": ' + "9" * 5000 + "}"  # more digits than Python reads
+    for content in ("", "{", "[1]", '{"gradient_clipping": 1e999}', long):
         path.write_text(content)
         faults += refuse(str(path), deepspeed_config=path)
     assert not faults
