@@ -116,6 +116,13 @@ def test_each_size_takes_as_long_as_it_did_on_one_h100(capsys):
         assert float(read_plan(said)["step, seconds"]) == pytest.approx(seconds, rel=0.04)
 
 
+def test_small_passes_wait_for_the_host_as_they_did_on_one_h100(capsys):
+    for size, seconds in (("base", 0.0508), ("large", 0.0823)):  # docs/raw/gpu_h100_5_report.md
+        found = ["--model", f"albert-{size}", "--gpus", "1", "--batch-size", 16]
+        said = ask(capsys, *PLAN, *found, "--micro-batch-size", 8)
+        assert float(read_plan(said)["step, seconds"]) == pytest.approx(seconds, rel=0.25)
+
+
 def test_a_users_own_gpu(tmp_path, capsys):
     """Twice the rates take half as long; the memory is the report's."""
     seconds = []

@@ -28,14 +28,14 @@ ALPHA = 5e-6  # seconds of a message between nodes (assumed)
 # LAMB is clipping, a product, one fused Adam, two norms and the update, in fp32. On every rank
 # the gradient of each parameter is cast and summed, and its weight is cast.
 WEIGHT_BYTES, UPDATE_BYTES, PARAMETER_BYTES = 10, 64, 20
-# A layer has about 80 kernels, forward and backward; launching one takes at least 5 microseconds
-# (assumed).
-LAUNCH_SECONDS = 80 * 5e-6
+# The host's, of a layer, forward and backward: what albert-large took with 8 rows of 512 tokens a
+# micro-batch on one H100 (docs/raw/gpu_h100_5_report.md); albert-base took 2.1e-3.
+LAUNCH_SECONDS = 1.7e-3
 
 SOURCES = (
-    "peak, memory and NVLink: NVIDIA's A100, H100 and H200 SXM datasheets; share of the peak: "
-    "measured on one H100 by hidden size (docs/gpu.md); the rest is assumed and stated in "
-    "tools/albert_lab/scaling/hardware.py"
+    "peak, memory and NVLink: NVIDIA's A100, H100 and H200 SXM datasheets; share of the peak by "
+    "hidden size, and the host's time: measured on one H100 (docs/gpu.md); the rest is assumed and "
+    "stated in tools/albert_lab/scaling/hardware.py"
 )
 
 
