@@ -20,6 +20,7 @@ from tools.lab.docs_hook import find_parser, list_actions
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 SCRIPTS = sorted(path for folder in ("slurm", "tools") for path in (ROOT / folder).rglob("*.sh"))
+FAILURES = (AssertionError, OSError, StopIteration, SyntaxError)  # of a check
 LAUNCHERS = {"python", "deepspeed", "torchrun", "mpirun", "sbatch", "bash"}
 SHELL = {"cp", ".", "cd", "touch", "tail", "export", "for", "done", "mkdir"}
 SHELL |= {"docker", "apptainer", "pip", "hf"}  # not ours to check
@@ -139,14 +140,7 @@ def refused(commands: Iterable[tuple[Path, list[str]]]) -> list[str]:
     for source, words in commands:
         try:
             check(words)
-        except (
-            AssertionError,
-            OSError,
-            StopIteration,
-            SystemExit,
-            SyntaxError,
-            UserError,
-        ) as error:
+        except (*FAILURES, SystemExit, UserError) as error:
             found.append(f"{source.relative_to(ROOT)}: {shlex.join(words)}: {error!r}")
     return found
 

@@ -13,33 +13,12 @@ PACKAGE = ROOT / "albert_ds"
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 # Lowest first. A package or top-level module imports itself and lower levels, nothing else.
-LEVELS = {
-    "errors": -1,
-    "files": 0,
-    "cli": 1,
-    "json_files": 2,
-    "schedules": 2,
-    "locks": 2,
-    "model": 3,
-    "data": 3,
-    "optim": 3,
-    "parallel": 3,
-    "text": 4,
-    "engine": 4,
-    "process": 5,
-    "checkpoint": 6,
-    "report": 7,
-    "tasks": 7,
-    "interop": 7,
-    "evals": 8,
-    "settings": 8,
-    "pretraining": 10,
-    "finetuning": 10,
-    "train": 11,
-    "finetune": 11,
-    "commands": 12,
-    "__main__": 13,
-}
+ORDER = (
+    *("errors", "files", "cli", "json_files schedules locks", "model data optim parallel"),
+    *("text engine", "process", "checkpoint", "report tasks interop", "evals settings"),
+    *("pretraining finetuning", "train finetune", "commands", "__main__"),
+)
+LEVELS = {name: level for level, names in enumerate(ORDER) for name in names.split()}
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
 
 

@@ -111,12 +111,7 @@ def test_words_keep_their_tags(tmp_path, vocab, ending):
 GOOD = "text,label\na,x\nb,y\n"
 # (task, ending, content of both splits, or of train and dev) -> what the one line says
 WRONG = {
-    "no label": (
-        "text",
-        "csv",
-        "text,tag\na,x\n",
-        "line 2: no column 'label'; there are text, tag",
-    ),
+    "no label": ("text", "csv", "text,tag\na,x\n", "2: no column 'label'; there are text, tag"),
     "no text": ("text", "csv", "txt,label\na,x\n", "no column 'text'; there are txt, label"),
     "delimiter": ("text", "csv", "text;label\na;x\n", "no column 'text'; there are text;label"),
     "quotes": ("text", "csv", 'text,label\n"a"b,x\n', "line 2: ',' expected after '\"'"),
