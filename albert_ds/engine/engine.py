@@ -221,6 +221,9 @@ def build_engine(
     )
     if is_half:
         fill_masters(built.fragments, masters)
+    if engine.fp16_enabled():
+        # At its least scale DeepSpeed would raise; a step that is skipped is counted instead.
+        engine.optimizer.loss_scaler.raise_error_at_min_scale = False  # ty: ignore
     use_exact_norms(engine.optimizer)
     init_states(optimizer, built.fragments, has_average=average is not None)
     _bind(built, tensor_names)

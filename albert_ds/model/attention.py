@@ -22,7 +22,7 @@ class VarlenAttention(nn.Module):
     CUDA in half precision: flash attention over the concatenation. CUDA in fp32, which only
     comparisons need: products over a padded copy, because torch's own kernel for fp32 sums products
     of TF32 parts (an H100's gradient norm was off by 1.6e-6). CPU: one call a sequence, so
-    that there too only real tokens are computed; in half precision a padded copy.
+    that there too only real tokens are computed; in bf16 a padded copy.
     """
 
     def __init__(self, dropout: float):
@@ -68,7 +68,7 @@ def attend_each(
 def attend_rounded(
     q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, dropout: float
 ) -> Tensor:
-    """Attention over a padded copy of a round width, in 16 bits on a CPU.
+    """Attention over a padded copy of a round width, in bf16 on a CPU.
 
     With matrix units these products cost little even for the padding, and only round widths keep
     their kernels (`model/even_shapes.py`). Torch's own bf16 kernel takes four times as long

@@ -1,6 +1,6 @@
 """Numbers of rows rounded up, for processors that prepare their kernels for each number.
 
-oneDNN, which torch uses for 16-bit products on CPUs, writes a kernel for every new number of rows.
+oneDNN, which torch uses for bf16 products on CPUs, writes a kernel for every new number of rows.
 Sequences without padding nearly always bring a new one: at 16 sequences of 128 tokens and width 256
 that took a third of the time of a step. fp32 products and GPUs take any number at once.
 Shapes: B sequences, N tokens, R output positions, P masked positions.
@@ -15,8 +15,11 @@ from albert_ds.model.cross_entropy import IGNORED
 
 
 def is_shape_bound(x: Tensor) -> bool:
-    """Whether the products of x are prepared for each number of rows."""
-    return x.is_cpu and x.dtype.itemsize == 2
+    """Whether the products of x are prepared for each number of rows.
+
+    fp16 goes without: a layer norm of the added rows of zeros is NaN backwards there.
+    """
+    return x.is_cpu and x.dtype == torch.bfloat16
 
 
 def round_tokens(ids: list[Tensor], ends: Tensor, max_seqlen: int) -> tuple[list[Tensor], Tensor]:
