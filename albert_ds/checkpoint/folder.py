@@ -143,6 +143,9 @@ def write_folder(final: Path, tensors: dict, facts: dict, lock: RunLock | None =
             shutil.rmtree(old, ignore_errors=True)
             os.rename(final, old)
         os.replace(temporary, final)
+        for path in old.iterdir() if old.is_dir() else ():
+            if path.name not in (STATE, *FILES, AVERAGE):  # the user's
+                os.rename(path, final / path.name)
         sync_file(root)
         shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as caught:

@@ -140,6 +140,11 @@ def test_what_somebody_keeps_in_a_checkpoint_outlives_it(tmp_path):
         save(tmp_path, step, keep_last=1)
     assert [path.name for path in folder_of(tmp_path, 1).iterdir()] == ["notes.txt"]
     assert find_newest(tmp_path) == (folder_of(tmp_path, 3), [])
+    (folder_of(tmp_path, 3) / "notes.txt").write_text("damaged")
+    damage(folder_of(tmp_path, 3))
+    save(tmp_path, 3)
+    assert (folder_of(tmp_path, 3) / "notes.txt").read_text() == "damaged"
+    assert find_newest(tmp_path) == (folder_of(tmp_path, 3), [])
 
 
 def test_a_kill_at_any_moment_leaves_the_old_best_or_the_new_one(tmp_path):
