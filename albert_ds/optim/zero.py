@@ -11,9 +11,10 @@ flat partition as the norm of a tensor is off by 43 to 52 % of the update after 
 The attribute names are those of DeepSpeed 0.19; `tests/optim/test_zero.py` checks them.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ def read_layout(engine) -> list[ParamFragment]:
         return list(_flat_fragments(wrapper, names, groups, offsets, flats))
     if hasattr(wrapper, "fp32_groups_flat_partition"):  # ZeRO-1, bf16 with fp32 accumulation
         groups = wrapper.bf16_groups
-        offsets = [_running_sum(p.numel() for p in group) for group in groups]
+        offsets = [[0, *accumulate(p.numel() for p in group[:-1])] for group in groups]
         return list(
             _flat_fragments(wrapper, names, groups, offsets, wrapper.fp32_groups_flat_partition)
         )
@@ -69,14 +70,6 @@ def read_layout(engine) -> list[ParamFragment]:
         for index, group in enumerate(wrapper.param_groups)
         for p in group["params"]
     ]
-
-
-def _running_sum(sizes: Iterable[int]) -> list[int]:
-    offsets, total = [], 0
-    for size in sizes:
-        offsets.append(total)
-        total += size
-    return offsets
 
 
 def _flat_fragments(wrapper, names, groups, offsets, flats):

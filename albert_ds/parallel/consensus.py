@@ -34,16 +34,9 @@ class Counts:
     def of(cls, batch) -> "Counts":
         """Of one micro-batch."""
         lengths = batch.tensors["cu_seqlens"].diff().long()
-        return cls(
-            samples=batch.samples,
-            tokens=batch.tokens,
-            squared_lengths=int(lengths.square().sum()),
-            masked=batch.masked,
-            pairs=batch.pairs,
-            unpaired=batch.unpaired,
-            truncated_tokens=batch.truncated_tokens,
-            available=batch.available,
-        )
+        names = {field.name for field in fields(cls)} - {"squared_lengths"}
+        counts = {name: getattr(batch, name) for name in names}
+        return cls(squared_lengths=int(lengths.square().sum()), **counts)
 
     def __add__(self, other: "Counts") -> "Counts":
         mine, theirs = asdict(self), asdict(other)
