@@ -40,8 +40,8 @@ HOW_TO_READ: Any = {
     "pre_buffer": False,
     "page_checksum_verification": True,
 }
-ARROW_FILE = b"ARROW1\0\0"
-ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
+ARROW_FILE = b"ARROW1"  # begins a file, and ends it
+ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream
 
 
 def find_delimiter(head: str, column: str) -> str:
@@ -80,7 +80,10 @@ class Row(NamedTuple):
 
 
 def read_rows(lines: Iterable[Line], delimiter: str) -> Iterator[Row]:
-    """Every row of a table but the blank ones; the first has the names of the columns."""
+    """Every row of a table but the blank ones; the first has the names of the columns.
+
+    Of what an open quote takes along, each line is a broken row: it would have been one.
+    """
     csv.field_size_limit(MAX_LINE_BYTES)
     number, damage, width = 0, "", 0
 
@@ -89,7 +92,8 @@ def read_rows(lines: Iterable[Line], delimiter: str) -> Iterator[Row]:
         for line in lines:
             number, damage = line.number, damage or line.damage
             raw = line.raw.removeprefix(codecs.BOM_UTF8) if number == 1 else line.raw
-            yield from io.StringIO(raw.decode("utf-8", "replace"), newline="")
+            # Without a line, the next one would be taken for an overlong one.
+            yield from io.StringIO(raw.decode("utf-8", "replace") or "\n", newline="")
 
     rows = csv.reader(read_texts(), delimiter=delimiter, strict=True)
     while True:
@@ -99,6 +103,8 @@ def read_rows(lines: Iterable[Line], delimiter: str) -> Iterator[Row]:
         except csv.Error as error:
             row, damage = [], damage or BROKEN_ROW
             why = f"{error} (quotes open and close a field, and are doubled in it)"
+            yield from (Row(line, row, damage, why) for line in range(first, number))
+            first = number
         if row is None:
             return
         if not row and not damage:  # a blank line
@@ -169,12 +175,12 @@ def read_arrow(file: IO[bytes], name: str, text_field: str) -> Iterator[Document
     require("pyarrow", "parquet", name)
     from pyarrow import ipc
 
-    if file.read(len(ARROW_FILE)) != ARROW_FILE:
-        file.seek(-len(ARROW_END), os.SEEK_END)
-        if file.read() != ARROW_END:  # a stream that is cut between two batches just ends
-            raise DamagedData(f"{name}: the Arrow file is cut short")
-        file.seek(0)
     with _naming(name):
+        begin, end = (8, ARROW_FILE) if file.read(8)[:6] == ARROW_FILE else (0, ARROW_END)
+        file.seek(-len(end), os.SEEK_END)
+        if file.read() != end:  # cut between two batches it would just end there
+            raise DamagedData(f"{name}: the Arrow file is cut short")
+        file.seek(begin)
         stream = ipc.open_stream(file)
     place = _find_text(name, stream.schema, text_field)
     for number, value in enumerate(_read_values(stream, place, name), 1):

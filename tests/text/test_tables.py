@@ -14,8 +14,9 @@ import fsspec
 import pytest
 
 from albert_ds.data.storage import find_files
-from albert_ds.text import sources
+from albert_ds.text import documents, sources
 from albert_ds.text.sources import cut_units, read_documents
+from albert_ds.text.tables import ARROW_END
 from tests.command import run_command
 from tests.data.corpus import ROOT, make_documents, read_all, write_wiki
 from tests.text.test_documents import DOCUMENTS, JSON
@@ -83,8 +84,10 @@ def test_prose_with_commas_is_no_table(tmp_path, text):
     assert found == [line for line in text.split("\n") if line]
 
 
-def test_broken_rows_are_damage_at_their_line(tmp_path):
-    rows = 'id,text\n1,"One.\nTwo."\n2,"a" b\n3,a,b\n\n4,\xff\n5,Five.\n6,"never\nclosed\n'
+def test_broken_rows_are_damage_at_their_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "MAX_LINE_BYTES", 256)
+    rows = 'id,text\n1,"One.\nTwo."\n2,"a" b\n3,a,b\n\n4,\xff\n5,Five.\n'
+    rows += "6," + 999 * "x" + '\n7,Seven.\n8,"never\nclosed\n9,again\n'
     (tmp_path / "csv").write_bytes(rows.encode("latin-1"))
     found = [(d.lines, d.damage, d.line) for d in read_all([tmp_path / "csv"])]
     assert found == [
@@ -93,7 +96,9 @@ def test_broken_rows_are_damage_at_their_line(tmp_path):
         ([], "broken_row", 5),
         ([], "wrong_encoding", 7),
         (["Five."], "", 8),
-        ([], "broken_row", 9),
+        ([], "overlong_line", 9),
+        (["Seven."], "", 10),
+        *(([], "broken_row", line) for line in (11, 12, 13)),  # each may have been a row
     ]
 
 
@@ -302,6 +307,10 @@ def list_broken(folder: Path):
     yield folder / "h", 3, "h: the Arrow file is cut short"
     (folder / "i").write_bytes(saved[:200] + saved[-8:])
     yield folder / "i", 3, "i: cannot be read: "
+    with pyarrow.ipc.new_file(folder / "l", pyarrow.schema({"text": "string"})) as writer:
+        writer.write(pyarrow.table({"text": texts}))
+    (folder / "l").write_bytes((folder / "l").read_bytes().partition(ARROW_END)[0])
+    yield folder / "l", 3, "l: the Arrow file is cut short"
     (folder / "j").write_text(JSON.replace('"text"', '"body"'))
     yield folder / "j", 2, "j: line 1: no text in 'text'; the first line has id, body; --text-field"
     (folder / "k").write_text("id,text\n" + "1,Text.\n" * 9 + '2,"a" b\n')
