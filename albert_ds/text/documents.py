@@ -213,7 +213,7 @@ def explain_damage(damage: str, head: bytes) -> str:
         return "; it begins like a JSON array: write one object a line (jq -c '.[]' does)"
     if damage == NO_TEXT_FIELD:
         with contextlib.suppress(ValueError, RecursionError, AttributeError):
-            fields = ", ".join(json.loads(head.split(b"\n", 1)[0]))
+            fields = ", ".join(json.loads(head.split(b"\n", 1)[0]).keys())
             return f"; the first line has {fields}; --text-field names the one that holds the text"
     return ""
 

@@ -368,6 +368,6 @@ def tell_progress(readings: Iterable[Reading], size: int) -> Iterator[Reading]:
     for number, reading in enumerate(readings, 1):
         if time.monotonic() > told + LINE_SECONDS:
             told = time.monotonic()
-            share = reading.bytes_read / size
-            log_line(f"{reading.name}: {number:,} documents, {share:.0%} of this unit of work")
+            done = f"{reading.bytes_read:,} of {size:,} bytes of this unit of work"
+            log_line(f"{reading.name}: {number:,} documents, {done}")
         yield reading

@@ -147,7 +147,9 @@ def _read_slice(piece: Slice, text_field: str, done: int) -> Iterator[Reading]:
         if not is_packed(piece.location) and not is_url(piece.location):
             raw.seek(piece.begin)
             window = io.BufferedReader(_Window(raw, piece.end), _BUFFER_BYTES)
-        for member, file in open_streams(name, window):
+        # The lines before a slice are not counted.
+        label = f"{name}, from byte {piece.begin:,} on" if piece.begin else name
+        for member, file in open_streams(label, window, name):
             head = bytearray()
             for document in _read_stream(member, file, piece, text_field, head):
                 bytes_read = done + min(raw.tell() - piece.begin, piece.size)
@@ -203,10 +205,10 @@ def _cut_file(location: str, text_field: str) -> Iterator[Slice]:
     name = hide_passwords(location)
     try:
         info = stat(location)
-        head = b"" if is_packed(location) else read_bytes(location, HEAD_BYTES)
+        packed = is_packed(location)
+        kind = "" if packed else find_kind(read_bytes(location, HEAD_BYTES), name, text_field)
     except OSError as error:
         raise UserError(f"{name}: cannot be opened: {_explain(error)}") from None
-    kind = find_kind(head, name, text_field) if head else ""
     begin = 0
     for end in _list_ends(location, kind, info.size, text_field):
         yield Slice(location, begin, end, info, kind)
@@ -232,7 +234,8 @@ def _list_ends(location: str, kind: str, size: int, text_field: str) -> Iterator
 def _find_document(file: IO[bytes], kind: str, offset: int, size: int) -> int:
     """Where the first document that opens after `offset` begins; `size` if none does."""
     file.seek(offset)
-    file.readline()  # the rest of a line that began before `offset`
+    while (raw := file.readline(1 << 16)) and not raw.endswith(b"\n"):
+        pass  # the rest of a line that began before `offset`
     at, after_blank = file.tell(), False
     while raw := file.readline(MAX_LINE_BYTES):
         text = raw.decode("utf-8", "replace").strip()

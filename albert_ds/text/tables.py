@@ -82,7 +82,7 @@ class Row(NamedTuple):
 def read_rows(lines: Iterable[Line], delimiter: str) -> Iterator[Row]:
     """Every row of a table but the blank ones; the first has the names of the columns.
 
-    Of what an open quote takes along, each line is a broken row: it would have been one.
+    Of what an open quote takes along, each line is a broken row: it may have been one.
     """
     csv.field_size_limit(MAX_LINE_BYTES)
     number, damage, width = 0, "", 0

@@ -17,6 +17,7 @@ from albert_ds.data import storage
 from albert_ds.data.shards import open_shards
 from albert_ds.data.storage import find_files, read_bytes
 from albert_ds.errors import DamagedData, MachineFailed, UserError, hide_passwords
+from albert_ds.text import pipeline
 from albert_ds.text.sources import cut_units, read_documents
 from tests.data.drawing import samples_of, stream, take
 
@@ -157,6 +158,22 @@ def test_text_that_is_always_cut_short_ends_with_damaged_data(server, text, kind
     with pytest.raises(DamagedData, match=f"{text[0]}: cannot be read after 6 tries: ") as caught:
         list(read_documents(unit))
     assert "\n" not in str(caught.value)
+
+
+def test_text_whose_server_tells_no_size_is_read_with_progress(server, text, monkeypatch, capsys):
+    class Unsized(server.RequestHandlerClass.func):
+        protocol_version = "HTTP/1.0"  # the end of the connection is the end of the text
+
+        def send_header(self, name, value):
+            if name != "Content-Length":
+                super().send_header(name, value)
+
+    server.RequestHandlerClass = partial(Unsized, **server.RequestHandlerClass.keywords)
+    monkeypatch.setattr(pipeline, "LINE_SECONDS", 0.01)
+    (unit,) = cut_units([text[0]])
+    readings = pipeline.tell_progress(read_documents(unit), sum(piece.size for piece in unit))
+    assert [reading.document.lines[0] for reading in readings] == text[1]
+    assert "of 0 bytes of this unit of work" in capsys.readouterr().err
 
 
 def test_a_missing_text_is_named_without_another_try(server):

@@ -115,6 +115,8 @@ def test_text_outside_of_a_doc_and_a_doc_in_a_doc():
 def test_a_record_that_is_no_object_is_damage():
     found = split(JSON.encode() + b"[1]\n")
     assert found[-1].damage == "no_text_field"
+    for first in (b"null", b"1", b'"text"'):  # a slice of a file may begin with it
+        assert explain_damage("no_text_field", first + b"\n" + JSON.encode()) == ""
 
 
 def test_long_text_is_cut_and_says_so(monkeypatch):

@@ -1,12 +1,16 @@
 """However the text is cut into units of work, every document is read once."""
 
+import os
+import re
+import tracemalloc
 from unittest.mock import patch
 
 import pytest
 
 from albert_ds.data.storage import find_files
 from albert_ds.errors import UserError
-from albert_ds.text.sources import cut_units
+from albert_ds.text.documents import MAX_LINE_BYTES
+from albert_ds.text.sources import cut_units, read_documents
 from tests.data.corpus import make_documents, read_all, write_wiki
 from tests.text.test_documents import DOCUMENTS, JSON, TEXT, WIKI
 
@@ -22,6 +26,30 @@ def test_every_cut_gives_the_same_documents(tmp_path, content, newline):
     assert len(whole) > 5 and (content == ODD or whole == DOCUMENTS * 5)
     for unit_bytes in range(1, path.stat().st_size + 2):
         assert [d.lines for d in read_all([path], unit_bytes)] == whole, unit_bytes
+
+
+def test_a_line_of_any_length_is_cut_without_reading_it(tmp_path):
+    path = tmp_path / "array"
+    path.write_bytes(b'[{"text": "' + b"x" * (1 << 17))
+    os.truncate(path, 100 << 20)
+    tracemalloc.start()
+    ((piece,),) = cut_units([str(path)])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert piece.size == 100 << 20 and peak < MAX_LINE_BYTES
+
+
+def test_the_place_of_damage_is_there_in_a_file_that_is_cut(tmp_path):
+    lines = [b"text %d" % number if number % 2 else b"" for number in range(999)]
+    lines[77] = lines[777] = b"\xff"
+    (tmp_path / "corpus").write_bytes(b"\n".join(lines))
+    with patch("albert_ds.text.sources.UNIT_BYTES", 2_000):
+        units = cut_units([str(tmp_path / "corpus")])
+    damage = [r.place for unit in units for r in read_documents(unit) if r.document.damage]
+    assert damage[0] == f"{tmp_path}/corpus: line 78"
+    begin, line = re.search(r"corpus, from byte ([\d,]+) on: line (\d+)$", damage[1]).groups()
+    rest = b"\n".join(lines)[int(begin.replace(",", "")) :]
+    assert rest.split(b"\n")[int(line) - 1] == b"\xff"
 
 
 def test_units_are_of_about_one_size(tmp_path):
