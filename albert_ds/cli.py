@@ -238,14 +238,13 @@ def add_flags(
         depends = declared.default is MISSING or how.shown_default is not None
         default = None if depends else declared.default
         required = declared.default is MISSING and how.shown_default is None and not suppress
-        is_switch = declared.type in (bool, "bool")
         add_flag(
             parser,
             declared.name,
             how,
             default=argparse.SUPPRESS if suppress else default,
             required=required,
-            is_switch=is_switch,
+            is_switch=declared.type in (bool, "bool"),
         )
 
 

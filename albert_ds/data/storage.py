@@ -62,16 +62,17 @@ def find_files(patterns: Iterable[str]) -> list[str]:
     A folder stands for all files in it and below that are not hidden, and one that `datasets` has
     saved for its data. Raises UserError for a pattern that no file matches.
     """
-    found: set[str] = set()
+    found: dict[str, str] = {}
     for pattern in patterns:
         if is_url(pattern):
             matches = _match_urls(pattern)
         else:
-            matches = [str(path) for path in _match_paths(pattern)]
+            matches = sorted(map(str, _match_paths(pattern)), key=lambda name: (len(name), name))
         if not matches:
             raise UserError(f"--input {pattern}: matches no file")
-        found.update(matches)
-    return sorted(found)
+        for match in matches:
+            found.setdefault(match if is_url(match) else os.path.realpath(match), match)
+    return sorted(found.values())
 
 
 def _match_paths(pattern: str) -> Iterator[Path]:
@@ -87,12 +88,10 @@ def _match_paths(pattern: str) -> Iterator[Path]:
 def _is_data(path: Path) -> bool:
     """False for what `save_to_disk` of the library datasets writes beside the data."""
     state = path.with_name("state.json")
-    if not state.is_file():
+    if not state.is_file() or not path.with_name("dataset_info.json").is_file():
         return path.name != "dataset_dict.json"
     listed = read_json(state).get("_data_files")
-    if not isinstance(listed, list):
-        return True  # the state of something else
-    return {"filename": path.name} in listed
+    return not isinstance(listed, list) or {"filename": path.name} in listed
 
 
 def _match_urls(pattern: str) -> list[str]:

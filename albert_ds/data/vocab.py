@@ -26,7 +26,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto  # ty: ignore[impor
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from albert_ds.data.storage import beside, read_bytes
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.errors import UserError
 from albert_ds.files import write_file
 from albert_ds.json_files import MAX_BYTES, check, parse_json
 
@@ -349,7 +349,7 @@ def train_vocab(
             while sample:
                 words = sample.pop().split(WORD_END) if segmented else [sample.pop()]
                 yield WORD_END.join(map(normalise, words))  # SentencePiece keeps its own copy
-        except (UserError, DamagedData, OSError) as error:
+        except Exception as error:
             failure.append(error)
             raise
 

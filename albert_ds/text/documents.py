@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, NamedTuple
 
-from albert_ds.cli import Number, check_ranges, flag, path
+from albert_ds.cli import Number, check_ranges, flag, path, utf8
 from albert_ds.errors import UserError
 from albert_ds.text.languages import (
     SCRIPTS,
@@ -96,6 +96,7 @@ class TextConfig:
     text_field: str = flag(
         "the field of JSON lines or the column of a table that holds the text",
         default="text",
+        type=utf8,
         metavar="NAME",
     )
     any_script: bool = flag(

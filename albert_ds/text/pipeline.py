@@ -46,14 +46,7 @@ from albert_ds.text.survey import choose_word_mark, report_survey, survey_text
 
 WORK_NAME, LOCK_NAME = "building", ".albert-ds.lock"
 # Settings that may change without encoding the text again.
-NOT_IN_ENCODING = (
-    "holdout",
-    "samples_per_shard",
-    "dedup",
-    "max_damaged",
-    "max_unknown",
-    "any_script",
-)
+NOT_IN_ENCODING = "holdout samples_per_shard dedup max_damaged max_unknown any_script".split()
 LINE_SECONDS = 30.0  # between two lines of progress if there is no terminal
 MIN_HELD_OUT, GOOD_HELD_OUT = 2_000, 10_000  # tokens
 MAX_HOLDOUT = 0.5  # the largest share that a warning names

@@ -99,12 +99,10 @@ def cut_units(locations: Iterable[str], text_field: str = "text") -> list[list[S
 
 
 def list_files(units: Iterable[Iterable[Slice]]) -> list[dict]:
-    """The files of all units for index.json: what they are called, and their sizes."""
+    """The files of all units for index.json: what they are called, in UTF-8, and their sizes."""
     files = {piece.location: piece.file.size for unit in units for piece in unit}
-    return [
-        {"name": hide_passwords(name) if is_url(name) else os.path.basename(name), "bytes": size}
-        for name, size in files.items()
-    ]
+    named = ((hide_passwords(n) if is_url(n) else os.path.basename(n), files[n]) for n in files)
+    return [{"name": n.encode(errors="replace").decode(), "bytes": size} for n, size in named]
 
 
 def describe_files(units: Iterable[Iterable[Slice]]) -> str:

@@ -1,8 +1,9 @@
 """The two commands: what they leave behind, and how they end on bad input."""
 
 import gzip
-import json
+import os
 
+from albert_ds.data.shards import read_index
 from tests.command import run_command
 from tests.data.corpus import make_documents, write_wiki
 
@@ -10,7 +11,8 @@ VOCAB, SHARDS = "vocab", "shards"
 
 
 def test_both_tools_leave_what_they_promise(tmp_path):
-    corpus = write_wiki(tmp_path / "wiki", make_documents(60))
+    write_wiki(tmp_path / os.fsdecode(b"wiki\xff"), make_documents(60))  # no UTF-8
+    corpus = tmp_path / "wiki*"
     done = run_command(VOCAB, "--input", corpus, "--output", tmp_path / "v", "--vocab-size", 200)
     assert (done.code, done.err) == (0, "")
     names = {path.name for path in (tmp_path / "v").iterdir()}
@@ -28,7 +30,8 @@ def test_both_tools_leave_what_they_promise(tmp_path):
     assert done.code == 0, done.err
     assert done.err.count("\n") == 2 and "have one sentence and so no pair" in done.err
     assert "are held out; of their 154 masked ones an accuracy has a standard error" in done.err
-    index = json.loads((data / "index.json").read_text())
+    index = read_index(data)
+    assert [file["name"] for file in index["input"]] == ["wiki?"]
     listed = [s["name"] for entry in index["splits"].values() for s in entry["shards"]]
     assert {"train-000000.tar", "train-000001.tar", "heldout-000000.tar"} <= set(listed)
     others = {"index.json", "spiece.model", *tokenizer}
@@ -66,7 +69,9 @@ def bad_inputs(tmp_path, model):
             yield command, ["--input", text, "--output", place, *more], 2, words
     yield SHARDS, [*given, "--vocab", tmp_path / "no.model"], 2, "no.model: no such file"
     yield SHARDS, [*given, "--vocab", text], 2, "text: not a SentencePiece model"
-    yield SHARDS, [*given, "--vocab", model, "--holdout", 2], 2, "--holdout 2: must be at least 0"
+    given += ["--vocab", model]
+    yield SHARDS, [*given, "--holdout", 2], 2, "--holdout 2: must be at least 0"
+    yield SHARDS, [*given, "--text-field", "\udcff"], 2, r"--text-field '\udcff': must be UTF-8"
 
 
 def test_bad_input_is_one_line_and_writes_nothing(tmp_path, vocab):

@@ -19,7 +19,7 @@ from albert_ds.data.vocab import (
     read_vocab,
     train_vocab,
 )
-from albert_ds.errors import UserError
+from albert_ds.errors import MachineFailed, UserError
 from tests.data.corpus import ROOT, SHARED
 
 TEXTS = [
@@ -161,6 +161,15 @@ def test_too_little_text_names_the_limit():
         train_vocab(["a"], Normalisation(), vocab_size=13)
     with pytest.raises(UserError, match="hold no text"):
         train_vocab([], Normalisation(), vocab_size=100)
+
+
+def test_a_full_disk_ends_the_training_as_itself():
+    def broken():
+        yield "some text"
+        raise MachineFailed("no copy in /tmp")
+
+    with pytest.raises(MachineFailed, match="^no copy in /tmp$"):
+        train_vocab(broken(), Normalisation(), vocab_size=100)
 
 
 def test_not_a_vocabulary(vocab, tmp_path):

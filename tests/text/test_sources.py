@@ -77,7 +77,12 @@ def test_find_files(tmp_path):
     with pytest.raises(UserError, match=r"--input .*/AC/\*: matches no file$"):
         find_files([f"{tmp_path}/A?/*", f"{tmp_path}/AC/*"])
     (tmp_path / ".hidden").touch()
-    assert find_files([str(tmp_path)]) == [*everything, f"{tmp_path}/odd[1].txt"]
+    (tmp_path / "AA" / "loop").symlink_to(tmp_path)
+    everything.append(f"{tmp_path}/odd[1].txt")
+    assert find_files([str(tmp_path)]) == everything
+    assert find_files([f"{tmp_path}/**", f"{tmp_path}/AA/../A?/*"]) == everything
+    (tmp_path / "state.json").write_text("[1]")  # not that of `datasets`
+    assert find_files([str(tmp_path)]) == [*everything, f"{tmp_path}/state.json"]
     (tmp_path / "odd[1]").mkdir()
     with pytest.raises(UserError, match=r"--input .*/odd\[1\]: matches no file$"):
         find_files([f"{tmp_path}/odd[1]"])
