@@ -138,11 +138,11 @@ def _target(span: tuple[int, int] | None, low: int, high: int, offset: int) -> d
 
 def most_context(windows: np.ndarray) -> list[np.ndarray]:
     """For each window [low, high) of a question a bool per token: whether the token has most
-    context, on its smaller side, in this window. Of equal windows it is the first, which is never
-    shorter than a later one, so BERT's bonus for length changes nothing."""
+    context, on its smaller side, in this window, of equal ones the first. As in BERT a token of the
+    window's length counts 0.01: the last window may be shorter."""
     low, high = windows[:, :1], windows[:, 1:]
     token = np.arange(windows[:, 1].max(initial=0))
-    sides = np.minimum(token - low, high - 1 - token).astype(np.float64)
-    score = np.where((token >= low) & (token < high), sides, -np.inf)
+    context = np.minimum(token - low, high - 1 - token) + 0.01 * (high - low)
+    score = np.where((token >= low) & (token < high), context, -np.inf)
     best = score.argmax(0) if len(token) else token
     return [best[a:b] == number for number, (a, b) in enumerate(windows)]

@@ -102,8 +102,8 @@ def test_an_answer_of_which_no_token_is_left_is_skipped_and_counted(tmp_path, vo
     assert skipped + features.units == 1 and features.counts["examples"] == 1
 
 
-@pytest.mark.parametrize("length", [0, 1, 9, 10, 11, 25, 31])
-@pytest.mark.parametrize(("room", "stride"), [(10, 4), (10, 10), (4, 10)])
+@pytest.mark.parametrize("length", [0, 1, 9, 10, 11, 25, 31, 877])
+@pytest.mark.parametrize(("room", "stride"), [(10, 4), (10, 10), (4, 10), (364, 128)])
 def test_windows_and_most_context_are_bert_s(length, room, stride):
     expected, start = [], 0
     while start < length or not expected:
