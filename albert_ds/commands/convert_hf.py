@@ -5,9 +5,9 @@
 
 Of a run the newest whole checkpoint is exported; a line says so if it is not the newest. DIR
 loads offline with AutoModel, AutoModelForPreTraining, AutoModelForMaskedLM and AutoTokenizer. A
-fine-tuned model loads with the class of its task: sequence classification, multiple choice or
-question answering (SQuAD 1.1). CKPT works wherever a checkpoint is asked for. DIR/README.md is the
-model card: read it, and fill in what it marks with FILL IN.
+fine-tuned model, of which the best weights are exported, loads with the class of its task: sequence
+or token classification, multiple choice or question answering (SQuAD 1.1). CKPT works wherever a
+checkpoint is asked for. DIR/README.md is the model card: read it, and fill in what it marks.
 """
 
 import argparse

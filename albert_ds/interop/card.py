@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
+from albert_ds.checkpoint.folder import BEST
 from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.interop.hugging_face import ARCHITECTURES, ENCODER, Weights, list_groups
@@ -86,6 +87,7 @@ def _describe_training(run: dict, *, is_task: bool) -> dict:
     stream, deepspeed = run.get("stream") or {}, run.get("deepspeed") or {}
     optimizer, versions = deepspeed.get("optimizer") or {}, run.get("versions") or {}
     changing = run.get("schedules") or {}
+    starts = map(run.get, ("from_task", "checkpoint", "init_from"))
     halves = [name for name in ("bf16", "fp16") if deepspeed.get(name, {}).get("enabled")]
     facts = {
         "task": run.get("task") if is_task else stream.get("objective"),
@@ -100,7 +102,7 @@ def _describe_training(run: dict, *, is_task: bool) -> dict:
         "masked share of the tokens": changing.get("masked_fraction"),
         "precision": (halves or ["fp32"])[0] if deepspeed else None,
         "seed": run.get("seed"),
-        "started from": run.get("checkpoint") if is_task else run.get("init_from"),
+        "started from": None if run.get("from_scratch") else next(filter(None, starts), None),
         "albert-ds commit": versions.get("commit"),
         "torch": versions.get("torch"),
         "deepspeed": versions.get("deepspeed"),
@@ -125,16 +127,20 @@ def _describe_data(run: dict, indexes: dict[str, dict]) -> dict[str, str]:
 def _list_results(
     folder: ModelFolder, run: dict, probes: list[dict]
 ) -> list[tuple[str, str, dict]]:
-    """What was measured, each as (title, name of the data set, numbers)."""
+    """What was measured, each as (title, name of the data set, numbers).
+
+    Training measures no averaged weights, and of a fine-tuned model it scores the best ones.
+    """
+    is_trained = folder.checkpoint is not None and not folder.average and folder.last == 1
+    weights = folder.checkpoint.name if is_trained else ""
     if folder.head is not None:
         dev = _read_object(folder.root / "results.json").get("dev") or {}
-        return [("Development set", str(run.get("task", folder.head.kind)), dev)]
-    found, metrics = [], folder.root / "metrics.jsonl"
-    if folder.checkpoint and metrics.is_file():
-        step = folder.checkpoint.name.removeprefix("step-")
-        last = int(step) if step.isdecimal() else 0
+        task = str(run.get("task", folder.head.kind))
+        return [("Development set", task, dev if weights == BEST.name else {})]
+    found, metrics, step = [], folder.root / "metrics.jsonl", weights.removeprefix("step-")
+    if step.isdecimal() and metrics.is_file():
         for line in read_lines(metrics):
-            if "heldout_mlm_loss" in line and line["step"] <= last:
+            if "heldout_mlm_loss" in line and line["step"] <= int(step):
                 facts = {k: v for k, v in line.items() if k.startswith("heldout_")}
                 data = ", ".join(Path(path).name for path in run.get("data") or ["unknown"])
                 found = [(f"Held-out documents, at step {line['step']}", data, facts)]

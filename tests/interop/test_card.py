@@ -12,6 +12,8 @@ from huggingface_hub import ModelCard
 from albert_ds.commands.convert_hf import build_parser
 from albert_ds.errors import UserError
 from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.config import HeadConfig
+from albert_ds.model.task_heads import AlbertForTask
 from tests.finetuning import MODEL
 from tests.models import run_export, write_run, write_weights
 
@@ -141,6 +143,23 @@ def test_a_probe_is_in_the_card_of_what_it_measured(run, tmp_path, capsys):
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(UserError, match="must be a run, with folders checkpoints/step-N"):
         run_export(run, tmp_path / "hf2", "--revision-per-checkpoint")
+
+
+def test_numbers_of_other_weights_are_not_in_a_card(run, vocab, tmp_path):
+    weights = AlbertForPretraining(MODEL).state_dict()
+    write_weights(run, weights, step=60, average=weights)
+    for words in (["--average"], ["--average-last", "2"]):
+        card = run_export(run, tmp_path / words[0], *words) / "README.md"
+        assert "heldout_mlm_loss" not in card.read_text()
+    head = HeadConfig(kind="classification", num_labels=2, labels=("0", "1"))
+    model = AlbertForTask(MODEL, head)
+    facts = {"task": "glue/rte", "checkpoint": "pretrained", "from_task": "mnli"}
+    tuned = write_run(tmp_path / "tuned", model, vocab, head=head, **facts)
+    (tuned / "results.json").write_text('{"dev": {"accuracy": 0.7654}}')
+    newest = write_weights(tuned, model.state_dict(), step=2)
+    cards = [run_export(x, tmp_path / f"hf-{x.name}") / "README.md" for x in (tuned, newest)]
+    assert ["0.7654" in card.read_text() for card in cards] == [True, False]
+    assert "| started from | mnli |" in cards[0].read_text()
 
 
 @pytest.mark.parametrize("text", ["Apache 2.0", "MIT", "", "-"])
