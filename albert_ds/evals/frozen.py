@@ -1,4 +1,4 @@
-"""What tools/probe.py measures of a frozen model beside its held-out losses.
+"""What `albert-ds probe` measures of a frozen model beside its held-out losses.
 
 `measure_similarity` gives the L2 distance and the angle between input and output of every layer
 (Figure 1): in the paper ALBERT-large changes its input more smoothly from layer to layer than

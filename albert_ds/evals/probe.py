@@ -28,7 +28,10 @@ TASKS = list_pair_tasks()
 
 def run_probe(args: Namespace) -> tuple[dict, str]:
     """The numbers that the command line asks for, and a table of them."""
-    device = join_world(read_world())
+    world = read_world()
+    if world.size > 1:  # each rank would count every sample
+        raise UserError(f"probe: started as {world.size} processes; allowed: one")
+    device = join_world(world)
     if args.similarity:
         values = compare_layers(args, device)
         return values, json.dumps(values, indent=1)

@@ -194,6 +194,12 @@ def test_bits_per_byte_are_those_of_hugging_face(data, tmp_path):
     assert found["heldout_bits_per_byte"] == pytest.approx(bits / size, rel=1e-5)
 
 
+def test_several_processes_would_count_a_sample_several_times(data, tmp_path):
+    words = ("probe", "--checkpoint", tmp_path, "--data", data)
+    for done in run_ranks(run_on_rank, 2, words):
+        assert done.code == 2 and "probe: started as 2 processes; allowed: one" in done.err
+
+
 def test_depths_that_leave_blocks_out_are_refused(data, tmp_path):
     run = make(tmp_path / "run", data, "sop", num_layers=3, sharing="none")
     error = refuse("--checkpoint", run, "--data", data, "--num-layers", 2)
