@@ -164,4 +164,4 @@ def write_scores(
         scores[name] = {"value": value, "low": low, "high": high}
         words.append(f"{name} {value:.4f} ({low:.4f} to {high:.4f})")
     write_json(path, {"examples": count, "scores": scores, **parts})
-    log_line(f"{path}: {count:,} examples, with 95 % intervals: {', '.join(words)}")
+    log_line(f"{path.name}: {count:,} examples, with 95 % intervals: {', '.join(words)}")
