@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.command import run_command
 from tests.conftest import start_ranks
 from tests.distributed import run_ranks, wait_for
 from tests.finetuning import (
@@ -172,6 +173,13 @@ def test_seeds_are_summarised_and_done_ones_are_not_done_again(checkpoint, cola,
     assert run_ranks(tune_ranks, 1, argv) == [0]
     assert (out / "seed-5" / "results.json").stat().st_mtime_ns == before
     assert len(read(out)["seeds"]) == 3
+    page = out / "report.html"
+    assert run_command("report", out / "seed-5", "--output", page).code == 0
+    assert page.read_text().count("all steps done") == 2 and "crashed" not in page.read_text()
+    # One run in the same folder is not what these are.
+    argv[argv.index("--seeds") + 1] = "1"
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    assert read(out)["seed"] == 5 and best_of(out)
 
 
 def test_rte_starts_from_mnli_by_its_name(checkpoint, tmp_path):

@@ -43,7 +43,7 @@ from albert_ds.model.task_heads import AlbertForTask
 from albert_ds.parallel.consensus import Counts, agree, from_rank_0, gather_hosts, raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.random import seed_step
-from albert_ds.process.run_folder import RunLock, start_run
+from albert_ds.process.run_folder import RunLock
 from albert_ds.process.stop_request import StopRequest
 from albert_ds.process.trainer import TrainerProcess
 from albert_ds.report.health import check_health, diverged
@@ -336,7 +336,7 @@ def tune(
     """Results of the run of one seed; one that is finished is read, not repeated. Collective."""
     mesh, done = process.mesh, config.run / "results.json"
     results = from_rank_0(mesh, read_json(done) if done.is_file() else None)
-    if results is not None:
+    if results is not None and "seeds" not in results:  # else a summary of several runs
         return results
     run = start(config, splits, mesh, process.device, lock)
     process.track(run)
@@ -432,8 +432,9 @@ def tune_seeds(
     for seed in range(config.seed, config.seed + config.seeds):
         one = replace(config, seed=seed, seeds=1, output=str(config.run / f"seed-{seed}"))
         with raise_together(mesh):
-            lock = start_run(one.run, mesh.world_size) if mesh.rank == 0 else None
             if mesh.rank == 0:
+                one.run.mkdir(parents=True, exist_ok=True)
+                lock = RunLock(one.run)
                 write_run_files(one)
         results.append(tune(one, splits, process, lock))
         if lock is not None:

@@ -88,7 +88,7 @@ def read_folder(path: Path, number: int, name: str) -> RunFolder:
         records=records,
         config=_read(folder / "config.json", notes) or {},
         ending=_read(ended / "exit.json", notes, is_optional=True),
-        history=_read_history(folder / "history.jsonl", notes),
+        history=_read_history(ended / "history.jsonl", notes),
         notes=notes,
     )
 
