@@ -127,7 +127,7 @@ def test_what_has_no_average_is_refused(run, cola, tmp_path):
             ("probe", "--checkpoint", folder, "--data", "x", "--similarity", "--average"),
             "not with --similarity",
         ),
-        ((*tuning, "--average", "--from-scratch"), "not with --from-task"),
+        ((*tuning, "--average", "--from-scratch"), "not with another"),
     ):
         done = run_command(*words)
         assert done.code == 2 and says in done.err and done.err.count("\n") == 1, done

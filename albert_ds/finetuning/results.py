@@ -1,7 +1,7 @@
 """Evaluate a fine-tuned model on its task: the splits, the outputs, the scores and their files.
 
 DIR/results.json                metrics of the dev set, and the step they are from
-DIR/outputs.SPLIT.safetensors   logits, for tools/ensemble.py
+DIR/outputs.SPLIT.safetensors   logits, for `albert-ds ensemble`
 DIR/...                         predictions in the formats of the leaderboards
 """
 
@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from albert_ds.cli import log_line
 from albert_ds.data.vocab import Vocab
-from albert_ds.errors import UserError
+from albert_ds.errors import DamagedData, UserError
 from albert_ds.files import write_file, write_json
 from albert_ds.json_files import check
 from albert_ds.parallel.consensus import raise_together
@@ -35,10 +35,12 @@ def open_splits(config: FinetuneConfig, vocab: Vocab, mesh: Mesh) -> dict[str, S
     with raise_together(mesh):
         for split, key in config.features.items() if mesh.rank == 0 else ():
             build = partial(task.build, data, split, vocab, config.lengths)
-            counts = cached(cache, key, build).counts
-            parts = [f"{number:,} {what}" for what, number in counts.items()]
+            features = cached(cache, key, build)
+            if not features.units:
+                raise DamagedData(f"--data {data}: the {split} set holds no examples")
+            parts = [f"{number:,} {what}" for what, number in features.counts.items()]
             published = task.published.get(split)
-            if published not in (None, counts["examples"]):
+            if published not in (None, features.counts["examples"]):
                 parts[0] += f" (published: {published:,})"
             log_line(f"{config.task} {split}: {', '.join(parts)}")
         for split in task.test_splits if mesh.rank == 0 else ():

@@ -218,7 +218,9 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
         "eval_every": eval_every,
         "save_every": args.save_every or eval_every,
     }
-    return FinetuneConfig(**typed | resolved)
+    config = FinetuneConfig(**typed | resolved)
+    check_resume(config)
+    return config
 
 
 def _check_args(args, task) -> None:
@@ -227,10 +229,11 @@ def _check_args(args, task) -> None:
         for file in task.files(data, split)[:1]:
             if not file.is_file():
                 raise UserError(f"--data {data}: {file.name} is missing")
-    inputs = (args.data, args.checkpoint)
+    starts = (args.average, args.from_task, args.from_scratch)
+    if sum(map(bool, starts)) > 1:
+        raise UserError("--average, --from-task, --from-scratch: one of them, not with another")
+    inputs = filter(None, (args.data, args.checkpoint, args.from_task))
     check_folder(Path(args.output), inputs, names=RUN_NAMES, marks=RUN_MARKS)
-    if args.average and (args.from_task or args.from_scratch):
-        raise UserError("--average: not with --from-task or --from-scratch")
 
 
 def find_task_model(args) -> Path:

@@ -305,7 +305,8 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         require("wandb", "wandb", "--wandb")
     if args.cooldown is not None and args.learning_rate_schedule != "wsd":
         raise UserError("--cooldown: only with --learning-rate-schedule wsd")
-    check_folder(Path(args.output), args.data, names=RUN_NAMES, marks=RUN_MARKS)
+    inputs = [*args.data, *filter(None, [args.init_from])]
+    check_folder(Path(args.output), inputs, names=RUN_NAMES, marks=RUN_MARKS)
     typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(RunConfig)}
     resolved: dict[str, Any] = {
         "command": join_command("train", argv),

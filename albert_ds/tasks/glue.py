@@ -207,8 +207,6 @@ def _read_rows(
         raise UserError(f"--data: {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise DamagedData(f"{path}: not UTF-8: {error.reason}") from None
-    if not total:
-        raise DamagedData(f"{path}: holds no examples")
     if len(skipped) > max(1, tolerance * total):
         raise DamagedData(
             f"{path}: {len(skipped)} of {total} rows have a wrong number of fields, the first in "

@@ -179,6 +179,9 @@ def test_sizes_and_what_was_trained_are_those_of_init_from(data, run, tmp_path):
     assert json.loads((tmp_path / "new" / "config.json").read_text())["trained_length"] == 56
     with pytest.raises(UserError, match="--model: must be one of .*, if there is no --init-from"):
         read_config([*map(str, words)], world_size=2)
+    above = [*map(str, words), "--init-from", str(run), "--output", str(run.parent)]
+    with pytest.raises(UserError, match="holds the input"):
+        read_config(above, world_size=2)
 
 
 def test_weights_are_used_with_their_own_vocabulary_only(data, run, tmp_path, text_file):

@@ -38,6 +38,8 @@ REFUSED = {
     "too short": ({"sequence_length": 9}, "--sequence-length 9: the model takes at most 64"),
     "uneven": ({"micro_batch_size": 3}, "--batch-size 8 is no multiple of --micro-batch-size 3"),
     "no task model": ({"from_task": "mnli"}, "--from-task mnli: no such folder"),
+    "two starts": ({"from_task": "x", "from_scratch": True}, "one of them, not with another"),
+    "a place above": ({"output": ROOT, "from_task": ROOT / "docs"}, "holds the input"),
     "a file": ({"output": __file__}, "exists and is not a folder"),
     "heads": ({"tensor_parallel": 4}, "--tensor-parallel 4 does not divide"),
 }
@@ -132,6 +134,19 @@ def test_data_that_is_wrong_is_refused_with_its_line(checkpoint, tmp_path):
     assert run_ranks(tune_ranks, 1, argv) == [2]
 
 
+@pytest.mark.parametrize("task", ["glue/rte", "squad1"])
+def test_a_set_without_examples_is_refused(checkpoint, tmp_path, task):
+    if task == "squad1":
+        data = write_squad(tmp_path / "data", "v1.1")
+        (data / "dev-v1.1.json").write_text('{"data": []}')
+    else:
+        data = write_rte(tmp_path / "data")
+        (data / "dev.tsv").write_text("index\tsentence1\tsentence2\tlabel\n")
+    done = tune_apart(flags(task, data, checkpoint, tmp_path / "out", sequence_length=32))
+    words = f"albert-ds: --data {data}: the dev set holds no examples"
+    assert done.returncode == 3 and done.stderr.splitlines()[-1] == words
+
+
 def test_a_test_set_is_predicted_and_one_that_is_not_there_is_said(checkpoint, tmp_path):
     data = write_mnli(tmp_path / "MNLI")
     (data / "diagnostic.tsv").write_text("index\tsentence1\tsentence2\n0\tthe class\ta list\n")
@@ -149,6 +164,9 @@ def test_another_setting_does_not_continue_a_run(checkpoint, cola, tmp_path):
     argv = flags("glue/cola", cola, checkpoint, tmp_path / "out")
     assert run_ranks(tune_ranks, 1, argv) == [0]
     before = (tmp_path / "out" / "config.json").read_bytes()
+    tokenised = {*(tmp_path / "out" / "features").iterdir()}
+    assert run_ranks(tune_ranks, 1, [*argv, "--sequence-length", "32"]) == [2]
+    assert {*(tmp_path / "out" / "features").iterdir()} == tokenised
     argv[argv.index("--learning-rate") + 1] = "0.5"
     assert run_ranks(tune_ranks, 1, argv) == [2]
     reason = read(tmp_path / "out", "exit.json")["reason"]
