@@ -122,7 +122,7 @@ for rate in 0.001 0.002 0.004 0.008; do row rate-$rate 32 --learning-rate $rate;
 for rate in 0.0005 0.001 0.002 0.003; do
     row adamw-$rate 32 --learning-rate $rate --deepspeed_config "$ADAMW"
 done
-for rate in 0.001 0.003 0.01; do
+for rate in 0.001 0.003 0.01 0.02; do
     row lamb-$rate 32 --learning-rate $rate --deepspeed_config "$LAMB"
 done
 row wsd 32 --learning-rate-schedule wsd
