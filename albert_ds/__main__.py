@@ -74,6 +74,8 @@ def main(argv: list[str]) -> int | None:
 
 
 def run() -> None:
+    if sys.argv[1:2] in (["train"], ["finetune"]):  # they say themselves how they end
+        import_module("albert_ds.process.ending").run_trainer(main)
     cli.run(main)
 
 

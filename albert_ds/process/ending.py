@@ -4,6 +4,7 @@ Launchers change exit codes (`srun -K` reports 143 for a 5), so scripts read exi
 written before any rank leaves; if it is missing, the run crashed.
 """
 
+import atexit
 import contextlib
 import json
 import multiprocessing
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -114,6 +116,17 @@ def print_ending(world: World, ending: Ending) -> None:
     """One line for the user, from one rank of each machine; from rank 1 if rank 0 is gone."""
     if ending.code and (world.local_rank == 0 or (ending.is_secondary and world.rank == 1)):
         log_line(ending.reason)
+
+
+def run_trainer(main: Callable[[list[str]], int | None]) -> NoReturn:
+    """Run a trainer and leave with its code when Python's own exit handlers are done.
+
+    If the interpreter ended too, a thread of gloo that has yet to let go of the last collective's
+    tensor would abort the process: "terminate called without an active exception".
+    """
+    code = main(sys.argv[1:]) or 0
+    atexit._run_exitfuncs()
+    leave_process(code)
 
 
 def leave_process(code: int) -> NoReturn:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,7 +16,9 @@ from albert_ds.errors import DamagedData, MachineFailed, Stopped, UserError
 from albert_ds.process.ending import Ending, explain, leave_process
 from albert_ds.process.heartbeat import LOST, SILENCE, TOGETHER, Beat, Monitor
 from albert_ds.process.rendezvous import list_ranks
+from tests.conftest import ROOT
 from tests.distributed import end_ranks, wait_for
+from tests.finetuning import flags
 
 LOST_PEER = explain(
     RuntimeError("[/w/pair.cc:5] Read error [10.0.0.1]:1: Connection reset by peer. This is")
@@ -258,6 +261,38 @@ def leave(rank: int, path: str) -> None:
     threading.Thread(target=save).start()
     leaving.set()
     leave_process(5)
+
+
+# Python's last exit handler starts collectives whose tensors gloo's threads let go of when the
+# interpreter is already ending.
+LATE = """
+import atexit, runpy, sys, torch
+import torch.distributed as dist
+
+groups = []
+
+def keep_group(end=dist.destroy_process_group):
+    groups.append(dist.group.WORLD)
+    end()
+
+def begin_late():
+    sys.setswitchinterval(100)
+    for _ in range(2000):
+        groups[0].allreduce([torch.zeros(1)])
+
+atexit.register(begin_late)
+dist.destroy_process_group = keep_group
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("program", [["finetune.py"], ["__main__.py", "finetune"]])
+def test_a_thread_of_gloo_that_is_late_aborts_nothing(checkpoint, cola, tmp_path, program):
+    argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", steps=1)
+    command = [sys.executable, "-c", LATE, f"albert_ds/{program[0]}", *program[1:], *argv]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_library_turns_the_code_into_an_abort_and_a_checkpoint_is_finished(tmp_path):
