@@ -5,6 +5,7 @@ once.
 """
 
 import sys
+from functools import partial
 from importlib import import_module
 
 from albert_ds import cli
@@ -74,9 +75,10 @@ def main(argv: list[str]) -> int | None:
 
 
 def run() -> None:
-    if sys.argv[1:2] in (["train"], ["finetune"]):  # they say themselves how they end
-        import_module("albert_ds.process.ending").run_trainer(main)
-    cli.run(main)
+    command = main
+    if sys.argv[1:2] in (["train"], ["finetune"]):
+        command = partial(import_module("albert_ds.process.ending").run_trainer, main)
+    cli.run(command)
 
 
 if __name__ == "__main__":

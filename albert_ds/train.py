@@ -4,6 +4,8 @@ The loop is pretraining/loop.py. It is imported after the command line has been 
 imports torch: so `--help` and a mistyped flag answer at once.
 """
 
+import sys
+
 from albert_ds.model.shapes import count_params
 from albert_ds.process.ending import run_trainer
 from albert_ds.process.trainer import TrainerProcess
@@ -45,4 +47,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_trainer(main)
+    run_trainer(main, sys.argv[1:])

@@ -118,13 +118,13 @@ def print_ending(world: World, ending: Ending) -> None:
         log_line(ending.reason)
 
 
-def run_trainer(main: Callable[[list[str]], int | None]) -> NoReturn:
+def run_trainer(main: Callable[[list[str]], int | None], argv: list[str]) -> NoReturn:
     """Run a trainer and leave with its code when Python's own exit handlers are done.
 
     If the interpreter ended too, a thread of gloo that has yet to let go of the last collective's
     tensor would abort the process: "terminate called without an active exception".
     """
-    code = main(sys.argv[1:]) or 0
+    code = main(argv) or 0
     atexit._run_exitfuncs()
     leave_process(code)
 
