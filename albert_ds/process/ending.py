@@ -119,12 +119,13 @@ def print_ending(world: World, ending: Ending) -> None:
 
 
 def run_trainer(main: Callable[[list[str]], int | None], argv: list[str]) -> NoReturn:
-    """Run a trainer and leave with its code when Python's own exit handlers are done.
+    """Run a trainer and leave with its code when threads and Python's exit handlers are done.
 
     If the interpreter ended too, a thread of gloo that has yet to let go of the last collective's
     tensor would abort the process: "terminate called without an active exception".
     """
     code = main(argv) or 0
+    threading._shutdown()  # ends idle pools of libraries too, which would be waited for
     atexit._run_exitfuncs()
     leave_process(code)
 

@@ -266,16 +266,19 @@ def leave(rank: int, path: str) -> None:
 # Python's last exit handler starts collectives whose tensors gloo's threads let go of when the
 # interpreter is already ending.
 LATE = """
-import atexit, runpy, sys, torch
+import atexit, runpy, sys, threading, torch
 import torch.distributed as dist
+from concurrent.futures import ThreadPoolExecutor
 
-groups = []
+groups, pool = [], ThreadPoolExecutor(1)
+idle = pool.submit(threading.current_thread).result()
 
 def keep_group(end=dist.destroy_process_group):
     groups.append(dist.group.WORLD)
     end()
 
 def begin_late():
+    print("is idle" if idle.is_alive() else "has ended", flush=True)
     sys.setswitchinterval(100)
     for _ in range(2000):
         groups[0].allreduce([torch.zeros(1)])
@@ -293,6 +296,7 @@ def test_a_thread_of_gloo_that_is_late_aborts_nothing(checkpoint, cola, tmp_path
     command = [sys.executable, "-c", LATE, f"albert_ds/{program[0]}", *program[1:], *argv]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("has ended\n")  # a library's pool
 
 
 def test_no_library_turns_the_code_into_an_abort_and_a_checkpoint_is_finished(tmp_path):
