@@ -125,7 +125,8 @@ def run_trainer(main: Callable[[list[str]], int | None], argv: list[str]) -> NoR
     tensor would abort the process: "terminate called without an active exception".
     """
     code = main(argv) or 0
-    threading._shutdown()  # ends idle pools of libraries too, which would be waited for
+    # Idle pools of libraries end too; leave_process would wait for them.
+    threading._shutdown()  # ty: ignore[unresolved-attribute]
     atexit._run_exitfuncs()
     leave_process(code)
 
