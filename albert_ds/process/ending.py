@@ -126,7 +126,7 @@ def run_trainer(main: Callable[[list[str]], int | None], argv: list[str]) -> NoR
     """
     code = main(argv) or 0
     # Idle pools of libraries end too; leave_process would wait for them.
-    threading._shutdown()  # ty: ignore[unresolved-attribute]
+    threading._shutdown()  # ty: ignore[missing-attribute]
     atexit._run_exitfuncs()
     leave_process(code)
 
