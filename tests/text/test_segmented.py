@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import shutil
 from itertools import pairwise
 
@@ -23,8 +22,7 @@ from albert_ds.text.segmented import (
     split_into_words,
 )
 from tests.command import run_command
-from tests.data.corpus import build
-from tests.data.test_languages import encode_elsewhere, load_in_hugging_face, read_language
+from tests.data.test_languages import encode_elsewhere, load_in_hugging_face
 
 # Segmented by hand.
 TEXT = [
@@ -40,8 +38,6 @@ PLAIN = [
     "“文件”菜单里有“Open File”命令。数据库服务器已经关闭。",
 ]
 CHINESE = TextConfig(language="zh", segmented=True)
-# A segmenter of one rule for real text: these particles are words, and so is what they separate.
-PARTICLE = re.compile("([的在了和是有为不或与到从，。：、])")
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["pieces", "bytes"])
@@ -51,10 +47,6 @@ def vocab(request):
         text, Normalisation(), vocab_size=372 if request.param else 99, segmented=True,
         byte_fallback=request.param, character_coverage=0.98 if request.param else 1.0,
     )  # fmt: skip
-
-
-def segment(line: str) -> str:
-    return " ".join(PARTICLE.sub(r" \1 ", line).split())
 
 
 def units_of(ids, starts, vocab):
@@ -73,24 +65,19 @@ def test_the_spaces_of_a_segmenter_leave_the_plain_text():
     assert plain.plain(TEXT) == TEXT
 
 
-def test_ids_are_those_of_the_plain_text_here_and_in_hugging_face(vocab, tmp_path):
-    sentences = CHINESE.split(TEXT)
-    marked, joined = encode_segmented(sentences, find_starts(TEXT), vocab)
-    ids = [[token % vocab.size for token in sentence] for sentence in marked]
-    assert ids == vocab.encode(sentences)
-    assert ids == encode_elsewhere(load_in_hugging_face(vocab, tmp_path), sentences)
-    assert not joined
-
-
-def test_the_words_are_those_of_the_segmenter(vocab):
+def test_ids_are_those_of_the_plain_text_and_words_are_the_segmenters(vocab, tmp_path):
+    """The ids are those of Hugging Face, too."""
+    hugging_face = load_in_hugging_face(vocab, tmp_path)
     for line in TEXT:
         sentences = CHINESE.split([line])
-        marked, _ = encode_segmented(sentences, find_starts([line]), vocab)
+        marked, joined = encode_segmented(sentences, find_starts([line]), vocab)
+        ids = [[token % vocab.size for token in sentence] for sentence in marked]
+        assert ids == vocab.encode(sentences) == encode_elsewhere(hugging_face, sentences)
         units = []
-        for sentence in marked:
-            ids = np.array(sentence)
-            units += units_of(ids % vocab.size, ids >= vocab.size, vocab)
+        for sentence in map(np.array, marked):
+            units += units_of(sentence % vocab.size, sentence >= vocab.size, vocab)
         assert [unit.strip() for unit in units] == vocab.normalise(line).split()
+        assert not joined
 
 
 def test_no_piece_is_trained_across_two_words(vocab):
@@ -121,79 +108,9 @@ def test_a_word_that_normalisation_joins_to_the_one_before():
     assert [token % vocab.size for token in marked[0]] == vocab.encode(sentences)[0]
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    """(vocabulary, plain shards, segmented shards, words) of real Chinese text."""
-    lines = read_language("zh")[:3000]
-    segmented = [segment(line) for line in lines]
-    plain = [remove_spaces(line) for line in segmented]
-    folder = tmp_path_factory.mktemp("segmented")
-    text = [s for line in segmented for s in split_into_words(CHINESE.split([line]), [line])]
-    vocab = train_vocab(text, Normalisation(), vocab_size=3000, segmented=True)
-    for name, content, flag in (("plain", plain, False), ("segmented", segmented, True)):
-        paragraphs = ["\n".join(content[i : i + 30]) for i in range(0, len(content), 30)]
-        path = folder / f"{name}.txt"
-        path.write_text("\n\n".join(paragraphs) + "\n", encoding="utf-8")
-        build(
-            folder / name,
-            vocab,
-            [path],
-            language="zh",
-            segmented=flag,
-            samples_per_shard=100,
-            sequence_length=256,
-        )
-    words = {word for line in segmented for word in vocab.normalise(line).split()}
-    return (
-        vocab,
-        open_shards(folder / "plain", "train"),
-        open_shards(folder / "segmented", "train"),
-        words,
-    )
-
-
 def read_sequences(source):
     shards = [Shard(source, number) for number in range(len(source.shards))]
     return [shard[i] for shard in shards for i in range(len(shard))]
-
-
-def test_segmented_shards_are_the_plain_ones_with_marks(real):
-    vocab, plain, segmented, _ = real
-    assert segmented.segmented and not plain.segmented
-    pairs = list(zip(read_sequences(plain), read_sequences(segmented), strict=True))
-    assert len(pairs) > 200
-    for one, other in pairs:
-        assert one.document == other.document
-        np.testing.assert_array_equal(one.ends, other.ends)
-        np.testing.assert_array_equal(one.ids, other.ids % vocab.size)
-        assert (other.ids[[0, *other.ends[:-1]]] >= vocab.size).all()
-
-
-@pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
-def test_masks_of_segmented_shards_cover_whole_words(real, objective):
-    vocab, _, segmented, words = real
-    reader = MicroBatchReader(
-        [segmented], None, StreamConfig(sequence_length=128, short_fraction=0, objective=objective)
-    )
-    units = runs = 0
-    for position in range(300):
-        sample = reader.draw(position)
-        assert sample.ids.max() < vocab.size
-        ids = sample.ids.copy()
-        ids[sample.positions] = sample.labels
-        starts = sample.starts | np.isin(ids, (CLS, SEP))
-        starts[np.flatnonzero(np.isin(ids, (CLS, SEP)))[:-1] + 1] = True
-        masked = np.zeros(len(ids) + 1, bool)
-        masked[sample.positions] = True
-        bounds = [*np.flatnonzero(starts), len(ids)]
-        for begin, end in zip(bounds, bounds[1:], strict=False):
-            assert masked[begin:end].all() or not masked[begin:end].any()
-            if masked[begin]:
-                units += 1
-                unit = vocab.decode(ids[begin:end].tolist()).strip()
-                runs += unit in words
-    assert units > 1000
-    assert runs > 0.95 * units  # the others are joined words, or hold an unknown character
 
 
 def test_a_language_with_spaces_or_sentences_that_end_at_spaces_is_refused(tmp_path):
@@ -214,37 +131,45 @@ def test_a_language_with_spaces_or_sentences_that_end_at_spaces_is_refused(tmp_p
     assert done.code == 0 and "words: marked by zero-width spaces, which" in done.out
 
 
-# Words of Khmer and Burmese, each with marks of its script.
+# Words of each language, with marks of its script, what ends them, and what ends a sentence.
 WRITTEN = {
-    "km": "ភាសា ខ្មែរ កម្ពុជា ជា និង មាន",
-    "my": "မြန်မာ စာ ဘာသာ သည် ကို",
+    "km": ("ភាសា ខ្មែរ កម្ពុជា ជា និង មាន", "\u200b", "។"),
+    "my": ("မြန်မာ စာ ဘာသာ သည် ကို", "\u200b", "။"),
+    "zh": ("系统 管理员 可以 使用 命令 删除 文件 用户 打开", " ", " 。"),
 }
-FULL_STOP = {"km": "។", "my": "။"}
 
 
-def write_words(language: str) -> tuple[str, set[str]]:
-    """Documents whose words end at zero-width spaces and whose phrases end at spaces; the words.
+def write_words(language: str) -> tuple[str, set[str], set[str]]:
+    """Documents whose words are marked; the words; and sentences without any mark.
 
-    The last sentence of each has no mark and is long.
+    Phrases end at spaces where words do not, and there the last sentence of each document has no
+    mark and is long.
     """
     draw = random.Random(0)
-    words = WRITTEN[language].split()
-    lines = []
+    words, mark, stop = WRITTEN[language]
+    words = words.split()
+    documents, unmarked = [], set()
     for _ in range(60):
-        phrases = ["\u200b".join(draw.choices(words, k=draw.randint(2, 6))) for _ in range(9)]
-        ends = (f"{a} {b}{FULL_STOP[language]}" for a, b in pairwise(phrases))
-        lines.append("".join(ends) + "".join(draw.choices(words, k=20)) + FULL_STOP[language])
-    return "\n\n".join(lines) + "\n", {*words, *(word + FULL_STOP[language] for word in words)}
+        phrases = [mark.join(draw.choices(words, k=draw.randint(2, 6))) for _ in range(9)]
+        document = "".join(f"{a} {b}{stop}" for a, b in pairwise(phrases))
+        if mark != " ":
+            last = "".join(draw.choices(words, k=20)) + stop
+            unmarked.add(last)
+            document += last
+        documents.append(document)
+    ends = {stop.strip(), *(word + stop for word in words)}
+    return "\n\n".join(documents) + "\n", {*words, *ends}, unmarked
 
 
 @pytest.mark.parametrize("language", WRITTEN)
-def test_words_that_writers_mark_with_zero_width_spaces_are_words(language, tmp_path):
-    """The shards are those of the text without them, with marks at the words."""
-    text, words = write_words(language)
+def test_marked_words_are_words(language, tmp_path):
+    """The shards are those of the text without marks, but for where its words begin."""
+    text, words, without = write_words(language)
+    mark = WRITTEN[language][1]
     (tmp_path / "written").write_text(text)
-    (tmp_path / "plain").write_text(text.replace("\u200b", ""))
+    (tmp_path / "plain").write_text(text.replace(mark, ""))
     flags = ("--language", language)
-    vocab = ("--output", tmp_path / "vocab", "--vocab-size", 30)
+    vocab = ("--output", tmp_path / "vocab", "--vocab-size", 33)
     done = run_command(
         "vocab", "--input", tmp_path / "written", "--segmented", *flags, *vocab, "--max-unknown", 1
     )
@@ -258,9 +183,10 @@ def test_words_that_writers_mark_with_zero_width_spaces_are_words(language, tmp_
         assert done.code == 0, done.err
         assert "zero-width spaces mark" not in done.err
     index = json.loads((tmp_path / "of-written" / "index.json").read_text())
-    assert index["segmented"] and index["word_mark"] == "\u200b"
+    assert index["segmented"] and index["word_mark"] == mark
     where = ("--input", tmp_path / "written", "--output", tmp_path / "of-none")
-    assert "zero-width spaces mark the words" in run_command("shards", *where, *flags).err
+    said = run_command("shards", *where, *flags).err
+    assert ("zero-width spaces mark the words" in said) == (mark != " ")
     sources = [open_shards(tmp_path / f"of-{name}", "train") for name in ("written", "plain")]
     vocab = sources[0].vocab
     kinds = build_word_starts(vocab.pieces, "scripts")
@@ -270,10 +196,33 @@ def test_words_that_writers_mark_with_zero_width_spaces_are_words(language, tmp_
         np.testing.assert_array_equal(one.ids % vocab.size, other.ids)
         for begin, end in pairwise([0, *one.ends]):
             ids, starts = other.ids[begin:end], one.ids[begin:end] >= vocab.size
-            if " " in vocab.decode(ids.tolist()).strip():
+            if vocab.decode(ids.tolist()).strip() not in without:
                 assert words.issuperset(unit.strip() for unit in units_of(ids, starts, vocab))
                 marked += 1
             else:  # no mark in a long sentence: its pieces are words
                 np.testing.assert_array_equal(starts, find_word_starts(kinds[ids]))
                 unmarked += 1
-    assert marked > 300 and unmarked > 40
+    assert marked > 300 and (unmarked > 40 or not without)
+    if not without:
+        check_masks(sources[0], words)
+
+
+def check_masks(source, words: set[str]) -> None:
+    """Of every objective: words are masked whole, and never with an id that is a mark."""
+    vocab = source.vocab
+    for objective in ("sop", "nsp", "none"):
+        how = {"sequence_length": 128, "short_fraction": 0, "objective": objective}
+        reader, whole = MicroBatchReader([source], None, StreamConfig(**how)), []
+        for sample in map(reader.draw, range(100)):
+            assert sample.ids.max() < vocab.size
+            ids = sample.ids.copy()
+            ids[sample.positions] = sample.labels
+            is_marker = np.isin(ids, (CLS, SEP))
+            starts = sample.starts | is_marker
+            starts[np.flatnonzero(is_marker)[:-1] + 1] = True
+            masked = np.isin(np.arange(len(ids)), sample.positions)
+            for begin, end in pairwise([*np.flatnonzero(starts), len(ids)]):
+                assert masked[begin:end].all() or not masked[begin:end].any()
+                if masked[begin]:
+                    whole.append(vocab.decode(ids[begin:end].tolist()).strip() in words)
+        assert len(whole) > 100 and np.mean(whole) > 0.95  # others are cut where a window ends
