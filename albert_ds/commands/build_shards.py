@@ -14,7 +14,7 @@ from albert_ds.cli import whole
 from albert_ds.data.storage import find_files
 from albert_ds.data.vocab import read_vocab
 from albert_ds.text.documents import add_input_flag
-from albert_ds.text.pipeline import BuildConfig, BuildResult, build_shards
+from albert_ds.text.pipeline import BuildConfig, build_shards
 from albert_ds.text.pool import open_pool
 
 
@@ -38,26 +38,12 @@ def main(argv: list[str]) -> None:
         patterns, vocab, output = (args.pop(name) for name in ("input", "vocab", "output"))
         pool.start(args.pop("processes"))
         config = BuildConfig(**args)
-        print_summary(
-            output, build_shards(find_files(patterns), read_vocab(vocab), output, config, pool)
-        )
-
-
-def print_summary(output: Path, built: BuildResult) -> None:
-    index = built.index
+        index, report = build_shards(find_files(patterns), read_vocab(vocab), output, config, pool)
     for split, entry in index["splits"].items():
         print(
             f"{output}: {split}: {len(entry['shards'])} shards, {entry['samples']:,} sequences, "
             f"{entry['tokens']:,} tokens, {entry['documents']:,} documents"
         )
-    for line in built.report:
-        print(f"{output}: {line}")
     counts = ", ".join(f"{name} {count:,}" for name, count in index["counts"].items() if count)
-    print(f"{output}: fill {index['fill']:.1%}; {counts}")
-    for kind, place in built.damage.items():
-        print(f"{output}: {kind}: {index['counts'][f'damaged_{kind}']:,} dropped, first: {place}")
-    if built.kept or built.redone:
-        print(
-            f"{output}: of a killed build, {built.kept} pieces of work were kept and "
-            f"{built.redone} damaged ones done again"
-        )
+    for line in (*report, f"fill {index['fill']:.1%}; {counts}"):
+        print(f"{output}: {line}")

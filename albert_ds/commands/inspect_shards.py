@@ -25,6 +25,7 @@ from albert_ds.data.stream_config import OBJECTIVES, DataPlan, StreamConfig
 from albert_ds.data.vocab import MASK, SPECIAL_PIECES, WORD_MARK
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json
+from albert_ds.text.survey import describe_figures
 
 
 def build_parser() -> cli.Parser:
@@ -186,25 +187,15 @@ def print_statistics(
 
 def print_text_figures(index: dict) -> None:
     """What index.json says about the text."""
-    counts, text = index["counts"], index["text"]
-    characters, words = max(1, text["characters"]), max(1, text["words"])
+    counts = index["counts"]
     unknown = counts["unknown_tokens"] / max(1, counts["tokens"])
     print(f"unknown: {unknown:.4%} of the tokens of the set")
     print(
         f"sequences with one sentence: {counts['one_sentence_sequences']:,} of "
         f"{counts['sequences']:,}"
     )
-    print(f"language {index['language']}, most letters {text['script']}")
-    print(
-        f"normalisation {index['form']}: "
-        f"{text['changed_characters'] / characters:.2%} of the characters changed, "
-        f"{text['lower_cased_characters'] / characters:.2%} lower-cased"
-    )
-    examples = "".join(f"; {example}" for example in text["merged_examples"])
-    print(
-        f"words that became equal: {text['merged_words'] / words:.2%}, by lower case alone "
-        f"{text['case_merged_words'] / words:.2%}{examples}"
-    )
+    print(f"language {index['language']}, normalisation {index['form']}")
+    print(*describe_figures(index["text"]), sep="\n")
 
 
 def shares(counts: Counter) -> str:

@@ -16,10 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
@@ -54,59 +54,38 @@ MASKED = 0.15  # of the tokens, by default of training
 MAX_WITHOUT_PAIR, MIN_FILL = 0.05, 0.6  # beyond which a warning is printed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BuildResult:
-    index: dict
-    report: list[str]  # on normalisation and unknown tokens, of a sample
-    damage: dict[str, str]  # by kind, where the first damaged document is
-    kept: int  # pieces of work that an earlier, killed build had finished
-    redone: int  # pieces of its work that were damaged
-
-
 def build_shards(
     locations: list[str], vocab: Vocab, output: Path, config: BuildConfig, pool: Pool
-) -> BuildResult:
+) -> tuple[dict, list[str]]:
     """Write the shards of the text at `locations`, the vocabulary and index.json.
 
-    Raises UserError for text that cannot be split as asked, DamagedData for files that cannot be
-    read through or too many damaged documents, MachineFailed if the disk is full; then no
-    index.json is written.
+    Returns the content of index.json, and lines on normalisation and damage. Raises UserError for
+    text that cannot be split as asked, DamagedData for files that cannot be read through or too
+    many damaged documents, MachineFailed if the disk is full; then no index.json is written.
     """
     with _work_folder(output, locations) as work:
         units = cut_units(locations, config.text_field)
         config = choose_word_mark(units, config)
         survey = survey_text(units, config, vocab.normalisation)
         report = [describe_files(units), *report_survey(survey, vocab, config)]
-        encoding = _encode_units(units, vocab, work, config, pool)
+        encoded = _encode_units(units, vocab, work, config, pool)
         counts = Counter(dict.fromkeys(COUNTS, 0))
         damage: dict[str, str] = {}
-        for note in encoding.notes:
+        for note in encoded:
             counts.update(note["counts"])
             damage = note["damage"] | damage
         check_damage(counts, damage, config.max_damaged)
-        threshold = _choose_heldout([note["draws"] for note in encoding.notes], counts, config)
-        writing = _write_ranges(encoding.notes, counts, threshold, work, config, pool)
-        index = _make_index(writing.notes, counts, vocab, config)
+        threshold = _choose_heldout([note["draws"] for note in encoded], counts, config)
+        written = _write_ranges(encoded, counts, threshold, work, config, pool)
+        index = _make_index(written, counts, vocab, config)
         index["input"] = list_files(units)
-        index["text"] = survey.as_index()
+        index["text"] = survey.figures
         _publish(output, work, index, vocab)
         warn_of_packing(index)
         _warn_of_holdout(index)
-    return BuildResult(
-        index=index,
-        report=report,
-        damage=damage,
-        kept=encoding.kept + writing.kept,
-        redone=encoding.redone + writing.redone,
-    )
-
-
-class Pass(NamedTuple):
-    """The result of a pass over all pieces of work: their notes, in order."""
-
-    notes: list[dict]
-    kept: int
-    redone: int
+    for kind, place in damage.items():
+        report.append(f"{kind}: {counts[f'damaged_{kind}']:,} dropped, first: {place}")
+    return index, report
 
 
 def _run_pass(
@@ -116,7 +95,7 @@ def _run_pass(
     how: list,
     work: Callable[[Piece], dict],
     bar: tqdm,
-) -> Pass:
+) -> list[dict]:
     """The notes of all pieces: what a killed build has left, and what `work` makes of the rest.
 
     inputs: the input of each piece, and its size; how: all else that decides what is made of it.
@@ -127,7 +106,12 @@ def _run_pass(
     ]
     found = list(pool.map(read_note, pieces))
     notes = {number: note for number, note in enumerate(found) if isinstance(note, dict)}
-    kept = len(notes)
+    redone = found.count("damaged")
+    if notes or redone:
+        log_line(
+            f"{bar.desc}: of a killed build, {len(notes)} pieces of work were kept and {redone} "
+            "damaged ones are done again"
+        )
     # The largest first, so that all processes end at about the same time.
     todo = sorted(set(range(len(pieces))) - notes.keys(), key=lambda number: -pieces[number].size)
     bar.total = sum(pieces[number].size for number in todo)
@@ -136,13 +120,12 @@ def _run_pass(
         for number, note in zip(todo, done, strict=True):
             notes[number] = note
             bar.update(pieces[number].size)
-    ordered = [notes[number] for number in range(len(pieces))]
-    return Pass(ordered, kept, redone=found.count("damaged"))
+    return [notes[number] for number in range(len(pieces))]
 
 
 def _encode_units(
     units: list[list[Slice]], vocab: Vocab, work: Path, config: BuildConfig, pool: Pool
-) -> Pass:
+) -> list[dict]:
     """The first pass."""
     settings = {**asdict(config), **dict.fromkeys(NOT_IN_ENCODING)}
     how = [FORMAT, vocab.sha256, asdict(vocab.normalisation), settings]
@@ -242,7 +225,7 @@ def _write_ranges(
     work: Path,
     config: BuildConfig,
     pool: Pool,
-) -> Pass:
+) -> list[dict]:
     """The second pass."""
     runs = {work / name: sha for note in encoded for name, sha in note["files"].items()}
     ranges = cut_ranges(counts, config.holdout, config.samples_per_shard)

@@ -9,9 +9,9 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from albert_ds.cli import log_line
 from albert_ds.data.vocab import UNK, Normalisation, Vocab
@@ -32,40 +32,13 @@ _KEEPING = Normalisation(lower_case=False)
 _RUNS = re.compile("[\u30a0-\u30ff]+|[^\u30a0-\u30ff]+")  # Katakana words stand out without spaces
 
 
-class MergedWords(NamedTuple):
-    """Distinct words that normalisation made equal to another word."""
-
-    words: int
-    examples: list[str]  # "schon = schön", the most frequent first
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Survey:
-    """Figures of a sample of the text."""
+class Survey(NamedTuple):
+    """A sample of the text."""
 
     sentences: list[str]
-    characters: int
-    changed: int  # characters that were replaced or removed, by anything but lower-casing
-    lower_cased: int  # characters
-    words: int  # distinct ones, as written
-    merged: MergedWords  # by anything but lower-casing
-    case_merged: MergedWords  # by lower-casing
-    script_share: float  # letters of the language's scripts, of all letters
-    script: str  # the script with the most letters
-
-    def as_index(self) -> dict:
-        """The figures for index.json."""
-        return {
-            "sampled_sentences": len(self.sentences),
-            "characters": self.characters,
-            "changed_characters": self.changed,
-            "lower_cased_characters": self.lower_cased,
-            "words": self.words,
-            "merged_words": self.merged.words,
-            "merged_examples": self.merged.examples,
-            "case_merged_words": self.case_merged.words,
-            "script": self.script,
-        }
+    # For index.json. Changed characters and merged words (made equal to another word) are the work
+    # of anything but lower-casing.
+    figures: dict[str, Any]
 
 
 def survey_text(
@@ -100,17 +73,19 @@ def survey_text(
     cased: Counter[str] = Counter()
     for word, number in words.items():
         cased[spelled[word]] += number
-    return Survey(
-        sentences=sentences,
-        characters=sum(map(len, sentences)),
-        changed=sum(map(_count_changed, sentences, before)),
-        lower_cased=sum(map(_count_changed, before, after)),
-        words=len(words),
-        merged=_find_merged(words, spelled),
-        case_merged=_find_merged(cased, {word: normalise(word) for word in cased}),
-        script_share=own,
-        script=script,
-    )
+    merged, examples = _find_merged(words, spelled)
+    figures = {
+        "sampled_sentences": len(sentences),
+        "characters": sum(map(len, sentences)),
+        "changed_characters": sum(map(_count_changed, sentences, before)),
+        "lower_cased_characters": sum(map(_count_changed, before, after)),
+        "words": len(words),
+        "merged_words": merged,
+        "merged_examples": examples,
+        "case_merged_words": _find_merged(cased, {word: normalise(word) for word in cased})[0],
+        "script": script,
+    }
+    return Survey(sentences, figures)
 
 
 def choose_word_mark(units: list[list[Slice]], config: T) -> T:
@@ -142,19 +117,7 @@ def report_survey(survey: Survey, vocab: Vocab, config: TextConfig) -> list[str]
             "with the same normalisation, with more pieces, a higher --character-coverage or "
             "--byte-fallback"
         )
-    characters, words = max(1, survey.characters), max(1, survey.words)
-    merged = survey.merged.words / words
-    lines = [
-        f"sample: {len(survey.sentences):,} sentences, {survey.words:,} different words, most "
-        f"letters {survey.script}",
-        f"normalisation: {survey.changed / characters:.2%} of the characters changed, and "
-        f"{survey.lower_cased / characters:.2%} lower-cased",
-        f"words that became equal: {survey.merged.words:,} ({merged:.2%})"
-        + _quote(survey.merged.examples)
-        + f"; by lower case alone: {survey.case_merged.words:,}"
-        + _quote(survey.case_merged.examples),
-        f"unknown: {unknown:.4%} of the tokens",
-    ]
+    lines = [*describe_figures(survey.figures), f"unknown: {unknown:.4%} of the tokens"]
     if config.segmented:
         name = "zero-width spaces" if config.word_mark == ZERO_WIDTH else "spaces"
         lines.append(f"words: marked by {name}, which are taken out")
@@ -163,12 +126,27 @@ def report_survey(survey: Survey, vocab: Vocab, config: TextConfig) -> list[str]
             "warning: zero-width spaces mark the words of the text, and are removed; --segmented "
             "keeps the words for whole-word masking"
         )
+    merged = survey.figures["merged_words"] / max(1, survey.figures["words"])
     if merged > MAX_MERGED:
         log_line(
             f"warning: {merged:.1%} of the different words became equal to another"
-            f"{_quote(survey.merged.examples)}; without --strip-accents they stay apart"
+            f"{_quote(survey.figures)}; without --strip-accents they stay apart"
         )
     return lines
+
+
+def describe_figures(figures: dict[str, Any]) -> list[str]:
+    """The figures of a sample, as lines for people."""
+    characters, words = max(1, figures["characters"]), max(1, figures["words"])
+    return [
+        f"sample: {figures['sampled_sentences']:,} sentences, {figures['words']:,} different "
+        f"words, most letters {figures['script']}",
+        f"normalisation: {figures['changed_characters'] / characters:.2%} of the characters "
+        f"changed, and {figures['lower_cased_characters'] / characters:.2%} lower-cased",
+        f"words that became equal: {figures['merged_words']:,} "
+        f"({figures['merged_words'] / words:.2%}){_quote(figures)}; by lower case alone: "
+        f"{figures['case_merged_words']:,} ({figures['case_merged_words'] / words:.2%})",
+    ]
 
 
 def _has_marked_words(text: str) -> bool:
@@ -176,8 +154,9 @@ def _has_marked_words(text: str) -> bool:
     return text.count(ZERO_WIDTH) > text.count(SPACE)
 
 
-def _quote(examples: list[str]) -> str:
-    return f": {', '.join(examples)}" if examples else ""
+def _quote(figures: dict[str, Any]) -> str:
+    examples = ", ".join(figures["merged_examples"])
+    return examples and f": {examples}"
 
 
 def _read_sample(units: list[list[Slice]], config: TextConfig) -> list[str]:
@@ -232,7 +211,8 @@ def _is_of_word(char: str) -> bool:
     return unicodedata.category(char)[0] in "LM"
 
 
-def _find_merged(words: Counter[str], forms: dict[str, str]) -> MergedWords:
+def _find_merged(words: Counter[str], forms: dict[str, str]) -> tuple[int, list[str]]:
+    """How many words became equal to another one; the most frequent of them, "schon = schön"."""
     groups: dict[str, list[str]] = {}
     for word in words:
         groups.setdefault(forms[word], []).append(word)
@@ -240,4 +220,4 @@ def _find_merged(words: Counter[str], forms: dict[str, str]) -> MergedWords:
     # The second most frequent spelling tells how much is lost.
     ranked = sorted(equal, key=lambda group: -sorted(words[word] for word in group)[-2])
     examples = [" = ".join(sorted(group, key=lambda w: -words[w])[:3]) for group in ranked[:3]]
-    return MergedWords(words=sum(map(len, equal)), examples=examples)
+    return sum(map(len, equal)), examples

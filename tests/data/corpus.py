@@ -56,4 +56,4 @@ def build(folder: Path, vocab: Vocab, inputs: list[Path], **config) -> dict:
         **config,
     }
     locations = sorted(str(path) for path in inputs)
-    return build_shards(locations, vocab, folder, BuildConfig(**settings), Pool()).index
+    return build_shards(locations, vocab, folder, BuildConfig(**settings), Pool())[0]

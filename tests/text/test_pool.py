@@ -103,8 +103,8 @@ def test_killed_and_taken_up_again(arguments, undisturbed, tmp_path):
     shard = next((output / "building").glob("train-*.tar"))
     shard.write_bytes(shard.read_bytes()[:-512])
 
-    out, _ = build(output, arguments, *two)
-    assert "pieces of work were kept and 1 damaged ones done again" in out
+    _, err = build(output, arguments, *two)
+    assert "pieces of work were kept and 1 damaged ones are done again" in err
     assert content_of(output) == undisturbed
 
 
@@ -114,8 +114,8 @@ def test_killed_under_mpi_and_taken_up_by_another_number(arguments, undisturbed,
     process.communicate(timeout=500)
     assert process.returncode != 0
     damage(tmp_path / "data" / "building")
-    out, _ = build(tmp_path / "data", arguments, launcher=of_mpi(2))
-    assert "pieces of work were kept and 2 damaged ones done again" in out
+    _, err = build(tmp_path / "data", arguments, launcher=of_mpi(2))
+    assert "pieces of work were kept and 2 damaged ones are done again" in err
     assert content_of(tmp_path / "data") == undisturbed
 
 

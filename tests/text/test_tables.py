@@ -184,7 +184,7 @@ def test_every_kind_gives_the_same_shards(tmp_path, vocab):
         assert done.code == 0, done.err
     words = (tmp_path / "of-killed", [*flags, "--input", paths["parquet"]])
     build_apart(*words, code=-9, KILL_AFTER="2")
-    assert "2 pieces of work were kept" in build_apart(*words, "--processes", 2)[0]
+    assert "2 pieces of work were kept" in build_apart(*words, "--processes", 2)[1]
     contents = {}
     for name in (*paths, "killed"):
         folder = tmp_path / f"of-{name}"

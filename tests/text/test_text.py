@@ -64,9 +64,10 @@ def test_an_unknown_language_is_refused_with_the_list():
 def test_text_in_another_script_is_refused(tmp_path):
     with pytest.raises(UserError, match="0% of the letters of the text are LATIN, and 100% are HA"):
         survey_of(tmp_path, SENTENCES["ko"])
-    assert survey_of(tmp_path, SENTENCES["ko"], any_script=True).script == "HANGUL"
+    assert survey_of(tmp_path, SENTENCES["ko"], any_script=True).figures["script"] == "HANGUL"
     for code in ("ar", "bn", "de", "hi", "ja", "km", "ko", "ru", "th", "vi", "fa"):
-        assert survey_of(tmp_path, SENTENCES[code], language=code).script_share > 0.9
+        survey = survey_of(tmp_path, SENTENCES[code], language=code)
+        assert survey.figures["script"] in SCRIPTS[code]
 
 
 @pytest.mark.parametrize(
@@ -99,15 +100,15 @@ def test_too_many_damaged_documents_end_build_vocab_too(tmp_path):
 
 def test_what_normalisation_did_is_counted_apart_from_lower_case(tmp_path):
     text = "schon schön Schon war wäre waren wären Haus haus"
-    kept = survey_of(tmp_path, text, language="de")
-    assert (kept.merged.words, kept.changed) == (0, 0)
-    assert (kept.case_merged.words, kept.lower_cased) == (4, 2)
-    stripped = survey_of(tmp_path, text, RELEASED, language="de")
-    assert stripped.merged.words == 4  # schon, schön, waren, wären
-    assert set(stripped.merged.examples) == {"schon = schön", "waren = wären"}
-    assert stripped.changed == 3 and stripped.case_merged.words == 4
-    katakana = survey_of(tmp_path, "パスとバスとハス", RELEASED, language="ja")
-    assert katakana.merged.examples == ["パス = バス = ハス"]
+    kept = survey_of(tmp_path, text, language="de").figures
+    assert (kept["merged_words"], kept["changed_characters"]) == (0, 0)
+    assert (kept["case_merged_words"], kept["lower_cased_characters"]) == (4, 2)
+    stripped = survey_of(tmp_path, text, RELEASED, language="de").figures
+    assert stripped["merged_words"] == 4  # schon, schön, waren, wären
+    assert set(stripped["merged_examples"]) == {"schon = schön", "waren = wären"}
+    assert stripped["changed_characters"] == 3 and stripped["case_merged_words"] == 4
+    katakana = survey_of(tmp_path, "パスとバスとハス", RELEASED, language="ja").figures
+    assert katakana["merged_examples"] == ["パス = バス = ハス"]
 
 
 def test_merged_words_are_warned_of_and_unknown_ones_refused(tmp_path, capsys, vocab):
