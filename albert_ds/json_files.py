@@ -1,6 +1,6 @@
 """Read JSON that another program or a person wrote. Every error is one line: file, field, value.
 
-`parse_json` bounds size and nesting, and refuses duplicate keys and numbers that are not finite.
+`parse_json` bounds the size, and refuses duplicate keys and numbers that are not finite.
 `check` compares the values with a schema. A schema is one of
 
     {"key": schema}     an object
@@ -20,7 +20,6 @@ from albert_ds.errors import DamagedData, UserError
 
 T = TypeVar("T")
 MAX_BYTES = 1 << 27
-MAX_DEPTH = 32
 MAX_NUMBER = 10**40  # of whole numbers: transformers writes 10**30 as a length without limit
 
 
@@ -74,7 +73,6 @@ def parse_json(content: bytes, name: str) -> dict:
         raise UserError(f"{name}: not JSON: {error}") from None
     if not isinstance(found, dict):
         raise UserError(f"{name}: must be a JSON object, found {_show(found)}")
-    _check_depth(found, name)
     return found
 
 
@@ -121,16 +119,14 @@ def build(kind: type[T], record: Any, name: str) -> T:
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in record.items()})
 
 
-def check(value: Any, schema: Any, name: str, *, is_closed: bool = False) -> None:
-    """Raise UserError for the first field that does not fit `schema`.
+def check(
+    value: Any, schema: Any, name: str, at: tuple[str, ...] = (), *, is_closed: bool = False
+) -> None:
+    """Raise UserError for the first field, of those `at` a place in `name`, that does not fit.
 
     A closed schema allows only its own keys, and each may be absent. An open one needs all its
     keys, and allows others.
     """
-    _check(value, schema, name, (), is_closed)
-
-
-def _check(value: Any, schema: Any, name: str, at: tuple[str, ...], is_closed: bool) -> None:
     place = json.dumps(".".join(at), ensure_ascii=False)[1:-1]  # a key may hold a line end
     where = f"{name}: {place} " if at else f"{name}: "
     if isinstance(schema, dict) and isinstance(value, dict):
@@ -142,12 +138,13 @@ def _check(value: Any, schema: Any, name: str, at: tuple[str, ...], is_closed: b
             )
         for key, inner in schema.items():
             if key in value:
-                _check(value[key], inner, name, (*at, key), is_closed)
+                check(value[key], inner, name, (*at, key), is_closed=is_closed)
             elif not is_closed:
                 raise UserError(f'{name}: no "{".".join([*at, key])}" in it')
     elif isinstance(schema, list) and isinstance(value, list) and len(schema) in (1, len(value)):
         for number, item in enumerate(value):
-            _check(item, schema[number % len(schema)], name, (*at, str(number)), is_closed)
+            inner = schema[number % len(schema)]
+            check(item, inner, name, (*at, str(number)), is_closed=is_closed)
     elif not _fits(value, schema):
         raise UserError(f"{where}{_show(value)}: must be {_describe(schema)}")
 
@@ -206,17 +203,3 @@ def _number(text: str) -> float:
         raise ValueError(f"the number {text[:24]} is not finite")
     # DeepSpeed's users write 5e8 for a number of elements.
     return int(value) if "." not in text and value.is_integer() and abs(value) < 1 << 53 else value
-
-
-def _check_depth(found: dict, name: str) -> None:
-    level: list[Any] = [found]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for item in level
-            for inner in (item.values() if isinstance(item, dict) else item)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return
-    raise UserError(f"{name}: nested deeper than {MAX_DEPTH} levels")
