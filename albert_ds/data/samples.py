@@ -7,7 +7,7 @@ Shapes: B sequences, N tokens, P predicted positions of a micro-batch; T tokens 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -141,33 +141,49 @@ def collate(samples: list[Sample], sample_ids: list[int], objective: str) -> Mic
     none = np.empty(0, int)
     dummy = Sample(np.array([CLS, SEP]), 2, none, none, NO_LABEL, 0, 0, np.ones(2, bool))
     parts = samples or [dummy]
-    lengths = np.array([len(part.ids) for part in parts])
-    ends = np.cumsum(lengths)
-    begins = ends - lengths
-    position_ids = np.arange(ends[-1]) - np.repeat(begins, lengths)
-    arrays = {
-        "input_ids": np.concatenate([part.ids for part in parts]),
-        "token_type_ids": position_ids >= np.repeat([part.first for part in parts], lengths),
-        "position_ids": position_ids,
-        "cu_seqlens": np.concatenate([[0], ends]),
-        "masked_positions": np.concatenate(
-            [part.positions + begin for part, begin in zip(parts, begins, strict=True)]
-        ),
-        "masked_labels": np.concatenate([part.labels for part in parts]),
-        "pair_labels": np.array([part.pair_label for part in parts]),
-    }
-    pairs = int((arrays["pair_labels"] != NO_LABEL).sum())
+    inputs = concatenate([part.ids for part in parts], [part.first for part in parts])
+    begins = inputs["cu_seqlens"].tolist()[:-1]
+    positions = [part.positions + begin for part, begin in zip(parts, begins, strict=True)]
+    labels = np.concatenate([part.labels for part in parts])
+    pair_labels = torch.tensor([part.pair_label for part in parts])
+    pairs = int((pair_labels != NO_LABEL).sum())
     used = sum(sample.used for sample in samples)
     available = sum(sample.available for sample in samples)
+    max_seqlen = inputs.pop("max_seqlen")
     return MicroBatch.pack(
-        {name: torch.from_numpy(np.asarray(array, np.int64)) for name, array in arrays.items()},
-        max_seqlen=int(lengths.max()),
+        {
+            **inputs,
+            "masked_positions": torch.from_numpy(np.concatenate(positions)),
+            "masked_labels": torch.from_numpy(labels),
+            "pair_labels": pair_labels,
+        },
+        max_seqlen=max_seqlen,
         samples=len(samples),
-        tokens=int(ends[-1]) if samples else 0,
-        masked=len(arrays["masked_labels"]),
+        tokens=len(inputs["input_ids"]) if samples else 0,
+        masked=len(labels),
         pairs=pairs,
         unpaired=0 if objective == "none" else len(samples) - pairs,
         truncated_tokens=available - used,
         available=available,
         sample_ids=sample_ids,
     )
+
+
+def concatenate(sequences: list[np.ndarray], firsts: list[int]) -> dict[str, Any]:
+    """The encoder's keywords for sequences of ids end to end, each with its tokens of segment A.
+
+    input_ids, token_type_ids, position_ids int64 [N]; cu_seqlens int32 [B + 1]; max_seqlen int.
+    """
+    import torch
+
+    lengths = np.array([len(ids) for ids in sequences])
+    ends = np.cumsum(lengths)
+    positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+    segments = positions >= np.repeat(firsts, lengths)
+    return {
+        "input_ids": torch.from_numpy(np.concatenate(sequences)).long(),
+        "token_type_ids": torch.from_numpy(segments).long(),
+        "position_ids": torch.from_numpy(positions),
+        "cu_seqlens": torch.from_numpy(np.concatenate([[0], ends])).int(),
+        "max_seqlen": int(lengths.max()),
+    }

@@ -1,7 +1,9 @@
 """Fill the masks of sentences with the pieces that a pretrained model finds most likely."""
 
+import numpy as np
 import torch
 
+from albert_ds.data.samples import concatenate
 from albert_ds.data.vocab import CLS, MASK, SEP
 from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
@@ -15,18 +17,11 @@ def fill_masks(folder: ModelFolder, sentences: list[str], top: int) -> list[list
     config = model.config
     if top > config.vocab_size:
         raise UserError(f"--top {top}: must be at most {config.vocab_size}, the vocabulary's size")
-    samples = [torch.tensor(encode(vocab, s, config.max_position_embeddings)) for s in sentences]
-    lengths = [len(sample) for sample in samples]
-    ids = torch.cat(samples)
-    masks = (ids == MASK).nonzero().squeeze(1)
+    samples = [np.array(encode(vocab, s, config.max_position_embeddings)) for s in sentences]
+    inputs = concatenate(samples, [len(sample) for sample in samples])
+    masks = inputs["input_ids"] == MASK
     with torch.inference_mode():
-        states = model.eval().albert(
-            ids,
-            torch.zeros_like(ids),
-            torch.cat([torch.arange(length) for length in lengths]),
-            torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32),
-            max(lengths),
-        )["last_hidden_state"][masks]
+        states = model.eval().albert(**inputs)["last_hidden_state"][masks]
         logits = model.mlm_head.logits(states, model.albert.embeddings.word.weight)
         best = logits.softmax(-1).topk(top)
     filled = [

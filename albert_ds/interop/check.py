@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from albert_ds.cli import log_line
+from albert_ds.data.samples import concatenate
 from albert_ds.data.vocab import SPECIAL_PIECES, Vocab
 from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
@@ -109,16 +110,11 @@ def draw_batch(config: ModelConfig, lengths: list[int]) -> dict:
     """
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, config.vocab_size, (sum(lengths),), generator=generator)
-    spread = torch.linspace(0, config.max_position_embeddings - 1, lengths[-1]).long()
-    return {
-        "input_ids": ids,
-        "token_type_ids": torch.cat([(torch.arange(n) > n // 2).long() for n in lengths]).clamp(
-            max=config.type_vocab_size - 1
-        ),
-        "position_ids": torch.cat([*map(torch.arange, lengths[:-1]), spread]),
-        "cu_seqlens": torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
-        "max_seqlen": max(lengths),
-    }
+    batch = concatenate([x.numpy() for x in ids.split(lengths)], [n // 2 + 1 for n in lengths])
+    batch["token_type_ids"].clamp_(max=config.type_vocab_size - 1)
+    spread = torch.linspace(0, config.max_position_embeddings - 1, lengths[-1])
+    batch["position_ids"][-lengths[-1] :] = spread.long()
+    return batch
 
 
 def run_ours(

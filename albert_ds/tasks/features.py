@@ -23,6 +23,7 @@ from typing import TypeVar
 import numpy as np
 
 from albert_ds.cli import log_line
+from albert_ds.data.samples import concatenate
 from albert_ds.data.segments import cut_pair
 from albert_ds.data.vocab import CLS, SEP, Vocab
 from albert_ds.errors import DamagedData, UserError
@@ -175,30 +176,20 @@ def collate(features: Features, units, *, with_targets: bool) -> dict:
     arrays, units = features.arrays, np.asarray(units)
     rows = (units[:, None] * features.choices + np.arange(features.choices)).reshape(-1)
     sequences = [features.sequence(int(row)) for row in rows]
-    lengths = np.array([len(ids) for ids, _ in sequences])
-    ends = np.cumsum(lengths)
-    positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-    segments = positions >= np.repeat([first for _, first in sequences], lengths)
-    found = {
-        "input_ids": np.concatenate([ids for ids, _ in sequences]).astype(np.int64),
-        "token_type_ids": segments.astype(np.int64),
-        "position_ids": positions,
-        "cu_seqlens": np.concatenate([[0], ends]).astype(np.int32),
-    }
+    found = concatenate([ids for ids, _ in sequences], [first for _, first in sequences])
     if "token_begin" in arrays:
-        last = np.zeros(len(positions), bool)
-        last[ends - 1] = True
-        found["allowed"] = (segments & ~last) | (positions == 0)
+        found["allowed"] = found["token_type_ids"].bool() | (found["position_ids"] == 0)
+        found["allowed"][found["cu_seqlens"][1:].long() - 1] = False  # the last [SEP]
+    targets = {}
     if with_targets:
         if "labels" in arrays:
-            found["labels"] = arrays["labels"][units]
+            targets["labels"] = arrays["labels"][units]
         if "tags" in arrays:
-            found["labels"] = np.concatenate([features.tags(int(row)) for row in rows])
+            targets["labels"] = np.concatenate([features.tags(int(row)) for row in rows])
         for name in ("span_starts", "span_ends", "impossible"):
             if name in arrays:
-                found[name] = arrays[name][rows].astype(np.int64)
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in found.items()}
-    return tensors | {"max_seqlen": int(lengths.max())}
+                targets[name] = arrays[name][rows].astype(np.int64)
+    return found | {name: torch.from_numpy(x) for name, x in targets.items()}
 
 
 def fingerprint(files: Iterable[Path], **settings) -> str:

@@ -290,16 +290,6 @@ def test_the_order_of_whole_records_is_that_of_the_build(copy):
     assert shard[3].document == int.from_bytes(records[3][8:16], "little")
 
 
-@pytest.mark.parametrize("listed", [True, False])
-def test_tokens_are_counted(copy, listed):
-    records = records_of(copy)
-    one = unpack_sequence(records[0], U2, 240)
-    records[0] = pack_sequence(one.document, [1], one.ids[:1].tolist(), U2)
-    path = write(copy, records, listed=listed)
-    message = refuse(copy)
-    assert path in message and " tokens " in message and "of index.json" in message
-
-
 @pytest.mark.parametrize("ends", [[3, 2, 4], [2, 2, 4], [0, 4]])
 def test_ends_that_do_not_rise_though_the_checksum_holds(copy, ends):
     records = records_of(copy)
