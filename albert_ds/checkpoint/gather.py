@@ -28,7 +28,8 @@ from albert_ds.checkpoint.folder import (
 )
 from albert_ds.cli import log_line
 from albert_ds.engine.engine import Engine
-from albert_ds.optim.zero import ParamFragment, set_step_count
+from albert_ds.optim.lamb import ParamFragment
+from albert_ds.optim.zero import set_step_count
 from albert_ds.parallel.consensus import from_rank_0, raise_first_error, raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.process.run_folder import RunLock

@@ -19,12 +19,10 @@ from torch import Tensor, nn
 
 from albert_ds.errors import UserError
 from albert_ds.model.encoder import SelfAttention
-from albert_ds.optim.lamb import Lamb, decay_groups
+from albert_ds.optim.lamb import Lamb, ParamFragment, decay_groups
 from albert_ds.optim.muon import Muon, assign, is_matrix, muon_groups
 from albert_ds.optim.norms import compute_norms
 from albert_ds.optim.zero import (
-    ParamFragment,
-    bind_lamb,
     fill_masters,
     hold_still,
     init_states,
@@ -191,9 +189,7 @@ def build_engine(
     block = ds_config["optimizer"]
     params = {k: v for k, v in block["params"].items() if k not in ("weight_decay", "adam_lr")}
     groups = _split_parameters(model, block)
-    name_of = {id(p): name for name, p in model.named_parameters()}
-    tensor_names = [[name_of[id(p)] for p in group["params"]] for group in groups]
-    assert sum(map(len, tensor_names)) == len(name_of), "a parameter is in no group"
+    assert sum(len(g["params"]) for g in groups) == len(shapes), "a parameter is in no group"
     optimizer = build_optimizer(block["type"], groups, params)
     is_half = any(ds_config.get(kind, {}).get("enabled") for kind in ("bf16", "fp16"))
     if is_half:
@@ -221,7 +217,7 @@ def build_engine(
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False  # ty: ignore
     use_exact_norms(engine.optimizer)
     init_states(optimizer, built.fragments, has_average=average is not None)
-    _bind(built, tensor_names)
+    _bind(built)
     return built
 
 
@@ -235,18 +231,12 @@ def _split_parameters(model: nn.Module, block: dict) -> list[dict]:
     return muon_groups(named, decay, share)
 
 
-def _bind(engine: Engine, tensor_names: list[list[str]]) -> None:
+def _bind(engine: Engine) -> None:
     """Tell the optimizer what this rank holds: LAMB for norms; Muon, which gives a rank to each
     matrix of the blocks."""
     optimizer = engine.optimizer
     if isinstance(optimizer, Lamb):
-        bind_lamb(
-            optimizer,
-            engine.fragments,
-            tensor_names=tensor_names,
-            is_counted=engine.is_counted,
-            reduce=dist.all_reduce,
-        )
+        optimizer.bind(engine.fragments, is_counted=engine.is_counted, reduce=dist.all_reduce)
     if not isinstance(optimizer, Muon):
         return
     names = [name for name in engine.shapes if is_matrix(name)]

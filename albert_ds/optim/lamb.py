@@ -7,10 +7,10 @@
 
 There is no bias correction unless asked for; eps is added outside the root; biases and LayerNorm
 parameters get neither decay nor ratio. The ratio belongs to a whole logical tensor. Under ZeRO or
-tensor parallelism a process may hold only pieces of it, so the optimizer works on `TensorPart`s: it
-sums squares over the pieces that it holds, and `reduce` adds the sums of the other processes. Sums
-of squares are float64 (optim/norms.py), so the ratio does not depend on how a tensor is cut.
-Without a layout this is plain one-process LAMB. This file knows no ranks.
+tensor parallelism a process may hold only pieces of it, so the optimizer works on `ParamFragment`s:
+it sums squares over those that it holds, and `reduce` adds the sums of the other processes. Sums of
+squares are float64 (optim/norms.py), so the ratio does not depend on how a tensor is cut. Until
+`bind` this is plain one-process LAMB. This file knows no ranks.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,13 +25,28 @@ ENDLESS = 1e9  # a step count at which 1 - beta^t is 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TensorPart:
-    """A run of elements of one logical tensor inside a flat parameter."""
+class ParamFragment:
+    """Consecutive elements of a parameter (or its tensor-parallel shard), held in fp32 here.
 
-    tensor: int  # which logical tensor of the parameter group
-    start: int  # first element in the flat parameter
+    A rank has one of every parameter, in the same order as all ranks; it may hold no element.
+    """
+
+    name: str  # logical tensor
+    group: int  # parameter group of the optimizer
+    flat: Tensor  # fp32 flat parameter: master weights, and the key of the optimizer's state
+    start: int  # first element in `flat`
+    offset: int  # first element in the flattened local shard
     numel: int
-    counted: bool = True  # False if another process adds the same piece to the norm
+
+    @property
+    def in_flat(self) -> slice:
+        """Its elements in `flat`."""
+        return slice(self.start, self.start + self.numel)
+
+    @property
+    def in_shard(self) -> slice:
+        """Its elements in the flattened local shard."""
+        return slice(self.offset, self.offset + self.numel)
 
 
 def decay_groups(parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict]:
@@ -133,12 +148,12 @@ class Lamb(torch.optim.Optimizer):
     ):
         defaults = dict(lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay)
         super().__init__(params, dict(**defaults, bias_correction=bias_correction, adapt=True))
-        whole = {}
-        for group in self.param_groups:
-            group["num_tensors"] = len(group["params"])
-            for tensor, parameter in enumerate(group["params"]):
-                whole[parameter] = [TensorPart(tensor=tensor, start=0, numel=parameter.numel())]
-        self.bind(whole, reduce=lambda sums: None)
+        whole = [
+            ParamFragment(name=str(n), group=index, flat=p, start=0, offset=0, numel=p.numel())
+            for index, group in enumerate(self.param_groups)
+            for n, p in enumerate(group["params"])
+        ]
+        self.bind(whole)
 
     def disarm(self) -> None:
         """Make `step` do nothing until the next `bind`.
@@ -149,23 +164,34 @@ class Lamb(torch.optim.Optimizer):
         self.armed = False
 
     def bind(
-        self, parts: dict[Tensor, list[TensorPart]], reduce: Callable[[Tensor], object]
+        self,
+        fragments: list[ParamFragment],
+        *,
+        is_counted: Callable[[ParamFragment], bool] = lambda fragment: True,
+        reduce: Callable[[Tensor], object] = lambda sums: None,
     ) -> None:
-        """Set the pieces that each flat parameter holds, and the reduction over processes.
+        """Set the fragments that this process holds, and the reduction over processes.
 
-        `reduce` sums a float64 tensor over all processes in place. Every process calls it once for
-        each `step` of an adapted group, also if it holds no piece.
+        `is_counted` is False of one that another process also holds, and counts. `reduce` sums a
+        float64 tensor over all processes in place. Every process calls it once for each `step` of
+        an adapted group, also if it holds no element.
         """
-        self._parts, self._reduce, self.armed = parts, reduce, True
+        self._reduce, self.armed = reduce, True
+        numbers: list[dict[str, int]] = [{} for _ in self.param_groups]  # of the tensors by name
+        self._held: dict[Tensor, list[ParamFragment]] = {f.flat: [] for f in fragments}
+        for fragment in fragments:
+            known = numbers[fragment.group]
+            known.setdefault(fragment.name, len(known))
+            if fragment.numel:
+                self._held[fragment.flat].append(fragment)
+        for group, known in zip(self.param_groups, numbers, strict=True):
+            group["num_tensors"] = len(known)
         # Copied to the device once, so that no step waits for a copy.
-        self._tensor_of_segment = {
-            parameter: torch.tensor([s.tensor for s in pieces], device=parameter.device)
-            for parameter, pieces in parts.items()
-        }
-        self._counted = {
-            parameter: torch.tensor([s.counted for s in pieces], device=parameter.device)
-            for parameter, pieces in parts.items()
-        }
+        self._tensors, self._counted = {}, {}
+        for flat, held in self._held.items():
+            of_each = [numbers[f.group][f.name] for f in held]
+            self._tensors[flat] = torch.tensor(of_each, device=flat.device)
+            self._counted[flat] = torch.tensor([is_counted(f) for f in held], device=flat.device)
 
     @torch.no_grad()
     def step(self, closure=None):  # no caller passes a closure
@@ -188,29 +214,29 @@ class Lamb(torch.optim.Optimizer):
         """w -= lr * ratio * u, with one ratio for each logical tensor."""
         sums = torch.zeros(2, group["num_tensors"], dtype=torch.float64, device=updates[0].device)
         for parameter, update in zip(parameters, updates, strict=True):
-            if not self._parts[parameter]:
+            if not self._held[parameter]:
                 continue
             for row, tensor in zip(sums, (parameter, update), strict=True):
                 norms = compute_norms(self._slices(parameter, tensor))
                 squares = norms.square_() * self._counted[parameter]
-                row.index_add_(0, self._tensor_of_segment[parameter], squares)
+                row.index_add_(0, self._tensors[parameter], squares)
         self._reduce(sums)
         weight, update = sums.sqrt_()
         ratio = torch.where((weight > 0) & (update > 0), weight / update, 1.0).float()
         for parameter, update in zip(parameters, updates, strict=True):
-            if not self._parts[parameter]:
+            if not self._held[parameter]:
                 continue
             torch._foreach_addcmul_(
                 self._slices(parameter, parameter),
                 self._slices(parameter, update),
-                ratio[self._tensor_of_segment[parameter]].unbind(),
+                ratio[self._tensors[parameter]].unbind(),
                 value=-group["lr"],
             )
 
     def _slices(self, parameter: Tensor, tensor: Tensor) -> list[Tensor]:
-        """Views of `tensor`, one for each part of `parameter`.
+        """Views of `tensor`, one for each fragment in `parameter`.
 
-        Padding at the end of a flat partition is in no part: it is 0 and stays 0.
+        Padding at the end of a flat partition is in no fragment: it is 0 and stays 0.
         """
         flat = tensor.view(-1)
-        return [flat[s.start : s.start + s.numel] for s in self._parts[parameter]]
+        return [flat[fragment.in_flat] for fragment in self._held[parameter]]

@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from albert_ds.optim.lamb import compute_updates, decay_groups
+from albert_ds.optim.lamb import ParamFragment, compute_updates, decay_groups
 from albert_ds.optim.norms import compute_norms
-from albert_ds.optim.zero import ParamFragment
 
 STEPS, COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)  # Jordan's
 EPS = 1e-7  # least norm that a matrix is divided by

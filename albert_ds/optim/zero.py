@@ -2,7 +2,7 @@
 
 ZeRO flattens a parameter group and gives every rank one slice of the flat vector; tensor
 parallelism cuts some tensors before that. `read_layout` turns the wrapper's bookkeeping into a list
-of `ParamFragment`s. LAMB's trust ratios (`bind_lamb`), Muon's matrices, the fp32 master weights
+of `ParamFragment`s. LAMB's trust ratios, Muon's matrices, the fp32 master weights
 (`fill_masters`) and the layout-independent checkpoints use that list.
 
 DeepSpeed's issues 88 and 490 ask for LAMB under ZeRO since 2020. A LAMB that uses the norm of a
@@ -11,41 +11,15 @@ flat partition as the norm of a tensor is off by 43 to 52 % of the update after 
 The attribute names are those of DeepSpeed 0.19; `tests/optim/test_zero.py` checks them.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from albert_ds.optim.lamb import Lamb, TensorPart
+from albert_ds.optim.lamb import ParamFragment
 from albert_ds.optim.norms import compute_norms
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParamFragment:
-    """Consecutive elements of a parameter (or its tensor-parallel shard), held in fp32 here.
-
-    A rank has one of every parameter, in the same order as all ranks; it may hold no element.
-    """
-
-    name: str  # logical tensor
-    group: int  # parameter group of the optimizer
-    flat: Tensor  # fp32 flat parameter: master weights, and the key of the optimizer's state
-    start: int  # first element in `flat`
-    offset: int  # first element in the flattened local shard
-    numel: int
-
-    @property
-    def in_flat(self) -> slice:
-        """Its elements in `flat`."""
-        return slice(self.start, self.start + self.numel)
-
-    @property
-    def in_shard(self) -> slice:
-        """Its elements in the flattened local shard."""
-        return slice(self.offset, self.offset + self.numel)
 
 
 def read_layout(engine) -> list[ParamFragment]:
@@ -200,37 +174,3 @@ def use_exact_norms(wrapper) -> None:
         return list(norms), experts
 
     wrapper.get_grads_for_norm = find_norms
-
-
-def bind_lamb(
-    optimizer: Lamb,
-    fragments: list[ParamFragment],
-    *,
-    tensor_names: list[list[str]],
-    is_counted: Callable[[ParamFragment], bool],
-    reduce: Callable[[Tensor], object],
-) -> None:
-    """Tell LAMB which fragments of which logical tensors this rank holds.
-
-    Args:
-        optimizer: the LAMB inside the engine.
-        fragments: this rank's `read_layout`.
-        tensor_names: the logical tensors of each parameter group, the same list on every rank.
-        is_counted: False for a fragment that another rank also holds, and counts.
-        reduce: sums a float64 tensor over all ranks, in place.
-    """
-    parts: dict[Tensor, list[TensorPart]] = {fragment.flat: [] for fragment in fragments}
-    for fragment in fragments:
-        if not fragment.numel:
-            continue
-        parts[fragment.flat].append(
-            TensorPart(
-                tensor=tensor_names[fragment.group].index(fragment.name),
-                start=fragment.start,
-                numel=fragment.numel,
-                counted=is_counted(fragment),
-            )
-        )
-    for group, names in zip(optimizer.param_groups, tensor_names, strict=True):
-        group["num_tensors"] = len(names)
-    optimizer.bind(parts, reduce)

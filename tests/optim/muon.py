@@ -2,8 +2,8 @@
 
 import torch
 
+from albert_ds.optim.lamb import ParamFragment
 from albert_ds.optim.muon import Muon
-from albert_ds.optim.zero import ParamFragment
 
 # What `reference_training(muon=True)` computes; the rate is small_config's.
 DS_CHANGES = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from albert_ds.optim.lamb import Lamb, TensorPart
+from albert_ds.optim.lamb import Lamb, ParamFragment
 from albert_ds.optim.norms import compute_norms
 from tests.batches import random_samples
 from tests.distributed import run_ranks
@@ -59,10 +59,12 @@ def measure_update(shape: tuple[int, int]) -> dict[int, float]:
                 optimizer.state[parameter][name].zero_()
         bounds = [weight.numel() * i // pieces for i in range(pieces + 1)]
         cut = [
-            TensorPart(tensor=0, start=start, numel=end - start)
+            ParamFragment(
+                name="one", group=0, flat=parameter, start=start, offset=start, numel=end - start
+            )
             for start, end in zip(bounds, bounds[1:], strict=False)
         ]
-        optimizer.bind({parameter: cut}, reduce=lambda sums: None)
+        optimizer.bind(cut)
         optimizer.step()
         with torch.no_grad():
             off = parameter.data.sub_(expected).sub_(draw(shape, 0))

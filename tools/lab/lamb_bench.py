@@ -16,9 +16,9 @@ from albert_ds.cli import Parser, positive
 from albert_ds.files import write_report
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import SIZES
-from albert_ds.optim.lamb import Lamb, decay_groups
+from albert_ds.optim.lamb import Lamb, ParamFragment, decay_groups
 from albert_ds.optim.muon import Muon, muon_groups
-from albert_ds.optim.zero import ParamFragment, bind_lamb, init_states
+from albert_ds.optim.zero import init_states
 
 
 def build_parser() -> Parser:
@@ -34,20 +34,14 @@ def build_optimizers(name: str, device: torch.device) -> dict[str, torch.optim.O
     """LAMB, Muon and AdamW, each with its own copy of one model's flat parameters and gradients."""
     named = dict(AlbertForPretraining(SIZES[name]).named_parameters())
     groups = decay_groups(named.items(), 0.01)
-    fragments, names = flatten(groups, named, device)
+    fragments = flatten(groups, named, device)
     lamb = Lamb(groups)
-    bind_lamb(
-        lamb,
-        fragments,
-        tensor_names=names,
-        is_counted=lambda fragment: True,
-        reduce=lambda sums: None,
-    )
+    lamb.bind(fragments)
     copies = [group["params"][0].detach().clone().requires_grad_() for group in groups]
     for copy in copies:
         copy.grad = torch.randn_like(copy)
     groups = muon_groups(named.items(), 0.01)
-    fragments, _ = flatten(groups, named, device)
+    fragments = flatten(groups, named, device)
     muon = Muon(groups)
     init_states(muon, fragments)
 
@@ -62,23 +56,20 @@ def build_optimizers(name: str, device: torch.device) -> dict[str, torch.optim.O
     return {"LAMB": lamb, "Muon": muon, "AdamW, fused": torch.optim.AdamW(copies, fused=True)}
 
 
-def flatten(
-    groups: list[dict], named: dict, device: torch.device
-) -> tuple[list[ParamFragment], list[list[str]]]:
-    """Make each group's parameters one, with a gradient; where each is in it, and their names."""
+def flatten(groups: list[dict], named: dict, device: torch.device) -> list[ParamFragment]:
+    """Make each group's parameters one, with a gradient; where each is in it."""
     name_of = {id(parameter): name for name, parameter in named.items()}
-    fragments, names = [], []
+    fragments = []
     for index, group in enumerate(groups):
         parameters, start = group["params"], 0
         flat = torch.cat([p.detach().flatten() for p in parameters]).to(device).requires_grad_()
         flat.grad = torch.randn_like(flat)
         group["params"] = [flat]
-        names.append([name_of[id(p)] for p in parameters])
-        for name, p in zip(names[-1], parameters, strict=True):
+        for p in parameters:
             place = {"start": start, "offset": 0, "numel": p.numel()}
-            fragments.append(ParamFragment(name=name, group=index, flat=flat, **place))
+            fragments.append(ParamFragment(name=name_of[id(p)], group=index, flat=flat, **place))
             start += p.numel()
-    return fragments, names
+    return fragments
 
 
 def time_steps(name: str, rounds: int) -> dict[str, list[float]]:
