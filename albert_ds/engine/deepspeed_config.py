@@ -9,13 +9,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from albert_ds.cli import Number
+from albert_ds.cli import Number, positive, whole
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json
 
-AUTO_COUNT = ("auto", Number(low=1, whole=True))
-COUNT = Number(low=1, high=1 << 31, whole=True)
-SIZE = Number(low=1, high=1 << 40, whole=True)  # in elements
+AUTO_COUNT = ("auto", positive)
+COUNT = whole(1, 1 << 31)
+SIZE, LIMIT = whole(1, 1 << 40), whole(0, 1 << 40)  # in elements
 PRECISION = ("fp32", "fp16", "bf16", "float32", "float16", "bfloat16")
 # Every key that is allowed, with its values; all may be absent.
 SCHEMA: dict[str, Any] = {
@@ -31,17 +31,17 @@ SCHEMA: dict[str, Any] = {
         "sub_group_size": SIZE,
         "use_multi_rank_bucket_allreduce": bool,
         "compute_grad_norm": bool,
-        "stage3_prefetch_bucket_size": Number(low=0, high=1 << 40, whole=True),
-        "stage3_max_live_parameters": Number(low=0, high=1 << 40, whole=True),
-        "stage3_max_reuse_distance": Number(low=0, high=1 << 40, whole=True),
-        "stage3_param_persistence_threshold": Number(low=0, high=1 << 40, whole=True),
+        "stage3_prefetch_bucket_size": LIMIT,
+        "stage3_max_live_parameters": LIMIT,
+        "stage3_max_reuse_distance": LIMIT,
+        "stage3_param_persistence_threshold": LIMIT,
         "memory_efficient_linear": bool,
     },
     "bf16": {"enabled": bool, "check_grad_overflow": bool, "immediate_grad_update": bool},
     "fp16": {
         "enabled": bool,
         "loss_scale": Number(low=0, high=2.0**64),
-        "initial_scale_power": Number(low=0, high=64, whole=True),
+        "initial_scale_power": whole(0, 64),
         "loss_scale_window": COUNT,
         "hysteresis": COUNT,
         "consecutive_hysteresis": bool,
@@ -56,7 +56,7 @@ SCHEMA: dict[str, Any] = {
     "prescale_gradients": bool,
     "gradient_predivide_factor": Number(above=0, high=1e30),
     "wall_clock_breakdown": bool,
-    "steps_per_print": Number(low=1, whole=True),
+    "steps_per_print": positive,
 }
 BETA = Number(low=0, below=1)
 PARAMS = {
@@ -78,8 +78,9 @@ OPTIMIZERS = {
         "min_coeff": Number(low=0, high=1e30),
     },
 }
-# Settings that DeepSpeed accepts silently and that break the update or the checkpoint.
-BROKEN_ZERO_SETTINGS = {
+# Of the JSON or of its zero_optimization: what DeepSpeed accepts and which breaks the update or the
+# checkpoint, and what is stated elsewhere.
+REFUSED = {
     "round_robin_gradients": "it scrambles the map from parameters to master weights",
     "stage3_module_granularity_threshold": "it crashes on a parameter held by the root module",
     "offload_optimizer": "the state of sharing models is small; offloading is not supported",
@@ -88,13 +89,20 @@ BROKEN_ZERO_SETTINGS = {
     "zero_quantized_gradients": "quantised gradients are not exact",
     "zero_hpz_partition_size": "a secondary partition is not supported",
     "memory_efficient_linear": "it rounds in bf16 before it adds the bias: gradients 1 % off",
-}
-STATED_ELSEWHERE = {
     "scheduler": "the schedule belongs to the command line (--learning-rate, --warmup-steps)",
     "tensor_parallel": "use --tensor-parallel; DeepSpeed's own would replace the groups",
     "checkpoint": "checkpoints are layout-free files of this trainer",
     "activation_checkpointing": "use --activation-checkpointing; reentrant checkpointing of a "
     "shared block fails from ZeRO-2 on",
+}
+# Of zero_optimization or of bf16: what may not be switched off.
+NEEDED = {
+    "compute_grad_norm": "without the norm a gradient that is not finite would be applied",
+    "check_grad_overflow": "ZeRO-2 and 3 would apply a gradient that is not finite",
+}
+BROKEN_AT_STAGE_0 = {
+    "fp16": "divides the gradients by a loss scale that was never applied",
+    "bf16": "takes a hidden optimizer step at start and misses shards in the gradient norm",
 }
 
 
@@ -104,26 +112,22 @@ def read_ds_config(path: Path) -> dict:
     if not path.exists():
         raise UserError(f"{name}: no such file; `albert-ds recipes --output .` writes ds_configs/")
     config = read_json(path, name)
-    for key, reason in STATED_ELSEWHERE.items():
-        if key in config:
-            raise UserError(f'{name}: "{key}" is refused: {reason}')
     zero = config.get("zero_optimization")
-    for key, reason in BROKEN_ZERO_SETTINGS.items():
-        if isinstance(zero, dict) and zero.get(key):
-            raise UserError(f"{name}: zero_optimization.{key} is refused: {reason}")
+    for key, reason in REFUSED.items():
+        if key in config or (isinstance(zero, dict) and zero.get(key)):
+            raise UserError(f"{name}: {key} is refused: {reason}")
     check(config, SCHEMA, name, is_closed=True)
-    bucket = config.get("zero_optimization", {}).get("allgather_bucket_size")
+    zero = config.get("zero_optimization", {})
+    for key, reason in NEEDED.items():
+        if (zero | config.get("bf16", {})).get(key) is False:
+            raise UserError(f"{name}: {key} false is refused: {reason}")
+    bucket = zero.get("allgather_bucket_size")
     if isinstance(bucket, int) and bucket % 2:
         raise UserError(
             f"{name}: zero_optimization.allgather_bucket_size {bucket}: must be even, for NCCL's "
             "alignment"
         )
-    _check_optimizer(name, config.get("optimizer", {}))
-    _check_precision(name, config)
-    return config
-
-
-def _check_optimizer(name: str, block: dict) -> None:
+    block = config.get("optimizer", {})
     kind = block.get("type")
     if not isinstance(kind, str) or kind not in OPTIMIZERS:
         raise UserError(
@@ -131,49 +135,32 @@ def _check_optimizer(name: str, block: dict) -> None:
         )
     allowed = {"optimizer": {"type": kind, "params": OPTIMIZERS[kind]}}
     check({"optimizer": block}, allowed, name, is_closed=True)
-
-
-def _check_precision(name: str, config: dict) -> None:
-    zero = config.get("zero_optimization", {})
-    if zero.get("compute_grad_norm") is False:
-        raise UserError(
-            f"{name}: zero_optimization.compute_grad_norm false is refused: "
-            "without the norm a gradient that is not finite would be applied"
-        )
-    if config.get("bf16", {}).get("check_grad_overflow") is False:
-        raise UserError(
-            f"{name}: bf16.check_grad_overflow false is refused: ZeRO-2 and 3 "
-            "would write a gradient that is not finite into the weights"
-        )
-    half = [kind for kind in ("bf16", "fp16") if config.get(kind, {}).get("enabled")]
+    half = [kind for kind in BROKEN_AT_STAGE_0 if config.get(kind, {}).get("enabled")]
     if len(half) == 2:
         raise UserError(f"{name}: bf16 and fp16 are both enabled; choose one")
-    if zero.get("stage", 0) == 0 and half:
+    if half and not zero.get("stage"):
         raise UserError(
             f"{name}: {half[0]} with ZeRO stage 0 is refused: DeepSpeed's "
             f"wrapper for it {BROKEN_AT_STAGE_0[half[0]]}; stage 1 costs the same traffic"
         )
+    return config
 
 
-def check_fp16(path: Path, config: dict) -> None:
-    """Raise UserError where the device does not support the fp16 that the JSON asks for."""
-    if not config.get("fp16", {}).get("enabled"):
-        return
-    from deepspeed.accelerator import get_accelerator  # only here, since it is slow to import
+def check_device(path: Path, config: dict, *, tensor_parallel: int) -> None:
+    """Raise UserError if this device or layout cannot run what the JSON asks for."""
+    if config.get("fp16", {}).get("enabled"):
+        from deepspeed.accelerator import get_accelerator  # only here, since it is slow to import
 
-    if not get_accelerator().is_fp16_supported():
-        raise UserError(
-            f"--deepspeed_config {path}: fp16.enabled true: this device does not support it; "
-            "use bf16 or fp32"
-        )
-
-
-def check_fused_lamb(path: Path, config: dict, *, tensor_parallel: int) -> None:
-    """Raise UserError where DeepSpeed's own LAMB is wrong or cannot run."""
+        if not get_accelerator().is_fp16_supported():
+            raise UserError(
+                f"--deepspeed_config {path}: fp16.enabled true: this device does not support it; "
+                "use bf16 or fp32"
+            )
     if config["optimizer"]["type"] != "FusedLamb":
         return
-    stage = config.get("zero_optimization", {}).get("stage", 0)
-    reason = None
+    import torch  # only here, since it is slow to import
+
+    stage, reason = config.get("zero_optimization", {}).get("stage", 0), None
     if stage > 0:
         reason = (
             f"ZeRO stage {stage}: it uses the norm of a flat partition as that of a tensor, and "
@@ -184,25 +171,16 @@ def check_fused_lamb(path: Path, config: dict, *, tensor_parallel: int) -> None:
             f"--tensor-parallel {tensor_parallel}: it uses the norm of a shard as that of a "
             "tensor, and is 3 % off its update after five steps on two ranks; allowed: 1"
         )
-    else:
-        import torch  # only here, since it is slow to import
-
-        if not torch.cuda.is_available():
-            reason = (
-                "a machine without CUDA: its kernel exists for CUDA alone, DeepSpeed fails to "
-                "build it in 9 of 9 combinations of stage and precision on a CPU"
-            )
+    elif not torch.cuda.is_available():
+        reason = (
+            "a machine without CUDA: its kernel exists for CUDA alone, DeepSpeed fails to "
+            "build it in 9 of 9 combinations of stage and precision on a CPU"
+        )
     if reason is not None:
         raise UserError(
             f'--deepspeed_config {path}: "FusedLamb" is refused with {reason}. "Lamb" is exact '
             "in every layout"
         )
-
-
-BROKEN_AT_STAGE_0 = {
-    "fp16": "divides the gradients by a loss scale that was never applied",
-    "bf16": "takes a hidden optimizer step at start and misses shards in the gradient norm",
-}
 
 
 def resolve_ds_config(

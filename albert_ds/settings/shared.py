@@ -18,8 +18,7 @@ from typing import Any
 from albert_ds.cli import Flag, Number, as_flag, flag, natural, path, positive, whole
 from albert_ds.data.stream_config import BATCH_SIZE
 from albert_ds.engine.deepspeed_config import (
-    check_fp16,
-    check_fused_lamb,
+    check_device,
     read_ds_config,
     resolve_ds_config,
 )
@@ -154,8 +153,7 @@ def resolve_deepspeed(
     accumulation = count_passes(args.batch_size, micro, ranks)
     file = Path(args.deepspeed_config)
     ds_config = read_ds_config(file)
-    check_fused_lamb(file, ds_config, tensor_parallel=args.tensor_parallel)
-    check_fp16(file, ds_config)
+    check_device(file, ds_config, tensor_parallel=args.tensor_parallel)
     return micro, resolve_ds_config(
         ds_config,
         batch_size=args.batch_size,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from albert_ds.engine.deepspeed_config import check_fused_lamb
+from albert_ds.engine.deepspeed_config import check_device
 from albert_ds.errors import UserError
 from tests.distributed import run_ranks
 from tests.optim.fused_lamb import DEEPSPEED, RATE, compare_terms, fused_update
@@ -35,7 +35,7 @@ def test_it_is_refused_where_it_is_wrong_or_cannot_run(monkeypatch, stage, tenso
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     config = {"optimizer": {"type": "FusedLamb"}, "zero_optimization": {"stage": stage}}
     with pytest.raises(UserError, match=words) as caught:
-        check_fused_lamb(Path("ds.json"), config, tensor_parallel=tensor_parallel)
+        check_device(Path("ds.json"), config, tensor_parallel=tensor_parallel)
     assert "FusedLamb" in str(caught.value) and "\n" not in str(caught.value)
 
 

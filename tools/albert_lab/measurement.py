@@ -19,7 +19,7 @@ from torch.profiler import profile, record_function
 
 from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate
 from albert_ds.data.vocab import NUM_FIXED
-from albert_ds.engine.deepspeed_config import check_fp16
+from albert_ds.engine.deepspeed_config import check_device
 from albert_ds.model.config import count_flops
 from albert_ds.model.shapes import count_params
 from albert_ds.parallel.consensus import Counts
@@ -49,7 +49,8 @@ def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic:
             seed=mesh.dp_rank,
         )
         batches = cycle([x.pin_memory() if device.type == "cuda" else x for x in batches])
-    check_fp16(Path(config.deepspeed_config), config.deepspeed)
+    file = Path(config.deepspeed_config)
+    check_device(file, config.deepspeed, tensor_parallel=config.tensor_parallel)
     return Run(
         config=config,
         mesh=mesh,
