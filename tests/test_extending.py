@@ -41,7 +41,6 @@ ROWS = (
     {
         "ends": Pattern(
             form="ends",
-            example="ends",
             meaning="one block for both ends, one for the middle",
             plan=lambda _, layers: [(int(0 < n < layers - 1),) * 2 for n in range(layers)],
         )

@@ -16,14 +16,14 @@ from albert_ds.errors import UserError
 Plan = list[tuple[int, int]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Pattern:
     """A word of --sharing. `plan` raises ValueError with the reason if there is none."""
 
     form: str  # as it is typed
-    example: str  # for 6 layers, in the table
     meaning: str
     plan: Callable[[str, int], Plan]  # of what follows the colon, and the number of layers
+    example: str = ""  # for 6 layers, in the table, of a word with a colon
     count: Callable[[str], int] | None = None  # layers, if what follows the colon says them
     # What follows the colon at another number of layers, of the same blocks.
     resize: Callable[[str, int], str] = lambda value, num_layers: value
@@ -118,10 +118,11 @@ def list_patterns() -> list[tuple[str, str, str]]:
     rows = []
     for pattern in PATTERNS.values():
         attention, ffn = (
-            " ".join(map(str, blocks)) for blocks in zip(*share(pattern.example, 6), strict=True)
+            " ".join(map(str, blocks))
+            for blocks in zip(*share(pattern.example or pattern.form, 6), strict=True)
         )
         blocks = attention if attention == ffn else f"{attention} / {ffn}"
-        shown = f"{pattern.example}: " if ":" in pattern.form else ""
+        shown = f"{pattern.example}: " if pattern.example else ""
         rows.append((pattern.form, shown + blocks, pattern.meaning))
     return rows
 
@@ -204,66 +205,50 @@ def _pattern(value: str, num_layers: int) -> Plan:
 
 PATTERNS: dict[str, Pattern] = {
     "all": Pattern(
-        form="all",
-        example="all",
-        meaning="one block for all layers (ALBERT)",
-        plan=lambda _, layers: _alike([0] * layers),
+        "all", "one block for all layers (ALBERT)", lambda _, layers: _alike([0] * layers)
     ),
     "attention": Pattern(
-        form="attention",
-        example="attention",
-        meaning="one attention block; each layer its own feed-forward block",
-        plan=lambda _, layers: [(0, layer) for layer in range(layers)],
+        "attention",
+        "one attention block; each layer its own feed-forward block",
+        lambda _, layers: [(0, layer) for layer in range(layers)],
     ),
     "ffn": Pattern(
-        form="ffn",
-        example="ffn",
-        meaning="one feed-forward block; each layer its own attention block",
-        plan=lambda _, layers: [(layer, 0) for layer in range(layers)],
+        "ffn",
+        "one feed-forward block; each layer its own attention block",
+        lambda _, layers: [(layer, 0) for layer in range(layers)],
     ),
     "none": Pattern(
-        form="none",
-        example="none",
-        meaning="each layer its own block (BERT)",
-        plan=lambda _, layers: _alike([*range(layers)]),
+        "none", "each layer its own block (BERT)", lambda _, layers: _alike([*range(layers)])
     ),
     "groups": Pattern(
-        form="groups:N",
-        example="groups:2",
-        meaning="N groups of neighbours (Takase and Kiyono's SEQUENCE)",
-        plan=_groups,
+        "groups:N", "N groups of neighbours (Takase and Kiyono's SEQUENCE)", _groups, "groups:2"
     ),
-    "cycle": Pattern(
-        form="cycle:M",
-        example="cycle:2",
-        meaning="M blocks in turn (CYCLE)",
-        plan=_cycle,
-    ),
+    "cycle": Pattern("cycle:M", "M blocks in turn (CYCLE)", _cycle, "cycle:2"),
     "cycle-rev": Pattern(
-        form="cycle-rev:M",
-        example="cycle-rev:2",
-        meaning="M blocks in turn, the last time backwards (CYCLE REV)",
-        plan=_cycle_rev,
+        "cycle-rev:M",
+        "M blocks in turn, the last time backwards (CYCLE REV)",
+        _cycle_rev,
+        "cycle-rev:2",
     ),
     "loop": Pattern(
-        form="loop:P,CxR,D",
-        example="loop:1,2x2,1",
-        meaning="P layers of their own, C blocks run R times, D layers of their own",
-        plan=_loop,
+        "loop:P,CxR,D",
+        "P layers of their own, C blocks run R times, D layers of their own",
+        _loop,
+        "loop:1,2x2,1",
         count=_count_loop,
         resize=_resize_loop,
     ),
     "pattern": Pattern(
-        form="pattern:BLOCKS",
-        example="pattern:0,1,2,2,1,0/0,0,0,1,1,1",
-        meaning="the blocks of the layers, or attention/feed-forward",
-        plan=_pattern,
+        "pattern:BLOCKS",
+        "the blocks of the layers, or attention/feed-forward",
+        _pattern,
+        "pattern:0,1,2,2,1,0/0,0,0,1,1,1",
         count=lambda value: len(value.split("/")[0].split(",")),
     ),
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Addition:
     """A word of --per-layer."""
 
@@ -273,35 +258,28 @@ class Addition:
     begins_loops: bool = False  # only the layers at which a loop begins have it
 
 
+PROJECTIONS = ("attention.query", "attention.key", "attention.value", "attention.output")
+PROJECTIONS += ("ffn.up", "ffn.down")
 ADDITIONS: dict[str, Addition] = {
-    "norm": Addition(
-        form="norm",
-        meaning="its own LayerNorms",
-        places=("attention.layer_norm", "ffn.layer_norm"),
-    ),
+    "norm": Addition("norm", "its own LayerNorms", ("attention.layer_norm", "ffn.layer_norm")),
     "scale": Addition(
-        form="scale",
-        meaning="a factor on the result of each of its blocks",
-        places=("attention.result", "ffn.result"),
+        "scale",
+        "a factor on the result of each of its blocks",
+        ("attention.result", "ffn.result"),
     ),
     "position": Addition(
-        form="position",
-        meaning="a vector, the embedding of its number, added to its input",
-        places=("layer.input",),
+        "position",
+        "a vector, the embedding of its number, added to its input",
+        ("layer.input",),
     ),
     "inject": Addition(
-        form="inject",
-        meaning="a factor on the embedding's output and a vector, added where a loop begins",
-        places=("layer.embedded",),
+        "inject",
+        "a factor on the embedding's output and a vector, added where a loop begins",
+        ("layer.embedded",),
         begins_loops=True,
     ),
     "lora": Addition(
-        form="lora:R",
-        meaning="a product of rank R added to each of its six projections",
-        places=(
-            *("attention.query", "attention.key", "attention.value", "attention.output"),
-            *("ffn.up", "ffn.down"),
-        ),
+        "lora:R", "a product of rank R added to each of its six projections", PROJECTIONS
     ),
 }
 MAX_RANK = 1 << 16
