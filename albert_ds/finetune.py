@@ -20,13 +20,7 @@ def main(argv: list[str]) -> int:
         config = read_config(argv, world_size=world.size)
         from albert_ds.finetuning.loop import prepare, print_results, tune_seeds
 
-        mesh = process.connect(
-            fingerprint(config, world.size),
-            timeout_minutes=config.timeout_minutes,
-            max_hours=config.max_hours,
-            tensor_parallel=config.tensor_parallel,
-            deterministic=config.deterministic,
-        )
+        mesh = process.connect(config, fingerprint(config, world.size))
         check_memory(sum(count_params(config.model).values()), world, process.device.type)
         lock = process.lock()
         splits = prepare(config, mesh)

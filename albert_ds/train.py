@@ -23,13 +23,7 @@ def main(argv: list[str]) -> int:
         from albert_ds.parallel.consensus import raise_together
         from albert_ds.pretraining import loop
 
-        mesh = process.connect(
-            fingerprint(config, world.size),
-            timeout_minutes=config.timeout_minutes,
-            max_hours=config.max_hours,
-            tensor_parallel=config.tensor_parallel,
-            deterministic=config.deterministic,
-        )
+        mesh = process.connect(config, fingerprint(config, world.size))
         check_memory(sum(count_params(config.model).values()), world, process.device.type)
         config = resolve_workers(config, process.device.type)
         staged = loop.stage(config, mesh)

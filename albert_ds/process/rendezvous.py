@@ -1,4 +1,4 @@
-"""Start and leave the process group: ranks connect to a shared key-value store."""
+"""Start the process group: ranks connect to a shared key-value store."""
 
 import json
 import logging
@@ -209,15 +209,6 @@ def _quieten_deepspeed() -> None:
     # An all-reduce for inference on a CPU: it needs a compiler and 32 s to build.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
-
-
-def leave_world(mesh) -> None:
-    """Leave the process group after all ranks have come here.
-
-    A launcher kills the remaining ranks when one leaves; waiting lets each finish its writing.
-    """
-    dist.barrier(group=mesh.control_group)
-    dist.destroy_process_group()
 
 
 def wait_for_ranks(

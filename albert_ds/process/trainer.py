@@ -75,43 +75,31 @@ class TrainerProcess:
         self.world = read_world()
         return self.world
 
-    def connect(
-        self,
-        settings: dict[str, str],
-        *,
-        timeout_minutes: float,
-        max_hours: float | None,
-        tensor_parallel: int,
-        deterministic: bool,
-    ) -> Mesh:
+    def connect(self, config, same: dict[str, str]) -> Mesh:
         """Connect to the other ranks; nothing is written. Collective.
 
-        settings: what must be the same on all ranks, by the names that the user knows.
-        Raises what `connect_ranks` raises.
+        config: a `SharedConfig` of settings/. same: what must be the same on all ranks, by the
+        names that the user knows. Raises what `connect_ranks` raises.
         """
         from albert_ds.parallel.mesh import build_mesh
         from albert_ds.process import heartbeat, rendezvous
 
-        world, folder = self.world, self._folder
+        world, folder, minutes = self.world, self._folder, config.timeout_minutes
         assert folder is not None, "the command line was checked"
         self.stop_request = StopRequest(
             folder / "STOP" if world.rank == 0 else None,
-            max_hours,
+            config.max_hours,
             has_launcher=world.launcher != "none",
         )
-        if deterministic:
+        if config.deterministic:
             rendezvous.use_deterministic_algorithms()
-        rendezvous.order_kernels(tensor_parallel)
+        rendezvous.order_kernels(config.tensor_parallel)
         self._native_log = NativeLog() if world.size > 1 else None
-        self._store = rendezvous.host_store(world, minutes=timeout_minutes)
-        self.device = rendezvous.connect_ranks(
-            world, self._store, settings, timeout_minutes=timeout_minutes
-        )
-        self._heartbeat = heartbeat.Heartbeat(
-            world, folder, record=self._record, minutes=timeout_minutes
-        )
-        rendezvous.open_groups(world, self._store, self.device, timeout_minutes=timeout_minutes)
-        self.mesh = build_mesh(tensor_parallel, timeout_minutes=timeout_minutes)
+        self._store = rendezvous.host_store(world, minutes=minutes)
+        self.device = rendezvous.connect_ranks(world, self._store, same, timeout_minutes=minutes)
+        self._heartbeat = heartbeat.Heartbeat(world, folder, record=self._record, minutes=minutes)
+        rendezvous.open_groups(world, self._store, self.device, timeout_minutes=minutes)
+        self.mesh = build_mesh(config.tensor_parallel, timeout_minutes=minutes)
         return self.mesh
 
     def lock(self) -> RunLock | None:

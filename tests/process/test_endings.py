@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -156,8 +157,8 @@ def trainer(rank: int, run: str, failing: int, what: str) -> None:
     sys.stderr = open(2, "w", buffering=1)  # noqa: SIM115 (pytest may have replaced it)
     with TrainerProcess(["--output", run]) as process:
         process.read_world()
-        rest = dict(max_hours=None, tensor_parallel=1, deterministic=False)
-        process.connect({}, timeout_minutes=10, **rest)
+        given = dict(max_hours=None, tensor_parallel=1, deterministic=False, timeout_minutes=10)
+        process.connect(SimpleNamespace(**given), {})
         process.lock()
         if what != "nothing":
             os.write(2, b"a native stack trace")

@@ -228,8 +228,8 @@ def choose(rank: int) -> tuple:
     torch.cuda.is_available = lambda: seen.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
     with TrainerProcess(["--output", "unused"]) as process:
         process.read_world()
-        rest = dict(max_hours=None, tensor_parallel=1, deterministic=True)
-        process.connect({}, timeout_minutes=1, **rest)
+        given = dict(max_hours=None, tensor_parallel=1, deterministic=True, timeout_minutes=1)
+        process.connect(SimpleNamespace(**given), {})
         chosen = torch.are_deterministic_algorithms_enabled()
     return seen[0], chosen, process.code
 

@@ -157,6 +157,15 @@ def close(cells: list[Measurement]) -> None:
     cells.clear()
 
 
+def leave_world(mesh: Mesh) -> None:
+    """Leave the process group after all ranks have come here.
+
+    A launcher kills the remaining ranks when one leaves; waiting lets each finish its writing.
+    """
+    dist.barrier(group=mesh.control_group)
+    dist.destroy_process_group()
+
+
 def measure_round(run: Run, steps: int, traffic: Traffic) -> dict:
     """Take `steps` optimizer steps; returns the mean per step over all ranks. Collective."""
     dist.barrier(group=run.mesh.control_group)

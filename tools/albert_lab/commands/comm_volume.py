@@ -101,8 +101,8 @@ def measure_models(args, traffic: Traffic) -> list[dict]:
             ffn_size=SIZES[name].ffn_size,
         )
     from albert_ds.parallel.mesh import build_mesh
-    from albert_ds.process.rendezvous import join_world, leave_world
-    from albert_lab.measurement import open_bench_run
+    from albert_ds.process.rendezvous import join_world
+    from albert_lab.measurement import leave_world, open_bench_run
 
     device = join_world(world, tensor_parallel=args.tensor_parallel)
     mesh = build_mesh(args.tensor_parallel)

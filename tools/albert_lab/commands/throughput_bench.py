@@ -93,8 +93,15 @@ def main(argv: list[str]) -> int:
     ((_, tensor_parallel),) = layouts
     traffic = record_traffic()
     from albert_ds.parallel.mesh import build_mesh
-    from albert_ds.process.rendezvous import join_world, leave_world
-    from albert_lab.measurement import close, describe, open_cells, take_turns, write_profile
+    from albert_ds.process.rendezvous import join_world
+    from albert_lab.measurement import (
+        close,
+        describe,
+        leave_world,
+        open_cells,
+        take_turns,
+        write_profile,
+    )
     from albert_lab.peak_memory import held_bytes
 
     device = join_world(world, tensor_parallel=tensor_parallel)
