@@ -12,6 +12,8 @@ from typing import NamedTuple
 from albert_ds import __main__ as albert_ds
 from albert_ds import cli
 
+ROOT = Path(__file__).parents[1]
+
 
 class Done(NamedTuple):
     """How a command ended, and what it said."""
@@ -45,11 +47,19 @@ def read_asked(path: Path) -> list[list[str]]:
     return commands
 
 
-def run_bash(*words, **environ) -> subprocess.CompletedProcess:
-    """A script of bash in the root of the project; `None` unsets a variable."""
+def run_program(*words, cwd: Path | str = ROOT, **environ) -> subprocess.CompletedProcess:
+    """A program in the root of the project; `None` unsets a variable."""
+    command = [str(word) for word in words]
     given = {name: str(x) for name, x in {**os.environ, **environ}.items() if x is not None}
-    root = Path(__file__).parents[1]
-    return subprocess.run(["bash", *words], cwd=root, env=given, capture_output=True, text=True)
+    return subprocess.run(command, cwd=cwd, env=given, capture_output=True, text=True)
+
+
+def run_bash(*words, **environ) -> subprocess.CompletedProcess:
+    return run_program("bash", *words, **environ)
+
+
+def run_python(*words, **environ) -> subprocess.CompletedProcess:
+    return run_program(sys.executable, *words, **environ)
 
 
 NOTE = """printf '%s\\n' "$#" "$@" >> "$ASKED\""""  # of a stand-in: what it was asked to run

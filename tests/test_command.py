@@ -1,9 +1,7 @@
 """One command for everything: what it finds, says, writes and imports; the --help of each."""
 
 import argparse
-import os
 import runpy
-import subprocess
 import sys
 import sysconfig
 
@@ -14,7 +12,8 @@ from albert_ds.cli import Number, Parser, flags_of, require
 from albert_ds.commands import path, recipes
 from albert_ds.errors import UserError
 from albert_ds.settings.pretrain import RunConfig, build_parser
-from tests.conftest import ROOT, train_command
+from tests.command import ROOT, run_python
+from tests.conftest import train_command
 from tools.lab.docs_hook import as_reference, list_actions
 
 BENCHMARK = str(ROOT / "docs/raw/bench_base_2.json")
@@ -55,12 +54,10 @@ def test_recipes_are_written_and_never_replaced(tmp_path, capsys):
 
 def test_a_missing_extra_is_one_line_that_says_how_to_get_it(tmp_path):
     """In a process that has no extra at all: what a plain installation lacks."""
-    lacking = (
-        "'mpi4py', 'matplotlib', 'wandb', 's3fs', 'transformers', 'huggingface_hub', 'nervaluate'"
-    )
+    extras = ("mpi4py", "matplotlib", "wandb", "s3fs", "transformers", "huggingface_hub")
     script = (
         "import sys, importlib.util as u\n"
-        f"find = u.find_spec; lacking = {{{lacking}}}\n"
+        f"find = u.find_spec; lacking = {[*extras, 'nervaluate']}\n"
         "u.find_spec = lambda name, *a: None if name in lacking else find(name, *a)\n"
         "from albert_ds.__main__ import run\n"
         "run()\n"
@@ -72,8 +69,7 @@ def test_a_missing_extra_is_one_line_that_says_how_to_get_it(tmp_path):
         ([*tagger, "--output", f"{folder}/out"], "ner"),
         (["vocab", "--input", "s3://bucket/x", "--output", folder], "s3"),
     ):
-        command = [sys.executable, "-c", script, *words]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = run_python("-c", script, *words)
         assert done.returncode == 2 and f"pip install 'albert-ds[{extra}]'" in done.stderr
         assert done.stderr.count("\n") == 1, done.stderr
     with pytest.raises(UserError, match=r"--x: the package absent_x is .*'albert-ds\[y\]'"):
@@ -92,19 +88,16 @@ NAMES = ("torch._dynamo", "torch._inductor", "functorch.compile", "megatron")
 
 def test_a_training_imports_neither_torchs_compiler_nor_megatron(data, tmp_path):
     words = train_command(data, tmp_path / "run", steps=1)[2:]
-    program = PROGRAM.replace("NAMES", repr(NAMES))
-    command = [sys.executable, "-c", program, *map(str, words)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run_python("-c", PROGRAM.replace("NAMES", repr(NAMES)), *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "imported: []"
 
 
 def test_every_tool_starts_where_only_the_dependencies_are_installed():
     # -S: no .pth file is read, so an editable installation of the project is not found.
-    environ = {**os.environ, "PYTHONPATH": sysconfig.get_paths()["purelib"]}
+    environ = {"PYTHONPATH": sysconfig.get_paths()["purelib"]}
     for tool in sorted((ROOT / "tools").glob("*.py")):
-        command = [sys.executable, "-S", tool, "--help"]
-        done = subprocess.run(command, env=environ, cwd="/", capture_output=True, text=True)
+        done = run_python("-S", tool, "--help", cwd="/", **environ)
         assert done.stdout.startswith(f"usage: {tool.name} "), done.stderr
 
 
@@ -174,8 +167,7 @@ def test_help_answers_without_heavy_libraries():
             f"try: run()\n"
             f"finally: assert not set(sys.modules) & {slow}, set(sys.modules) & {slow}"
         )
-        program = [sys.executable, "-c", script]
-        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
+        done = run_python("-c", script)
         assert done.returncode == 0, (command, done.stderr)
         assert "--version" in done.stdout and done.stdout.startswith(f"usage: {command} ")
 

@@ -3,8 +3,6 @@
 import ast
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean, stdev
@@ -15,7 +13,7 @@ from albert_ds.model.config import SIZES, count_flops
 from albert_ds.model.shapes import count_params
 from albert_ds.model.sharing import ADDITIONS, list_patterns
 from albert_ds.settings.pretrain import build_parser
-from tests.conftest import ROOT
+from tests.command import ROOT, run_python
 from tests.rooms import draw
 from tools.lab.docs_hook import list_actions
 
@@ -175,8 +173,7 @@ def test_the_table_of_fine_tuned_tasks_is_that_of_the_raw_files():
 
 @pytest.mark.nightly
 def test_the_site_is_whole_and_loads_nothing_from_the_network(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run_python("-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path)
     assert done.returncode == 0, done.stderr
     pages = {page: page.read_text() for page in tmp_path.rglob("*.html")}
     assert len(pages) > 25

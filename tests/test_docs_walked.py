@@ -5,7 +5,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import ROOT
+from tests.command import ROOT, run_bash
 from tests.models import small_vocab
 from tests.test_docs_commands import FENCE
 
@@ -32,10 +31,7 @@ def run_section(page: str, heading: str, folder: Path, *, steps: int) -> str:
     for name in ("ds_configs", "tools"):
         (folder / name).symlink_to(ROOT / name)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    command = ["bash", "-ec", script]
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True
-    )
+    done = run_bash("-ec", script, cwd=folder, PATH=path)
     assert done.returncode == 0, done.stderr
     return blocks.get("python", "")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import write_scripts
-from tests.conftest import ROOT
+from tests.command import ROOT, run_bash, run_program, write_scripts
 from tests.distributed import take_port
 from tests.test_recipes import JOB
 
@@ -50,13 +49,12 @@ def installed(tmp_path_factory) -> Path:
 
 @pytest.mark.timeout(1200)  # a dozen programs that import torch, one after the other
 def test_every_step_in_an_empty_folder(installed, text_file, tmp_path):
-    environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    environ["PATH"] = f"{installed}:{os.environ['PATH']}"
+    alone = {"cwd": tmp_path, "PYTHONPATH": None, "VIRTUAL_ENV": None}
+    path = f"{installed}:{os.environ['PATH']}"
 
     def ask(*words) -> str:
-        command = [str(word) for word in words]
-        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
-        assert done.returncode == 0, (command, done.stderr[-3000:])
+        done = run_program(*words, **alone, PATH=path)
+        assert done.returncode == 0, (words, done.stderr[-3000:])
         return done.stdout
 
     def albert(*words) -> str:
@@ -90,8 +88,7 @@ def test_every_step_in_an_empty_folder(installed, text_file, tmp_path):
 
     # A recipe starts the installed trainer, with files that it finds here.
     write_scripts(tmp_path, srun='echo "$@"', scontrol="echo node1")
-    job = {**JOB, "DATA": "data", "PATH": f"{tmp_path}:{environ['PATH']}"}
-    command = ["bash", "slurm/smoke.sh"]
-    done = subprocess.run(command, cwd=tmp_path, env=environ | job, capture_output=True, text=True)
+    job = {**JOB, "DATA": "data", "PATH": f"{tmp_path}:{path}"}
+    done = run_bash("slurm/smoke.sh", **alone, **job)
     assert " python -u -m albert_ds train --output runs/albert-smoke " in done.stdout, done.stderr
     assert (tmp_path / done.stdout.split("--deepspeed_config ")[1].split()[0]).is_file()

@@ -151,7 +151,6 @@ def test_ranks_that_see_one_device_each_share_a_block(fake_cuda, data, tmp_path)
     check(report, 2)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
 def test_every_shipped_configuration_on_two_ranks(fake_cuda, data, tmp_path, tensor_parallel):
     batch_size = 8 * 2 // tensor_parallel

@@ -1,36 +1,23 @@
 """The kit for a GPU of some minutes runs its pieces on the fake device, with tiny models."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
-import torch
 
-from tests.conftest import ROOT
-from tests.fake_cuda.__main__ import environment
-from tests.fake_cuda.build import find_compiler
+from tests.command import run_bash
+from tests.fake_cuda.test_fake_cuda import fake_cuda  # noqa: F401 (a fixture)
 
 PIECES = {"machine", "smoke", "speed", "rates", "train", "peer", "resume", "exactness"}
 MAX_SECONDS = 3000
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(MAX_SECONDS)
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA's own operators")
-@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
-def test_every_piece_passes_and_is_in_the_report(data, tmp_path):
+def test_every_piece_passes_and_is_in_the_report(fake_cuda, data, tmp_path):  # noqa: F811
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "data").symlink_to(data)
-    folders = {"KIT_WORK": f"{tmp_path}/work", "OUT": f"{tmp_path}/out"}
-    done = subprocess.run(
-        ["bash", "tools/gpu_kit/run.sh", str(MAX_SECONDS - 60)],
-        cwd=ROOT,
-        env={**os.environ, **environment(), **folders, "QUICK": "1", "PY": sys.executable},
-        capture_output=True,
-        text=True,
-    )
+    given = {"KIT_WORK": f"{tmp_path}/work", "OUT": f"{tmp_path}/out", "QUICK": 1}
+    done = run_bash("tools/gpu_kit/run.sh", MAX_SECONDS - 60, **given, PY=sys.executable)
     assert done.returncode == 0, done.stdout + done.stderr
     names = {"results.jsonl", "report.md", "log.txt.gz", "loss.jsonl", "cells.tar.gz"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names

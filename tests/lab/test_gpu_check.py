@@ -4,8 +4,6 @@ The slow test runs the command on two fake devices.
 """
 
 import json
-import subprocess
-import sys
 import time
 import weakref
 from contextlib import nullcontext
@@ -23,7 +21,7 @@ from albert_lab.gpu_check.records import Records
 from torch.profiler import DeviceType
 
 from albert_ds.errors import UserError
-from tests.conftest import ROOT
+from tests.command import run_python
 from tests.distributed import wait_for
 from tests.fake_cuda.test_fake_cuda import fake_cuda  # noqa: F401 (a fixture)
 
@@ -187,9 +185,8 @@ def test_without_cuda_and_with_a_wrong_name_it_is_one_line(tmp_path, monkeypatch
 @pytest.mark.timeout(1800)
 def test_two_devices_are_checked_on_the_fake_device(fake_cuda, tmp_path):  # noqa: F811
     """And tests/gpu run there; the other pieces of one device: fake_cuda/test_gpu_kit.py."""
-    command = [sys.executable, "-m", "tests.fake_cuda", "--devices", "2", "tools/gpu_check.py"]
-    command += ["--quick", "--output", str(tmp_path), "--minutes", "28", "--piece", "gpus", "tests"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    command = ("-m", "tests.fake_cuda", "--devices", "2", "tools/gpu_check.py", "--quick")
+    done = run_python(*command, "--output", tmp_path, "--minutes", 28, "--piece", "gpus", "tests")
     report = (tmp_path / "report.md").read_text()
     assert done.returncode == 0, report
     assert report.startswith("# PASS: fake H200") and "device: fake" in report

@@ -2,15 +2,12 @@
 
 import math
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.command import run_python
 from tools.lab.phi import PATTERNS, fit, summarise
 
-SCRIPT = [sys.executable, ROOT / "tools" / "lab" / "phi.py"]
 BLOCKS = {  # of PATTERNS by hand: with a loop's runs, and those that it runs
     "loop:1,1x1,1": (2, 1, 1),
     "loop:1,2x1,1": (2, 2, 1),
@@ -41,13 +38,10 @@ def test_the_interval_is_that_of_the_seeds():
     assert summarise({0: seeds[0]})["half"] is None
 
 
-def run(*words) -> subprocess.CompletedProcess:
-    return subprocess.run([*SCRIPT, *map(str, words)], capture_output=True, text=True, cwd=ROOT)
-
-
 def test_patterns_that_say_nothing_are_refused(tmp_path):
     for patterns in (["all"], ["loop:1,1x1,1", "loop:1,1x2,1"], ["loop:1,1x1,1", "loop:1,2x1,1"]):
-        done = run("--data", "x", "--output", tmp_path / "runs", "--patterns", *patterns)
+        words = ("--data", "x", "--output", tmp_path / "runs", "--patterns", *patterns)
+        done = run_python("tools/lab/phi.py", *words)
         assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert not list(tmp_path.iterdir())
 
@@ -59,7 +53,8 @@ def test_three_patterns_of_four_steps_give_a_number_and_train_once(data, tmp_pat
     flags += "--eval-every 4 --eval-samples 16 --sequence-length 32 --learning-rate 0.01 "
     flags += "--deepspeed_config ds_configs/zero0_fp32.json"
     words = ("--data", data, "--output", tmp_path / "runs", "--seeds", 1, "--patterns", *patterns)
-    first, again = (run(*words, "--", *flags.split()) for _ in range(2))
+    words = ("tools/lab/phi.py", *words, "--", *flags.split())
+    first, again = (run_python(*words) for _ in range(2))
     assert first.returncode == again.returncode == 0, first.stderr
     assert re.search(r"^phi -?[0-9.]+ no interval of one seed", first.stdout, re.MULTILINE)
     assert "pretraining:" in first.stdout + first.stderr

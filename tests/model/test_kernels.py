@@ -4,9 +4,6 @@ Without a GPU they run in Triton's interpreter (tests/conftest.py).
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from triton.runtime.jit import JITFunction
 
 from albert_ds.model import kernels
 from albert_ds.model.cross_entropy import sum_cross_entropy
-from tests.conftest import ROOT
+from tests.command import run_python
 
 EPS = 1e-12
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -134,10 +131,8 @@ def test_no_rows():
 @pytest.mark.nightly
 def test_every_kernel_compiles_for_an_a100_and_an_h100(tmp_path):
     """To machine code, by the assembler that Triton brings: types and widths of all sizes."""
-    environ = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
-    environ.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "tests.model.compile_kernels", "80", "90"]
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    environ = {"TRITON_CACHE_DIR": tmp_path, "TRITON_INTERPRET": None}
+    done = run_python("-m", "tests.model.compile_kernels", "80", "90", **environ)
     assert done.returncode == 0, done.stderr[-2000:]
     told = [json.loads(line) for line in done.stdout.splitlines()]
     functions = (InterpretedFunction, JITFunction)

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ from albert_ds.errors import DamagedData, MachineFailed, Stopped, UserError
 from albert_ds.process.ending import Ending, explain, leave_process
 from albert_ds.process.heartbeat import LOST, SILENCE, TOGETHER, Beat, Monitor
 from albert_ds.process.rendezvous import list_ranks
-from tests.conftest import ROOT
+from tests.command import run_python
 from tests.distributed import end_ranks, wait_for
 from tests.finetuning import flags
 
@@ -294,8 +293,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.parametrize("program", [["finetune.py"], ["__main__.py", "finetune"]])
 def test_a_thread_of_gloo_that_is_late_aborts_nothing(checkpoint, cola, tmp_path, program):
     argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", steps=1)
-    command = [sys.executable, "-c", LATE, f"albert_ds/{program[0]}", *program[1:], *argv]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = run_python("-c", LATE, f"albert_ds/{program[0]}", *program[1:], *argv)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("has ended\n")  # a library's pool
 

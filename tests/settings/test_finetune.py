@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +12,7 @@ from albert_ds.finetuning.loop import read_start
 from albert_ds.settings.finetune import read_config
 from albert_ds.settings.shared import as_json, check_resume
 from albert_ds.tasks.recipes import RECIPES, Lengths
-from tests.conftest import ROOT
+from tests.command import ROOT, run_python
 from tests.distributed import run_ranks
 from tests.finetuning import (
     flags,
@@ -117,8 +116,7 @@ def test_a_task_model_of_another_kind_is_refused(checkpoint, cola, text_file, tm
 
 def tune_apart(argv: list[str]) -> subprocess.CompletedProcess:
     """finetune.py in a process of its own, with what it said."""
-    command = [sys.executable, "-W", "ignore", "albert_ds/finetune.py", *argv]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return run_python("-W", "ignore", "albert_ds/finetune.py", *argv)
 
 
 def test_data_that_is_wrong_is_refused_with_its_line(checkpoint, tmp_path):

@@ -1,8 +1,6 @@
 """The examples, with the real libraries: each does what its first lines say."""
 
 import csv
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import pipeline
 
-from tests.conftest import ROOT
+from tests.command import ROOT, run_python
 from tests.finetuning import write_checkpoint, write_topics
 from tests.models import run_export
 
@@ -23,9 +21,8 @@ pytestmark = pytest.mark.nightly
 
 
 def run_example(name: str, **flags) -> str:
-    words = [str(word) for flag, value in flags.items() for word in (f"--{flag}", value)]
-    command = [sys.executable, EXAMPLES / f"{name}.py", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
+    done = run_python(EXAMPLES / f"{name}.py", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

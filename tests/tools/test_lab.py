@@ -1,8 +1,6 @@
 """The tools of tools/lab: the benches of optimizers and of peers, and the kills of chaos."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -17,7 +15,7 @@ from albert_ds.model.config import SIZES, count_flops
 from albert_ds.optim.lamb import Lamb, decay_groups
 from albert_ds.parallel.consensus import Counts
 from tests.batches import IGNORED, concatenate, pad, random_samples
-from tests.conftest import ROOT
+from tests.command import run_python
 from tools.lab.lamb_bench import build_optimizers, main
 from tools.lab.peer_bench import OURS, as_table, count_spared, pad_batch
 
@@ -50,13 +48,11 @@ def test_what_is_timed_is_the_whole_update():
 
 def test_every_peer_begins_at_our_loss(tmp_path):
     report = tmp_path / "report.json"
-    command = [
-        *(sys.executable, "-W", "ignore", "tools/lab/peer_bench.py", "--model", "albert-tiny"),
+    done = run_python(
+        *("-W", "ignore", "tools/lab/peer_bench.py", "--model", "albert-tiny", "--output", report),
         *("--micro-batch-size", "2", "--sequence-length", "64", "--dropout", "0"),
         *("--peers", "sdpa", "eager", "--warmup", "0", "--rounds", "2"),
-        *("--output", report),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(report.read_text())
     ours = found["first_losses"].pop(OURS)
@@ -115,16 +111,10 @@ def test_rows_hold_the_sequences_and_nothing_else():
 
 @pytest.mark.nightly
 def test_a_killed_run_equals_one_left_alone(data, tmp_path):
-    short = ("--kills", "4", "--seed", "6", "--steps", "24")
+    short = ("--kills", "4", "--seed", "6", "--steps", "24", "--cases", "tensor parallel")
     # Seed 6 kills while starting, stepping and saving; one rank and both.
-    command = ["tools/lab/chaos.py", "--data", data, "--output", tmp_path / "runs"]
-    done = subprocess.run(
-        [sys.executable, *map(str, command), "--cases", "tensor parallel", *short],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=550,
-    )
+    command = ("tools/lab/chaos.py", "--data", data, "--output", tmp_path / "runs")
+    done = run_python(*command, *short)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()  # one more for each start that a busy machine made too slow
     assert len([line for line in lines if line.startswith("tensor parallel, kill ")]) == 4

@@ -23,7 +23,7 @@ from albert_lab.commands.learn import (
 
 from albert_ds.errors import UserError
 from albert_ds.settings.pretrain import read_config
-from tests.conftest import ROOT
+from tests.command import ROOT, run_python
 from tests.distributed import wait_for
 
 
@@ -142,12 +142,13 @@ def test_text_may_be_a_folder_of_tables_or_a_pattern(tmp_path):
 
 def test_two_do_not_share_a_folder_and_a_stopped_one_goes_on(text_file, tmp_path):
     out = tmp_path / "learn"
-    command = [sys.executable, "tools/learn.py", "--text", text_file, "--hours", "0.01"]
-    command = [*map(str, command), "--vocab-size", "2000", "--output", str(out)]
-    first = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    command = ["tools/learn.py", "--text", str(text_file), "--hours", "0.01"]
+    command += ["--vocab-size", "2000", "--output", str(out)]
+    started = {"cwd": ROOT, "stderr": subprocess.PIPE, "text": True}
+    first = subprocess.Popen([sys.executable, *command], **started)
     try:
         wait_for((out / "prepare.log").exists, "the first command")
-        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        second = run_python(*command)
         assert second.returncode == 2 and f"in use by process {first.pid}" in second.stderr
         children = psutil.Process(first.pid).children(recursive=True)
         assert children
@@ -166,10 +167,9 @@ def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp
     pairs.mkdir()
     pair = {"sentence_good": "The class is a name.", "sentence_bad": "The is class a name."}
     (pairs / "order.jsonl").write_text(json.dumps(pair) + "\n")
-    command = [sys.executable, "tools/learn.py", "--text", str(text_file), "--hours", "0.005"]
-    command += ["--vocab-size", "2000"]
-    command += ["--output", str(tmp_path / "learn"), "--minimal-pairs", str(pairs)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    begin = ("tools/learn.py", "--text", text_file, "--hours", "0.005", "--output")
+    command = (*begin, tmp_path / "learn", "--vocab-size", "2000", "--minimal-pairs", pairs)
+    done = run_python(*command)
     assert done.returncode == 0, done.stderr
     report = (tmp_path / "learn" / "report.md").read_text()
     assert report in done.stdout
@@ -177,16 +177,10 @@ def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp
         assert words in report
     weights = tmp_path / "learn" / "run" / "checkpoints" / "latest"
     before = weights.stat().st_mtime_ns
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    again = run_python(*command)
     assert again.returncode == 0 and (tmp_path / "learn" / "report.md").read_text() == report
     assert weights.stat().st_mtime_ns == before
-    more = [*command[:4], "--hours", "0.005", "--output", str(tmp_path / "more")]
-    done = subprocess.run(
-        [*more, "--init-from", str(tmp_path / "learn" / "run")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    done = run_python(*begin, tmp_path / "more", "--init-from", tmp_path / "learn" / "run")
     assert done.returncode == 0, done.stderr
     shards = [tmp_path / folder / "data" / "index.json" for folder in ("learn", "more")]
     vocabularies = [json.loads(path.read_text())["vocab_sha256"] for path in shards]

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 from albert_lab.commands import throughput_bench
@@ -10,15 +9,14 @@ from albert_lab.throughput_tables import PAPER
 
 from albert_ds.errors import UserError
 from albert_ds.process.world import World
-from tests.conftest import ROOT
+from tests.command import ROOT, run_python
 
 SMALL = ("--sequence-length", "16", "--vocab-size", "50")
 PARTS = ("forward", "backward", "communication", "optimizer", "data_wait", "other")
 
 
-def bench(*flags: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "tools/throughput_bench.py", *flags]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def bench(*flags) -> subprocess.CompletedProcess:
+    return run_python("tools/throughput_bench.py", *flags, *SMALL)
 
 
 def check_cell(cell: dict, rounds: int) -> None:
@@ -39,9 +37,9 @@ def check_cell(cell: dict, rounds: int) -> None:
 def test_two_models_on_two_ranks(tmp_path):
     report, trace = tmp_path / "report.json", tmp_path / "trace.json"
     done = bench(
-        *("--models", "bert-base", "albert-base", "--ranks", "2", "--rounds", "2", *SMALL),
-        *("--micro-batch", "1", "--peak-tflops", "0.5", "--output", str(report)),
-        *("--profile", str(trace)),
+        *("--models", "bert-base", "albert-base", "--ranks", "2", "--rounds", "2"),
+        *("--micro-batch", "1", "--peak-tflops", "0.5", "--output", report),
+        *("--profile", trace),
     )
     assert done.returncode == 0, done.stderr[-4000:]
     measured = json.loads(report.read_text())
@@ -65,8 +63,8 @@ def test_two_models_on_two_ranks(tmp_path):
 def test_a_tiny_model_on_two_ranks(tmp_path):
     report = tmp_path / "report.json"
     done = bench(
-        *("--models", "albert-tiny", "--ranks", "2", "--rounds", "1", *SMALL),
-        *("--micro-batch", "1", "--output", str(report)),
+        *("--models", "albert-tiny", "--ranks", "2", "--rounds", "1"),
+        *("--micro-batch", "1", "--output", report),
     )
     assert done.returncode == 0, done.stderr[-4000:]
     (cell,) = json.loads(report.read_text())["cells"]
@@ -78,10 +76,10 @@ def test_a_tiny_model_on_two_ranks(tmp_path):
 def test_a_sweep_measures_every_combination_that_divides(tmp_path):
     report = tmp_path / "report.json"
     done = bench(
-        *("--models", "albert-tiny", "--rounds", "1", "--warmup", "0", *SMALL),
+        *("--models", "albert-tiny", "--rounds", "1", "--warmup", "0"),
         *("--ranks", "1,2", "--tensor-parallel", "1,2", "--micro-batch", "1,3"),
         *("--deepspeed_config", "ds_configs/zero1_bf16.json", "ds_configs/zero3_bf16.json"),
-        *("--output", str(report)),
+        *("--output", report),
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "left out: 1 ranks with --tensor-parallel 2" in done.stderr
