@@ -124,6 +124,9 @@ def build_reference(config, weights: dict[str, torch.Tensor]):
     embedded.register_forward_hook(lambda module, given, out: setattr(module, "kept", out))
     parameters |= add_own(layers, {n: w for n, w in weights.items() if ".own." in n}, embedded)
     parameters = {name: parameters[name] for name in weights}
+    if "albert.embeddings.projection.weight" not in weights:  # an embedding as wide as the layers
+        nn.init.eye_(embedded.weight)
+        nn.init.zeros_(embedded.bias)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])

@@ -9,9 +9,8 @@ import torch
 from albert_ds.evals.frozen import encode_pairs, train_head
 from albert_ds.model.albert import AlbertForPretraining
 from tests.batches import concatenate, random_samples
+from tests.model.conftest import INPUTS
 from tests.training import SMALL
-
-INPUTS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "max_seqlen")
 
 
 @pytest.fixture

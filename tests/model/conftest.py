@@ -1,11 +1,16 @@
-"""A random micro-batch, and Hugging Face's ALBERT on the padded form of it as the reference."""
+"""A model of a few thousand parameters and a random micro-batch."""
 
 import torch
-import torch.nn.functional as F
-from torch.nn.utils.rnn import pad_sequence
 
-from albert_ds.interop.hugging_face import name_pairs, to_hf
 from albert_ds.model.config import ModelConfig
+
+INPUTS = (
+    "input_ids",
+    "token_type_ids",
+    "position_ids",
+    "cu_seqlens",
+    "max_seqlen",
+)  # of AlbertModel
 
 
 def build_config(**changes) -> ModelConfig:
@@ -32,49 +37,4 @@ def build_batch(lengths, *, masked=9, vocab_size=101, seed=0) -> dict:
         "masked_positions": torch.randperm(total, generator=generator)[:masked].sort().values,
         "masked_labels": draw(0, vocab_size, masked),
         "pair_labels": draw(0, 2, len(lengths)),
-    }
-
-
-def run_reference(config: ModelConfig, state: dict, batch: dict) -> dict:
-    """Hugging Face's logits [N, V] and [B, 2], hidden states [N, H], loss sums and gradients.
-
-    The gradients come under our names, summed over the copies of what Hugging Face cannot share.
-    """
-    from transformers import AlbertConfig, AlbertForPreTraining
-
-    hf_config, hf_state = to_hf(config, state)
-    dropouts = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob")
-    model = AlbertForPreTraining(AlbertConfig(**hf_config | dict.fromkeys(dropouts, 0.0)))
-    missing, unexpected = model.load_state_dict(hf_state, strict=False)
-    assert not unexpected
-    assert set(missing) == {"predictions.decoder.weight", "predictions.decoder.bias"}  # tied
-
-    lengths = batch["cu_seqlens"].diff().tolist()
-
-    def pad(x, value):
-        return pad_sequence(x.split(lengths), batch_first=True, padding_value=value)
-
-    labels = torch.full_like(batch["input_ids"], -100)
-    labels[batch["masked_positions"]] = batch["masked_labels"]
-    real = pad(torch.ones_like(labels), 0)
-    out = model.train()(
-        input_ids=pad(batch["input_ids"], 0),
-        token_type_ids=pad(batch["token_type_ids"], 0),
-        attention_mask=real,
-        output_hidden_states=True,
-    )
-    words = out.prediction_logits
-    mlm = F.cross_entropy(words.flatten(0, 1), pad(labels, -100).flatten(), reduction="sum")
-    pair = F.cross_entropy(out.sop_logits, batch["pair_labels"], reduction="sum")
-    (mlm + pair).backward()
-    theirs, gradients = {n: p.grad for n, p in model.named_parameters()}, {}
-    for our_name, their_name in name_pairs(config):
-        gradients[our_name] = gradients.get(our_name, 0) + theirs[their_name]
-    return {
-        "word_logits": words[real.bool()],
-        "pair_logits": out.sop_logits,
-        "hidden_states": [x[real.bool()] for x in out.hidden_states],
-        "mlm_loss_sum": mlm,
-        "pair_loss_sum": pair,
-        "gradients": gradients,
     }

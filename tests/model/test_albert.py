@@ -4,12 +4,15 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from albert_ds.model import albert
 from albert_ds.model.albert import AlbertForPretraining, AlbertModel
 from albert_ds.model.config import ROUND_ROWS, ROUND_TOKENS
-from tests.model.conftest import build_batch, build_config, run_reference
+from tests.batches import IGNORED, concatenate, pad, random_samples
+from tests.model.conftest import INPUTS, build_batch, build_config
 from tests.models import shake
+from tests.reference import build_reference
 
 LENGTHS = [17, 40, 3, 9]
 
@@ -35,32 +38,41 @@ def differ(ours, reference) -> float:
 @pytest.mark.parametrize("embedding_size", [16, 32])
 @pytest.mark.parametrize("sharing", ["all", "attention", "ffn", "none", "groups:2"])
 def test_equal_to_hugging_face(sharing, embedding_size):
+    """To its model in float64 on the padded batch: states, scores, losses and gradients."""
     config = build_config(sharing=sharing, embedding_size=embedding_size)
-    model, batch = build_rough(config), build_batch(LENGTHS)
-    expected = run_reference(config, model.state_dict(), batch)
+    samples = random_samples(6, vocab_size=config.vocab_size, max_length=40, seed=0)
+    model, batch, padded = build_rough(config), concatenate(samples).tensors, pad(samples)
+    words, pairs = padded.pop("labels"), padded.pop("sentence_order_label")
+    real, masked, paired = padded["attention_mask"].bool(), words != IGNORED, pairs != IGNORED
+    reference, parameters = build_reference(config, model.state_dict())
+    theirs = reference(**padded, output_hidden_states=True)
+    word_scores, pair_scores = theirs.prediction_logits[masked], theirs.sop_logits[paired]
+    losses = {
+        "mlm_loss_sum": F.cross_entropy(word_scores, words[masked], reduction="sum"),
+        "pair_loss_sum": F.cross_entropy(pair_scores, pairs[paired], reduction="sum"),
+    }
+    sum(losses.values()).backward()
+
     out, gradients = step(model, batch)
-    encoded = model.albert(*list(batch.values())[:5])
-    word = model.albert.embeddings.word.weight
-
+    encoded = model.albert(**{name: batch[name] for name in INPUTS})
     assert len(encoded["hidden_states"]) == 1 + config.num_layers
-    for ours, theirs in zip(encoded["hidden_states"], expected["hidden_states"], strict=True):
-        assert differ(ours, theirs) <= 1e-5
-    logits = model.mlm_head.logits(encoded["last_hidden_state"], word)
-    assert differ(logits, expected["word_logits"]) <= 1e-5
-    assert differ(model.pair_head(encoded["pooled"]), expected["pair_logits"]) <= 1e-5
-    for loss in ("mlm_loss_sum", "pair_loss_sum"):
-        assert differ(out[loss], expected[loss]) <= 1e-5
-    predicted = expected["word_logits"][batch["masked_positions"]].argmax(-1)
-    assert out["mlm_correct"] == (predicted == batch["masked_labels"]).sum()
-    pairs = expected["pair_logits"].argmax(-1)
-    assert out["pair_correct"] == (pairs == batch["pair_labels"]).sum()
-
-    assert gradients.keys() == expected["gradients"].keys()
+    for ours, state in zip(encoded["hidden_states"], theirs.hidden_states, strict=True):
+        assert differ(ours, state[real]) <= 1e-5
+    logits = model.mlm_head.logits(
+        encoded["last_hidden_state"], model.albert.embeddings.word.weight
+    )
+    assert differ(logits, theirs.prediction_logits[real]) <= 1e-5
+    assert differ(model.pair_head(encoded["pooled"]), theirs.sop_logits) <= 1e-5
+    for name, loss in losses.items():
+        assert differ(out[name], loss) <= 1e-5
+    assert out["mlm_correct"] == (word_scores.argmax(-1) == words[masked]).sum()
+    assert out["pair_correct"] == (pair_scores.argmax(-1) == pairs[paired]).sum()
+    assert gradients.keys() == parameters.keys()
     for name, gradient in gradients.items():
         if name.endswith("key.bias"):  # shifts all scores of a query alike: its true gradient is 0
             assert gradient.abs().max() <= 1e-6
         else:
-            assert differ(gradient, expected["gradients"][name]) <= 1e-5, name
+            assert differ(gradient, parameters[name].grad) <= 1e-5, name
 
 
 @pytest.mark.parametrize("checkpointing", ["attention", "block"])
@@ -184,8 +196,7 @@ def test_rounding_changes_nothing_that_is_read(lengths, monkeypatch):
         model = AlbertForPretraining(build_config(), seed=3).double()
         outputs = model(**batch)
         (outputs["mlm_loss_sum"] + outputs["pair_loss_sum"]).backward()
-        names = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "max_seqlen")
-        encoded = model.albert(**{name: batch[name] for name in names})
+        encoded = model.albert(**{name: batch[name] for name in INPUTS})
         states = [*encoded["hidden_states"], encoded["last_hidden_state"], encoded["pooled"]]
         gradients = [p.grad for p in model.parameters()]
         found.append(([outputs[name] for name in sorted(outputs)], gradients, states))

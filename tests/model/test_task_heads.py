@@ -9,12 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from albert_ds.interop.hugging_face import ARCHITECTURES, name_pairs, task_to_hf
 from albert_ds.model.config import HeadConfig
 from albert_ds.model.task_heads import AlbertForTask
-from tests.model.conftest import build_batch, build_config
+from tests.model.conftest import INPUTS, build_batch, build_config
 from tests.models import shake
 
 LENGTHS = [9, 14, 6, 11]
 KINDS = {"classification": 3, "regression": 1, "choice": 1, "span": 2}
-INPUTS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "max_seqlen")
 
 
 def build(kind, num_labels, **changes):
