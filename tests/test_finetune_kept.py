@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from albert_ds.checkpoint.folder import BEST
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.process.run_folder import RunLock
+from albert_ds.settings.finetune import read_config, write_run_files
 from tests.distributed import run_ranks
 from tests.finetuning import flags, open_run, tune_ranks
 from tests.training import join
@@ -31,15 +32,12 @@ def tune_and_resume(rank: int, common: list, folder: Path):
     device, mesh, _ = join(1)
     argv = flags(*common, folder / "run", steps=6, eval_every=1, save_every=2)
 
-    class Request:
-        reason = None
-
     run = open_run(argv, device, mesh)
     metrics = Metrics(run.config.run, mesh, 0, num_steps=6, wandb=False)
     scores = {1: 0.1, 2: 0.3, 3: 0.2, 4: 0.3, 5: 0.4}
     finetune.score_splits = lambda *given: {run.task.metrics[0]: scores[run.step]}
     try:
-        finetune.train(run, metrics, Request())
+        finetune.train(run, metrics, SimpleNamespace(reason=None))
     except KeyError:  # in the evaluation of step 6, before its checkpoint
         pass
     assert run.step == 6 and run.best == (5, 0.4)
@@ -102,33 +100,21 @@ def test_best_weights_that_are_damaged_or_gone_are_an_error(resumed):
         assert words in str(resumed[name]) and "checkpoints/best" in str(resumed[name])
 
 
-def start_seeds(rank: int, common: list, folder: Path):
-    """What --seeds 2 says where the folder of its first seed is another run's, or in use."""
-    from albert_ds.finetuning import loop as finetune
-    from albert_ds.settings.finetune import read_config, write_run_files
-
-    device, mesh, _ = join(1)
-    process = SimpleNamespace(mesh=mesh, device=device)
-    config = read_config(flags(*common, folder, seeds=2, seed=5), world_size=1)
-    splits = finetune.prepare(config, mesh)
-    one = folder / "seed-5"
-    said = []
-    for changes in ({"patience": 3}, {}):
-        shutil.rmtree(one, ignore_errors=True)
-        write_run_files(replace(config, output=str(one), seeds=1, **changes))
-        lock = None if changes else RunLock(one)
-        try:
-            finetune.tune_seeds(config, splits, process, None)
-        except UserError as error:
-            said.append(str(error))
-        del lock
-    return said, json.loads((one / "config.json").read_text())["patience"]
-
-
 def test_seeds_do_not_mix_with_another_run_of_their_folder(common, tmp_path):
-    (said, _) = run_ranks(start_seeds, 1, common, tmp_path)[0]
-    assert "--patience is None" in said[0] and "seed-5 was started with 3" in said[0]
-    assert "in use by process" in said[1] and len(said) == 2
+    """--seeds 2 where the folder of its first seed is another run's, and then in use."""
+    one, argv = tmp_path / "seed-5", flags(*common, tmp_path, seeds=2, seed=5)
+    config = read_config(argv, world_size=1)
+    write_run_files(config)
+    write_run_files(replace(config, output=str(one), seeds=1, patience=3))
+    before = (one / "config.json").read_bytes()
+    assert run_ranks(tune_ranks, 1, argv) == [2]
+    reason = json.loads((tmp_path / "exit.json").read_text())["reason"]
+    assert "--patience is None" in reason and "seed-5 was started with 3" in reason
+    assert (one / "config.json").read_bytes() == before
+    lock = RunLock(one)
+    assert run_ranks(tune_ranks, 1, argv) == [2]
+    assert "in use by process" in json.loads((tmp_path / "exit.json").read_text())["reason"]
+    lock.release()
 
 
 def test_a_run_that_was_killed_while_it_tokenised_goes_on(cola, checkpoint, tmp_path):
