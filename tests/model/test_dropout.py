@@ -36,15 +36,6 @@ def test_every_place_is_dropped_as_often_and_in_every_company(probability):
         assert abs(found - expected) < 4.5 * expected**0.5 + 3, company
 
 
-def test_a_first_handful_that_does_not_suffice_is_followed_by_more(monkeypatch):
-    scarce = torch.rand
-    monkeypatch.setattr(torch, "rand", lambda draws: scarce(7))
-    torch.manual_seed(0)
-    indices = draw_dropped(5000, 0.2)
-    assert (indices.diff() > 0).all() and 0 <= indices[0] and indices[-1] < 5000
-    assert len(indices) == pytest.approx(1000, abs=4 * 800**0.5)
-
-
 def test_every_draw_is_another_and_the_generator_s_state_brings_one_back():
     x = torch.ones(64, 64)
     torch.manual_seed(0)
