@@ -35,22 +35,11 @@ def train(rank: int, configs: list) -> list[tuple[list[dict], dict]]:
 
 @pytest.mark.parametrize(("tensor_parallel", "world_size"), [(1, 2), (2, 2)])
 def test_each_step_counts_less_than_the_next(tensor_parallel, world_size):
+    how = dict(world_size=world_size, tensor_parallel=tensor_parallel)
+    modes = [("fp32", stage) for stage in (0, 1, 2, 3)] + [("bf16", stage) for stage in (1, 2, 3)]
+    configs = [small_config(ds_file=f"zero1_{kind}.json", stage=n, **how) for kind, n in modes]
     adamw = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
-    configs = [
-        small_config(
-            world_size=world_size,
-            tensor_parallel=tensor_parallel,
-            ds_file=file,
-            stage=stage,
-            ds_changes=optimizer,
-        )
-        for file, stage, optimizer in (
-            *(("zero1_fp32.json", stage, {}) for stage in (0, 1, 2, 3)),
-            *(("zero1_bf16.json", stage, {}) for stage in (1, 2, 3)),
-            ("zero1_fp32.json", 1, muon.DS_CHANGES),
-            ("zero1_fp32.json", 1, adamw),
-        )
-    ]
+    configs += [small_config(ds_changes=changes, **how) for changes in (muon.DS_CHANGES, adamw)]
     shares = torch.tensor([DECAY**3, DECAY**2, DECAY, 1.0], dtype=torch.float64)
     shares /= shares.sum()
     averaged = [replace(config, average=DECAY) for config in configs]

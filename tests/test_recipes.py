@@ -114,19 +114,14 @@ def test_the_papers_recipe(name, data, tmp_path):
             r"with 100 Gb/s a node\n# +\(([\d.]+) h with 25, ([\d.]+) h with 400\)", text
         )
         assert found.groups() == (hours(25), hours(400))
+    parameters = sum(count_params(SIZES[PAPER[name]]).values())
+    assert f"{4 * parameters / 1e6:.0f} MB of fp32 gradients" in text
+    assert f"{2 * parameters / 1e6:.0f} MB of bf16 weights" in text
     if name == "bert_large":
         assert f"--steps 125000, {hours(100, 125_000)} h" in text
     if name == "large":
         times = re.search(r"10 Gbit/s\n# network carries that ([\d.]+) times a second", text)[1]
         assert times == f"{10e9 / 8 / best.step.link_bytes:.1f}"
-
-
-@pytest.mark.parametrize("name", PAPER)
-def test_bytes_in_the_header_are_those_of_the_parameters(name):
-    text = (ROOT / "slurm" / f"{name}.sh").read_text()
-    parameters = sum(count_params(SIZES[PAPER[name]]).values())
-    assert f"{4 * parameters / 1e6:.0f} MB of fp32 gradients" in text
-    assert f"{2 * parameters / 1e6:.0f} MB of bf16 weights" in text
 
 
 def test_smoke_recipe(data, tmp_path):

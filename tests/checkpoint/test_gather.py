@@ -44,22 +44,9 @@ def read_back(rank: int, configs, folder: Path):
 
 
 def layouts(world_size: int, tensor_parallel: int, optimizer: dict):
-    return [
-        small_config(
-            world_size=world_size,
-            tensor_parallel=tensor_parallel,
-            ds_file=file,
-            stage=stage,
-            ds_changes=optimizer,
-        )
-        for file, stage in (
-            ("zero1_bf16.json", 1),
-            ("zero1_bf16.json", 2),
-            ("zero1_bf16.json", 3),
-            ("zero1_fp32.json", 0),
-            ("zero1_fp32.json", 2),
-        )
-    ]
+    how = dict(world_size=world_size, tensor_parallel=tensor_parallel, ds_changes=optimizer)
+    modes = (*(("bf16", stage) for stage in (1, 2, 3)), ("fp32", 0), ("fp32", 2))
+    return [small_config(ds_file=f"zero1_{kind}.json", stage=stage, **how) for kind, stage in modes]
 
 
 @pytest.mark.parametrize("optimizer", [{}, muon.DS_CHANGES], ids=["lamb", "muon"])

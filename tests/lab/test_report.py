@@ -81,24 +81,14 @@ def write_run(folder, records, **files):
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory):
-    """Two real runs and their data; the runs name it where it is here."""
+def runs(tmp_path_factory):
+    """Two real runs, which name their data where it is here: beside them."""
     folder = copy_old_run(tmp_path_factory.mktemp("old") / "runs")
     for name in ("lamb", "adamw"):
         config = json.loads((folder / name / "config.json").read_text())
         config["data"] = [str(folder / "data")]
         (folder / name / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def data(old):
-    return old / "data"
-
-
-@pytest.fixture(scope="module")
-def runs(old):
-    return [old / "lamb", old / "adamw"]
+    return [folder / "lamb", folder / "adamw"]
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +131,9 @@ def test_configurations_differ_where_they_do(runs, both):
     assert ["torch", configs[0]["versions"]["torch"]] in page.rows
 
 
-def test_guessing_is_computed_from_the_tokens_that_the_run_predicts(data):
+def test_guessing_is_computed_from_the_tokens_that_the_run_predicts(runs):
     """The lines to compare with, against a plain count with the trainer's own batches."""
+    data = runs[0].with_name("data")
     stream = StreamConfig(objective="sop", sequence_length=32, seed=3)
     changing = {"sequence_length": "16@0,32@5", "masked_fraction": "0.3..0.15@100%"}
     first = replace(stream, sequence_length=16, masked_fraction=0.3)

@@ -23,16 +23,9 @@ STAGES = (1, 2, 3, 0)  # the trainer computes the norm at ZeRO-0, DeepSpeed at t
 @pytest.mark.parametrize("optimizer", [{}, muon.DS_CHANGES], ids=["lamb", "muon"])
 @pytest.mark.parametrize(("tensor_parallel", "world_size"), [(1, 2), (2, 2), (2, 4)])
 def test_update_equals_one_process_in_float64(tensor_parallel, world_size, optimizer):
-    others = {"gradient_clipping": 0.5, **optimizer}
-    configs = [
-        small_config(
-            world_size=world_size,
-            tensor_parallel=tensor_parallel,
-            stage=stage,
-            ds_changes=others,
-        )
-        for stage in STAGES
-    ]
+    how = dict(world_size=world_size, tensor_parallel=tensor_parallel)
+    how["ds_changes"] = {"gradient_clipping": 0.5, **optimizer}
+    configs = [small_config(stage=stage, **how) for stage in STAGES]
     runs = run_ranks(train_ranks, world_size, configs, BATCHES)[0]
     initial = runs[0].initial
     expected = reference_training(
