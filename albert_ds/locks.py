@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 import threading
@@ -67,8 +68,7 @@ class Claim:
     def __init__(self, path: Path):
         self.path = path
         self._text, self._pid = f"{describe_process()} {secrets.token_hex(8)}", os.getpid()
-        while not self._make():
-            self._remove_dead()
+        _take(path, self._text)
         self._ended = threading.Event()
         threading.Thread(target=self._touch, daemon=True).start()
         atexit.register(self.release)
@@ -84,33 +84,44 @@ class Claim:
             if self.is_held():
                 self.path.unlink()
 
-    def _make(self) -> bool:
-        try:
-            with self.path.open("x") as file:
-                file.write(self._text)
-        except FileExistsError:
-            return False
-        return True
-
-    def _remove_dead(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            found, touched = self.path.read_text(), self.path.stat().st_mtime_ns
-            owner = found.rpartition(" ")[0]
-            if not is_dead(owner):
-                # By its touches: clocks of machines differ.
-                time.sleep(SILENT * BEAT)
-                if self.path.stat().st_mtime_ns != touched:
-                    raise BlockingIOError(errno.EAGAIN, owner, str(self.path))
-            aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
-            self.path.rename(aside)
-            if aside.read_text() != found:  # another process was faster, and is the owner
-                os.link(aside, self.path)
-            aside.unlink()
-
     def _touch(self) -> None:
         while not self._ended.wait(BEAT):
             with contextlib.suppress(OSError):
                 os.utime(self.path)
+
+
+def _take(path: Path, text: str) -> None:
+    """Write `text` to the file, which is made, or is a dead owner's. Raises BlockingIOError.
+
+    Of many that find a dead owner one may replace its file: the owner of a second file, which is
+    named after what the first one says, and is taken in the same way.
+    """
+    while True:
+        with contextlib.suppress(FileExistsError), path.open("x") as file:
+            file.write(text)
+            return
+        with contextlib.suppress(FileNotFoundError):  # another was faster, or its owner lived
+            found = _read_dead(path)
+            heir = path.with_name(f"{path.name}.{hashlib.sha256(found.encode()).hexdigest()[:8]}")
+            _take(heir, text)
+            try:
+                if path.read_text() == found:
+                    heir.replace(path)
+                    return
+            finally:
+                heir.unlink(missing_ok=True)
+
+
+def _read_dead(path: Path) -> str:
+    """What a dead owner wrote. Raises BlockingIOError if it lives, FileNotFoundError if none is."""
+    found, touched = path.read_text(), path.stat().st_mtime_ns
+    owner = found.rpartition(" ")[0]
+    if not is_dead(owner):
+        # By its touches: clocks of machines differ.
+        time.sleep(SILENT * BEAT)
+        if path.stat().st_mtime_ns != touched:
+            raise BlockingIOError(errno.EAGAIN, owner, str(path))
+    return found
 
 
 def describe_process() -> str:

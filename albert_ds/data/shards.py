@@ -142,7 +142,10 @@ class ShardSet:
 
 
 def write_shard(folder: Path, name: str, records: list[bytes], tokens: int) -> ShardInfo:
-    """Write `records`, which hold `tokens` tokens, to the shard `name` in one atomic step."""
+    """Write `records`, which hold `tokens` tokens, to the shard `name` in one atomic step.
+
+    Raises UserError if it is larger than a reader takes.
+    """
     stem, tar = name[: -len(".tar")], io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w", format=tarfile.USTAR_FORMAT) as writer:
         for number, record in enumerate(records):
@@ -150,6 +153,12 @@ def write_shard(folder: Path, name: str, records: list[bytes], tokens: int) -> S
             member.size = len(record)
             writer.addfile(member, io.BytesIO(record))
     content = tar.getvalue()
+    if len(content) > MAX_SHARD_BYTES:
+        raise UserError(
+            f"--samples-per-shard: {name} would have {len(records):,} sequences and "
+            f"{len(content):,} bytes; at most {MAX_SHARD_BYTES:,}: fewer sequences in a shard, or "
+            "--dedup if they are copies"
+        )
     return ShardInfo(
         name=name,
         samples=len(records),

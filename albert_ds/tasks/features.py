@@ -192,12 +192,12 @@ def collate(features: Features, units, *, with_targets: bool) -> dict:
     return found | {name: torch.from_numpy(x) for name, x in targets.items()}
 
 
-def fingerprint(files: Iterable[Path], **settings) -> str:
-    """sha256 of the files' content and of everything else that decides the features."""
+def fingerprint(data: Path, files: Iterable[Path], **settings) -> str:
+    """sha256 of the files in `data`, their places there, and all else that decides the features."""
     digest = hashlib.sha256(json.dumps({"format": FORMAT, **settings}, sort_keys=True).encode())
     for path in files:
         try:
-            digest.update(path.name.encode() + path.read_bytes())
+            digest.update(bytes(path.relative_to(data)) + path.read_bytes())
         except OSError as error:
             raise UserError(f"--data: {path}: {error.strerror}") from None
     return digest.hexdigest()

@@ -92,6 +92,7 @@ def fingerprint_splits(
                 files[split] = found
     return {
         split: fingerprint(
+            data,
             paths,
             task=name,
             split=split,

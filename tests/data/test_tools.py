@@ -3,6 +3,7 @@
 import gzip
 import os
 
+from albert_ds.data import shards
 from albert_ds.data.shards import read_index
 from tests.command import run_command
 from tests.data.corpus import make_documents, write_wiki
@@ -43,6 +44,19 @@ def test_both_tools_leave_what_they_promise(tmp_path):
     done = run_command(SHARDS, *argv)
     assert done.code == 2 and "holds a built data set already" in done.err
     assert {path.name: path.read_bytes() for path in data.iterdir()} == before
+
+
+def test_a_shard_that_no_reader_takes_is_refused(tmp_path, vocab, monkeypatch):
+    vocab.write(tmp_path)
+    write_wiki(tmp_path / "wiki", make_documents(60))
+    argv = ["--input", tmp_path / "wiki", "--vocab", tmp_path / "spiece.model"]
+    argv += ["--output", tmp_path / "d", "--sequence-length", 32, "--holdout", 0.1]
+    monkeypatch.setattr(shards, "MAX_SHARD_BYTES", 1 << 16)
+    done = run_command(SHARDS, *argv)
+    assert done.code == 2 and not list(tmp_path.rglob("*.tar"))
+    assert "--samples-per-shard: train-000000.tar would have " in done.err
+    assert "bytes; at most 65,536: fewer sequences in a shard" in done.err
+    assert run_command(SHARDS, *argv, "--samples-per-shard", 32).code == 0
 
 
 def bad_inputs(tmp_path, model):

@@ -3,17 +3,20 @@
 A folder has one owner, also on a file system without locks.
 """
 
+import contextlib
 import errno
 import fcntl
 import itertools
 import json
 import multiprocessing
 import os
+import random
 import re
 import shutil
 import signal
 import socket
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -195,6 +198,36 @@ def test_a_live_owner_keeps_it_and_a_dead_one_does_not(without_flock, tmp_path, 
     assert lock.is_held() and ".lock.owner instead" in capsys.readouterr().err
     (tmp_path / ".lock.owner").write_text("another")
     assert not lock.is_held()
+
+
+def test_of_many_that_find_a_dead_owner_one_wins(without_flock, tmp_path, monkeypatch):
+    """Reading is slow, so that some find the dead owner's file when it is the winner's by now."""
+    monkeypatch.setattr(locks, "BEAT", 1.0)
+    read_text, won = Path.read_text, []
+
+    def read_slowly(path):
+        found = read_text(path)
+        time.sleep(random.uniform(0, 0.02))
+        return found
+
+    def contend(path):
+        with contextlib.suppress(BlockingIOError):
+            won.append((path.parent, FileLock(path)))
+
+    folders = [tmp_path / str(number) for number in range(8)]
+    for folder in folders:
+        folder.mkdir()
+        dead = f"process {2**22} on {os.uname().nodename} {folder.name}"
+        (folder / ".lock.owner").write_text(dead)
+    monkeypatch.setattr(Path, "read_text", read_slowly)
+    many = [threading.Thread(target=contend, args=(f / ".lock",)) for f in folders * 6]
+    for thread in many:
+        thread.start()
+    for thread in many:
+        thread.join()
+    assert sorted(folder for folder, _ in won) == folders
+    assert all(lock.is_held() for _, lock in won)
+    assert all({path.name for path in f.iterdir()} == {".lock", ".lock.owner"} for f in folders)
 
 
 def test_a_released_lock_is_free(without_flock, tmp_path):

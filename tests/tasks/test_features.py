@@ -78,14 +78,14 @@ def test_the_cache_goes_by_content(tmp_path, features):
         return features
 
     for lengths in ([8], [8], [9]):
-        key = fingerprint([tmp_path / "train.tsv"], lengths=lengths)
+        key = fingerprint(tmp_path, [tmp_path / "train.tsv"], lengths=lengths)
         found = cached(tmp_path / "cache", key, build)
         assert found.counts == features.counts and found.key == key
         for name, array in features.arrays.items():
             np.testing.assert_array_equal(found.arrays[name], array)
     assert len(built) == 2
     (tmp_path / "train.tsv").write_text("b")
-    cached(tmp_path / "cache", fingerprint([tmp_path / "train.tsv"], lengths=[8]), build)
+    cached(tmp_path / "cache", fingerprint(tmp_path, [tmp_path / "train.tsv"], lengths=[8]), build)
     assert len(built) == 3
     with pytest.raises(UserError, match="none.tsv"):
-        fingerprint([tmp_path / "none.tsv"])
+        fingerprint(tmp_path, [tmp_path / "none.tsv"])

@@ -9,6 +9,7 @@ from albert_ds.errors import DamagedData, UserError
 from albert_ds.tasks.features import Split
 from albert_ds.tasks.race import RaceTask
 from albert_ds.tasks.recipes import Lengths
+from albert_ds.tasks.registry import fingerprint_splits
 
 PASSAGE = {
     "answers": ["B", "D"],
@@ -70,6 +71,15 @@ def test_levels_are_reported_apart_and_together(tmp_path, vocab, lengths):
         "high/1.txt-0": "B",
         "high/1.txt-1": "D",
     }
+
+
+def test_a_passage_of_another_level_is_another_split(tmp_path, vocab, lengths):
+    keys = []
+    for level in ("middle", "high"):
+        for split in ("train", "dev"):
+            write(tmp_path / level, level=level, split=split)
+        keys.append(fingerprint_splits("race", RaceTask(), tmp_path / level, vocab, lengths))
+    assert all(keys[0][split] != keys[1][split] for split in ("train", "dev"))
 
 
 @pytest.mark.parametrize(
