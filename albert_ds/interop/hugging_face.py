@@ -24,7 +24,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from albert_ds.cli import Number
 from albert_ds.errors import UserError
+from albert_ds.json_files import check
 from albert_ds.model.config import HeadConfig, ModelConfig
 from albert_ds.model.per_layer import fold
 from albert_ds.model.shapes import build_shapes
@@ -59,19 +61,28 @@ FFN = (
     ("feed_forward.down", "ffn_output"),
     ("layer_norm", "full_layer_layer_norm"),
 )
-# Config fields: ours -> theirs, type. Their other dropout, sharing and pair_head are derived.
+# Config fields: ours -> theirs, range. Their other dropout, sharing and pair_head are derived.
 FIELDS = {
-    "vocab_size": ("vocab_size", int),
-    "embedding_size": ("embedding_size", int),
-    "hidden_size": ("hidden_size", int),
-    "num_layers": ("num_hidden_layers", int),
-    "num_heads": ("num_attention_heads", int),
-    "ffn_size": ("intermediate_size", int),
-    "max_position_embeddings": ("max_position_embeddings", int),
-    "type_vocab_size": ("type_vocab_size", int),
-    "dropout": ("hidden_dropout_prob", int | float),
-    "initializer_range": ("initializer_range", int | float),
-    "layer_norm_eps": ("layer_norm_eps", int | float),
+    "vocab_size": ("vocab_size", Number(whole=True)),
+    "embedding_size": ("embedding_size", Number(whole=True)),
+    "hidden_size": ("hidden_size", Number(whole=True)),
+    "num_layers": ("num_hidden_layers", Number(whole=True)),
+    "num_heads": ("num_attention_heads", Number(whole=True)),
+    "ffn_size": ("intermediate_size", Number(whole=True)),
+    "max_position_embeddings": ("max_position_embeddings", Number(whole=True)),
+    "type_vocab_size": ("type_vocab_size", Number(whole=True)),
+    "dropout": ("hidden_dropout_prob", Number()),
+    "initializer_range": ("initializer_range", Number()),
+    "layer_norm_eps": ("layer_norm_eps", Number()),
+}
+# What a config.json of theirs must say.
+SCHEMA = {
+    "model_type": "albert",
+    "hidden_act": ("gelu_new", "gelu_pytorch_tanh"),  # "gelu" is the erf form
+    "inner_group_num": 1,
+    "num_hidden_groups": Number(whole=True),
+    "attention_probs_dropout_prob": Number(),  # the other's
+    **dict(FIELDS.values()),
 }
 # Kind of head -> (their architecture, their name of our head's linear map, their pipeline).
 ARCHITECTURES = {
@@ -230,25 +241,14 @@ def from_hf(
 
 
 def _read_hf_config(hf_config: dict, *, pair_head: bool, where: str) -> ModelConfig:
-    def read(name: str, kind=int):
-        value = hf_config.get(name)
-        if isinstance(value, bool) or not isinstance(value, kind):
-            raise UserError(f"{where}: config.json: {name} {value!r}: must be a number")
-        return value
-
-    def require(name: str, allowed: tuple) -> None:
-        if hf_config.get(name) not in allowed:
-            words = " or ".join(map(str, allowed))
-            raise UserError(
-                f"{where}: config.json: {name} {hf_config.get(name)!r}: must be {words}"
-            )
-
-    require("model_type", ("albert",))
-    require("hidden_act", ("gelu_new", "gelu_pytorch_tanh"))  # "gelu" is the erf form
-    require("inner_group_num", (1,))
-    require("attention_probs_dropout_prob", (read("hidden_dropout_prob", int | float),))
-    sizes = {ours: read(theirs, kind) for ours, (theirs, kind) in FIELDS.items()}
-    groups, layers = read("num_hidden_groups"), sizes["num_layers"]
+    check(hf_config, SCHEMA, f"{where}: config.json")
+    one, other = hf_config["hidden_dropout_prob"], hf_config["attention_probs_dropout_prob"]
+    if one != other:
+        raise UserError(
+            f"{where}: config.json: attention_probs_dropout_prob {other}: must be {one}"
+        )
+    sizes = {ours: hf_config[theirs] for ours, (theirs, _) in FIELDS.items()}
+    groups, layers = hf_config["num_hidden_groups"], sizes["num_layers"]
     sharing = {1: "all", layers: "none"}.get(groups, f"groups:{groups}") if layers > 1 else "all"
     try:
         return ModelConfig(**sizes, sharing=sharing, pair_head=pair_head)
