@@ -10,7 +10,7 @@ meet in one range, whichever process read them.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,42 +70,23 @@ class RunWriter:
         self._waiting, self._bytes = [], 0
 
 
-def read_range(
-    runs: Iterable[Path], low: int, high: int, *, lowest_draw: int, end_of_draws: int
-) -> list[SortRecord]:
-    """The sequences with low <= key < high whose draw is in the range, by ascending key."""
-    return sorted(
-        record
-        for path in runs
-        for record in _read_range(path, low, high, lowest_draw, end_of_draws)
-    )
-
-
-def _read_range(
-    path: Path, low: int, high: int, lowest_draw: int, end_of_draws: int
-) -> Iterator[SortRecord]:
+def _read_range(path: Path, keys: tuple[int, int], draws: tuple[int, int]) -> Iterator[SortRecord]:
+    """The sequences of a run with keys[0] <= key < keys[1], and with a draw likewise."""
     with path.open("rb") as file:
         number = int.from_bytes(file.read(8), "little")
-        entries = np.memmap(file, _ENTRY, mode="r", offset=8, shape=number)
-        first = bisect_left(entries, low, key=_key)
-        # One entry more at the front: a record begins where the one before it ends.
-        chosen: Any = np.array(entries[max(0, first - 1) : bisect_left(entries, high, key=_key)])
+        entries: Any = np.memmap(file, _ENTRY, mode="r", offset=8, shape=number)
+        first, last = (bisect_left(entries, key, key=_key) for key in keys)
+        # A record begins where the one before it ends.
+        origin = int(entries["end"][first - 1]) if first else 0
+        chosen: Any = np.array(entries[first:last])
         del entries
-        ends = chosen["end"].astype(np.int64)
-        if first:
-            begins, ends, chosen = ends[:-1], ends[1:], chosen[1:]
-        else:
-            begins = np.concatenate([[0], ends[:-1]])
-        if not len(chosen):
-            return
-        origin = int(begins[0])
+        ends = [origin, *chosen["end"].tolist()]
         file.seek(8 + number * _ENTRY.itemsize + origin)
-        content = file.read(int(ends[-1]) - origin)
-    wanted = (chosen["draw"] >= lowest_draw) & (chosen["draw"] < end_of_draws)
-    places = zip(begins[wanted].tolist(), ends[wanted].tolist(), strict=True)
-    for entry, (begin, end) in zip(chosen[wanted].tolist(), places, strict=True):
-        key, draw, _, tokens, opens = entry
-        yield SortRecord(key, content[begin - origin : end - origin], tokens, draw, opens)
+        content = file.read(ends[-1] - origin)
+    wanted = np.flatnonzero((chosen["draw"] >= draws[0]) & (chosen["draw"] < draws[1]))
+    for at, entry in zip(wanted.tolist(), chosen[wanted].tolist(), strict=True):
+        key, draw, end, tokens, opens = entry
+        yield SortRecord(key, content[ends[at] - origin : end - origin], tokens, draw, opens)
 
 
 def _key(entry) -> int:
@@ -152,10 +133,9 @@ def write_range(
     """
     counts = dict.fromkeys(("documents", *DUPLICATES), 0)
     draws = (0, threshold) if part.split == "heldout" else (threshold, KEYS)
-    low, high = part.keys
     members: dict[int, list[SortRecord]] = {}
     last = None
-    for record in read_range(runs, low, high, lowest_draw=draws[0], end_of_draws=draws[1]):
+    for record in sorted(record for run in runs for record in _read_range(run, part.keys, draws)):
         is_copy = last is not None and (record.key, record.content) == (last.key, last.content)
         last = record
         if is_copy:
