@@ -2,14 +2,21 @@
 
 import json
 import subprocess
+from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
+from albert_lab import measurement
+from albert_lab.bench_run import bench_config
 from albert_lab.commands import throughput_bench
 from albert_lab.throughput_tables import PAPER
 
 from albert_ds.errors import UserError
+from albert_ds.model.config import SIZES
 from albert_ds.process.world import World
 from tests.command import ROOT, run_python
+from tests.distributed import run_ranks
+from tests.training import join
 
 SMALL = ("--sequence-length", "16", "--vocab-size", "50")
 PARTS = ("forward", "backward", "communication", "optimizer", "data_wait", "other")
@@ -70,6 +77,27 @@ def test_a_tiny_model_on_two_ranks(tmp_path):
     (cell,) = json.loads(report.read_text())["cells"]
     check_cell(cell, rounds=1)
     assert "| albert-tiny |" in done.stdout
+
+
+def count_rows(rank: int) -> list[int]:
+    """Micro-batches made before the first step, and in all."""
+    device, mesh, traffic = join(1)
+    config = bench_config(
+        "albert-tiny",
+        replace(SIZES["albert-tiny"], vocab_size=50),
+        deepspeed_config="ds_configs/zero1_fp32.json",
+        micro_batch_size=1,
+        sequence_length=16,
+    )
+    with patch.object(measurement, "collate", wraps=measurement.collate) as made:
+        cells = measurement.open_cells([config], mesh, device, traffic, warmup=0)
+        before = made.call_count
+        measurement.take_turns(cells, traffic, rounds=2, steps=5)
+    return [before, made.call_count]
+
+
+def test_no_timed_step_makes_its_own_rows():
+    assert run_ranks(count_rows, 1) == [[measurement.SYNTHETIC] * 2]
 
 
 @pytest.mark.nightly
