@@ -37,16 +37,6 @@ def write_scripts(folder: Path, **bodies: str) -> dict[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
-def read_asked(path: Path) -> list[list[str]]:
-    """The command lines that NOTE has written down."""
-    words, commands = path.read_text().splitlines(), []
-    while words:
-        count = int(words.pop(0))
-        commands.append(words[:count])
-        del words[:count]
-    return commands
-
-
 def run_program(*words, cwd: Path | str = ROOT, **environ) -> subprocess.CompletedProcess:
     """A program in the root of the project; `None` unsets a variable."""
     command = [str(word) for word in words]
@@ -60,9 +50,6 @@ def run_bash(*words, **environ) -> subprocess.CompletedProcess:
 
 def run_python(*words, **environ) -> subprocess.CompletedProcess:
     return run_program(sys.executable, *words, **environ)
-
-
-NOTE = """printf '%s\\n' "$#" "$@" >> "$ASKED\""""  # of a stand-in: what it was asked to run
 
 
 def run_on_rank(rank: int, words: list) -> Done:

@@ -1,7 +1,6 @@
 """Every ablation recipe, at both scales, asks for what the trainers take, and prints its table."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,8 @@ from albert_ds.commands.probe import build_parser as build_probe_parser
 from albert_ds.errors import UserError
 from albert_ds.settings.finetune import build_parser
 from albert_ds.settings.pretrain import read_config
-from tests.command import NOTE, read_asked, run_bash, write_scripts
-from tests.conftest import ROOT
-from tests.test_recipes import JOB
+from tests.command import ROOT
+from tests.recipes import ask_recipe, start_recipe
 from tools.lab import paper_table
 
 SCRIPTS = ROOT / "slurm" / "ablations"
@@ -22,48 +20,24 @@ FOLDERS = ("squad1", "squad2", "MNLI", "SST-2", "RACE")
 # Rows of the paper's tables.
 ROWS = dict(table2=6, table3=8, table4=8, table5=3, table6=2, table7=2, table8=2)
 ROWS |= dict(depth=6, width=4, deeper=2)
-# Stands in for Python: notes what it was asked to run, and leaves what a run leaves.
-STUB = f"""[ "$1" = -u ] && shift
-{NOTE}
-while [ $# -gt 0 ]; do
-    if [ "$1" = --output ]; then
-        mkdir -p "$(dirname "$2")"
-        [ ! -d "$2" ] || echo '{{"code": 0}}' > "$2/exit.json"
-    fi
-    shift
-done
-"""
-SRUN = 'while [ "$1" != "$PYTHON" ]; do shift; done; exec "$@"'
 
 
-def start_recipe(recipe: Path, tmp_path: Path, **environ) -> subprocess.CompletedProcess:
-    """Run a recipe with stand-ins for Python and Slurm; `None` unsets a variable."""
+@pytest.fixture
+def given(tmp_path) -> dict:
+    """The variables that every row needs."""
     for name in FOLDERS:
         (tmp_path / "tasks" / name).mkdir(parents=True)
-    given = {
-        **JOB,
-        "SITE_ENV": "none",
-        **write_scripts(tmp_path, python=STUB, srun=SRUN, scontrol="echo node1"),
-        **{"DATA": "unused", "EXTRA": "unused", "PYTHON": tmp_path / "python"},
-        **{name.upper(): tmp_path / name for name in ("asked", "tasks", "out")},
-        **environ,
-    }
-    return run_bash(recipe, **given)
-
-
-def run_recipe(recipe: Path, tmp_path: Path, **environ) -> list[list[str]]:
-    """The command lines that a recipe asks for."""
-    done = start_recipe(recipe, tmp_path, **environ)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return read_asked(tmp_path / "asked")
+    return {"DATA": "unused", "EXTRA": "unused", "TASKS": tmp_path / "tasks"}
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)
 @pytest.mark.parametrize("scale", ["tiny", "paper"])
-def test_a_recipe_asks_for_what_there_is(recipe, scale, data, tmp_path):
-    commands = run_recipe(recipe, tmp_path, SCALE=scale, DATA=data, EXTRA=data)
+def test_a_recipe_asks_for_what_there_is(recipe, scale, data, given, tmp_path):
+    commands = ask_recipe(
+        recipe, tmp_path, **{**given, "SCALE": scale, "DATA": data, "EXTRA": data}
+    )
     configs, judged = [], 0
-    for command, *argv in (words[2:] if words[0] == "-m" else words for words in commands):
+    for command, *argv in commands:
         if command == "train":
             if "--init-from" in argv:  # the stub has made no run there
                 at = argv.index("--init-from")
@@ -97,20 +71,23 @@ def test_a_recipe_asks_for_what_there_is(recipe, scale, data, tmp_path):
         ({"SCALE": "paper", "SLURM_ARRAY_TASK_ID": 1, "SLURM_ARRAY_JOB_ID": 1}, "use ROWS"),
     ],
 )
-def test_a_wrong_setting_is_one_line_and_nothing_runs(environ, message, tmp_path):
-    done = start_recipe(SCRIPTS / "table4.sh", tmp_path, **environ)
+def test_a_wrong_setting_is_one_line_and_nothing_runs(environ, message, given, tmp_path):
+    done = start_recipe(SCRIPTS / "table4.sh", tmp_path, **{**given, **environ})
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "asked").exists()
 
 
-def test_only_some_tasks_and_equal_time_on_other_hardware(tmp_path):
-    asked = {"ONLY": "RACE squad2", "ROWS": "bert-large", "STEPS_BERT": 77, "SCALE": "paper"}
-    train, *tasks, _ = run_recipe(SCRIPTS / "table6.sh", tmp_path, **asked)
-    given = train[len(train) - train[::-1].index("--steps")]
-    assert given == "77" and [task[task.index("--task") + 1] for task in tasks] == [
-        "race",
-        "squad2",
-    ]
+def test_only_some_tasks_and_equal_time_on_other_hardware(given, tmp_path):
+    asked = {
+        **given,
+        "ONLY": "RACE squad2",
+        "ROWS": "bert-large",
+        "STEPS_BERT": 77,
+        "SCALE": "paper",
+    }
+    train, *tasks, _ = ask_recipe(SCRIPTS / "table6.sh", tmp_path, **asked)
+    assert train[len(train) - train[::-1].index("--steps")] == "77"
+    assert [task[task.index("--task") + 1] for task in tasks] == ["race", "squad2"]
 
 
 def test_every_table_has_a_recipe():

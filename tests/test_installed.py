@@ -12,7 +12,7 @@ import pytest
 
 from tests.command import ROOT, run_bash, run_program, write_scripts
 from tests.distributed import take_port
-from tests.test_recipes import JOB
+from tests.recipes import JOB
 
 pytestmark = pytest.mark.nightly
 BUILT = ("albert_ds", "tools", "ds_configs", "slurm", "docs/raw", "pyproject.toml", "README.md")

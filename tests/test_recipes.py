@@ -10,14 +10,12 @@ from albert_ds.engine.deepspeed_config import read_ds_config
 from albert_ds.model.config import SIZES
 from albert_ds.model.shapes import count_params
 from albert_ds.settings.pretrain import read_config
-from tests.command import run_bash, write_scripts
-from tests.conftest import ROOT
+from tests.command import ROOT, run_bash, write_scripts
+from tests.recipes import JOB, ask_recipe
 
 RECIPES = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
 PAPER = {size: f"albert-{size}" for size in ("base", "large", "xlarge", "xxlarge")}
 PAPER["bert_large"] = "bert-large"
-JOB = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1"}
-JOB |= {"SLURM_NTASKS": "2", "SLURM_RESTART_COUNT": "20"}
 ARRAY = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"}
 
 
@@ -46,18 +44,10 @@ def test_recipe_is_short_and_its_header_says_it_all(recipe):
         assert "--open-mode=append" in text and "--signal=B:USR1@" in text
 
 
-def ask_recipe(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
-    """Command -> flags that the recipe runs, by an srun that only writes them down."""
-    body = 'while [ "$1" != -u ]; do shift; done; shift; echo "$*" >> "$ASKED"\n'
-    body += '[ ! -d "$OUTPUT" ] || echo \'{"code": 0}\' > "$OUTPUT/exit.json"'
-    path = write_scripts(folder / "bin", srun=body, scontrol="echo node1")
-    places = {name: folder / name.lower() for name in ("ASKED", "REPORT")}
-    given = {**path, **places, "DATA": data, "OUTPUT": folder / "run", "SITE_ENV": "none", **JOB}
-    done = run_bash(recipe, *argv, **given)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = (folder / "asked").read_text().splitlines()
-    words = [line.removeprefix("-m albert_ds ").split() for line in lines]
-    return {command: flags for command, *flags in words}
+def ask(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
+    """Command -> flags that the recipe runs."""
+    places = {"DATA": data, "OUTPUT": folder / "run", "REPORT": folder / "report"}
+    return {name: flags for name, *flags in ask_recipe(recipe, folder, *argv, **places)}
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -68,7 +58,7 @@ def test_the_papers_recipe(name, data, tmp_path):
 
     recipe = ROOT / "slurm" / f"{name}.sh"
     # The test's shards hold shorter sequences than the recipe asks for.
-    asked = ask_recipe(recipe, data, tmp_path, "--sequence-length", "64")["train"]
+    asked = ask(recipe, data, tmp_path, "--sequence-length", "64")["train"]
     assert asked.index("512") == asked.index("--sequence-length") + 1
     config = read_config(asked, world_size=count_ranks(recipe))
     assert config.size == PAPER[name] and config.stream.objective == "sop"
@@ -126,7 +116,7 @@ def test_the_papers_recipe(name, data, tmp_path):
 
 def test_smoke_recipe(data, tmp_path):
     recipe = ROOT / "slurm" / "smoke.sh"
-    asked = ask_recipe(recipe, data, tmp_path)["train"]
+    asked = ask(recipe, data, tmp_path)["train"]
     config = read_config(asked, world_size=count_ranks(recipe))
     assert config.size == "albert-tiny" and count_ranks(recipe) == 4
 
@@ -134,7 +124,7 @@ def test_smoke_recipe(data, tmp_path):
 def test_bench_recipe(tmp_path):
     from albert_lab.commands import comm_volume, throughput_bench
 
-    programs = ask_recipe(ROOT / "slurm" / "bench.sh", "unused", tmp_path)
+    programs = ask(ROOT / "slurm" / "bench.sh", "unused", tmp_path)
     assert list(programs) == ["bench", "traffic"]
     for tool, asked in zip((throughput_bench, comm_volume), programs.values(), strict=True):
         args = tool.build_parser().parse_args(asked)
@@ -143,12 +133,12 @@ def test_bench_recipe(tmp_path):
 
 def test_check_recipe(tmp_path):
     recipe = ROOT / "slurm" / "check.sh"
-    asked = ask_recipe(recipe, "unused", tmp_path, "--piece", "versions")
+    asked = ask(recipe, "unused", tmp_path, "--piece", "versions")
     report = str(tmp_path / "report")
     assert asked == {"gpu-check": ["--minutes", "60", "--output", report, "--piece", "versions"]}
 
 
-def start_recipe(name: str, folder, site: str, *argv: str, **environ: str):
+def start_with(name: str, folder, site: str, *argv: str, **environ: str):
     """Run a recipe with a site file and an srun that prints its command."""
     (folder / "site.env").write_text(site)
     path = write_scripts(folder / "bin", srun='echo "$@"', scontrol="echo node1")
@@ -160,7 +150,7 @@ def start_recipe(name: str, folder, site: str, *argv: str, **environ: str):
 def test_the_environment_wins_over_the_site_file(tmp_path):
     site = f"DATA=of-the-site\nRUNS={tmp_path}\nPYTHON=python-of-the-site\n"
     site += "STAGE=$SLURM_TMPDIR/shards\n"  # a disk of the nodes
-    done = start_recipe("smoke", tmp_path, site, DATA="typed", SLURM_TMPDIR="/job-1", **JOB)
+    done = start_with("smoke", tmp_path, site, DATA="typed", SLURM_TMPDIR="/job-1", **JOB)
     assert " --stage /job-1/shards --model" in done.stdout
     assert "--data typed " in done.stdout and "python-of-the-site" in done.stdout
     assert f"--output {tmp_path}/albert-smoke " in done.stdout
@@ -180,7 +170,7 @@ def test_the_environment_wins_over_the_site_file(tmp_path):
     ],
 )
 def test_a_missing_setting_is_one_line_and_code_2(name, site, environ, message, tmp_path):
-    done = start_recipe(name, tmp_path, site, **environ)
+    done = start_with(name, tmp_path, site, **environ)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
@@ -190,14 +180,14 @@ def test_each_task_of_an_array_takes_a_combination_of_the_grid(tmp_path):
     for task in range(4):
         environ = {**JOB, **ARRAY, "SLURM_ARRAY_TASK_ID": str(task), "RUNS": str(tmp_path)}
         (tmp_path / str(task)).mkdir()
-        done = start_recipe("base", tmp_path / str(task), "DATA=data", GRID=grid, **environ)
+        done = start_with("base", tmp_path / str(task), "DATA=data", GRID=grid, **environ)
         (line,) = [line for line in done.stdout.splitlines() if " --output " in line]
         words = line.split()
         folder = words[words.index("--output") + 1].removeprefix(f"{tmp_path}/albert-base/")
         found.append((folder, words[-6:]))  # after the recipe's own, which they replace
     (tmp_path / "seeds").mkdir()
     environ = {**JOB, **ARRAY, "SLURM_ARRAY_TASK_ID": "5", "RUNS": str(tmp_path)}
-    said = start_recipe("base", tmp_path / "seeds", "DATA=data", **environ).stdout
+    said = start_with("base", tmp_path / "seeds", "DATA=data", **environ).stdout
     assert f"--output {tmp_path}/albert-base/seed-5 " in said and "--seed 5\n" in said
     assert found == [
         (
@@ -224,7 +214,7 @@ def test_each_task_of_an_array_takes_a_combination_of_the_grid(tmp_path):
 )
 def test_a_wrong_flag_of_the_job_is_one_line_and_code_2(argv, environ, message, tmp_path):
     settings = {**JOB, **environ, "RUNS": str(tmp_path)}
-    done = start_recipe("smoke", tmp_path, "DATA=data", *argv, **settings)
+    done = start_with("smoke", tmp_path, "DATA=data", *argv, **settings)
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 

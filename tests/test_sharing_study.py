@@ -10,37 +10,27 @@ import pytest
 
 from albert_ds.model.shapes import count_params
 from albert_ds.settings.pretrain import read_config
-from tests.command import NOTE, read_asked, run_bash, write_scripts
-from tests.conftest import ROOT
+from tests.command import ROOT, run_bash
+from tests.recipes import ask_recipe
 from tests.training import SMALL
 from tools.lab.sharing_table import main as compare
 from tools.lab.sharing_table import read_curve
 
 SHARING, RECIPE = (ROOT / "slurm" / "ablations" / f"{name}.sh" for name in ("sharing", "recipe"))
-# Stands in for Python: notes what it was asked to run. recipe.sh asks Python for learn's flags.
-STUB = f"""[ "$1" = -c ] && exec {sys.executable} "$@"
-{NOTE}
-while [ $# -gt 0 ]; do [ "$1" = --output ] && mkdir -p "$(dirname "$2")"; shift; done
-"""
+
+
+def ask(script: Path, data, tmp_path, **environ) -> dict[str, list[str]]:
+    """Each run that a study asks for, as ROW/seed-N, with the trainer's flags."""
+    found = {}
+    for command, *argv in ask_recipe(script, tmp_path, DATA=data, LENGTH=64, **environ):
+        if command in ("train", "albert_ds/train.py"):
+            found["/".join(Path(value_of("--output", argv)).parts[-2:])] = argv
+    return found
 
 
 def run_study(script: Path, out: Path, data, **environ) -> subprocess.CompletedProcess:
     given = {"DATA": data, "OUT": out, "PYTHON": sys.executable, "LENGTH": 64, **environ}
     return run_bash(script, **given)
-
-
-def ask(script: Path, data, tmp_path, **environ) -> dict[str, list[str]]:
-    """Each run that a study asks for, as ROW/seed-N, with the trainer's flags."""
-    write_scripts(tmp_path, python=STUB)
-    given = {"PYTHON": f"{tmp_path}/python", "ASKED": f"{tmp_path}/asked", **environ}
-    done = run_study(script, tmp_path / "out", data, **given)
-    assert done.returncode == 0, done.stderr
-    found = {}
-    for words in read_asked(tmp_path / "asked"):
-        command, *argv = words[2:] if words[0] == "-m" else words
-        if command in ("train", "albert_ds/train.py"):
-            found["/".join(Path(value_of("--output", argv)).parts[-2:])] = argv
-    return found
 
 
 def value_of(flag: str, argv: list[str]) -> str:
