@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 import torch
 
+from albert_ds.checkpoint.folder import FILES, WEIGHTS
 from albert_ds.data.shards import open_shards
-from albert_ds.errors import UserError
 from albert_ds.model.config import count_flops
-from albert_ds.model.depth import read_depths, read_exits
+from albert_ds.model.depth import read_depths
 from albert_ds.report import screen
 from tests.batches import concatenate
 from tests.command import run_command
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
 from tests.reference import update_error
+from tests.test_bad_input import argv_of, find_faults
 from tests.test_layout_change import Leg, config_of, run_leg
 from tests.test_resume import files_of, records
 from tests.training import SMALL, gather, open_small_run, small_batches, small_config, take_step
 
 SCHEDULE = "1@0,2@25%,3@3"  # of 4 steps
 LEGS = (Leg(stage=3, data_parallel=2), Leg(stage=1, data_parallel=1, tensor_parallel=2))
-WEIGHTS = "weights.safetensors"
 
 
 LOOP = replace(SMALL, sharing="loop:1,1x3,1", num_layers=5, per_layer="norm,lora:2,inject")
@@ -94,21 +94,41 @@ def test_logged_flops_are_those_of_the_depth_that_ran(schedule, exits, depths, h
     ]
 
 
-@pytest.mark.parametrize(
-    ("exits", "changes", "words"),
-    [
-        ("3", {}, "'3': 3: must be at least 1 and at most 2; LAYER or LAYER:WEIGHT"),
-        ("1:", {}, "'1:': : must be a number"),
-        ("1:0", {}, "'1:0': 0: must be above 0"),
-        ("1,1:2", {}, "names layer 1 twice"),
-        ("1", {"per_layer": "norm,position"}, "not with --per-layer norm,position"),
-    ],
-)
-def test_wrong_exits_are_refused(exits, changes, words):
-    with pytest.raises(UserError, match="--exit-losses") as refused:
-        read_exits(replace(SMALL, **changes), exits)
-    assert words in str(refused.value)
-    assert read_exits(SMALL, "2,1:0.5") == {2: 1.0, 1: 0.5} and read_exits(SMALL, None) == {}
+WRONG = [  # in a run of 3 layers and 8 steps
+    ({"exit_losses": "3"}, "'3': 3: must be at least 1 and at most 2; LAYER or LAYER:WEIGHT"),
+    ({"exit_losses": "1:"}, "'1:': : must be a number"),
+    ({"exit_losses": "1:0"}, "'1:0': 0: must be above 0"),
+    ({"exit_losses": "1,1:2"}, "names layer 1 twice"),
+    ({"exit_losses": "1", "per_layer": "norm,position"}, "not with --per-layer norm,position"),
+    ({"depth_schedule": "0@0"}, "'0@0': 0: must be at least 1"),
+    ({"depth_schedule": "1@0,2@4"}, "must end with --num-layers 3"),
+    ({"depth_schedule": "1@0..3@4"}, "'3@4': changes in jumps only"),
+    ({"depth_schedule": "3-1@0"}, "'3-1@0': 3-1: must be the smaller depth first"),
+    ({"depth_schedule": "1-@0"}, "'1-@0': : must be a whole number"),
+    ({"depth_schedule": "1-2@0"}, "must end with --num-layers 3"),
+    ({"depth_schedule": "1@0,3@4", "sharing": "none"}, "--sharing none uses other blocks"),
+    (
+        {
+            "depth_schedule": "5@0,7@1",
+            "num_layers": 7,
+            "sharing": "cycle-rev:3",
+            "per_layer": "scale",
+        },
+        "runs them in another order there",
+    ),
+    ({"batch_size": "8@-1"}, "'8@-1': must be VALUE@STEP or VALUE@SHARE%"),
+    ({"batch_size": "8@0,,16@5"}, "'': must be VALUE@STEP or VALUE@SHARE%"),
+    ({"batch_size": "8@0,16@" + "9" * 5000}, "must be VALUE@STEP"),
+]
+
+
+def test_wrong_words_are_refused(data, tmp_path):
+    faults = []
+    for flags, words in WRONG:
+        argv = argv_of(data, tmp_path / "run", **{"num_layers": 3, "steps": 8, **flags})
+        flag = "--" + next(iter(flags)).replace("_", "-")
+        faults += find_faults(tmp_path, argv, flag, words)
+    assert not faults
 
 
 def hold_out(rank: int, config, samples: list) -> tuple[float, list[float]]:
@@ -158,42 +178,12 @@ def test_the_time_left_is_that_of_the_depths_to_come(monkeypatch, capsys):
     assert [float(end.split()[0]) for end in ends] == [round(seconds) for seconds in to_do]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "words"),
-    [
-        ("0@0", "'0@0': 0: must be at least 1"),
-        ("1@0,2@4", "must end with --num-layers 3"),
-        ("1@0..3@4", "'3@4': changes in jumps only"),
-        ("3-1@0", "'3-1@0': 3-1: must be the smaller depth first"),
-        ("1-@0", "'1-@0': : must be a whole number"),
-        ("1-2@0", "must end with --num-layers 3"),
-        ("-3@0", "'-3@0': : must be a whole number"),
-    ],
-)
-def test_a_wrong_schedule_is_refused(schedule, words):
-    with pytest.raises(UserError, match="--depth-schedule") as refused:
-        read_depths(SMALL, schedule, 8)
-    assert words in str(refused.value)
-    (one, three) = read_depths(SMALL, "1@0,3@4", 8).points
-    assert (one.start, three.start, three.value) == (0, 4, (3,))
-
-
-def test_depths_that_leave_blocks_out_are_refused():
-    with pytest.raises(UserError, match="--sharing none uses other blocks"):
-        read_depths(replace(SMALL, sharing="none"), SCHEDULE, 4)
-    turned = replace(SMALL, sharing="cycle-rev:3", num_layers=7)
-    assert read_depths(turned, "5@0,7@1", 4).values == [(5,), (7,)]
-    with pytest.raises(UserError, match="runs them in another order there"):
-        read_depths(replace(turned, per_layer="scale"), "5@0,7@1", 4)
-
-
 def step_by_step(rank: int, config, batches: list) -> list[dict]:
     """The weights and moments before the first and after every step, by file and name."""
     run = open_small_run(config, batches)
-    kinds = (WEIGHTS, "exp_avg.safetensors", "exp_avg_sq.safetensors")
 
     def read() -> dict:
-        return {(kind, name): x for kind in kinds for name, x in gather(run.engine, kind).items()}
+        return {(kind, name): x for kind in FILES for name, x in gather(run.engine, kind).items()}
 
     found = [read()]
     for _ in batches:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from albert_ds.checkpoint.folder import FILES
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.settings.pretrain import read_config
 from tests.batches import concatenate
@@ -21,7 +22,6 @@ from tests.finetuning import flags, open_run
 from tests.models import write_run
 from tests.training import gather, join, open_small_run, small_batches, small_config, take_step
 
-KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 MODES = [("fp32", stage) for stage in (0, 1, 2, 3)]
 MODES += [(kind, stage) for kind in ("bf16", "fp16") for stage in (1, 2, 3)]
 LEAST = {"fp16": {"fp16": {"initial_scale_power": 0, "hysteresis": 1}}}  # of the loss's scale
@@ -47,7 +47,7 @@ def poison_steps(rank: int, configs):
             norm = take_step(run)
             if handle:
                 handle.remove()
-            held = {kind: gather(run.engine, kind) for kind in KINDS}
+            held = {kind: gather(run.engine, kind) for kind in FILES}
             report.append((norm, run.updates, run.skipped_in_a_row, held))
         run.window.reset()
         reports.append(report)
@@ -67,7 +67,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all():
         assert [report[1] for report in here] == [1, 1, 1, 2], mode  # updates applied
         assert [report[2] for report in here] == [0, 1, 2, 0], mode  # skipped in a row
         held = [report[3] for report in here]
-        for kind in KINDS:
+        for kind in FILES:
             for name, good in held[0][kind].items():
                 assert torch.isfinite(good).all()
                 assert torch.equal(held[1][kind][name], good), (mode, kind, name)

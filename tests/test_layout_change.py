@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from albert_ds.checkpoint.folder import AVERAGE, FILES
 from tests.distributed import run_ranks
 from tests.reference import update_error
 from tests.training import SMALL, gather, join, small_config
 
 STEPS_PER_LEG = 2
-KINDS = (
-    *("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors"),
-    "average.safetensors",
-)
+KINDS = (*FILES, AVERAGE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

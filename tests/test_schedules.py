@@ -1,9 +1,8 @@
-"""Schedules: equal to a plain reference, step by step; what is none is refused in one line."""
+"""Schedules: equal to a plain reference, step by step. What is none: test_depth.py."""
 
 import pytest
 
 from albert_ds.cli import Number
-from albert_ds.errors import UserError
 from albert_ds.schedules import cut, read_schedule
 
 STEPS = 40
@@ -31,22 +30,3 @@ def test_every_step_has_the_value_of_the_reference(text):
         for step in range(STEPS + 1):
             total = sum(schedule.at(begin) * steps for begin, steps in cut([schedule], step))
             assert total == sum(map(CASES[text], range(step)))
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("8@0,16@5,4@5", "'4@5': starts at step 5; the first must"),
-        ("8@0,16@100%", "'16@100%': starts at step 40"),
-        ("8@0,16", "'16': must be VALUE@STEP or VALUE@SHARE%"),
-        ("8@-1", "'8@-1': must be VALUE@STEP"),
-        ("8@0,@5", "'@5': : must be a whole number"),
-        ("8@0,,16@5", "'': : must be a whole number"),
-        ("8@0,16@" + "9" * 5000, "must be VALUE@STEP"),
-    ],
-)
-def test_what_is_no_schedule_is_refused(text, words):
-    """More of them, as a command says it: test_bad_input.py."""
-    with pytest.raises(UserError) as caught:
-        read_schedule("--x", text, STEPS, COUNT, lines=True)
-    assert str(caught.value).startswith(f"--x {text}: ") and words in str(caught.value)

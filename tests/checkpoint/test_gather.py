@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from albert_ds.checkpoint.folder import FILES
 from tests.distributed import run_ranks
 from tests.models import folder_of
 from tests.optim import muon
 from tests.training import gather, join, open_small_run, small_batches, small_config, take_step
 
 BATCHES = small_batches(6)
-KINDS = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 
 
 def train_and_save(rank: int, configs, batches, output: Path):
@@ -24,7 +24,7 @@ def train_and_save(rank: int, configs, batches, output: Path):
     saver = Saver(run.engine, output, keep_last=3)
     saver.save(step=6, samples=48, updates=6)
     saver.wait()
-    held = {kind: gather(run.engine, kind) for kind in KINDS}
+    held = {kind: gather(run.engine, kind) for kind in FILES}
     return [held, *read_back(rank, configs[1:], folder_of(output, 6))]
 
 
@@ -39,7 +39,7 @@ def read_back(rank: int, configs, folder: Path):
         engine = build(config, mesh, device, read_tensors(folder / "weights.safetensors"))
         state = TrainState(step=6, samples=48, updates=6, loss_scale=None)
         assert restore(folder, engine) == state
-        held.append({kind: gather(engine, kind) for kind in KINDS})
+        held.append({kind: gather(engine, kind) for kind in FILES})
     return held
 
 
@@ -55,9 +55,9 @@ def test_any_layout_reads_what_any_layout_wrote(tmp_path, optimizer):
     written = run_ranks(train_and_save, 2, configs[0], BATCHES, tmp_path)[0]
     read = run_ranks(read_back, 4, configs[1], folder_of(tmp_path, 6))[0]
     matrix = "albert.encoder.ffn.0.feed_forward.up.weight"
-    has_moments = [bool(written[0][kind][matrix].any()) for kind in KINDS[1:]]
+    has_moments = [bool(written[0][kind][matrix].any()) for kind in FILES[1:]]
     assert has_moments == [True, not optimizer]
     for held in [*written[1:], *read]:
-        for kind in KINDS:
+        for kind in FILES:
             for name, tensor in written[0][kind].items():
                 assert torch.equal(held[kind][name], tensor), (kind, name)

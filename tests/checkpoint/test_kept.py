@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from albert_ds.checkpoint.folder import (
     BEST,
+    FILES,
     TrainState,
     find_newest,
     read_best,
@@ -27,13 +28,11 @@ from albert_ds.settings.pretrain import read_config, write_run_files
 from tests.conftest import finish, start_ranks, train_command
 from tests.models import folder_of
 
-FILES = ("weights.safetensors", "exp_avg.safetensors", "exp_avg_sq.safetensors")
 
-
-def save(run: Path, step: int, *, keep_last=9, keep_every: int | None = None, value=1.0) -> None:
+def save(run: Path, step: int, *, keep_last=9, keep_every=None, value=1.0, lock=None) -> None:
     tensors = {file: {"x": torch.full((8,), value)} for file in FILES}
     state = TrainState(step=step, samples=step, updates=step, loss_scale=None)
-    write_checkpoint(run, tensors, state, keep_last=keep_last, keep_every=keep_every)
+    write_checkpoint(run, tensors, state, keep_last=keep_last, keep_every=keep_every, lock=lock)
 
 
 def damage(folder: Path) -> None:

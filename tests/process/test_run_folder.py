@@ -22,13 +22,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from albert_ds import locks
-from albert_ds.checkpoint.folder import FILES, TrainState, find_newest, write_checkpoint
+from albert_ds.checkpoint.folder import find_newest
 from albert_ds.errors import MachineFailed
 from albert_ds.locks import FileLock
 from albert_ds.process.run_folder import RunLock, may_write_exit
+from tests.checkpoint.test_kept import save
 from tests.command import run_command
 from tests.conftest import train_command
 from tests.distributed import run_ranks, wait_for
@@ -52,12 +52,6 @@ LOSSES = {
 }
 
 
-def save(run: Path, step: int, lock: RunLock | None = None) -> None:
-    tensors = {file: {"x": torch.full((1000,), float(step))} for file in FILES}
-    state = TrainState(step=step, samples=step, updates=step, loss_scale=None)
-    write_checkpoint(run, tensors, state, keep_last=1, keep_every=None, lock=lock)
-
-
 @pytest.mark.parametrize("how", LOSSES)
 def test_a_run_that_has_lost_its_folder_writes_nothing_more_there(tmp_path, how):
     run = tmp_path / "run"
@@ -71,7 +65,7 @@ def test_a_run_that_has_lost_its_folder_writes_nothing_more_there(tmp_path, how)
         lock.check()
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(MachineFailed) as refused:
-        save(run, 2, lock)
+        save(run, 2, keep_last=1, lock=lock)
     assert str(refused.value) == str(lost.value)
     assert sorted(tmp_path.rglob("*")) == before and not may_write_exit(run, lock)
     if other is not None:

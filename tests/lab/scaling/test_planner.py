@@ -184,7 +184,7 @@ def test_the_recorded_errors_are_those_of_the_model():
     raw = ROOT / "docs/raw"
     recorded = json.loads((raw / "scaling_constants.json").read_text())
     machine = Machine(**recorded["machine"])
-    found = {}
+    found = []
     for name in recorded["inputs"]:
         report = json.loads((raw / name).read_text())
         for cell in report["cells"]:
@@ -194,10 +194,5 @@ def test_the_recorded_errors_are_those_of_the_model():
             given = Layout(name=size, model=SIZES[size], **shape)
             devices = report["cores"] / given.ranks
             step = predict_step(given, machine, link=cell["link_bits_per_second"], devices=devices)
-            label = f"{size}, {given.ranks} ranks on {given.nodes} nodes, link "
-            label += f"{cell['link'] or 'none'}, {given.micro_batch_size} x "
-            label += f"{given.sequence_length} tokens x {given.accumulation}"
-            found[label] = step.total
-    assert found == {
-        cell["cell"]: pytest.approx(cell["predicted_seconds"]) for cell in recorded["cells"]
-    }
+            found.append(step.total)
+    assert found == pytest.approx([cell["predicted_seconds"] for cell in recorded["cells"]])
