@@ -17,6 +17,7 @@ from albert_ds.checkpoint.folder import AVERAGE, FILES, find_newest, read_best
 from albert_ds.data.vocab import MODEL_NAME, read_vocab
 from albert_ds.errors import DamagedData, MachineFailed, UserError
 from albert_ds.files import compute_crc32
+from tests.command import run_command, run_main
 from tests.distributed import run_ranks
 from tests.finetuning import MODEL, flags, write_checkpoint, write_cola
 from tests.models import Bomb, folder_of, run_export, run_import, small_vocab, write_weights
@@ -200,36 +201,29 @@ def read_all_everywhere(rank: int, runs: list[Path], data: Path, work: Path) -> 
 
 
 def read_everywhere(run: Path, data: Path, work: Path) -> dict[str, str]:
-    """By command: what it says on stderr of the run, or the error that it ends with."""
-    import contextlib
-    import io
-
-    from albert_ds.commands import fill_mask, probe
+    """By command: its code and what it says on stderr of the run."""
     from albert_ds.interop.folder import ModelFolder
     from albert_ds.interop.initial import read_initial_weights
-    from albert_ds.settings import finetune
+    from albert_ds.settings.finetune import read_config
 
-    vocab_size = read_vocab(data / MODEL_NAME).size
-    tuned = flags("glue/cola", work / "cola", run, work / "tuned")
+    def start_tuning(argv: list[str]) -> None:
+        read_config(argv, world_size=1)
+
+    def start_training(argv: list[str]) -> None:
+        vocab_size = read_vocab(data / MODEL_NAME).size
+        read_initial_weights(ModelFolder(run), replace(MODEL, vocab_size=vocab_size))
+
     report = work / f"{run.name}.json"
-    probed = ["--checkpoint", run, "--data", data, "--samples", 8, "--head-samples", 8]
-    commands = {
-        "export": lambda: run_export(run, work / "hf" / run.name),
-        "fill-mask": lambda: fill_mask.main(["--checkpoint", str(run), "a [MASK]"]),
-        "probe": lambda: probe.main([str(word) for word in (*probed, "--output", report)]),
-        "finetune": lambda: finetune.read_config(tuned, world_size=1),
-        "--init-from": lambda: read_initial_weights(
-            ModelFolder(run), replace(MODEL, vocab_size=vocab_size)
-        ),
+    probe = ("--data", data, "--samples", 8, "--head-samples", 8, "--output", report)
+    tuning = flags("glue/cola", work / "cola", run, work / "tuned")
+    done = {
+        "export": run_command("export", "--checkpoint", run, "--output", work / "hf" / run.name),
+        "fill-mask": run_command("fill-mask", "--checkpoint", run, "a [MASK]"),
+        "probe": run_command("probe", "--checkpoint", run, *probe),
+        "finetune": run_main(start_tuning, *tuning),
+        "--init-from": run_main(start_training),
     }
-    said = {}
-    for name, use in commands.items():
-        with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.suppress(SystemExit):
-            try:
-                use()
-            except (DamagedData, UserError) as error:
-                err.write(f"code {error.code}: {error}")
-        said[name] = err.getvalue()
+    said = {name: f"code {each.code}: {each.err}" for name, each in done.items()}
     if report.exists():
         said["probe"] += json.loads(report.read_text())["weights"]
     return said
@@ -261,7 +255,7 @@ def test_every_command_reads_the_newest_whole_checkpoint_and_says_which(data, tm
     for (name, run), of_run in zip(runs.items(), said[: len(runs)], strict=True):
         step = 2 if name == "sound" else 1
         for command, words in of_run.items():
-            assert "code" not in words, (name, command, words)
+            assert words.startswith("code 0: "), (name, command, words)
             is_said = f"{folder_of(run, 2)}: " in words and "using step-00000001" in words
             assert is_said == (name != "sound"), (name, command, words)
         assert of_run["probe"].endswith(f"{name}/step-0000000{step}")
@@ -270,7 +264,8 @@ def test_every_command_reads_the_newest_whole_checkpoint_and_says_which(data, tm
         assert torch.equal(found, step * weights["albert.embeddings.word.weight"]), name
     for of_run in said[len(runs) :]:
         for command, words in of_run.items():
-            assert "code 3: " in words and "state.json is missing" in words, (command, words)
+            assert words.startswith("code 3: "), (command, words)
+            assert "state.json is missing" in words, (command, words)
     assert not (tmp_path / "hf" / "alone").exists()
     assert not (tmp_path / "hf" / "step-00000002").exists()
 
