@@ -42,17 +42,26 @@ BLOCK = {
 }
 PROJECTIONS = tuple(f"{name}.weight" for name in ("query", "key", "value", "output", "up", "down"))
 RESULTS = {"attention": "attention.dense", "ffn": "ffn_output"}
-# The blocks of the layers, written by hand.
+# The (attention, feed-forward) block of each of four layers, written by hand.
 PLANS = {
-    ("groups:2", 4): ([0, 0, 1, 1], [0, 0, 1, 1]),
-    ("cycle:2", 4): ([0, 1, 0, 1], [0, 1, 0, 1]),
-    ("cycle:3", 4): ([0, 1, 2, 0], [0, 1, 2, 0]),
-    ("cycle-rev:2", 4): ([0, 1, 1, 0], [0, 1, 1, 0]),
-    ("loop:1,1x2,1", 4): ([0, 1, 1, 2], [0, 1, 1, 2]),
-    ("pattern:0,0,1,0/0,1,1,2", 4): ([0, 0, 1, 0], [0, 1, 1, 2]),
+    "all": [(0, 0), (0, 0), (0, 0), (0, 0)],
+    "attention": [(0, 0), (0, 1), (0, 2), (0, 3)],
+    "ffn": [(0, 0), (1, 0), (2, 0), (3, 0)],
+    "none": [(0, 0), (1, 1), (2, 2), (3, 3)],
+    "groups:1": [(0, 0), (0, 0), (0, 0), (0, 0)],
+    "groups:2": [(0, 0), (0, 0), (1, 1), (1, 1)],
+    "groups:4": [(0, 0), (1, 1), (2, 2), (3, 3)],
+    "cycle:2": [(0, 0), (1, 1), (0, 0), (1, 1)],
+    "cycle:3": [(0, 0), (1, 1), (2, 2), (0, 0)],
+    "cycle-rev:2": [(0, 0), (1, 1), (1, 1), (0, 0)],
+    "cycle-rev:3": [(0, 0), (1, 1), (2, 2), (2, 2)],
+    "cycle-rev:4": [(0, 0), (1, 1), (2, 2), (3, 3)],
+    "loop:1,1x2,1": [(0, 0), (1, 1), (1, 1), (2, 2)],
+    "loop:0,1x3,1": [(0, 0), (0, 0), (0, 0), (1, 1)],
+    "pattern:0,0,1,2": [(0, 0), (0, 0), (1, 1), (2, 2)],
+    "pattern:1,1,0,0/0,1,1,2": [(1, 0), (1, 1), (0, 1), (0, 2)],
+    "pattern:0,0,1,0/0,1,1,2": [(0, 0), (0, 1), (1, 1), (0, 2)],
 }
-
-
 # The layers that run at another depth, by hand.
 RUNNING = {
     ("all", 2): [0, 1],
@@ -66,7 +75,11 @@ def plan_of(sharing: str, layers: int) -> tuple[list[int], list[int]]:
     """The attention and the feed-forward block of each layer."""
     own, one = list(range(layers)), [0] * layers
     words = {"all": (one, one), "attention": (one, own), "ffn": (own, one), "none": (own, own)}
-    return words.get(sharing) or PLANS[sharing, layers]
+    if sharing in words:
+        return words[sharing]
+    assert layers == 4, "written by hand for four layers"
+    attention, ffn = zip(*PLANS[sharing], strict=True)
+    return list(attention), list(ffn)
 
 
 class Adapted(nn.Module):

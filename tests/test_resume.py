@@ -74,15 +74,9 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_next_run_goes_on(dat
     assert ending["code"] == 75
     step = ending["step"]
     assert (run / "checkpoints" / "latest").read_text().strip() == f"step-{step:08d}"
-    again = train_command(
-        data,
-        run,
-        steps=step + 2,
-        tensor_parallel=2,
-        micro_batch_size=4,
-        deepspeed_config="ds_configs/zero1_bf16.json",
-    )
-    assert finish(start_ranks(again, 2)) == [0, 0]
+    again = dict(deepspeed_config="ds_configs/zero1_bf16.json", tensor_parallel=2)
+    again |= dict(steps=step + 2, micro_batch_size=4)
+    assert finish(start_ranks(train_command(data, run, **again), 2)) == [0, 0]
     steps = [record["step"] for record in records(run) if "samples" in record]
     assert steps == list(range(1, step + 3))
 

@@ -7,6 +7,7 @@ from albert_ds.model.config import SIZES, reshape
 from albert_ds.model.shapes import build_shapes, count_params
 from albert_ds.model.sharing import name_plan, share
 from tests.model.conftest import build_config
+from tests.reference import PLANS
 
 # The paper's Table 1, with the heads of the release:
 # layers, hidden, embedding, heads, feed-forward, sharing, dropout.
@@ -36,26 +37,6 @@ def test_sizes_are_table_1():
     assert table == TABLE_1
     assert {size.vocab_size for size in SIZES.values()} == {30_000}
     assert {size.max_position_embeddings for size in SIZES.values()} == {512}
-
-
-PLANS = {
-    "all": [(0, 0), (0, 0), (0, 0), (0, 0)],
-    "attention": [(0, 0), (0, 1), (0, 2), (0, 3)],
-    "ffn": [(0, 0), (1, 0), (2, 0), (3, 0)],
-    "none": [(0, 0), (1, 1), (2, 2), (3, 3)],
-    "groups:1": [(0, 0), (0, 0), (0, 0), (0, 0)],
-    "groups:2": [(0, 0), (0, 0), (1, 1), (1, 1)],
-    "groups:4": [(0, 0), (1, 1), (2, 2), (3, 3)],
-    "cycle:2": [(0, 0), (1, 1), (0, 0), (1, 1)],
-    "cycle:3": [(0, 0), (1, 1), (2, 2), (0, 0)],
-    "cycle-rev:2": [(0, 0), (1, 1), (1, 1), (0, 0)],
-    "cycle-rev:3": [(0, 0), (1, 1), (2, 2), (2, 2)],
-    "cycle-rev:4": [(0, 0), (1, 1), (2, 2), (3, 3)],
-    "loop:1,1x2,1": [(0, 0), (1, 1), (1, 1), (2, 2)],
-    "loop:0,1x3,1": [(0, 0), (0, 0), (0, 0), (1, 1)],
-    "pattern:0,0,1,2": [(0, 0), (0, 0), (1, 1), (2, 2)],
-    "pattern:1,1,0,0/0,1,1,2": [(1, 0), (1, 1), (0, 1), (0, 2)],
-}
 
 
 def test_sharing_names_the_blocks_of_each_layer():

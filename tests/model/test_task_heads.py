@@ -192,17 +192,6 @@ def test_a_sequence_shorter_than_five_has_proposals_too():
     assert (found["start_score"][0] > -1e20).sum() == 3
 
 
-@pytest.mark.parametrize(("kind", "rows"), [("classification", 2), ("span", 9)])
-def test_the_last_layer_is_computed_for_what_the_head_reads(kind, rows):
-    config = build_config(sharing="none", pair_head=kind == "classification")
-    model = AlbertForTask(config, HeadConfig(kind=kind, num_labels=2), seed=1)
-    seen = []
-    for block in model.albert.encoder.ffn:
-        block.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
-    model(**{name: build_batch([4, 5])[name] for name in INPUTS})
-    assert seen == [9, 9, 9, rows]
-
-
 def test_dropout_falls_before_the_head_only():
     head = HeadConfig(kind="classification", num_labels=2, dropout=0.5)
     model = AlbertForTask(build_config(), head, seed=1)
