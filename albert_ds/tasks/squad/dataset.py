@@ -40,9 +40,9 @@ def read_squad(
         has_answers: False for a test file, whose answers are ignored.
 
     Raises UserError if the file cannot be read, DamagedData, with field or question, if it is
-    not SQuAD or an answer is not in its context at its `answer_start`.
+    not SQuAD, two questions have one id, or an answer is not in its context at its `answer_start`.
     """
-    schema = WITH_ANSWERS if has_answers else WITHOUT_ANSWERS
+    schema, seen = WITH_ANSWERS if has_answers else WITHOUT_ANSWERS, set()
     for article in read_data(path, schema)["data"]:
         for paragraph in article["paragraphs"]:
             context = paragraph["context"]
@@ -50,6 +50,10 @@ def read_squad(
                 _read_question(path, entry, context, answerable, has_answers)
                 for entry in paragraph["qas"]
             ]
+            for question in questions:  # predictions and scores go by id
+                if question.id in seen:
+                    raise DamagedData(f"{path}: question {question.id}: the id stands there twice")
+                seen.add(question.id)
             yield context, questions
 
 

@@ -31,6 +31,7 @@ WRONG = {
     "empty": ([question(answers=[("", 0)])], "question q: answer '' is not in its context"),
     "none": ([question(answers=[])], "question q: has no answer and is not marked impossible"),
     "both": ([question(is_impossible=True)], "question q: is marked impossible and has an answer"),
+    "twice": ([question("r"), question(), question("r")], "question r: the id stands there twice"),
     "no id": ([{"question": "?", "answers": []}], 'no "data.0.paragraphs.0.qas.0.id" in it'),
     "no text": (
         [question(), {"id": "r", "answers": [], "is_impossible": True}],
