@@ -138,6 +138,11 @@ def write_squad(folder: Path, version: str) -> Path:
     return folder
 
 
+def read_csv(path: Path) -> list[dict]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def flags(task: str, data: Path, checkpoint: Path, output: Path, **given) -> list[str]:
     """The command line of finetune.py; keyword arguments are flags, True means without a value."""
     shortest = dict(steps=4, batch_size=8, learning_rate=0.002, dropout=0.0, log_every=1)

@@ -1,6 +1,5 @@
 """Fine-tuning end to end: it learns, in every layout alike, resumes, and leaves what it should."""
 
-import csv
 import json
 import signal
 import sys
@@ -15,6 +14,7 @@ from tests.conftest import start_ranks
 from tests.distributed import run_ranks, wait_for
 from tests.finetuning import (
     flags,
+    read_csv,
     tune_ranks,
     write_checkpoint,
     write_entities,
@@ -282,10 +282,8 @@ def test_texts_with_labels_of_ones_own(checkpoint, tmp_path):
     assert run_ranks(tune_ranks, 1, argv) == [0]
     results = read(out)
     for split in ("dev", "test"):
-        with (data / f"{split}.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        with (out / f"predictions.{split}.csv").open(newline="") as file:
-            said = [row["prediction"] for row in csv.DictReader(file)]
+        rows = read_csv(data / f"{split}.csv")
+        said = [row["prediction"] for row in read_csv(out / f"predictions.{split}.csv")]
         accuracy = np.mean([word == row["label"] for word, row in zip(said, rows, strict=True)])
         assert results[split]["accuracy"] == pytest.approx(accuracy) and accuracy > 0.7
         scores = read(out, f"scores.{split}.json")
@@ -297,8 +295,7 @@ def test_texts_with_labels_of_ones_own(checkpoint, tmp_path):
         assert found["high"] == pytest.approx(min(1, accuracy + wide), abs=0.05)
     labels = ["other", "string", "type, class"]
     counts = read(out, "scores.dev.json")["classes"]
-    with (data / "dev.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(data / "dev.csv")
     assert {k: v["examples"] for k, v in counts.items()} == {
         label: sum(row["label"] == label for row in rows) for label in labels
     }
@@ -306,8 +303,7 @@ def test_texts_with_labels_of_ones_own(checkpoint, tmp_path):
     model = AlbertForSequenceClassification.from_pretrained(tmp_path / "hf")
     assert model.config.id2label == dict(enumerate(labels))
     classify = pipeline("text-classification", str(tmp_path / "hf"))
-    with (out / "predictions.dev.csv").open(newline="") as file:
-        said = list(csv.DictReader(file))
+    said = read_csv(out / "predictions.dev.csv")
     for row, found in zip(said, classify([row["text"] for row in rows]), strict=True):
         assert row["prediction"] == found["label"]
         assert float(row["probability"]) == pytest.approx(found["score"], abs=1e-3)

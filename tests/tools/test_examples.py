@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import pipeline
 
 from tests.command import ROOT, run_python
-from tests.finetuning import write_checkpoint, write_topics
+from tests.finetuning import read_csv, write_checkpoint, write_topics
 from tests.models import run_export
 
 EXAMPLES = ROOT / "tools" / "examples"
@@ -47,8 +47,7 @@ def topics(tmp_path_factory):
 
 def judge(folder, topics) -> float:
     """The share of the texts of the dev set that a saved model gives the right label."""
-    with (topics / "dev.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(topics / "dev.csv")
     found = pipeline("text-classification", str(folder))([row["text"] for row in rows])
     return np.mean([x["label"] == row["label"] for x, row in zip(found, rows, strict=True)])
 

@@ -33,10 +33,6 @@ WRONG = {
     "both": ([question(is_impossible=True)], "question q: is marked impossible and has an answer"),
     "twice": ([question("r"), question(), question("r")], "question r: the id stands there twice"),
     "no id": ([{"question": "?", "answers": []}], 'no "data.0.paragraphs.0.qas.0.id" in it'),
-    "no text": (
-        [question(), {"id": "r", "answers": [], "is_impossible": True}],
-        'no "data.0.paragraphs.0.qas.1.question" in it',
-    ),
 }
 
 
