@@ -73,8 +73,8 @@ MUTANTS = (
     Mutant(
         trap="LAMB's ratios of the partitions that ZeRO has made",
         file="albert_ds/engine/engine.py",
-        fix="reduce=dist.all_reduce,",
-        without="reduce=lambda sums: None,",
+        fix="is_counted=engine.is_counted, reduce=dist.all_reduce)",
+        without="is_counted=engine.is_counted)",
         test="tests/optim/test_zero.py::test_update_equals_one_process_in_float64[1-2-lamb]",
     ),
     Mutant(

@@ -11,6 +11,7 @@ import torch
 
 from tests.batches import concatenate
 from tests.distributed import run_ranks
+from tests.mutants import MUTANTS, ROOT
 from tests.reference import update_error
 from tests.training import (
     SMALL,
@@ -23,6 +24,11 @@ from tests.training import (
 )
 
 BATCHES = small_batches(3)
+
+
+def test_every_fix_that_a_mutant_removes_is_there():
+    for mutant in MUTANTS:
+        assert (ROOT / mutant.file).read_text().count(mutant.fix) == 1, mutant.trap
 
 
 def tensor_parallel_traps(rank: int):
