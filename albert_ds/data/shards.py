@@ -172,11 +172,8 @@ class Shard:
     """A shard in memory. A record is unpacked and checked when it is asked for."""
 
     def __init__(self, source: ShardSet, number: int):
-        self._info = info = source.shards[number]
+        self._source, self._info = source, (info := source.shards[number])
         self._path = join(source.folder, info.name)
-        self._dtype = source.token_dtype
-        self._vocab_size = source.vocab.size
-        self._segmented = source.segmented
         try:
             self._content = read_bytes(self._path, info.bytes + 1)
         except FileNotFoundError:
@@ -195,11 +192,10 @@ class Shard:
         return len(self._places)
 
     def __getitem__(self, number: int) -> Sequence:
-        begin, end = self._places[number]
+        (begin, end), of = self._places[number], self._source
         try:
-            return unpack_sequence(
-                self._content[begin:end], self._dtype, self._vocab_size, segmented=self._segmented
-            )
+            record = self._content[begin:end]
+            return unpack_sequence(record, of.token_dtype, of.vocab.size, segmented=of.segmented)
         except ValueError as error:
             raise self._damaged(number, str(error)) from None
 

@@ -94,9 +94,6 @@ class StreamConfig:
 
     def __post_init__(self):
         check_ranges(self)
-        share = Number(low=0, high=1)
-        if self.short_fraction not in share:
-            raise UserError(f"--short-fraction {self.short_fraction}: must be {share}")
         object.__setattr__(self, "format", OBJECTIVES[self.objective].format)
 
     @classmethod

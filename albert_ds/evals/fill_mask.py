@@ -1,5 +1,7 @@
 """Fill the masks of sentences with the pieces that a pretrained model finds most likely."""
 
+from itertools import islice
+
 import numpy as np
 import torch
 
@@ -24,12 +26,9 @@ def fill_masks(folder: ModelFolder, sentences: list[str], top: int) -> list[list
         states = model.eval().albert(**inputs)["last_hidden_state"][masks]
         logits = model.mlm_head.logits(states, model.albert.embeddings.word.weight)
         best = logits.softmax(-1).topk(top)
-    filled = [
-        [(vocab.pieces[piece], p) for piece, p in zip(pieces, ps, strict=True)]
-        for pieces, ps in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
-    fills = iter(filled)
-    return [[next(fills) for _ in range(int((sample == MASK).sum()))] for sample in samples]
+    found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    fills = ([(vocab.pieces[i], p) for i, p in zip(*mask, strict=True)] for mask in found)
+    return [list(islice(fills, int((sample == MASK).sum()))) for sample in samples]
 
 
 def encode(vocab, sentence: str, limit: int) -> list[int]:

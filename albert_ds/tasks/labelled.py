@@ -6,7 +6,7 @@ What is wrong in them is the user's error (code 2), with file and line.
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TypeVar
 
@@ -110,25 +110,19 @@ def read_sentences(path: Path) -> Iterator[Sentence]:
             places = [f"{where}: word {n}" for n in range(1, len(row["words"]) + 1)]
             yield Sentence(where=places, words=row["words"], tags=tags)
         return
-    rows, width = [], 0
-
-    def close() -> Sentence:
-        places, words, tags = (list(column) for column in zip(*rows, strict=True))
-        rows.clear()
-        return Sentence(where=places, words=words, tags=tags if width > 1 else None)
-
-    for line in _read_lines(path):
-        fields = re.split(r"[ \t]+", line.text)
-        if fields[0] in ("", "-DOCSTART-"):
-            if rows:
-                yield close()
+    width = 0
+    lines = ((line.number, re.split(r"[ \t]+", line.text)) for line in _read_lines(path))
+    for is_between, group in groupby(lines, lambda line: line[1][0] in ("", "-DOCSTART-")):
+        if is_between:
             continue
-        where, width = f"{path}, line {line.number}", width or len(fields)
-        if len(fields) != width:
-            raise UserError(f"{where}: {len(fields)} columns, the first word {width}")
-        rows.append((where, fields[0], fields[-1]))
-    if rows:
-        yield close()
+        rows = []
+        for number, fields in group:
+            where, width = f"{path}, line {number}", width or len(fields)
+            if len(fields) != width:
+                raise UserError(f"{where}: {len(fields)} columns, the first word {width}")
+            rows.append((where, fields[0], fields[-1]))
+        places, words, tags = map(list, zip(*rows, strict=True))
+        yield Sentence(where=places, words=words, tags=tags if width > 1 else None)
 
 
 def _read_lines(path: Path) -> Iterator[Line]:
