@@ -11,10 +11,6 @@ from albert_ds.data.stream_config import DataPlan
 from tests.command import run_command
 
 
-def plan_of(batch_size: int, stream: StreamConfig) -> DataPlan:
-    return DataPlan(batch_size=batch_size, stream=stream)
-
-
 def test_samples_and_counts_are_those_of_training(data):
     count = 48
     source = open_shards(data, "train")
@@ -24,7 +20,8 @@ def test_samples_and_counts_are_those_of_training(data):
         *("--sequence-length", length, "--seed", 7),
     )
     assert done.code == 0, done.err
-    plan = plan_of(count, StreamConfig(sequence_length=length, seed=7))
+    stream = StreamConfig(sequence_length=length, seed=7)
+    plan = DataPlan(batch_size=count, stream=stream)
     sizes = dict(step=0, micro_batch_size=count, dp_rank=0, dp_size=1)
     batch = next(training_batches([source], None, plan, **sizes))
     tokens, masked = batch.tokens, batch.masked
@@ -67,9 +64,10 @@ def test_a_step_of_a_run_is_what_its_ranks_read(data, tmp_path):
     shown = re.split(r"^sample (\d+): .*$", done.out, flags=re.M)[1:]
     texts = dict(zip(map(int, shown[::2]), shown[1::2], strict=True))
     assert list(texts) == list(range(16, 24))
+    plan = DataPlan(batch_size=8, stream=stream)
     for rank in range(2):
         sizes = dict(step=2, micro_batch_size=4, dp_rank=rank, dp_size=2)
-        batch = next(training_batches([source], None, plan_of(8, stream), **sizes))
+        batch = next(training_batches([source], None, plan, **sizes))
         ends = batch.tensors["cu_seqlens"].tolist()
         for at, position in enumerate(batch.sample_ids):
             masked = (batch.tensors["masked_positions"] >= ends[at]) & (

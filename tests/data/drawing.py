@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from albert_ds.data.samples import MicroBatch, StreamConfig
-from albert_ds.data.shards import Shard
+from albert_ds.data.shards import Sequence, Shard, ShardSet
 from albert_ds.data.stream import training_batches
 from albert_ds.data.stream_config import DataPlan
 from tests.data.corpus import SEQUENCE_LENGTH
@@ -62,7 +62,7 @@ def restore(sample):
     return ids
 
 
-def stored_sequences(source):
-    for number in range(len(source.shards)):
-        shard = Shard(source, number)
-        yield from (shard[i].ids.tolist() for i in range(len(shard)))
+def stored_sequences(source: ShardSet) -> list[Sequence]:
+    """All of a split, in the order of its shards."""
+    shards = [Shard(source, number) for number in range(len(source.shards))]
+    return [shard[i] for shard in shards for i in range(len(shard))]

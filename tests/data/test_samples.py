@@ -6,7 +6,7 @@ import torch
 
 from albert_ds.data.samples import StreamConfig
 from albert_ds.data.segments import NO_LABEL
-from albert_ds.data.shards import Shard, open_shards, read_index
+from albert_ds.data.shards import open_shards, read_index
 from albert_ds.data.vocab import CLS, MASK, SEP
 from albert_ds.data.words import build_word_starts
 from tests.data.corpus import SEQUENCE_LENGTH, build, write_wiki
@@ -41,11 +41,7 @@ def test_layout_of_a_micro_batch(train):
 
 def test_every_sample_is_a_window_of_its_sequence(train):
     """Restored and unswapped, a sample is a stretch of the stored sequence at its place."""
-    stored = [
-        " ".join(map(str, shard[i].ids.tolist()))
-        for shard in (Shard(train, n) for n in range(len(train.shards)))
-        for i in range(len(shard))
-    ]
+    stored = [" ".join(map(str, sequence.ids.tolist())) for sequence in stored_sequences(train)]
     total = len(stored)
     whole = 0
     seen = []
@@ -79,12 +75,10 @@ def test_labels_are_counted(train, objective):
 def test_nsp_takes_partners_from_other_documents(train):
     config = StreamConfig(objective="nsp", sequence_length=SEQUENCE_LENGTH, short_fraction=0)
     documents = {}
-    for number in range(len(train.shards)):
-        shard = Shard(train, number)
-        for i in range(len(shard)):
-            ids = shard[i].ids.tolist()
-            for j in range(len(ids) - 7):
-                documents.setdefault(tuple(ids[j : j + 8]), set()).add(shard[i].document)
+    for sequence in stored_sequences(train):
+        ids = sequence.ids.tolist()
+        for j in range(len(ids) - 7):
+            documents.setdefault(tuple(ids[j : j + 8]), set()).add(sequence.document)
     labels = []
     for sample in samples_of(take(stream([train], config), 400)).values():
         ids = restore(sample)
@@ -160,9 +154,9 @@ def test_full_packing_fills_samples_to_the_length(vocab, corpus, train, tmp_path
     assert np.mean(np.array(full) == SEQUENCE_LENGTH) > 0.7
     assert np.mean(np.array(whole) == SEQUENCE_LENGTH) < 0.2
     stored = [
-        len(ids)
+        len(sequence.ids)
         for split in ("train", "heldout")
-        for ids in stored_sequences(open_shards(tmp_path / "built", split))
+        for sequence in stored_sequences(open_shards(tmp_path / "built", split))
     ]
     assert index["counts"]["spare_tokens"] == sum(max(0, n - SEQUENCE_LENGTH + 3) for n in stored)
     read = sum(min(n, SEQUENCE_LENGTH - 3) for n in stored)

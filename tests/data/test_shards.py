@@ -10,6 +10,7 @@ import re
 import shutil
 import tarfile
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from albert_ds.data.shards import (
 from albert_ds.data.storage import read_bytes
 from albert_ds.errors import DamagedData, UserError
 from tests.data.corpus import SAMPLES_PER_SHARD
+from tests.data.drawing import stored_sequences
 from tests.models import Bomb
 
 
@@ -63,16 +65,7 @@ def copy(built, tmp_path):
 
 
 def read_all(folder, split="train"):
-    source = open_shards(folder, split)
-    return [
-        sequence
-        for number in range(len(source.shards))
-        for sequence in iterate(Shard(source, number))
-    ]
-
-
-def iterate(shard):
-    return [shard[i] for i in range(len(shard))]
+    return stored_sequences(open_shards(folder, split))
 
 
 def test_counts_agree_with_what_is_read(built):
@@ -90,13 +83,14 @@ def test_counts_agree_with_what_is_read(built):
 def test_any_webdataset_reader_reads_a_shard(built):
     webdataset = pytest.importorskip("webdataset")
     source = open_shards(built, "train")
-    path = str(built / source.shards[1].name)
+    source = replace(source, shards=source.shards[1:2])
+    path = str(built / source.shards[0].name)
     pipeline = webdataset.DataPipeline(
         webdataset.SimpleShardList([path]), webdataset.tarfile_to_samples()
     )
     samples = list(pipeline)
-    assert len({sample["__key__"] for sample in samples}) == source.shards[1].samples
-    for theirs, ours in zip(samples, iterate(Shard(source, 1)), strict=True):
+    assert len({sample["__key__"] for sample in samples}) == source.shards[0].samples
+    for theirs, ours in zip(samples, stored_sequences(source), strict=True):
         again = unpack_sequence(theirs["seq"], source.token_dtype, source.vocab.size)
         assert again.ids.tolist() == ours.ids.tolist()
 
@@ -158,7 +152,8 @@ def test_more_records_than_listed(copy):
 
 def records_of(folder, split="train", number=NUMBER) -> list[bytes]:
     shard = Shard(open_shards(folder, split), number)
-    return [pack_sequence(s.document, s.ends.tolist(), s.ids.tolist(), U2) for s in iterate(shard)]
+    found = [shard[i] for i in range(len(shard))]
+    return [pack_sequence(s.document, s.ends.tolist(), s.ids.tolist(), U2) for s in found]
 
 
 def write(folder, records, *, listed: bool = False) -> None:

@@ -117,7 +117,7 @@ def test_mixture_has_exact_shares_and_one_position(train, other):
     weights = [1.0, 3.0]
     batches = list(take(stream([train, other], weights=weights), 480))
     drawn = samples_of(batches)
-    own = {tuple(s) for s in stored_sequences(train)}
+    own = {tuple(s.ids.tolist()) for s in stored_sequences(train)}
     config = StreamConfig(
         sequence_length=SEQUENCE_LENGTH, seed=3, short_fraction=0, objective="none"
     )

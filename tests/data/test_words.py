@@ -1,9 +1,8 @@
 """Whole words in every script, and the release's rule as a preset."""
 
 import numpy as np
-import pytest
 
-from albert_ds.data.vocab import Normalisation, Vocab, read_vocab, train_vocab
+from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.data.words import (
     CONTINUES,
     LONE_MARK,
@@ -12,7 +11,6 @@ from albert_ds.data.words import (
     build_word_starts,
     find_word_starts,
 )
-from tests.data.corpus import SHARED
 
 MARK = "\u2581"
 
@@ -70,18 +68,3 @@ def test_a_korean_word_is_what_stands_between_spaces():
     starts = find_word_starts(build_word_starts(vocab.pieces, "scripts")[np.array(ids)])
     words = len(text.split()) + 2  # and two marks at the end of a sentence
     assert len(ids) > words and starts.sum() == words
-
-
-def test_umlauts_stay_within_their_word():
-    path = SHARED / "spm" / "albert-layout-de.model"
-    if not path.is_file():
-        pytest.skip(f"no real vocabulary: {path} is absent")
-    vocab = Vocab(read_vocab(path).model, Normalisation(form="albert"))
-    ids = vocab.encode(["Kapit\u00e4nsm\u00fctzen, gew\u00f6hnt an Gef\u00e4ngnisw\u00e4rter."])[0]
-    pieces = [vocab.pieces[i] for i in ids]
-    continued = [piece for piece in pieces if not piece.isascii() and piece[0] != MARK]
-    assert continued  # the text does put the rule to the test
-    marked = [piece[0] == MARK or piece in ",." for piece in pieces]
-    starts = find_word_starts(build_word_starts(vocab.pieces, "scripts")[ids])
-    assert starts.tolist() == marked
-    assert build_word_starts(vocab.pieces, "released")[ids].sum() == sum(marked) + len(continued)

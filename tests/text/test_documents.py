@@ -129,32 +129,6 @@ def test_long_text_is_cut_and_says_so(monkeypatch):
     ]
 
 
-def test_an_overlong_line_is_never_in_memory():
-    class Endless(io.RawIOBase):
-        """100 MB without a newline; each read must be small."""
-
-        left = 100 << 20
-
-        def readable(self):
-            return True
-
-        def readinto(self, buffer):
-            size = min(len(buffer), self.left)
-            assert size <= 1 << 20
-            buffer[:size] = b"x" * size
-            self.left -= size
-            return size
-
-    import tracemalloc
-
-    tracemalloc.start()
-    found = list(read_lines(io.BufferedReader(Endless(), 1 << 16)))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert [line.damage for line in found] == ["overlong_line"]
-    assert peak < 3 * documents.MAX_LINE_BYTES
-
-
 def test_sentences_of_each_kind_of_line():
     lines = ["Dr. Smith came in 1999. He left", "at once! Why?"]
     assert TextConfig(lines="sentence").split(lines) == lines

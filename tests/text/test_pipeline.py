@@ -6,21 +6,19 @@ from itertools import chain, pairwise
 
 import pytest
 
-from albert_ds.data.shards import Shard, open_shards
+from albert_ds.data.shards import open_shards
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.text.documents import TextConfig
 from tests.data.corpus import SEQUENCE_LENGTH, build, make_documents, read_all, write_wiki
+from tests.data.drawing import stored_sequences
 
 
 def read_documents_of(folder):
-    """Ids of every document, put together from all its sequences, by document number."""
+    """(split, document) -> all its sequences."""
     found = {}
     for split in ("train", "heldout"):
-        source = open_shards(folder, split)
-        for number in range(len(source.shards)):
-            shard = Shard(source, number)
-            for i in range(len(shard)):
-                found.setdefault((split, shard[i].document), []).append(shard[i])
+        for sequence in stored_sequences(open_shards(folder, split)):
+            found.setdefault((split, sequence.document), []).append(sequence)
     return found
 
 
@@ -96,24 +94,16 @@ def test_same_bytes_however_it_is_read(vocab, documents, tmp_path, monkeypatch):
 def test_copies_of_a_document_stay_together(vocab, documents, tmp_path):
     path = write_wiki(tmp_path / "a", documents[:20] * 2)
     index = build(tmp_path / "out", vocab, [path], holdout=0.3)
-    assert {split: entry["documents"] % 2 for split, entry in index["splits"].items()} == {
-        "train": 0,
-        "heldout": 0,
-    }
-    read_documents_of(tmp_path / "out")
+    assert [entry["documents"] % 2 for entry in index["splits"].values()] == [0, 0]
 
 
 def test_order_is_shuffled(vocab, tmp_path):
     """Neighbours in the text are not neighbours in the shards."""
     path = write_wiki(tmp_path / "a", make_documents(60))
     build(tmp_path / "out", vocab, [path], holdout=0)
-    source = open_shards(tmp_path / "out", "train")
-    numbers = []
-    for n in range(len(source.shards)):
-        shard = Shard(source, n)
-        numbers += [shard[i].document for i in range(len(shard))]
-    same = sum(a == b for a, b in zip(numbers, numbers[1:], strict=False))
-    assert same < len(numbers) / 10
+    stored = stored_sequences(open_shards(tmp_path / "out", "train"))
+    same = sum(one.document == other.document for one, other in pairwise(stored))
+    assert same < len(stored) / 10
 
 
 def test_at_least_one_document_is_held_out_and_one_is_not(vocab, tmp_path):

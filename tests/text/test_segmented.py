@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from albert_ds.data.shards import Shard, open_shards
+from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import MicroBatchReader
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.data.vocab import CLS, SEP, WORD_END, Normalisation, train_vocab
@@ -22,6 +22,7 @@ from albert_ds.text.segmented import (
     split_into_words,
 )
 from tests.command import run_command
+from tests.data.drawing import stored_sequences
 from tests.data.test_languages import encode_elsewhere, load_in_hugging_face
 
 # Segmented by hand.
@@ -108,11 +109,6 @@ def test_a_word_that_normalisation_joins_to_the_one_before():
     assert [token % vocab.size for token in marked[0]] == vocab.encode(sentences)[0]
 
 
-def read_sequences(source):
-    shards = [Shard(source, number) for number in range(len(source.shards))]
-    return [shard[i] for shard in shards for i in range(len(shard))]
-
-
 def test_a_language_with_spaces_or_sentences_that_end_at_spaces_is_refused(tmp_path):
     for language in ("en", "ko", "ar", "vi"):
         with pytest.raises(UserError, match=f"--segmented with --language {language}: its own sp"):
@@ -191,7 +187,7 @@ def test_marked_words_are_words(language, tmp_path):
     vocab = sources[0].vocab
     kinds = build_word_starts(vocab.pieces, "scripts")
     marked = unmarked = 0
-    for one, other in zip(*map(read_sequences, sources), strict=True):
+    for one, other in zip(*map(stored_sequences, sources), strict=True):
         assert one.document == other.document
         np.testing.assert_array_equal(one.ids % vocab.size, other.ids)
         for begin, end in pairwise([0, *one.ends]):

@@ -28,15 +28,19 @@ def test_every_cut_gives_the_same_documents(tmp_path, content, newline):
         assert [d.lines for d in read_all([path], unit_bytes)] == whole, unit_bytes
 
 
-def test_a_line_of_any_length_is_cut_without_reading_it(tmp_path):
-    path = tmp_path / "array"
+def test_a_line_of_any_length_is_never_in_memory(tmp_path):
+    """Of a JSON array of 100 MB, nearly all a hole in the file."""
+    path = tmp_path / "long"
     path.write_bytes(b'[{"text": "' + b"x" * (1 << 17))
     os.truncate(path, 100 << 20)
     tracemalloc.start()
-    ((piece,),) = cut_units([str(path)])
+    ((piece,),) = units = cut_units([str(path)])
+    peak_of_cutting = tracemalloc.get_traced_memory()[1]
+    found = [reading.document for unit in units for reading in read_documents(unit)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert piece.size == 100 << 20 and peak < MAX_LINE_BYTES
+    assert piece.size == 100 << 20 and [document.damage for document in found] == ["overlong_line"]
+    assert peak_of_cutting < MAX_LINE_BYTES and peak < 3 * MAX_LINE_BYTES
 
 
 def test_the_place_of_damage_is_there_in_a_file_that_is_cut(tmp_path):
