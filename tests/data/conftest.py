@@ -20,12 +20,14 @@ def documents() -> list[list[str]]:
 
 
 @pytest.fixture(scope="session")
-def vocab(documents) -> Vocab:
-    text = [sentence for document in documents for sentence in document]
-    text += [
-        "(it's 1,000, or 0.0003 in 1999) \u2013 caf\u00e9 \u4e2d\u6587 \u03a3\u03b1\u03c2"
-    ] * 50
-    return train_vocab(text, RELEASED, vocab_size=240)
+def sentences(documents) -> list[str]:
+    odd = "(it's 1,000, or 0.0003 in 1999) \u2013 caf\u00e9 \u4e2d\u6587 \u03a3\u03b1\u03c2"
+    return [sentence for document in documents for sentence in document] + [odd] * 50
+
+
+@pytest.fixture(scope="session")
+def vocab(sentences) -> Vocab:
+    return train_vocab(sentences, RELEASED, vocab_size=240)
 
 
 @pytest.fixture(scope="session")

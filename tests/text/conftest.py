@@ -4,6 +4,7 @@ from tests.data.conftest import (  # noqa: F401
     built,
     corpus,
     documents,
+    sentences,
     vocab,
     wiki_files,
 )
