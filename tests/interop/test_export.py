@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from albert_ds.commands.convert_hf import main
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import UserError
 from albert_ds.interop import check, export, hugging_face
@@ -126,14 +125,18 @@ def test_an_export_into_the_folder_where_one_stands(make_run, tmp_path, monkeypa
     assert {path.name for path in tmp_path.iterdir()} == {"hf", "run"}
 
 
-def test_files_can_be_read_by_all_who_may(make_run, tmp_path):
-    run = make_run()
-    run_export(run, tmp_path / "hf")
+def test_the_commands_print_where_they_wrote_and_all_who_may_can_read_it(
+    make_run, tmp_path, capsys
+):
+    run_export(make_run(), tmp_path / "hf")
     run_import(tmp_path / "hf", tmp_path / "back")
+    written = [tmp_path / "hf", tmp_path / "back", tmp_path / "back" / "spiece.model"]
+    assert capsys.readouterr().out == "".join(f"wrote {path}\n" for path in written)
+    assert written[-1].is_file()
     (tmp_path / "plain").touch()
     usual = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
-    for folder in ("hf", "back"):
-        for path in (tmp_path / folder).rglob("*"):
+    for folder in written[:2]:
+        for path in folder.rglob("*"):
             assert path.is_dir() or stat.S_IMODE(path.stat().st_mode) == usual, path
 
 
@@ -145,12 +148,3 @@ def test_without_transformers_the_export_says_that_it_was_not_checked(
     run_export(run, tmp_path / "hf")
     assert "transformers is not installed" in capsys.readouterr().err
     assert "Not checked: " in (tmp_path / "hf" / "README.md").read_text()
-
-
-def test_the_command_prints_where_it_wrote(make_run, tmp_path, capsys):
-    run = make_run()
-    main(["export", "--checkpoint", str(run), "--output", str(tmp_path / "hf")])
-    main(["import", "--input", str(tmp_path / "hf"), "--output", str(tmp_path / "back")])
-    written = [tmp_path / "hf", tmp_path / "back", tmp_path / "back" / "spiece.model"]
-    assert capsys.readouterr().out == "".join(f"wrote {path}\n" for path in written)
-    assert written[-1].is_file()

@@ -4,16 +4,15 @@ import json
 
 import pytest
 
-from albert_ds.data.vocab import RELEASED, Normalisation, read_vocab
+from albert_ds.data.vocab import RELEASED, Normalisation
 from albert_ds.errors import DamagedData, UserError
 from albert_ds.text.documents import TextConfig
 from albert_ds.text.languages import SCRIPTS
-from albert_ds.text.pipeline import warn_of_packing
 from albert_ds.text.sources import cut_units
 from albert_ds.text.survey import report_survey, survey_text
 from albert_ds.text.vocabulary import VocabConfig, build_vocab
 from tests.data.corpus import build, make_documents, write_wiki
-from tests.data.test_languages import SENTENCES, read_language
+from tests.data.test_languages import SENTENCES
 
 GERMAN = "Der schöne Tag war schon vorbei. Die Größe überraschte alle Gäste. "
 RUSSIAN = "Это обычный русский текст. Он записан в старой кодировке. "
@@ -140,32 +139,6 @@ def test_short_documents_and_long_sentences_are_warned_of(tmp_path, vocab, capsy
     long = [[" ".join(document).replace(".", "")] * 3 for document in make_documents(30)]
     build(tmp_path / "long", vocab, [write_wiki(tmp_path / "b", long)], sequence_length=64)
     assert "see --language, --lines and --sentence-ends" in capsys.readouterr().err
-    warn_of_packing(
-        {
-            "counts": {"one_sentence_sequences": 5, "sequences": 100, "tokens": 1},
-            "sequence_length": 64,
-            "fill": 0.6,
-        }
-    )
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("code", ["ko", "th"])
-def test_a_vocabulary_folder_of_real_text(tmp_path, code):
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(read_language(code)[:1500]), encoding="utf-8")
-    config = VocabConfig(language=code, vocab_size=1500)
-    report = build_vocab([str(text)], tmp_path / "vocab", config)
-    assert "became equal: 0 (0.00%)" in " ".join(report)
-    assert {path.name for path in (tmp_path / "vocab").iterdir()} == {
-        *("spiece.model", "spiece.vocab", "tokenizer_config.json", "tokenizer.json")
-    }
-    index = build(
-        tmp_path / "data",
-        read_vocab(tmp_path / "vocab" / "spiece.model"),
-        [text],
-        language=code,
-        max_unknown=0.01,
-        holdout=0,
-    )
-    assert index["counts"]["unknown_tokens"] <= 0.001 * index["counts"]["tokens"]
+    fitting = write_wiki(tmp_path / "c", make_documents(900))
+    build(tmp_path / "fitting", vocab, [fitting], sequence_length=128)
+    assert "--sequence-length" not in (said := capsys.readouterr().err) and "--lines" not in said
