@@ -60,10 +60,6 @@ def refuse(data, tmp_path, monkeypatch):
 
 FLAGS = [
     ({"batch_size": 9}, ["--batch-size 9", "--micro-batch-size 2", "multiples of 4"]),
-    ({"batch_size": 0}, ["--batch-size 0", "at least 1"]),
-    ({"steps": "many"}, ["--steps many", "whole number"]),
-    ({"model": "albert-huge"}, ["--model", "albert-huge", "albert-base"]),
-    ({"objective": "mlm"}, ["--objective", "'mlm'", "sop"]),
     ({"sharing": "some"}, ["--sharing some", "groups:N"]),
     ({"sharing": "groups:5"}, ["--sharing groups:5", "--num-layers 2"]),
     ({"num_heads": 5}, ["--num-heads 5", "--hidden-size 32"]),
@@ -74,15 +70,12 @@ FLAGS = [
     ({"tensor_parallel": 2, "num_heads": 1}, ["--tensor-parallel 2", "--num-heads 1"]),
     ({"tensor_parallel": 2, "ffn_size": 65}, ["--tensor-parallel 2", "--ffn-size 65"]),
     ({"warmup_steps": 13}, ["--warmup-steps 13", "--steps 12"]),
-    ({"max_hours": 0}, ["--max-hours 0", "above 0"]),
     ({"init_from": "nowhere"}, ["--init-from nowhere", "no such folder"]),
     ({"init_from": "albert/v2"}, ["--init-from albert/v2", "hf download albert/v2 --local-dir v2"]),
     ({"save_at_tokens": "2M,1M"}, ["--save-at-tokens 2M,1M", "ascending"]),
     ({"save_at_tokens": "1M,,2M"}, ["--save-at-tokens 1M,,2M", "ascending"]),
     ({"save_at_tokens": "0"}, ["--save-at-tokens 0", "ascending"]),
     ({"cooldown": 0.2}, ["--cooldown", "only with --learning-rate-schedule wsd"]),
-    ({"final_rate": 1.5}, ["--final-rate 1.5", "at most 1"]),
-    ({"learning_rate_schedule": "flat"}, ["--learning-rate-schedule", "'flat'", "wsd"]),
     ({"masked_fraction": "0.3@1,0.2@5"}, ["--masked-fraction 0.3@1", "step 1; the first"]),
     ({"masked_fraction": "0.3@0,1.5@5"}, ["--masked-fraction", "'1.5@5'", "below 1"]),
     ({"masked_fraction": "0.3@0..0.2@5,0.1@4"}, ["--masked-fraction", "'0.1@4'", "starts at"]),
@@ -96,42 +89,13 @@ FLAGS = [
     ({"depth_schedule": "1@0,2@7,2@7"}, ["--depth-schedule", "'2@7': starts at step 7"]),
     ({"data_weights": [0.5, 0.5]}, ["--data-weights", "2 numbers for 1"]),
     ({"data_weights": -1}, ["--data-weights"]),
-    ({"seed": -3}, ["--seed"]),
     ({"masked_fraction": 2}, ["--masked-fraction 2", "above 0 and below 1"]),
-    ({"max_ngram": 0}, ["--max-ngram", "at least 1"]),
-    ({"max_predictions": 0}, ["--max-predictions", "at least 1"]),
-    ({"colour": "blue"}, ["--colour"]),
     ({"deepspeed_config": "no.json"}, ["no.json: no such file; `albert-ds recipes"]),
 ]
-OUT_OF_RANGE = {
-    "learning_rate": ("nan", "inf", "-1", "1e300"),
-    "dropout": ("nan", "1", "-0.1"),
-    "masked_fraction": ("0", "1", "nan"),
-    "timeout_minutes": ("0", "nan", "inf", "1e300"),
-    "max_hours": ("-1", "nan", "inf", "1e300"),
-    "batch_size": ("1_0.5", "1" + "0" * 30, "9" * 5000),
-    "micro_batch_size": ("-2", "1" + "0" * 30),
-    "max_ngram": ("1000", "3.0"),
-    "data_weights": ("0", "nan"),
-    **dict.fromkeys(("deepspeed_config", "init_from"), ("",)),
-    **dict.fromkeys(("output", "data"), ("", "\udcff")),
-}
 
 
 def test_wrong_flags(refuse):
     assert not [fault for flags, words in FLAGS for fault in refuse(*words, **flags)]
-
-
-def test_a_value_out_of_range_names_flag_value_and_range(refuse, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ds_configs").symlink_to(ROOT / "ds_configs")
-    faults = []
-    for name, values in OUT_OF_RANGE.items():
-        flag = "--" + (name if name == "deepspeed_config" else name.replace("_", "-"))
-        for value in values:
-            shown = value if value.isprintable() and value else repr(value)
-            faults += refuse(f"albert-ds: {flag} {shown}: must be ", **{name: value})
-    assert not faults
 
 
 def lamb(**params) -> dict:
@@ -182,9 +146,7 @@ JSON = [
     ({"activation_checkpointing": {}}, ["reentrant"]),
     ({"gradient_clipping": "auto"}, ['gradient_clipping "auto"', "at least 0"]),
     ({"gradient_clipping": -1}, ["gradient_clipping -1", "at least 0"]),
-    ({"bf16": None}, ["bf16 null", "an object"]),
     ({"optimizer": None}, ["optimizer null", "an object"]),
-    ({"zero_optimization": [1]}, ["zero_optimization [1]", "an object"]),
     (zero(stage=True), ["stage true", "0, 1, 2, 3"]),
     (zero(reduce_bucket_size="5e8"), ["reduce_bucket_size", "auto"]),
     (zero(reduce_bucket_size=0), ["reduce_bucket_size 0", "at least 1"]),

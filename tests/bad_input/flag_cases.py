@@ -6,11 +6,12 @@ import io
 import random
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
-from tests.bad_input.judge import Case, must_refuse
+from albert_ds.errors import UserError
+from tests.bad_input.judge import Case, SilentlyWrong, must_refuse
 from tests.conftest import ROOT
 
 COMMANDS = (
@@ -63,8 +64,22 @@ def _list_cases(command: str, parser, words: tuple[str, ...]) -> Iterator[Case]:
             others = [word for a in needed if a is not action for word in _fill(a)]
             argv = [*others, f"{action.option_strings[-1]}={value}"]
             what = " ".join([command, *words, argv[-1][:60]])
-            yield Case(what, must_refuse(lambda p=parser, argv=argv: p.parse_args(argv)))
+            yield Case(what, _must_name(action, lambda p=parser, argv=argv: p.parse_args(argv)))
     yield Case(f"{command} --foo", must_refuse(lambda: parser.parse_args(["--foo", "1"])))
+
+
+def _must_name(action, parse: Callable[[], object]) -> Callable[[], object]:
+    """Refuse with words that begin with the flag."""
+
+    def run():
+        try:
+            must_refuse(parse)()
+        except UserError as error:
+            if not str(error).removeprefix("argument ").startswith(action.option_strings[-1]):
+                raise SilentlyWrong(f"{action.option_strings[-1]} is not named: {error}") from None
+            raise
+
+    return run
 
 
 def _wrong_values(action) -> tuple[str, ...]:
@@ -73,8 +88,11 @@ def _wrong_values(action) -> tuple[str, ...]:
     if action.choices is not None:
         return ("nonsense", "", "0")
     if isinstance(action.type, Number):
-        is_bounded = action.type.low is not None or action.type.above is not None
-        return (*NUMBERS, *(("-5", "-1e300") if is_bounded else ()))
+        kind = action.type
+        beyond = [x for x in (kind.above, kind.below) if x is not None]
+        beyond += [x - 1 for x in (kind.low, kind.above) if x is not None]
+        beyond += [x + 1 for x in (kind.high, kind.below) if x is not None]
+        return (*NUMBERS, *map(str, beyond))
     if action.type in (int, float):
         return NUMBERS
     name = f"{action.metavar or ''} {action.dest}".upper()
@@ -88,7 +106,7 @@ def _fill(action) -> list[str]:
     """A value that the parser accepts."""
     from albert_ds.cli import Number
 
-    value = "x"
+    value = "x.svg"
     if action.choices is not None:
         value = str(next(iter(action.choices)))
     elif isinstance(action.type, Number) or action.type in (int, float):
