@@ -56,7 +56,7 @@ def _split_query(location: str) -> tuple[str, str]:
     return path, mark + query
 
 
-def find_files(patterns: Iterable[str]) -> list[str]:
+def find_files(patterns: Iterable[str], flag: str = "--input") -> list[str]:
     """The files of paths, folders and globs (`**` descends), sorted, each once.
 
     A folder stands for all files in it and below that are not hidden, and one that `datasets` has
@@ -69,7 +69,7 @@ def find_files(patterns: Iterable[str]) -> list[str]:
         else:
             matches = sorted(map(str, _match_paths(pattern)), key=lambda name: (len(name), name))
         if not matches:
-            raise UserError(f"--input {pattern}: matches no file")
+            raise UserError(f"{flag} {pattern}: matches no file")
         for match in matches:
             found.setdefault(match if is_url(match) else os.path.realpath(match), match)
     return sorted(found.values())

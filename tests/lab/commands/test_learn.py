@@ -1,6 +1,7 @@
 """A small model in the time given: the commands it runs, and the whole of it once."""
 
 import json
+import re
 import subprocess
 import sys
 from argparse import Namespace
@@ -23,7 +24,7 @@ from albert_lab.commands.learn import (
 
 from albert_ds.errors import UserError
 from albert_ds.settings.pretrain import read_config
-from tests.command import ROOT, run_python
+from tests.command import ROOT, run_command, run_python
 from tests.distributed import wait_for
 
 
@@ -111,6 +112,11 @@ def test_other_text_or_settings_are_refused(tmp_path):
     command = ["--text", str(text), "--output", str(out), "--vocab-size"]
     with pytest.raises(UserError, match="vocab ended with 2; see .*prepare.log: .*[Vv]ocab"):
         learn.main([*command, "5"])  # its own error, not the machine's
+    with pytest.raises(UserError, match="--vocab-size 6: "):  # nothing was made: begun anew
+        learn.main([*command, "6"])
+    with pytest.raises(UserError, match="--vocab-size 5: "):
+        learn.main([*command, "5"])
+    (out / "vocab").mkdir()
     with pytest.raises(UserError, match="--vocab-size: was 5, but .*learn was begun with it"):
         learn.main([*command, "6"])
     with pytest.raises(UserError, match="--text-field: was text, but .*learn was begun with it"):
@@ -126,17 +132,35 @@ def test_text_may_be_a_folder_of_tables_or_a_pattern(tmp_path):
     command = ["--text", str(tmp_path / "corpus"), "--output", str(tmp_path / "learn")]
     with pytest.raises(UserError, match="a.csv: has no column 'text'; it has id, body; --text-f"):
         learn.main(command)
-    command[3] = str(tmp_path / "other")
     with pytest.raises(UserError, match="vocab ended with 2; see .*: --vocab-size 5000: this text"):
         learn.main([*command, "--text-field", "body", "--vocab-size", "5000"])
     command[1] = f"{tmp_path}/corpus/*.csv"
     with pytest.raises(UserError, match="vocab ended with 2; see .*: --vocab-size 5000: this text"):
         learn.main([*command, "--text-field", "body", "--vocab-size", "5000"])
+    (tmp_path / "learn" / "vocab").mkdir()
     (tmp_path / "corpus" / "b.csv").write_text("id,body\n3,Another text.\n")
     with pytest.raises(UserError, match="--text: the text has changed"):
         learn.main([*command, "--text-field", "body", "--vocab-size", "5000"])
-    with pytest.raises(UserError, match="--text .*corpus/.*txt: matches no file"):
-        learn.main(["--text", f"{tmp_path}/corpus/*.txt", "--output", str(tmp_path / "none")])
+
+
+def test_what_is_missing_is_said_before_hours_of_work(tmp_path):
+    (tmp_path / "text").write_text("Some text.\n")
+    (tmp_path / "empty").mkdir()
+    command = ["learn", "--output", tmp_path / "none", "--text"]
+    for given, said in (
+        ([f"{tmp_path}/*.txt"], "--text .*/[*].txt: matches no file"),
+        ([tmp_path / "empty"], "--text .*/empty: matches no file"),
+        (
+            [tmp_path / "text", "--minimal-pairs", tmp_path / "no"],
+            "--minimal-pairs .*/no: no .*jsonl",
+        ),
+        (
+            [tmp_path / "text", "--tasks", tmp_path / "empty"],
+            "--tasks .*: has none of .* CoLA, SST-2",
+        ),
+    ):
+        done = run_command(*command, *given)
+        assert done.code == 2 and re.search(said, done.err), done.err
     assert not (tmp_path / "none").exists()
 
 

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
-from glob import glob
 from pathlib import Path
 from statistics import fmean
 
@@ -155,13 +154,13 @@ def _locate(name: str) -> str:
 
 
 def keep_settings(args) -> None:
-    """Raise UserError if OUTPUT was made of another text or with other settings; note them."""
+    """Raise UserError if what is in OUTPUT was made of other text or settings; note them."""
     path = args.output / "settings.json"
     names = ("hours", "language", "text_field", "vocab_size", "init_from", "seed")
     found = {name: getattr(args, name) for name in names}
     found["init_from"] = found["init_from"] and str(found["init_from"])
     found["text"] = [[_locate(name), *stat(name)] for name in find_files(args.text)]
-    if not path.is_file():
+    if not any((args.output / name).exists() for name in ("vocab", "data")):
         write_json(path, found)
         return
     for name, before in read_json(path).items():
@@ -333,9 +332,14 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
-    for name in args.text:
-        if not (is_url(name) or Path(name).exists() or glob(name, recursive=True)):
-            raise UserError(f"--text {name}: matches no file")
+    find_files(args.text, "--text")
+    if args.minimal_pairs is not None:
+        from albert_ds.evals.minimal_pairs import read_pairs
+
+        read_pairs(args.minimal_pairs)
+    names = [name for name, *_ in TASKS.values()]
+    if args.tasks is not None and not any((args.tasks / name).is_dir() for name in names):
+        raise UserError(f"--tasks {args.tasks}: has none of the folders {', '.join(names)}")
     if args.init_from is not None:
         if args.vocab_size is not None:
             raise UserError("--vocab-size: not with --init-from, whose vocabulary is taken")
