@@ -8,6 +8,7 @@ from albert_lab.scaling.layout import Layout
 
 from albert_ds.model.config import SIZES
 from albert_ds.model.shapes import count_params
+from tests.command import run_command
 from tests.distributed import run_ranks
 
 CONFIGS = {
@@ -28,6 +29,19 @@ def measure(rank: int, *flags: str) -> list[dict]:
     from tests.preload import TRAFFIC
 
     return measure_models(build_parser().parse_args(["--models", "albert-tiny", *flags]), TRAFFIC)
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (("--ranks", 2, "--sharing", "groups:3"), "--sharing groups:3: 3 does not divide"),
+        (("--ranks", 2, "--sequence-length", 1), "--sequence-length 1: must be at least 5"),
+        (("--ranks", 10**6), "--ranks 1000000: at most "),
+    ],
+)
+def test_wrong_input_is_one_line(flags, said):
+    done = run_command("traffic", "--models", "albert-tiny", *flags)
+    assert done.code == 2 and done.err.count("\n") == 1 and said in done.err
 
 
 MUON = {"zero1_fp32_muon": ("fp32", 1), "zero1_bf16_muon": ("bf16", 1)}

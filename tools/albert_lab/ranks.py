@@ -5,12 +5,19 @@ import socket
 import subprocess
 import sys
 
+from albert_ds.errors import UserError
+
+MOST = 64  # or the number of cores: a rank is a process of its own
+
 
 def start_ranks(ranks: int, *more: str) -> int:
     """Start this program once per rank on this machine; returns the first exit code above 0.
 
     more: flags that each rank gets after those of this process.
+    Raises UserError if they are too many for any machine.
     """
+    if ranks > (most := max(MOST, os.cpu_count() or 1)):
+        raise UserError(f"--ranks {ranks}: at most {most} processes on this machine")
     meeting = find_port()
     threads = str(max(1, (os.cpu_count() or 1) // ranks))
     command = [sys.executable, *sys.orig_argv[1:], *more]

@@ -142,6 +142,8 @@ def test_on_a_gpu_the_defaults_are_those_of_a_gpu(monkeypatch):
         (("--models", "albert-tiny", "--ranks", "1,x"), "--ranks x: must be a whole number"),
         (("--models", "albert-tiny", "--tensor-parallel", "3", "--ranks", "3"), "--num-heads"),
         (("--models", "albert-tiny", "--micro-batch", "1,2", "--profile", "x"), "--profile"),
+        (("--models", "albert-tiny", "--vocab-size", "5"), "--vocab-size 5: must be at least 14"),
+        (("--models", "albert-tiny", "--ranks", "1000000"), "--ranks 1000000: at most "),
     ],
 )
 def test_wrong_input_is_one_line(flags, named):

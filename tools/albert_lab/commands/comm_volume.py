@@ -81,6 +81,7 @@ def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     if read_world().launcher == "none":
         ranks = args.ranks or count_gpus() or 2
+        plan(args, ranks)  # one process says what is wrong, not each rank
         if ranks > 1:
             return start_ranks(ranks)
     traffic = record_traffic()
@@ -90,16 +91,36 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def measure_models(args, traffic: Traffic) -> list[dict]:
-    """A report for each model and configuration, printed by rank 0. Collective."""
-    world = read_world()
+def plan(args, ranks: int) -> list[RunConfig]:
+    """A run for each model, pattern of sharing and configuration."""
     for name in args.models:
         check_tensor_parallel(
             args.tensor_parallel,
-            world_size=world.size,
+            world_size=ranks,
             num_heads=SIZES[name].num_heads,
             ffn_size=SIZES[name].ffn_size,
         )
+    changes = {"dropout": 0.0, "per_layer": args.per_layer}
+    return [
+        bench_config(
+            name,
+            reshape(SIZES[name], **changes, sharing=sharing or SIZES[name].sharing),
+            deepspeed_config=file,
+            micro_batch_size=args.micro_batch_size,
+            sequence_length=args.sequence_length,
+            data_parallel=ranks // args.tensor_parallel,
+            tensor_parallel=args.tensor_parallel,
+            accumulation=args.accumulation,
+        )
+        for name, sharing in itertools.product(args.models, args.sharing)
+        for file in args.deepspeed_config
+    ]
+
+
+def measure_models(args, traffic: Traffic) -> list[dict]:
+    """A report for each model and configuration, printed by rank 0. Collective."""
+    world = read_world()
+    configs = plan(args, world.size)
     from albert_ds.parallel.mesh import build_mesh
     from albert_ds.process.rendezvous import join_world
     from albert_lab.measurement import leave_world, open_bench_run
@@ -107,27 +128,15 @@ def measure_models(args, traffic: Traffic) -> list[dict]:
     device = join_world(world, tensor_parallel=args.tensor_parallel)
     mesh = build_mesh(args.tensor_parallel)
     reports = []
-    changes = {"dropout": 0.0, "per_layer": args.per_layer}
-    for name, sharing in itertools.product(args.models, args.sharing):
-        model = reshape(SIZES[name], **changes, sharing=sharing or SIZES[name].sharing)
-        for file in args.deepspeed_config:
-            if mesh.rank == 0:
-                cli.log_line(f"{name}, sharing {model.sharing}, {file}: two steps")
-            config = bench_config(
-                name,
-                model,
-                deepspeed_config=file,
-                micro_batch_size=args.micro_batch_size,
-                sequence_length=args.sequence_length,
-                data_parallel=mesh.dp_size,
-                tensor_parallel=args.tensor_parallel,
-                accumulation=args.accumulation,
-            )
-            run = open_bench_run(config, mesh, device, traffic)
-            reports.append(measure_step(run, traffic))
-            run.engine.deepspeed.destroy()
-            if mesh.rank == 0:
-                print(as_table(reports[-1]), flush=True)
+    for config in configs:
+        if mesh.rank == 0:
+            sharing = config.model.sharing
+            cli.log_line(f"{config.size}, sharing {sharing}, {config.deepspeed_config}: two steps")
+        run = open_bench_run(config, mesh, device, traffic)
+        reports.append(measure_step(run, traffic))
+        run.engine.deepspeed.destroy()
+        if mesh.rank == 0:
+            print(as_table(reports[-1]), flush=True)
     leave_world(mesh)
     return reports
 

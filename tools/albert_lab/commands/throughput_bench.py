@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.cli import Number, Parser, log_line, natural, positive
+from albert_ds.cli import Number, Parser, log_line, natural, positive, whole
+from albert_ds.data.vocab import NUM_FIXED
 from albert_ds.errors import UserError
 from albert_ds.files import PACKAGE, write_report
 from albert_ds.json_files import read_json
@@ -52,7 +53,8 @@ def _add_layouts(add) -> None:
     text = "folders of `albert-ds shards` (default: synthetic rows)"
     add("--data", text, type=cli.path, nargs="+")
     add("--dropout", "probability (default: the size's)", "P", Number(low=0, below=1))
-    add("--vocab-size", "pieces, without --data", "PIECES", positive, default=30_000)
+    pieces = whole(NUM_FIXED + 1, 1 << 20)
+    add("--vocab-size", "pieces, without --data", "PIECES", pieces, default=30_000)
     text = "DeepSpeed's JSON files (default: of ds_configs/ zero1_bf16.json on a GPU, "
     text += "zero1_fp32.json on a CPU)"
     add("--deepspeed_config", text, "FILE", cli.path, nargs="+")
