@@ -22,7 +22,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from albert_lab.ranks import find_port, rank_environment
@@ -154,10 +156,8 @@ class Place:
         finally:
             atexit._run_exitfuncs()  # which a forked process leaves out
             for stream in (sys.stdout, sys.stderr):
-                try:
+                with suppress(OSError, AttributeError):
                     stream.flush()
-                except (OSError, AttributeError):
-                    pass
             os._exit(code)
 
     def _finish(self, number: int, pid: int) -> tuple[int | None, str, str]:
@@ -166,10 +166,8 @@ class Place:
             found, status = os.waitpid(pid, os.WNOHANG)
             code = os.waitstatus_to_exitcode(status) if found else None
             time.sleep(0.01)
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)  # what it left running
-        except ProcessLookupError:
-            pass
         if code is None:
             os.waitpid(pid, 0)
         said = [self.room.parent / f"{name}-{number}" for name in ("stdout", "stderr")]
@@ -199,8 +197,8 @@ class Place:
     def judge(self, name: str, case: Attempt) -> tuple[str, str]:
         before = self.clear()
         case.prepare(self.room)
-        changed = {k for k, v in content_of(self.room).items() if before.get(k, "none") != v}
-        damaged = {k: v for k, v in content_of(self.room).items()}
+        damaged = content_of(self.room)
+        changed = {k for k, v in damaged.items() if before.get(k, "none") != v}
         ended = self.run(case)
         said = "; ".join(f"{code}: {err.strip()[-600:]}" for code, _, err in ended)
         if any(code is None for code, _, _ in ended):
@@ -308,38 +306,41 @@ def break_calls(folder: str, number: int, error: int | Callable, for_ever=False)
     return made
 
 
-def fail_at(place: Place, number: int, error, for_ever: bool = False) -> Callable[[], object]:
-    return lambda: break_calls(str(place.room), number, error, for_ever)
+def at_a_call(
+    place: Place, draw, name, words, error, what: str, *, is_lasting: bool = False, **how
+) -> Iterator[Attempt]:
+    """The case that meets `error` at a call drawn of those that the command makes."""
+    if place.calls[name]:
+        number = draw.randint(1, place.calls[name])
+        yield Attempt(
+            what=what.format(number),
+            words=words,
+            fault=lambda: break_calls(str(place.room), number, error, is_lasting),
+            **how,
+        )
 
 
-def list_failing_calls(place: Place, draw: random.Random, name: str, words) -> Iterator[Attempt]:
-    if not place.calls[name]:
-        return
+def list_failing_calls(*given) -> Iterator[Attempt]:
+    """A full disk's note of history or TensorBoard is done without, and said."""
     for error in ERRORS:
-        number = draw.randint(1, place.calls[name])
-        what = f"{errno.errorcode[error]} at call {number}"
-        fault = fail_at(place, number, error)
-        # A full disk's note of history or TensorBoard is done without, and said.
-        yield Attempt(what=what, words=words, fault=fault)
+        yield from at_a_call(*given, error, f"{errno.errorcode[error]} at call {{}}")
 
 
-def list_lasting_failures(place: Place, draw, name, words) -> Iterator[Attempt]:
-    if not place.calls[name]:
-        return
+def list_lasting_failures(*given) -> Iterator[Attempt]:
     for error in (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EROFS):
-        number = draw.randint(1, place.calls[name])
-        what = f"{errno.errorcode[error]} from call {number} on"
-        yield Attempt(what=what, words=words, fault=fail_at(place, number, error, True))
+        what = f"{errno.errorcode[error]} from call {{}} on"
+        yield from at_a_call(*given, error, what, is_lasting=True)
 
 
-def list_kills(place: Place, draw, name, words) -> Iterator[Attempt]:
-    if not place.calls[name]:
-        return
+def kill_me(sent: signal.Signals) -> None:
+    os.kill(os.getpid(), sent)
+
+
+def list_kills(*given) -> Iterator[Attempt]:
     for sent in (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
-        number = draw.randint(1, place.calls[name])
-        fault = fail_at(place, number, lambda sent=sent: os.kill(os.getpid(), sent))
-        what = f"{sent.name} at call {number}"
-        yield Attempt(what=what, words=words, fault=fault, signals=(sent,))
+        yield from at_a_call(
+            *given, partial(kill_me, sent), f"{sent.name} at call {{}}", signals=(sent,)
+        )
 
 
 def list_full_disks(place: Place, draw, name, words) -> Iterator[Attempt]:
@@ -391,12 +392,8 @@ def lose(number: int, how: str) -> Callable[[], None]:
 def list_streams(place: Place, draw, name, words) -> Iterator[Attempt]:
     for number, stream in ((1, "stdout"), (2, "stderr")):
         for how in ("closed", "full", "without a reader"):
-            yield Attempt(
-                what=f"{stream} {how}",
-                words=words,
-                fault=lose(number, how),
-                signals=(signal.SIGPIPE,),
-            )
+            what, fault = f"{stream} {how}", lose(number, how)
+            yield Attempt(what=what, words=words, fault=fault, signals=(signal.SIGPIPE,))
 
 
 def list_limits(place: Place, draw, name, words) -> Iterator[Attempt]:
@@ -437,18 +434,15 @@ def list_ranks(place: Place, draw, name, words) -> Iterator[Attempt]:
     if name not in TRAINERS:
         return
     words = (*words, *OF_RANKS)
-    for action in list_actions(name.split()):
-        for value in list_values(action, name)[:3]:
-            typed = (action.option_strings[-1], *([] if value is None else [value]))
-            yield Attempt(
-                what=f"rank 1 with {' '.join(typed)[:90]}",
-                words=words,
-                others=((*words, *typed),),
-                ranks=True,
-                must_equal=True,
-                must_refuse=not ({*words} >= {*typed}) and action.dest not in ("output",),
-                again=False,
-            )
+    for action, typed in list_typed(name, at_most=3):
+        yield Attempt(
+            what=f"rank 1 with {' '.join(typed)[:90]}",
+            words=words,
+            others=((*words, *typed),),
+            ranks=True,
+            must_refuse=not ({*words} >= {*typed}) and action.dest != "output",
+            again=False,
+        )
 
 
 def list_actions(command: list[str]) -> list[argparse.Action]:
@@ -473,16 +467,17 @@ def list_values(action: argparse.Action, name: str) -> list:
     return [*NAMES] if "file" in kind or "folder" in kind or "run" in kind else [*FREE]
 
 
-def list_flags(place: Place, draw, name, words) -> Iterator[Attempt]:
+def list_typed(name: str, at_most: int | None = None) -> Iterator[tuple[argparse.Action, tuple]]:
+    """Each flag of a command with the words that type it, once for each value."""
     for action in list_actions(name.split()):
-        for value in list_values(action, name):
-            typed = (action.option_strings[-1], *([] if value is None else [value]))
-            yield Attempt(
-                what=" ".join(typed)[:90],
-                words=(*words, *typed),
-                must_equal=False,
-                again=False,
-            )
+        for value in list_values(action, name)[:at_most]:
+            yield action, (action.option_strings[-1], *([] if value is None else [value]))
+
+
+def list_flags(place: Place, draw, name, words) -> Iterator[Attempt]:
+    for _, typed in list_typed(name):
+        what = " ".join(typed)[:90]
+        yield Attempt(what=what, words=(*words, *typed), must_equal=False, again=False)
 
 
 def list_damage(place: Place, draw, name, words) -> Iterator[Attempt]:
