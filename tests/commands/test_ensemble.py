@@ -1,6 +1,7 @@
 """Members' outputs averaged: figures by hand, files as of one model, members that do not fit."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,20 +20,13 @@ from tests.finetuning import (
     write_topics,
 )
 
+SHORT = {"sequence_length": 32}
 TASKS = {
     "glue/cola": (write_cola, {}, "CoLA.tsv"),
     "text": (write_topics, {}, "predictions.test.csv"),
     "race": (write_race, {"batch_size": 4}, "predictions.test.json"),
-    "squad1": (
-        lambda folder: write_squad(folder, "v1.1"),
-        {"sequence_length": 32},
-        "predictions.dev.json",
-    ),
-    "squad2": (
-        lambda folder: write_squad(folder, "v2.0"),
-        {"sequence_length": 32},
-        "null_odds.dev.json",
-    ),
+    "squad1": (partial(write_squad, version="v1.1"), SHORT, "predictions.dev.json"),
+    "squad2": (partial(write_squad, version="v2.0"), SHORT, "null_odds.dev.json"),
 }
 
 
