@@ -178,6 +178,8 @@ def test_without_cuda_and_with_a_wrong_name_it_is_one_line(tmp_path, monkeypatch
         main(["--output", str(tmp_path / "report")])
     with pytest.raises(UserError, match="--piece lamb: allowed: machine, smoke, speed"):
         main(["--output", str(tmp_path / "report"), "--piece", "lamb"])
+    with pytest.raises(UserError, match="no index.json here"):
+        main(["--output", str(tmp_path / "report"), "--data", str(tmp_path)])
     assert not (tmp_path / "report").exists()
 
 

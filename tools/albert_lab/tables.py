@@ -44,8 +44,8 @@ _CELL = {
 
 
 def read_report(path: Path) -> dict:
-    """A report that throughput_bench.py --output wrote; UserError where it is none."""
-    name = f"--input {path}, a report of throughput_bench.py"
+    """A report that `albert-ds bench --output` wrote; UserError where it is none."""
+    name = f"--input {path}, a report of `albert-ds bench`"
     report = read_json(path, name)
     check(report, {"cells": [_CELL]}, name)
     if not report["cells"] or not all(cell["rounds"] for cell in report["cells"]):

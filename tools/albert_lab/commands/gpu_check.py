@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from albert_ds.cli import Number, Parser, log_line
+from albert_ds.data.shards import open_shards
 from albert_ds.errors import UserError
 
 
@@ -45,6 +46,8 @@ def main(argv: list[str]) -> int:
     chosen = args.piece or list(PIECES)
     if unknown := [name for name in chosen if name not in PIECES]:
         raise UserError(f"--piece {unknown[0]}: allowed: {', '.join(PIECES)}")
+    if args.data:
+        open_shards(args.data, "train")
     import torch
 
     from albert_ds.process.run_folder import read_commit
