@@ -54,6 +54,7 @@ def test_curves_and_how_far_runs_are_apart(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "two against one: mlm_loss differs by 0.25 at most (logged steps in common: 2)" in said
     assert "two against one: sop_loss differs by 0 at most (logged steps in common: 1)" in said
+    assert "tuned against one: loss is not compared (logged steps in common: 0)" in said
 
 
 def test_the_parts_of_the_baselines_step_are_one_step(tmp_path, monkeypatch):

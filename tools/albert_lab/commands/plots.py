@@ -64,11 +64,8 @@ def plot_curves(args) -> None:
     write_file(args.output, build_picture(runs))
     for run in runs[1:]:
         for key, (largest, steps) in largest_differences(runs[0], run).items():
-            difference = f"{key} differs by {largest:.2g} at most"
-            print(
-                f"{run.name} against {runs[0].name}: {difference} "
-                f"(logged steps in common: {steps:,})"
-            )
+            found = f"{key} differs by {largest:.2g} at most" if steps else f"{key} is not compared"
+            print(f"{run.name} against {runs[0].name}: {found} (logged steps in common: {steps:,})")
 
 
 def main(argv: list[str]) -> None:
