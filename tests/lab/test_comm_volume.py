@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from albert_lab.commands import comm_volume
 from albert_lab.scaling.collectives import ACTIVATIONS, SMALL, count_collectives
 from albert_lab.scaling.layout import Layout
 
+from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES
 from albert_ds.model.shapes import count_params
 from tests.command import run_command
@@ -24,11 +26,10 @@ OWN = "norm,scale,position,lora:4"
 
 def measure(rank: int, *flags: str) -> list[dict]:
     """What tools/comm_volume.py does as one of its ranks."""
-    from albert_lab.commands.comm_volume import build_parser, measure_models
-
     from tests.preload import TRAFFIC
 
-    return measure_models(build_parser().parse_args(["--models", "albert-tiny", *flags]), TRAFFIC)
+    args = comm_volume.build_parser().parse_args(["--models", "albert-tiny", *flags])
+    return comm_volume.measure_configs(comm_volume.list_configs(args, 2), TRAFFIC)
 
 
 @pytest.mark.parametrize(
@@ -152,3 +153,16 @@ def test_the_scaling_model_lists_the_same_collectives(reports, tp, name):
     for kind, found in large.items():
         assert counted[kind].wire_bytes == pytest.approx(found["wire_bytes"], rel=0.02), kind
         assert counted[kind].calls == found["calls"], kind
+
+
+@pytest.mark.parametrize(
+    "words",
+    (
+        *("--tensor-parallel 3", "--sharing nope", "--deepspeed_config no.json"),
+        "--sequence-length 513",
+    ),
+)
+def test_wrong_input_is_one_line_before_any_rank_starts(words, monkeypatch):
+    monkeypatch.delattr(comm_volume, "start_ranks")
+    with pytest.raises(UserError, match=f"^{words}[: ]"):
+        comm_volume.main(["--ranks", "2", *words.split()])

@@ -5,9 +5,11 @@ from pathlib import Path
 
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.engine.deepspeed_config import read_ds_config, resolve_ds_config
+from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
 from albert_ds.process.world import wants_cpu
 from albert_ds.settings.pretrain import RunConfig
+from albert_ds.settings.shared import check_tensor_parallel
 
 
 def count_gpus() -> int:
@@ -24,7 +26,7 @@ def bench_config(
     deepspeed_config: str,
     micro_batch_size: int,
     sequence_length: int,
-    data_parallel: int = 1,
+    ranks: int = 1,
     tensor_parallel: int = 1,
     accumulation: int = 1,
     activation_checkpointing: str = "none",
@@ -32,9 +34,16 @@ def bench_config(
 ) -> RunConfig:
     """The configuration of a run without a last step.
 
-    data: folders of build_shards.py; without them, rows of random ids.
+    data: folders of build_shards.py; without them, rows of random ids. Raises UserError for what no
+    run can have.
     """
-    batch_size = micro_batch_size * accumulation * data_parallel
+    check_tensor_parallel(
+        tensor_parallel, world_size=ranks, num_heads=model.num_heads, ffn_size=model.ffn_size
+    )
+    longest = model.max_position_embeddings
+    if sequence_length > longest:
+        raise UserError(f"--sequence-length {sequence_length}: {name} has {longest} positions")
+    batch_size = micro_batch_size * accumulation * (ranks // tensor_parallel)
     weights: list[float] = []
     if data:
         from albert_ds.data.shards import open_shards

@@ -26,7 +26,7 @@ def measure(rank: int, cases: list[tuple[str, dict, str]]) -> list[dict]:
             deepspeed_config=f"ds_configs/{file}.json",
             micro_batch_size=4,
             sequence_length=128,
-            data_parallel=mesh.dp_size,
+            ranks=mesh.world_size,
             activation_checkpointing=again,
         )
         before = held_bytes()

@@ -22,7 +22,6 @@ from albert_ds.files import PACKAGE, write_report
 from albert_ds.model.config import SIZES, reshape
 from albert_ds.process.world import read_world
 from albert_ds.report.traffic import Traffic, record_traffic
-from albert_ds.settings.shared import check_tensor_parallel
 from albert_lab.bench_run import (
     accumulation_of,
     bench_config,
@@ -78,28 +77,20 @@ def build_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    args = build_parser().parse_args(argv)
-    if read_world().launcher == "none":
-        ranks = args.ranks or count_gpus() or 2
-        plan(args, ranks)  # one process says what is wrong, not each rank
-        if ranks > 1:
-            return start_ranks(ranks)
-    traffic = record_traffic()
-    reports = measure_models(args, traffic)
-    if args.output and read_world().rank == 0:
+    args, world = build_parser().parse_args(argv), read_world()
+    is_alone = world.launcher == "none"
+    ranks = (args.ranks or count_gpus() or 2) if is_alone else world.size
+    configs = list_configs(args, ranks)
+    if is_alone and ranks > 1:
+        return start_ranks(ranks)
+    reports = measure_configs(configs, record_traffic())
+    if args.output and world.rank == 0:
         write_report(args.output, {"reports": reports})
     return 0
 
 
-def plan(args, ranks: int) -> list[RunConfig]:
-    """A run for each model, pattern of sharing and configuration."""
-    for name in args.models:
-        check_tensor_parallel(
-            args.tensor_parallel,
-            world_size=ranks,
-            num_heads=SIZES[name].num_heads,
-            ffn_size=SIZES[name].ffn_size,
-        )
+def list_configs(args, ranks: int) -> list[RunConfig]:
+    """A run for every model, pattern and configuration. Raises UserError."""
     changes = {"dropout": 0.0, "per_layer": args.per_layer}
     return [
         bench_config(
@@ -108,30 +99,30 @@ def plan(args, ranks: int) -> list[RunConfig]:
             deepspeed_config=file,
             micro_batch_size=args.micro_batch_size,
             sequence_length=args.sequence_length,
-            data_parallel=ranks // args.tensor_parallel,
+            ranks=ranks,
             tensor_parallel=args.tensor_parallel,
             accumulation=args.accumulation,
         )
-        for name, sharing in itertools.product(args.models, args.sharing)
-        for file in args.deepspeed_config
+        for name, sharing, file in itertools.product(
+            args.models, args.sharing, args.deepspeed_config
+        )
     ]
 
 
-def measure_models(args, traffic: Traffic) -> list[dict]:
-    """A report for each model and configuration, printed by rank 0. Collective."""
-    world = read_world()
-    configs = plan(args, world.size)
+def measure_configs(configs: list[RunConfig], traffic: Traffic) -> list[dict]:
+    """A report for each, printed by rank 0. Collective."""
     from albert_ds.parallel.mesh import build_mesh
     from albert_ds.process.rendezvous import join_world
     from albert_lab.measurement import leave_world, open_bench_run
 
-    device = join_world(world, tensor_parallel=args.tensor_parallel)
-    mesh = build_mesh(args.tensor_parallel)
+    tensor_parallel = configs[0].tensor_parallel
+    device = join_world(read_world(), tensor_parallel=tensor_parallel)
+    mesh = build_mesh(tensor_parallel)
     reports = []
     for config in configs:
         if mesh.rank == 0:
-            sharing = config.model.sharing
-            cli.log_line(f"{config.size}, sharing {sharing}, {config.deepspeed_config}: two steps")
+            what = f"{config.size}, sharing {config.model.sharing}, {config.deepspeed_config}"
+            cli.log_line(f"{what}: two steps")
         run = open_bench_run(config, mesh, device, traffic)
         reports.append(measure_step(run, traffic))
         run.engine.deepspeed.destroy()

@@ -25,7 +25,6 @@ from albert_ds.model.config import SIZES
 from albert_ds.process.world import World, read_world
 from albert_ds.report.traffic import record_traffic
 from albert_ds.settings.pretrain import RunConfig
-from albert_ds.settings.shared import check_tensor_parallel
 from albert_lab.bench_run import bench_config, count_gpus
 from albert_lab.ranks import start_ranks
 from albert_lab.scaling.layout import CHECKPOINTING
@@ -110,7 +109,7 @@ def main(argv: list[str]) -> int:
     mesh = build_mesh(tensor_parallel)
     report, base = describe_machine(args, device), held_bytes(device)
     for micro_batch in args.micro_batch:
-        configs = plan(args, mesh.dp_size, tensor_parallel, micro_batch)
+        configs = plan(args, world.size, tensor_parallel, micro_batch)
         cells = open_cells(configs, mesh, device, traffic, warmup=args.warmup, base=base)
         take_turns(cells, traffic, rounds=args.rounds, steps=args.steps)
         if args.profile:
@@ -153,7 +152,7 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
                 continue
             layouts.append((ranks, tensor_parallel))
             for micro_batch in args.micro_batch:
-                plan(args, ranks // tensor_parallel, tensor_parallel, micro_batch)
+                plan(args, ranks, tensor_parallel, micro_batch)
     if not layouts:
         raise UserError("--ranks, --tensor-parallel: no combination divides evenly")
     if args.profile and len(layouts) * len(args.micro_batch) > 1:
@@ -161,19 +160,13 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
     return layouts
 
 
-def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> list[RunConfig]:
+def plan(args, ranks: int, tensor_parallel: int, micro_batch: int) -> list[RunConfig]:
     """A run for every model, configuration and checkpointing mode in one layout."""
     configs = []
     for file, name, mode in itertools.product(
         args.deepspeed_config, args.models, args.activation_checkpointing
     ):
         size = replace(SIZES[name], vocab_size=args.vocab_size)
-        check_tensor_parallel(
-            tensor_parallel,
-            world_size=data_parallel * tensor_parallel,
-            num_heads=size.num_heads,
-            ffn_size=size.ffn_size,
-        )
         if args.dropout is not None:
             size = replace(size, dropout=args.dropout)
         configs.append(
@@ -183,7 +176,7 @@ def plan(args, data_parallel: int, tensor_parallel: int, micro_batch: int) -> li
                 deepspeed_config=file,
                 micro_batch_size=micro_batch,
                 sequence_length=args.sequence_length,
-                data_parallel=data_parallel,
+                ranks=ranks,
                 tensor_parallel=tensor_parallel,
                 accumulation=args.accumulation,
                 activation_checkpointing=mode,
