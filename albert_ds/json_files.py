@@ -1,6 +1,6 @@
 """Read JSON that another program or a person wrote. Every error is one line: file, field, value.
 
-`parse_json` bounds the size, and refuses duplicate keys and numbers that are not finite.
+`parse_json` bounds size and nesting, and refuses duplicate keys and numbers that are not finite.
 `check` compares the values with a schema. A schema is one of
 
     {"key": schema}     an object
@@ -20,6 +20,7 @@ from albert_ds.errors import DamagedData, UserError
 
 T = TypeVar("T")
 MAX_BYTES = 1 << 27
+MAX_DEPTH = 32
 MAX_NUMBER = 10**40  # of whole numbers: transformers writes 10**30 as a length without limit
 
 
@@ -73,6 +74,7 @@ def parse_json(content: bytes, name: str) -> dict:
         raise UserError(f"{name}: not JSON: {error}") from None
     if not isinstance(found, dict):
         raise UserError(f"{name}: must be a JSON object, found {_show(found)}")
+    _check_depth(found, name)
     return found
 
 
@@ -203,3 +205,17 @@ def _number(text: str) -> float:
         raise ValueError(f"the number {text[:24]} is not finite")
     # DeepSpeed's users write 5e8 for a number of elements.
     return int(value) if "." not in text and value.is_integer() and abs(value) < 1 << 53 else value
+
+
+def _check_depth(found: dict, name: str) -> None:
+    level: list[Any] = [found]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for item in level
+            for inner in (item.values() if isinstance(item, dict) else item)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise UserError(f"{name}: nested deeper than {MAX_DEPTH} levels")

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 import pytest
 
 from albert_ds.errors import UserError
-from albert_ds.json_files import build, parse_json, read_lines
+from albert_ds.json_files import MAX_DEPTH, build, parse_json, read_lines
 from albert_ds.model.config import ModelConfig
 from albert_ds.report.metrics import cut_back
 from tests.training import SMALL
@@ -24,6 +24,7 @@ def test_a_whole_number_may_have_an_exponent():
         (b'{"a": 1, "a": 2}', 'the key "a" stands twice'),
         (b'{"a": -Infinity}', "-Infinity is not finite"),
         (b'{"a": 1e999}', "1e999 is not finite"),
+        (b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}", f"deeper than {MAX_DEPTH}"),
         (b"[" * 10**5, "not JSON: maximum recursion depth exceeded"),
         (b"[1, 2]", "must be a JSON object, found [1, 2]"),
     ],
