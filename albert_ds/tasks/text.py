@@ -2,7 +2,8 @@
 
 Columns are `text`, or `text_a` and `text_b`, and `label`. The classes are those of the training
 set. Labels that are numbers, one of them with a decimal point, are scores: regression. Whole
-numbers alone are classes, as in Hugging Face's scripts.
+numbers alone are classes, as in Hugging Face's scripts. Beside scores a word is refused: one "NA"
+would make a class of every score.
 """
 
 import csv
@@ -43,8 +44,13 @@ class TextTask:
     def open(cls, data: Path) -> "TextTask":
         """The task of the labels in the training set."""
         counts = Counter(str(label) for *_, label in _read(data, "train"))
-        values = [_as_number(label) for label in counts]
-        if None not in values and any("." in label for label in counts):
+        words = [label for label in counts if _as_number(label) is None]
+        if score := next((label for label in counts if "." in label and label not in words), None):
+            if words:
+                raise UserError(
+                    f"--data {data}: the training set has labels such as {score!r}, a score, and "
+                    f"{words[0]!r}, a class; must be the one or the other"
+                )
             return cls(labels=())
         if len(counts) < 2:
             raise UserError(f"--data {data}: the training set has one label, {min(counts)!r}")
