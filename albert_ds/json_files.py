@@ -208,6 +208,7 @@ def _number(text: str) -> float:
 
 
 def _check_depth(found: dict, name: str) -> None:
+    """Raise UserError for deep nesting, also in what no schema reads: it is kept as it stands."""
     level: list[Any] = [found]
     for _ in range(MAX_DEPTH):
         level = [
