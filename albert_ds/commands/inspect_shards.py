@@ -16,16 +16,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.cli import Number
+from albert_ds.cli import Number, natural
 from albert_ds.data.samples import Sample
 from albert_ds.data.segments import NO_LABEL
-from albert_ds.data.shards import ShardSet, open_shards, read_index
+from albert_ds.data.shards import INDEX_NAME, ShardSet, open_shards, read_index
+from albert_ds.data.storage import join
 from albert_ds.data.stream import MicroBatchReader
 from albert_ds.data.stream_config import OBJECTIVES, DataPlan, StreamConfig
 from albert_ds.data.vocab import MASK, SPECIAL_PIECES, WORD_MARK
 from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json
 from albert_ds.text.survey import describe_figures
+
+# Of index.json what it says about the text, which only this command reads.
+TEXT = {
+    "language": str,
+    "form": str,
+    "counts": dict.fromkeys(
+        ("unknown_tokens", "tokens", "one_sentence_sequences", "sequences"), natural
+    ),
+    "text": {
+        **dict.fromkeys(
+            (
+                *("sampled_sentences", "characters", "changed_characters"),
+                *("lower_cased_characters", "words", "merged_words", "case_merged_words"),
+            ),
+            natural,
+        ),
+        "merged_examples": [str],
+        "script": str,
+    },
+}
 
 
 def build_parser() -> cli.Parser:
@@ -96,6 +117,8 @@ def masked_labels(sample: Sample) -> dict[int, int]:
 
 def show_set(args: Namespace) -> None:
     """Print the first samples of a set as text, and counts over more of them."""
+    index = read_index(args.data)
+    check(index, TEXT, join(args.data, INDEX_NAME))
     source = open_shards(args.data, args.split)
     typed = {name: getattr(args, name) for name in cli.flags_of(StreamConfig)}
     typed["sequence_length"] = args.sequence_length or source.sequence_length
@@ -110,7 +133,7 @@ def show_set(args: Namespace) -> None:
             show_sample(sample, config, source)
         found.add(sample)
     print_statistics(found, count, config, source.vocab.pieces)
-    print_text_figures(read_index(args.data))
+    print_text_figures(index)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import asdict
 
 from albert_ds.data.samples import StreamConfig
@@ -42,7 +43,11 @@ def test_samples_and_counts_are_those_of_training(data):
 
 
 def test_wrong_input_is_one_line_and_code_2(data, tmp_path):
+    bare = shutil.copytree(data, tmp_path / "bare")
+    index = json.loads((bare / "index.json").read_text())
+    (bare / "index.json").write_text(json.dumps({**index, "text": {}}))
     for flags, words in (
+        ((bare,), 'index.json: no "text.sampled_sentences" in it'),
         ((tmp_path,), "no index.json here"),
         ((data, "--count", "0"), "--count"),
         ((data, "--sequence-length", "4096"), "--sequence-length 4096"),
