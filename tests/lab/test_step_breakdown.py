@@ -46,6 +46,7 @@ def test_each_moment_belongs_to_the_innermost_part():
 
 def measure_delays(rank: int, configs) -> list[dict]:
     """A step of each config in which rank 1 is late in backward, and batches come late."""
+    from albert_lab.comm_trace import group_size
     from albert_lab.step_breakdown import watch
 
     found = []
@@ -56,7 +57,8 @@ def measure_delays(rank: int, configs) -> list[dict]:
                 run.batches = late(run.batches)
                 if rank == 1:
                     late_in_backward(run.engine.deepspeed.module)
-            with watch(run, join(1)[2]) as stopwatch:
+            _, mesh, traffic = join(1)
+            with watch(run, traffic) as stopwatch:
                 moments = [time.perf_counter()]
                 with stopwatch.span("other"):
                     moments.append(time.perf_counter())
@@ -67,7 +69,12 @@ def measure_delays(rank: int, configs) -> list[dict]:
             {
                 "at_least": moments[2] - moments[1],
                 "at_most": moments[3] - moments[0],
-                "collectives": [(e.collective, e.begun, e.waits[-1][0]) for e in stopwatch.events],
+                # An all-reduce of the one tensor-parallel rank waits for nobody.
+                "collectives": [
+                    (event.collective, event.begun, event.waits[-1][0])
+                    for event in stopwatch.events
+                    if group_size(event, mesh) == 2
+                ],
                 "parts": split(stopwatch.spans()),
             }
         )
