@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -55,6 +56,19 @@ def run_python(*words, **environ) -> subprocess.CompletedProcess:
 def run_on_rank(rank: int, words: list) -> Done:
     """`albert-ds WORDS` of one rank, for `run_ranks`: commands that open torch.distributed."""
     return run_command(*words)
+
+
+def kill_after(rank: int, words: list, step: int) -> None:
+    """A trainer on one rank, for `end_ranks`; SIGKILL comes when it has logged this step."""
+    from albert_ds.report.metrics import Metrics
+
+    def write_and_die(self, at, values, write=Metrics.write):
+        write(self, at, values)
+        if at == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Metrics.write = write_and_die
+    run_command(*words)
 
 
 def run_main(main: Callable[[list[str]], int | None], *words) -> Done:

@@ -2,16 +2,14 @@
 
 import json
 import signal
-import sys
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.command import run_command
-from tests.conftest import start_ranks
-from tests.distributed import run_ranks, wait_for
+from tests.command import kill_after, run_command
+from tests.distributed import end_ranks, run_ranks
 from tests.finetuning import (
     flags,
     read_csv,
@@ -133,10 +131,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(checkpoint, cola, tmp_path)
     argv = flags("glue/cola", cola, checkpoint, whole, **common)
     assert run_ranks(tune_ranks, 1, argv) == [0]
     argv = flags("glue/cola", cola, checkpoint, killed, **common)
-    (process,) = start_ranks([sys.executable, "albert_ds/finetune.py", *argv], 1)
-    wait_for((killed / "checkpoints" / "latest").exists, "a checkpoint")
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
+    assert end_ranks(kill_after, 1, ["finetune", *argv], 30) == [-signal.SIGKILL]
     assert not (killed / "exit.json").exists() and not (killed / "results.json").exists()
     assert run_ranks(tune_ranks, 1, argv) == [0]
     for name, tensor in best_of(whole).items():
