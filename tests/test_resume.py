@@ -95,16 +95,16 @@ def test_a_lost_peer_ends_the_others_with_5_and_the_lock_dies_with_its_owner(dat
 
 
 @pytest.mark.nightly
-def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path):
-    run = tmp_path / "run"
-    launcher = Path(sys.executable).with_name("deepspeed")
+@pytest.mark.parametrize("launcher", ["deepspeed --num_gpus", "torchrun --nproc_per_node"])
+def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path, launcher):
+    run, programs = tmp_path / "run", Path(sys.executable).parent
     command = train_command(data, run, steps=100_000)[1:]
     process = subprocess.Popen(
-        [launcher, "--num_gpus", "2", "--master_port", str(take_port()), *command],
+        [*f"{programs}/{launcher} 2 --master_port {take_port()}".split(), *command],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PATH": f"{launcher.parent}:{os.environ['PATH']}"},
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
     )
     wait_for_step(run, 2)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -116,6 +116,7 @@ def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path):
     assert ending["code"] == 75
     # Whichever rank notices first tells the other.
     assert "launcher is gone" in ending["reason"] or "another rank was asked" in ending["reason"]
+    assert history(run) == [("start", 2), ("end", 75, ending["step"])]
 
 
 @pytest.mark.nightly

@@ -134,6 +134,7 @@ class Heartbeat:
         return self._ending
 
     def _watch(self) -> None:
+        ending = None
         try:
             store = open_store(self._world, timedelta(seconds=self._silence))
             ending = self._run_rank_0(store) if self._world.rank == 0 else self._run_other(store)
@@ -141,7 +142,6 @@ class Heartbeat:
             while self._world.has_store and self._mine is None:
                 self._silent = float("-inf")  # only the launcher is gone: it is asked to stop
                 time.sleep(INTERVAL)
-            ending = self._end_alone()
         self._finish(ending)
 
     def _watch_rank_0(self) -> None:
@@ -150,15 +150,16 @@ class Heartbeat:
             self._silent += INTERVAL
             is_secondary = self._mine is not None and self._mine.is_secondary
             if self._silent > (LOST if is_secondary else self._silence):
-                self._finish(self._end_alone())
+                self._finish(None)
 
-    def _finish(self, ending: Ending) -> None:
+    def _finish(self, ending: Ending | None) -> None:
+        """End with all ranks, or alone (None); whichever thread comes first decides."""
         with self._lock:  # the main thread cannot come to an ending any more
-            self._ending = self._ending or ending
+            self._ending = self._ending or ending or self._end_alone()
             if self._mine is None:
                 faulthandler.dump_traceback(2)  # where the main thread waits
-                print_ending(self._world, ending)
-                leave_process(ending.code)
+                print_ending(self._world, self._ending)
+                leave_process(self._ending.code)
         self._over.set()
 
     def _run_rank_0(self, store) -> Ending:
@@ -219,7 +220,8 @@ class Heartbeat:
     def _end_alone(self) -> Ending:
         """The ending of a rank that can no longer hear rank 0."""
         mine = self._mine
-        if mine is None or mine.is_secondary or mine.is_orderly:
+        # Where the launcher hosts the store, only that is gone, and all ranks end as this one.
+        if mine is None or mine.is_secondary or (mine.is_orderly and not self._world.has_store):
             reason = mine.reason if mine and mine.is_secondary else f"a peer is missing{UNTOUCHED}"
             reason = reason.replace("a peer", f"rank 0 on {self._host}", 1)
             reason += see_log(self._run, [0])

@@ -154,8 +154,9 @@ class TrainerProcess:
                 log_line(mine.reason)
 
     def _record(self, ending: Ending) -> None:
-        """Write exit.json if RUN is this run's; ranks above 0 only if nobody else has."""
+        """Write exit.json if RUN is this run's; of ranks above 0 only one without rank 0."""
         folder, is_first = self._folder, self.world.rank == 0
         step = self._run.step if self._run else None
-        if folder and (may_write_exit(folder, self._lock) if is_first else self._owns_folder):
+        is_ours = self._owns_folder and not ending.is_orderly
+        if folder and (may_write_exit(folder, self._lock) if is_first else is_ours):
             write_exit(folder, ending, step, replace=is_first)

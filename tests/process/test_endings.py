@@ -148,8 +148,6 @@ def trainer(rank: int, run: str, failing: int, what: str) -> None:
     from albert_ds.process import heartbeat
     from albert_ds.process.trainer import TrainerProcess
 
-    if what == "frozen":
-        heartbeat.SILENCE = 3.0
     with open(f"{run}-{rank}", "w") as terminal:
         os.dup2(terminal.fileno(), 1)
         os.dup2(terminal.fileno(), 2)
@@ -169,6 +167,9 @@ def trainer(rank: int, run: str, failing: int, what: str) -> None:
                     freeze(Path(run))
                 raise FAULTS[what]
             if what == "frozen":
+                heartbeat.SILENCE = (
+                    3.0  # not before both are there: a busy machine may delay a beat
+                )
                 signal.pause()  # as in NCCL, where a lost peer is no error
             dist.all_reduce(torch.zeros(1))
     sys.exit(process.code)

@@ -67,7 +67,7 @@ def test_a_run_whose_storage_gives_no_answer_to_any_rank_ends(data, tmp_path, si
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     assert [process.returncode for process in ranks] == [5] * size
     ending = json.loads((run / "exit.json").read_text())
-    assert ending["code"] == 5 and ending["reason"].startswith("no data: the storage")
+    assert ending["code"] == 5 and "no data: the storage" in ending["reason"]
     assert f"after {12 * size}" in ending["reason"] and f"albert-ds: {ending['reason']}" in said[0]
 
 
@@ -81,7 +81,6 @@ def test_a_rank_whose_loader_is_frozen_ends_the_run_and_is_named(data, tmp_path,
     (loader,) = psutil.Process(ranks[frozen].pid).children()
     loader.suspend()
     said = [process.communicate(timeout=500)[1] for process in ranks]
-    loader.kill()
     assert [process.returncode for process in ranks] == [5, 5]
     ending = json.loads((run / "exit.json").read_text())
     assert ending["code"] == 5 and ending["reason"].startswith(f"rank {frozen} on ")
