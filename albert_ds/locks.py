@@ -115,12 +115,14 @@ def _take(path: Path, text: str) -> None:
 def _read_dead(path: Path) -> str:
     """What a dead owner wrote. Raises BlockingIOError if it lives, FileNotFoundError if none is."""
     found, touched = path.read_text(), path.stat().st_mtime_ns
-    owner = found.rpartition(" ")[0]
-    if not is_dead(owner):
-        # By its touches: clocks of machines differ.
-        time.sleep(SILENT * BEAT)
-        if path.stat().st_mtime_ns != touched:
-            raise BlockingIOError(errno.EAGAIN, owner, str(path))
+    owner, until = found.rpartition(" ")[0], time.monotonic() + SILENT * BEAT
+    while not is_dead(owner):
+        is_over = time.monotonic() > until
+        if path.stat().st_mtime_ns != touched:  # clocks of machines differ
+            raise BlockingIOError(errno.EAGAIN, owner or "another process", str(path))
+        if is_over:
+            break
+        time.sleep(BEAT / 10)
     return found
 
 

@@ -163,7 +163,8 @@ def without_flock(monkeypatch):
         raise OSError(next(answers), "no locks")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(locks, "BEAT", 0.5)  # a busy machine may delay a beat, not three
+    monkeypatch.setattr(locks, "BEAT", 0.1)
+    monkeypatch.setattr(locks, "SILENT", 3000)  # a busy machine may delay a beat
 
 
 def hold(path: Path, host: str | None) -> None:
@@ -181,13 +182,16 @@ def start_owner(path: Path, host: str | None = None):
 
 
 @pytest.mark.parametrize("host", [None, "node-7"])
-def test_a_live_owner_keeps_it_and_a_dead_one_does_not(without_flock, tmp_path, host, capsys):
+def test_a_live_owner_keeps_it_and_a_dead_one_does_not(
+    without_flock, tmp_path, host, capsys, monkeypatch
+):
     path = tmp_path / ".lock"
     owner = start_owner(path, host)
     with pytest.raises(BlockingIOError, match=f"process {owner.pid} on {host or ''}"):
         FileLock(path)
     owner.kill()
     owner.join()
+    monkeypatch.setattr(locks, "SILENT", 3)
     lock = FileLock(path)
     assert lock.is_held() and ".lock.owner instead" in capsys.readouterr().err
     (tmp_path / ".lock.owner").write_text("another")
@@ -196,7 +200,6 @@ def test_a_live_owner_keeps_it_and_a_dead_one_does_not(without_flock, tmp_path, 
 
 def test_of_many_that_find_a_dead_owner_one_wins(without_flock, tmp_path, monkeypatch):
     """Reading is slow, so that some find the dead owner's file when it is the winner's by now."""
-    monkeypatch.setattr(locks, "BEAT", 3.0)  # a busy machine must not starve a winner to death
     read_text, won = Path.read_text, []
 
     def read_slowly(path):
