@@ -14,6 +14,7 @@ from albert_ds.parallel.mesh import Mesh
 from albert_ds.report.metrics import OUTPUTS, summarise
 
 LEAK_ACCURACY = 0.97  # a SOP accuracy above it means a leak of the order; the paper's is 0.865
+LEAK_PAIRS = 30  # of fewer a model may have all right by luck
 
 
 def read_batches(
@@ -61,10 +62,10 @@ def evaluate(
     module.train(was_training)
     dist.all_reduce(outputs, group=mesh.dp_group)
     values = summarise(outputs, counts, objective)
-    if mesh.rank == 0 and (values.get("sop_accuracy") or 0) > LEAK_ACCURACY:
+    accuracy = values.get("sop_accuracy") or 0
+    if mesh.rank == 0 and accuracy > LEAK_ACCURACY and counts.pairs >= LEAK_PAIRS:
         log_line(
-            f"held-out SOP accuracy {values['sop_accuracy']:.3f}: look for a leak of the order "
-            "(paper: 0.865)"
+            f"held-out SOP accuracy {accuracy:.3f}: look for a leak of the order (paper: 0.865)"
         )
     return {
         **{f"heldout_{key}": value for key, value in values.items()},

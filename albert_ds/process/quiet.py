@@ -24,6 +24,8 @@ WARNINGS = (
 LOGS = (
     # It says so of every optimizer but its own; tests compare ours with references under ZeRO.
     "**** You are using ZeRO with an untested optimizer",
+    # A run names its device, and one that asked for a GPU ends.
+    "Setting accelerator to CPU.",
 )
 
 

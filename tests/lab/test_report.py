@@ -364,3 +364,9 @@ def test_every_label_is_inside_its_chart_and_apart_from_the_others():
     for label in chart.x_ticks + chart.y_ticks:
         assert 0 <= label.x <= WIDTH and 0 <= label.y <= HEIGHT
     assert LEFT < chart.x(4) < RIGHT
+    rate = Chart(
+        title="t", unit="u", lines=[Line(run=0, name="", points=[Point(0, 1e-3, 0, 1e-3)])]
+    )
+    assert "0.00025" in [label.text for label in rate.y_ticks]
+    for label in rate.y_ticks:
+        assert label.x > 6.4 * len(label.text)  # of the font, 11 px high

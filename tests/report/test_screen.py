@@ -82,6 +82,7 @@ def test_named_warnings_are_silent_and_all_others_are_not(caplog, monkeypatch):
     monkeypatch.setattr(logger, "propagate", False)  # where DeepSpeed is imported, it is already
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
     logger.warning("**** You are using ZeRO with an untested optimizer, proceed ****")
+    logger.warning("Setting accelerator to CPU. If you have GPU or other accelerator, ...")
     logger.warning("out of memory")
     assert caplog.messages == ["out of memory"]
 

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 360, 230
-LEFT, RIGHT, TOP, BOTTOM = 46, 340, 14, 198  # edges of the plot
+LEFT, RIGHT, TOP, BOTTOM = 56, 340, 14, 198  # edges of the plot
 SPACING = 12  # least distance of two labels
 LARGE_RATIO = 50  # of the largest value to the smallest: from here on an axis is logarithmic
 MOST_MARKERS, MOST_WHISKERS = 16, 40  # of a line
