@@ -55,8 +55,14 @@ def find_kind(head: bytes, name: str, text_field: str) -> str:
     text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace").lstrip()
     first = text.split("\n", 1)[0].strip()
     if begins_document(first, "wiki", after_blank=False):
-        return "wiki"
+        kind = "wiki"
     # A JSON array is no JSON lines: its lines are damaged, which its user is told.
-    if re.match(r"\{|\[\s*([{\"]|$)", first):
-        return "json"
-    return find_delimiter(text, text_field) or "text"
+    elif re.match(r"\{|\[\s*([{\"]|$)", first):
+        kind = "json"
+    elif delimiter := find_delimiter(text, text_field):
+        return delimiter
+    else:
+        kind = "text"
+    if "\r" in text.rstrip() and "\n" not in text:
+        raise UserError(f"{name}: its lines end in CR alone: convert it with tr '\\r' '\\n'")
+    return kind

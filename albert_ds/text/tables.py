@@ -129,11 +129,13 @@ def split_table(
 
 
 def find_column(name: str, columns: list[str], text_field: str) -> int:
-    """Where the column is among those of the file `name`; UserError that lists them if nowhere."""
-    if text_field not in columns:
+    """Where the one column of that name is; UserError that lists those of `name` if none or more."""
+    count = columns.count(text_field)
+    if count != 1:
         shown = " ".join(", ".join(columns).split())[:MAX_SHOWN]
+        has = f"{count} columns" if count else "no column"
         raise UserError(
-            f"{name}: has no column {text_field!r}; it has {shown}; "
+            f"{name}: has {has} {text_field!r}; it has {shown}; "
             "--text-field names the one that holds the text"
         )
     return columns.index(text_field)
