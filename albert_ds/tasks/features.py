@@ -132,6 +132,8 @@ class FeatureBuilder:
         kept_a, kept_b = cut_pair(len(first), len(second), limit - 1 - len(texts))
         if kept_a + kept_b < len(first) + len(second):
             self.count("cut to the longest sequence")
+        if not all(texts):
+            self.count("with an empty text")
         a = self.add_text(first[:kept_a])
         b = self.add_text(second[:kept_b]) if len(texts) == 2 else NO_TEXT
         self.add_row(example, (a, 0, kept_a), (b, 0, kept_b))

@@ -87,7 +87,7 @@ def need_one(path: Path, found: Iterator[T]) -> Iterator[T]:
 def read_text(where: str, row: dict, column: str) -> str:
     """The text in a column of a row."""
     if column not in row:
-        raise UserError(f"{where}: no column {column!r}; there are {', '.join(row)[:200]}")
+        raise UserError(f"{where}: no column {column!r}; there are {str([*row])[1:-1][:200]}")
     check(row[column], str, f"{where}: {column}")
     return row[column]
 

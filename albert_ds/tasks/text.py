@@ -148,18 +148,25 @@ class TextTask:
 
 
 def _read(data: Path, split: str) -> Iterator[tuple[str, list[str], str | None]]:
-    """(file and line, texts, label) of each example; only those of a test set may lack it."""
-    (path,) = find_files(data, split, ENDINGS)
-    for where, row in need_one(path, read_examples(path)):
-        columns = PAIR if PAIR[0] in row else ("text",)
+    """(file and line, texts, label) of each example; only those of a test set may lack it.
+
+    Texts or pairs, as in the first row of the training set.
+    """
+    columns = PAIR if PAIR[0] in next(_read_rows(data, "train"))[1] else ("text",)
+    for where, row in _read_rows(data, split):
         texts, label = [read_text(where, row, column) for column in columns], row.get("label")
-        if label == "":
-            raise UserError(f"{where}: label: is empty")
         if isinstance(label, int | float) and not isinstance(label, bool):  # of JSON lines
             label = str(label)
         elif label is not None or split != "test":
             label = read_text(where, row, "label")
+            if not label or label != label.strip():
+                raise UserError(f"{where}: label {label!r}: must be text without blanks around it")
         yield where, texts, label
+
+
+def _read_rows(data: Path, split: str) -> Iterator[tuple[str, dict]]:
+    (path,) = find_files(data, split, ENDINGS)
+    return need_one(path, read_examples(path))
 
 
 def _as_number(label: str) -> float | None:

@@ -107,11 +107,12 @@ def test_words_keep_their_tags(tmp_path, vocab, ending):
 
 
 GOOD = "text,label\na,x\nb,y\n"
+PAIRS = "text_a,text_b,label\na,c,x\nb,d,y\n"
 # (task, ending, content of both splits, or of train and dev) -> what the one line says
 WRONG = {
-    "no label": ("text", "csv", "text,tag\na,x\n", "2: no column 'label'; there are text, tag"),
-    "no text": ("text", "csv", "txt,label\na,x\n", "no column 'text'; there are txt, label"),
-    "delimiter": ("text", "csv", "text;label\na;x\n", "no column 'text'; there are text;label"),
+    "no label": ("text", "csv", "text,tag\na,x\n", "2: no column 'label'; there are 'text', 'tag'"),
+    "no text": ("text", "csv", "txt,label\na,x\n", "no column 'text'; there are 'txt', 'label'"),
+    "delimiter": ("text", "csv", "text;label\na;x\n", "no column 'text'; there are 'text;label'"),
     "quotes": ("text", "csv", 'text,label\n"a"b,x\n', "line 2: ',' expected after '\"'"),
     "open quotes": ("text", "csv", 'text,label\n"a,x\nb,y\n', "line 2: unexpected end of data"),
     "fields": ("text", "tsv", "text\tlabel\na\tx\ty\n", "line 2: 3 fields, the header 2"),
@@ -129,7 +130,10 @@ WRONG = {
     "one class": ("text", "csv", "text,label\na,x\n", "the training set has one label, 'x'"),
     "nan": ("text", "csv", "text,label\na,0.5\nb,nan\n", "'0.5', a score, and 'nan', a class"),
     "class of scores": ("text", "csv", "text,label\na,0.5\nb,NA\n", "'0.5', a score, and 'NA', a"),
-    "no class": ("text", "csv", "text,label\na,\n", "line 2: label: is empty"),
+    "no class": ("text", "csv", "text,label\na,\n", "line 2: label '': must be text"),
+    "blank": ("text", "csv", GOOD + "c,y \n", "line 4: label 'y ': must be text without blanks"),
+    "single dev": ("text", "csv", (PAIRS, GOOD), "dev.csv, line 2: no column 'text_a'"),
+    "pair in dev": ("text", "csv", (GOOD, PAIRS), "dev.csv, line 2: no column 'text'"),
     "null": ("text", "jsonl", '{"text": null, "label": 1}', "line 1: text: null: must be a text"),
     "not JSON": ("text", "jsonl", '{"text": "a"', "line 1: not JSON"),
     "new class": ("text", "csv", (GOOD, "text,label\na,x\nb,z\n"), "dev.csv, line 3: label 'z'"),
@@ -158,9 +162,10 @@ def test_what_is_wrong_is_the_users_error(tmp_path, vocab, lengths, case):
 
 def test_a_test_set_may_have_no_labels(tmp_path, vocab, lengths):
     write_splits(tmp_path, GOOD, "csv")
-    (tmp_path / "test.csv").write_text("text\na\n")
+    (tmp_path / "test.csv").write_text('text\na\n""\n')
     features = open_task("text", tmp_path).build(tmp_path, "test", vocab, lengths)
-    assert "labels" not in features.arrays and features.units == 1
+    assert "labels" not in features.arrays and features.units == 2
+    assert features.counts == {"examples": 2, "with an empty text": 1}
     (tmp_path / "test.csv").unlink()
     (tmp_path / "test.jsonl").write_text('{"text": "a"}\n{"text": "b", "label": "x"}\n')
     with pytest.raises(UserError, match="1 of 2 examples have a label; must be all or none"):
