@@ -84,7 +84,7 @@ def open_pool() -> Generator[Pool | None]:
             f"{started} processes were started, but MPI sees {MPI.COMM_WORLD.Get_size()}: each "
             "would do all the work; start them with the mpirun of the MPI that mpi4py uses"
         )
-    _end_with(os.getppid())
+    end_with(os.getppid())
     with MPICommExecutor(MPI.COMM_WORLD) as executor:
         yield Pool(executor) if executor is not None else None  # ty: ignore[invalid-argument-type]
 
@@ -101,11 +101,11 @@ def count_started(environ=os.environ) -> int:
 def _work_for_parent(parent: int) -> None:
     """In a new process of this machine: Ctrl-C and the end of the parent end it, without a word."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _end_with(parent)
+    end_with(parent)
 
 
-def _end_with(parent: int) -> None:
-    """End when the process that started this one is gone: if it is killed, it ends nobody else.
+def end_with(parent: int) -> None:
+    """End when `parent`, which started this process, is gone: if it is killed, it ends nobody else.
 
     It may be gone already: another process is the parent then.
     """

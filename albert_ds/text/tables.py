@@ -129,7 +129,7 @@ def split_table(
 
 
 def find_column(name: str, columns: list[str], text_field: str) -> int:
-    """Where the one column of that name is; UserError that lists those of `name` if none or more."""
+    """Where the one column of that name is; UserError that lists all if none or more is."""
     count = columns.count(text_field)
     if count != 1:
         shown = " ".join(", ".join(columns).split())[:MAX_SHOWN]

@@ -253,7 +253,7 @@ REFUSED = {
     "packed": (gzip.compress(TEXTS[0].encode()), "looks like gzip: let its name end in .gz"),
     "binary": (BINARY, "looks like binary data, not text"),
     "wrong.csv": (b"id,body,url\n1,Some text.,x\n2,More.,y\n", "has no column 'text'; it has id"),
-    "twice.csv": (b"text,text\nSome text.,x\nMore.,y\n", "has 2 columns 'text'; it has text, text;"),
+    "twice.csv": (b"text,text\na,x\nb,y\n", "has 2 columns 'text'; it has text, text; "),
     "mac.txt": (b"Some text.\rMore.\r", "its lines end in CR alone: convert it with tr"),
     "mac.jsonl": (b'{"text": "a"}\r{"text": "b"}\r', "its lines end in CR alone"),
     "semi.csv": (b"id;body\n1;Some text.\n2;More.\n", "has no column 'text'; it has id, body;"),

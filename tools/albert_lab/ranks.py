@@ -6,8 +6,20 @@ import subprocess
 import sys
 
 from albert_ds.errors import UserError
+from albert_ds.process.quiet import quiet_libraries
+from albert_ds.process.world import World, read_world
+from albert_ds.text.pool import end_with
 
 MOST = 64  # or the number of cores: a rank is a process of its own
+
+
+def enter_world() -> World:
+    """The ranks that a launcher started, or this process alone: a rank ends with its launcher."""
+    world = read_world()
+    if world.launcher != "none":
+        end_with(os.getppid())
+    quiet_libraries()
+    return world
 
 
 def start_ranks(ranks: int, *more: str) -> int:

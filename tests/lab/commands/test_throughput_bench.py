@@ -2,9 +2,11 @@
 
 import json
 import subprocess
+import sys
 from dataclasses import replace
 from unittest.mock import patch
 
+import psutil
 import pytest
 from albert_lab import measurement
 from albert_lab.bench_run import bench_config
@@ -122,6 +124,18 @@ def test_a_sweep_measures_every_combination_that_divides(tmp_path):
     assert all(cell["rounds"][0]["samples_a_second"] > 0 for cell in cells)
 
 
+@pytest.mark.nightly
+def test_killing_it_leaves_no_rank_behind():
+    cells = ",".join("1" * 1000)
+    flags = ("--models", "albert-tiny", "--rounds", "1", "--micro-batch", cells, *SMALL)
+    command = [sys.executable, "tools/throughput_bench.py", *flags]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        next(line for line in process.stdout if line.startswith("| albert-tiny"))
+        ranks = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        assert len(ranks) >= 2 and not psutil.wait_procs(ranks, timeout=120)[1]
+
+
 def test_on_a_gpu_the_defaults_are_those_of_a_gpu(monkeypatch):
     for gpus, ranks, micro_batch, file in (
         (0, [2], [4], "zero1_fp32"),
@@ -142,12 +156,17 @@ def test_on_a_gpu_the_defaults_are_those_of_a_gpu(monkeypatch):
         (("--models", "albert-tiny", "--ranks", "1,x"), "--ranks x: must be a whole number"),
         (("--models", "albert-tiny", "--tensor-parallel", "3", "--ranks", "3"), "--num-heads"),
         (("--models", "albert-tiny", "--micro-batch", "1,2", "--profile", "x"), "--profile"),
+        (("--models", "albert-tiny", "--profile", "x", "--output", "x"), "--profile x: is also"),
+        (
+            ("--models", "albert-tiny", "--ranks", "1,2", "--tensor-parallel", "3"),
+            "1 ranks with --tensor-parallel 3, 2 ranks with --tensor-parallel 3: must divide",
+        ),
         (("--models", "albert-tiny", "--vocab-size", "5"), "--vocab-size 5: must be at least 14"),
         (("--models", "albert-tiny", "--ranks", "1000000"), "--ranks 1000000: at most "),
         (("--models", "albert-tiny", "--sequence-length", "513"), "albert-tiny has 512 positions"),
     ],
 )
-def test_wrong_input_is_one_line(flags, named):
+def test_wrong_input_is_one_line(flags, named, capsys):
     with pytest.raises(UserError, match=named) as found:
         throughput_bench.main(list(flags))
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(found.value) and not capsys.readouterr().err

@@ -29,7 +29,7 @@ from albert_lab.bench_run import (
     precision_of,
     stage_of,
 )
-from albert_lab.ranks import start_ranks
+from albert_lab.ranks import enter_world, start_ranks
 from albert_lab.scaling.collectives import (
     ACTIVATIONS,
     GRADIENTS,
@@ -77,7 +77,7 @@ def build_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    args, world = build_parser().parse_args(argv), read_world()
+    args, world = build_parser().parse_args(argv), enter_world()
     is_alone = world.launcher == "none"
     ranks = (args.ranks or count_gpus() or 2) if is_alone else world.size
     configs = list_configs(args, ranks)

@@ -22,11 +22,11 @@ from albert_ds.errors import UserError
 from albert_ds.files import PACKAGE, write_report
 from albert_ds.json_files import read_json
 from albert_ds.model.config import SIZES
-from albert_ds.process.world import World, read_world
+from albert_ds.process.world import World
 from albert_ds.report.traffic import record_traffic
 from albert_ds.settings.pretrain import RunConfig
 from albert_lab.bench_run import bench_config, count_gpus
-from albert_lab.ranks import start_ranks
+from albert_lab.ranks import enter_world, start_ranks
 from albert_lab.scaling.layout import CHECKPOINTING
 from albert_lab.throughput_tables import as_tables
 
@@ -86,7 +86,7 @@ def checkpointing_mode(text: str) -> str:
 
 def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
-    world = read_world()
+    world = enter_world()
     fill_defaults(args, world)
     layouts = choose_layouts(args, world)
     if world.launcher == "none" and layouts != [(1, 1)]:
@@ -144,17 +144,21 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
                 f"--ranks, --tensor-parallel: a launcher has started {world.size} ranks; "
                 "allowed: those, and one tensor-parallel size"
             )
-    layouts = []
+    layouts, left_out = [], []
     for ranks in args.ranks:
         for tensor_parallel in args.tensor_parallel:
             if ranks % tensor_parallel:
-                log_line(f"left out: {ranks} ranks with --tensor-parallel {tensor_parallel}")
+                left_out.append(f"{ranks} ranks with --tensor-parallel {tensor_parallel}")
                 continue
             layouts.append((ranks, tensor_parallel))
             for micro_batch in args.micro_batch:
                 plan(args, ranks, tensor_parallel, micro_batch)
     if not layouts:
-        raise UserError("--ranks, --tensor-parallel: no combination divides evenly")
+        raise UserError(f"{', '.join(left_out)}: must divide the ranks evenly")
+    if left_out:
+        log_line(f"left out: {', '.join(left_out)}")
+    if args.profile and args.profile == args.output:
+        raise UserError(f"--profile {args.profile}: is also --output; name another file")
     if args.profile and len(layouts) * len(args.micro_batch) > 1:
         raise UserError("--profile: a sweep; allowed: with one layout and micro-batch")
     return layouts
