@@ -306,7 +306,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file, in host memory. Raises OSError if it is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copied to where torch allocates: a CPU's products round as their operands are aligned.
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise OSError(f"{path}: {error}") from error
 
