@@ -89,13 +89,13 @@ def find_threshold(
         answerable: whether it has one.
         predicted: the answers' texts.
 
-    The official search, step by step: it starts from no answer to any question and adds the answers
-    in the order of their null odds. An answer to an unanswerable question costs a point there, also
-    where it simplifies to nothing ("the") and so scores as right; the mean is over the predicted
-    questions.
+    The official search, step by step: it starts from no answer to any question (a threshold below
+    all odds; there 0, as its odds are probabilities) and adds the answers in the order of their
+    null odds. An answer to an unanswerable question costs a point there, also where it simplifies
+    to nothing ("the") and so scores as right; the mean is over the predicted questions.
     """
     score = top = float(sum(not has for has in answerable.values()))
-    threshold = 0.0
+    threshold = min(null_odds.values(), default=0.0) - 1
     for question in sorted(null_odds, key=lambda name: null_odds[name]):
         if question not in values:
             continue

@@ -94,9 +94,11 @@ def search_as_official(predicted, scores, odds, answerable):
     """The search of the official evaluation script of SQuAD 2.0, transcribed from its description.
 
     All questions start unanswered. Then they get their answers one by one, the least likely to have
-    none first. Returns the points and threshold of the best moment.
+    none first. Returns the points and threshold of the best moment, which is below all odds if no
+    answer is best.
     """
-    points = [(sum(1 for name in answerable if not answerable[name]), 0.0)]
+    below = min(odds.values()) - 1
+    points = [(sum(1 for name in answerable if not answerable[name]), below)]
     for name, null in sorted(odds.items(), key=lambda item: item[1]):
         if name in scores:
             if answerable[name]:
@@ -210,6 +212,7 @@ def test_what_is_written_scores_as_what_was_measured(tmp_path, vocab):
         "impossible": rng.normal(size=count),
     }
     metrics = task.score(split, outputs)
+    assert metrics["f1"] >= 100 * 3 / 7  # that of no answer at all, though many odds are below 0
     task.write(split, outputs, tmp_path, metrics)
     predicted = json.loads((tmp_path / "predictions.dev.json").read_text())
     asked = [q for _, qs in read_squad(tmp_path / "dev-v2.0.json", answerable=False) for q in qs]
