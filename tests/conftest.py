@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from albert_lab.ranks import find_port, rank_environment
 
 from tests.command import run_command
-from tests.distributed import METHOD, Program, take_port
+from tests.distributed import METHOD, Program
 
 ROOT = Path(__file__).parents[1]
 TRAINERS = [[sys.executable, f"albert_ds/{name}.py"] for name in ("train", "finetune")]
@@ -126,16 +127,13 @@ def start_each(
 
     world_size = len(commands)
     share_gpu = 0 < torch.cuda.device_count() < world_size
-    port = str(take_port())
+    meeting = find_port()
     environments = [
         {
             **os.environ,
             **({"DS_ACCELERATOR": "cpu"} if share_gpu else {}),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
+            **rank_environment(rank, world_size, rank),
+            **meeting,
             **(variables or {}).get(rank, {}),
         }
         for rank in range(world_size)

@@ -7,7 +7,6 @@ import pickle
 import runpy
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,22 +18,11 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
+from albert_lab.ranks import rank_environment, take_port
 
 # Importing torch, DeepSpeed and megatron-core takes 8 s, so ranks are forked from one process that
 # has imported them. A process that has asked for CUDA must not be forked where there is one.
 METHOD = "spawn" if torch.cuda.is_available() else "forkserver"
-
-
-def take_port() -> int:
-    """A port that nobody else is given while this process lives.
-
-    It is bound and nobody listens on it yet, so the store of a test's ranks can.
-    """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    atexit.register(held.close)
-    return held.getsockname()[1]
 
 
 def wait_for(condition: Callable, what: str, timeout: float = 240, explain: Callable = str):
@@ -181,9 +169,7 @@ def share_gpus(world_size: int) -> None:
 
 def _set_environment(rank, world_size, port) -> None:
     os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
+        **rank_environment(rank, world_size, rank),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",

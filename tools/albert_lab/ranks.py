@@ -1,5 +1,6 @@
 """Ranks of a program on this machine, started without a launcher."""
 
+import atexit
 import os
 import socket
 import subprocess
@@ -48,6 +49,16 @@ def rank_environment(rank: int, ranks: int, local_rank: int) -> dict[str, str]:
 
 def find_port() -> dict[str, str]:
     """Environment variables with which ranks of this machine find each other, on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(take_port())}
+
+
+def take_port() -> int:
+    """A port that nobody else is given while this process lives.
+
+    It is bound and nobody listens on it yet, so the store of ranks can.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    atexit.register(held.close)
+    return held.getsockname()[1]
