@@ -18,6 +18,8 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+import psutil
+
 from albert_ds import cli
 from albert_ds.cli import Number, log_line
 from albert_ds.data.storage import find_files, is_url, stat
@@ -26,7 +28,7 @@ from albert_ds.files import PACKAGE, check_folder, write_file, write_json
 from albert_ds.json_files import read_json, read_lines
 from albert_ds.locks import FileLock
 from albert_ds.process.world import name_device
-from albert_lab.ranks import find_port
+from albert_lab.ranks import take_port
 from albert_lab.tables import count_steps, spread, table
 
 COMMAND = (sys.executable, "-m", "albert_ds")
@@ -144,8 +146,11 @@ def check(code: int, words: list[str], log: Path) -> None:
 
 
 def stop_on_term(number: int, frame: object) -> None:
-    """TERM unwinds the stack, so that what was started ends too."""
+    """TERM ends what was started, also what `start` does not hold yet, and unwinds the stack."""
     signal.signal(number, signal.SIG_IGN)
+    for child in psutil.Process().children():
+        child.terminate()
+        child.wait()
     raise Stopped("stopped; the same command continues")
 
 
@@ -193,8 +198,7 @@ def trainer(flags: Sequence[str], layout: Layout, data: Path, output: Path) -> l
     command = [*COMMAND, "train"]
     if layout.ranks > 1:
         launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
-        port = find_port()["MASTER_PORT"]
-        command = [*launcher, "--num_gpus", str(layout.ranks), "--master_port", port]
+        command = [*launcher, "--num_gpus", str(layout.ranks), "--master_port", str(take_port())]
         command += ["--module", "albert_ds.train"]
     return [*command, *flags, *layout.flags, "--data", str(data), "--output", str(output)]
 
