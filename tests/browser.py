@@ -32,7 +32,7 @@ class Page:
         self._socket, self._numbers = socket, itertools.count(1)
         self.requests: list[str] = []  # URLs that the browser asked for
         self.errors: list[str] = []  # exceptions of scripts
-        self._is_loaded = asyncio.Event()
+        self._loaded: set[str] = set()  # documents, by the number that the browser gives a load
 
     async def call(self, method: str, **params) -> dict:
         """One command of the protocol, and its result."""
@@ -50,19 +50,20 @@ class Page:
                 self.requests.append(message["params"]["request"]["url"])
             case "Runtime.exceptionThrown":
                 self.errors.append(str(message["params"]["exceptionDetails"]))
-            case "Page.loadEventFired":
-                self._is_loaded.set()
+            case "Page.lifecycleEvent" if message["params"]["name"] == "load":
+                self._loaded.add(message["params"]["loaderId"])
         return message
 
     async def open(self, path: Path, *, width: int, is_dark: bool = False) -> None:
         for domain in ("Page", "Network", "Runtime"):
             await self.call(f"{domain}.enable")
+        await self.call("Page.setLifecycleEventsEnabled", enabled=True)
         screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.call("Emulation.setDeviceMetricsOverride", **screen)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
-        await self.call("Page.navigate", url=path.absolute().as_uri())
-        while not self._is_loaded.is_set():
+        begun = await self.call("Page.navigate", url=path.absolute().as_uri())
+        while begun["loaderId"] not in self._loaded:  # the browser's first page may end now, too
             await self._receive()
 
     async def ask(self, expression: str):
@@ -79,8 +80,10 @@ class Page:
 
 async def _with_page(port: int, use):
     async with aiohttp.ClientSession() as session:
-        async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-            pages = [page for page in await answer.json() if page["type"] == "page"]
+        pages: list[dict] = []
+        while not pages:  # the browser listens before it has opened one
+            async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                pages = [page for page in await answer.json() if page["type"] == "page"]
         url = pages[0]["webSocketDebuggerUrl"]
         async with session.ws_connect(url, max_msg_size=1 << 27) as socket:
             return await use(Page(socket))
