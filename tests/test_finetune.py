@@ -2,6 +2,7 @@
 
 import json
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -151,6 +152,31 @@ def test_a_stop_is_a_checkpoint_and_75(checkpoint, cola, tmp_path):
     assert (tmp_path / "out" / "checkpoints" / "latest").is_file()
     (tmp_path / "out" / "STOP").unlink()
     assert run_ranks(tune_ranks, 1, argv) == [0]
+
+
+def tune_on_a_clock(rank: int, argv: list[str]) -> int:
+    """finetune.py by a clock that evaluation and saving move by 1,000 s, any look by 1 s."""
+    from albert_ds.finetuning import loop
+
+    clock = {"now": 0}
+
+    def look(seconds: int = 1) -> int:
+        clock["now"] += seconds
+        return clock["now"]
+
+    def slow(function):
+        return lambda *given: (look(1000), function(*given))[1]
+
+    loop.evaluate, loop.save = slow(loop.evaluate), slow(loop.save)
+    loop.time = SimpleNamespace(perf_counter=look)
+    return tune_ranks(rank, argv)
+
+
+def test_times_leave_out_evaluation_and_saving(checkpoint, cola, tmp_path):
+    argv = flags("glue/cola", cola, checkpoint, tmp_path, eval_every=2, save_every=1)
+    assert run_ranks(tune_on_a_clock, 1, argv) == [0]
+    seconds = [r["step_seconds"] for r in records(tmp_path) if "step_seconds" in r]
+    assert len(seconds) == 4 and max(seconds) < 10
 
 
 def test_seeds_are_summarised_and_done_ones_are_not_done_again(checkpoint, cola, tmp_path):

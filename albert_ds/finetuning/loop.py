@@ -283,12 +283,12 @@ def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
             values = describe_window(run, losses, tokens, steps, time.perf_counter() - started)
             metrics.write(run.step, {**values, "grad_norm": norm})
             losses, tokens, steps, started = 0.0, 0, 0, time.perf_counter()
+        before = time.perf_counter()
         if run.is_due(config.eval_every):
-            before = time.perf_counter()
             metrics.write(run.step, evaluate(run))
-            started += time.perf_counter() - before
         if run.is_due(config.save_every) and not run.skipped_in_a_row:
             save(run, saver)
+        started += time.perf_counter() - before
     if run.skipped_in_a_row:  # an overflow of the gradient alone, or a divergence?
         _, is_lost = agree(run.mesh, Counts(), stop=not math.isfinite(loss))
         if is_lost:
