@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from albert_ds.checkpoint.folder import FILES, WEIGHTS
+from albert_ds.checkpoint.folder import FILES, WEIGHTS, read_tensors
 from albert_ds.data.shards import open_shards
 from albert_ds.model.config import count_flops
 from albert_ds.model.depth import read_depths
@@ -228,19 +228,24 @@ LOOPED = dict(
     **dict(num_layers=5, sharing="loop:1,1x3,1", per_layer="lora:2,inject", dropout=0.1),
     **dict(depth_schedule="3@0,3-5@2", exit_losses="1:0.5,3", steps=6, save_every=1, keep_last=6),
 )
+LAST = Path("checkpoints", "step-00000006")
 
 
 @pytest.mark.nightly
-def test_a_looped_run_resumes_to_every_bit_and_shows_what_it_ran(data, tmp_path):
+def test_a_looped_run_resumes_to_every_bit_and_shows_what_it_ran(data, tmp_path, capsys):
     whole, again = tmp_path / "whole", tmp_path / "again"
     assert finish(start_ranks(train_command(data, whole, **LOOPED), 1)) == [0]
+    sizes = {n: x.numel() for n, x in read_tensors(whole / LAST / WEIGHTS).items()}
+    core = sum(size for name, size in sizes.items() if ".attention.1." in name or ".ffn.1." in name)
+    total = sum(sizes.values())
+    says = f"{total:,}; {total + 2 * core:,} if counted as often as layers use them"
+    assert says in capsys.readouterr().out
     shutil.copytree(whole, again)
     for step in (4, 5, 6):
         shutil.rmtree(again / "checkpoints" / f"step-{step:08d}")
     assert finish(start_ranks(train_command(data, again, **LOOPED), 1)) == [0]
     assert records(again) == records(whole)
-    last = Path("checkpoints", "step-00000006")
-    assert files_of(again / last) == files_of(whole / last)
+    assert files_of(again / LAST) == files_of(whole / LAST)
     steps = [record for record in records(whole) if "samples" in record]
     assert [record["num_layers"] for record in steps[:2]] == [3, 3]
     for record in steps:

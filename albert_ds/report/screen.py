@@ -30,8 +30,9 @@ def describe_run(
     """
     mesh, deepspeed = engine.mesh, engine.deepspeed
     num_params = sum(shape.numel() for shape in engine.shapes.values())
-    own_blocks = replace(model, sharing="none")  # each layer's blocks count, shared or not
-    repeated = sum(count_params(own_blocks).values()) - sum(count_params(model).values())
+    # Each layer's blocks count, shared or not.
+    used, held = (count_params(each) for each in (replace(model, sharing="none"), model))
+    repeated = sum(used[part] - held[part] for part in ("attention", "ffn"))
     half = {"bf16": deepspeed.bfloat16_enabled(), "fp16": deepspeed.fp16_enabled()}
     precision = next((kind for kind, is_used in half.items() if is_used), None)
     micro_batch_size = deepspeed.train_micro_batch_size_per_gpu()
