@@ -1,6 +1,7 @@
 """The kit for a GPU of some minutes runs its pieces on the fake device, with tiny models."""
 
 import json
+import signal
 import sys
 
 import pytest
@@ -33,3 +34,22 @@ def test_every_piece_passes_and_is_in_the_report(fake_cuda, data, tmp_path):  # 
     assert speed.format("random") in report and speed.format("text") in report
     losses = (tmp_path / "out" / "loss.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in losses][-1] == 12
+
+
+CUT = """#!/bin/bash
+[[ $* = *gpu-check* ]] || exit 0
+shift 4; mkdir "$1/cells"; echo known > "$1/report.md"; echo {} > "$1/results.jsonl"
+for _ in {1..600}; do ls "$OUT"/{report.md,cells.tar.gz} && break; sleep 0.1; done
+kill -KILL $PPID
+"""
+
+
+def test_a_run_that_is_cut_off_leaves_what_was_known(tmp_path):
+    (tmp_path / "work" / "data").mkdir(parents=True)
+    python = tmp_path / "python"
+    python.write_text(CUT)
+    python.chmod(0o755)
+    given = {"KIT_WORK": f"{tmp_path}/work", "OUT": f"{tmp_path}/out", "PY": python}
+    assert run_bash("tools/gpu_kit/run.sh", 60, **given).returncode == -signal.SIGKILL
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert left == {"report.md", "results.jsonl", "cells.tar.gz", "log.txt"}

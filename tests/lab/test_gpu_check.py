@@ -16,7 +16,7 @@ import torch
 from albert_lab.commands.gpu_check import main
 from albert_lab.gpu_check import steps
 from albert_lab.gpu_check.check import Check, Finding, ended, open_folder
-from albert_lab.gpu_check.pieces import interrupt_and_resume, measure_speed, tell
+from albert_lab.gpu_check.pieces import interrupt_and_resume, measure_speed, tell, train
 from albert_lab.gpu_check.records import Records
 from torch.profiler import DeviceType
 
@@ -139,10 +139,11 @@ def test_an_annotation_over_kernels_is_no_kernel(monkeypatch):
     over.is_user_annotation = True
     trace = SimpleNamespace(events=lambda: [*events, over])
     monkeypatch.setattr(steps, "watch", lambda **_: nullcontext(trace))
-    monkeypatch.setattr(steps, "take_step", lambda run: None)
+    batch = SimpleNamespace(counts=SimpleNamespace(tokens=512))
+    monkeypatch.setattr(steps, "take_step", lambda run: batch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     found = steps.profile(None)
-    assert found == {"kernel_us": 6, "kernels": 2, "largest": [("product", 2, 6)]}
+    assert found == {"kernel_us": 6, "kernels": 2, "tokens": 512, "largest": [("product", 2, 6)]}
 
 
 def test_another_machine_needs_another_folder(check):
@@ -154,7 +155,12 @@ def test_another_machine_needs_another_folder(check):
 def test_the_report_names_failures_and_says_that_the_device_is_fake(check):
     turn = {"tokens_a_second": 100, "mfu": 0.46, "peak_gb": 1.0, "reserved_gb": 1.2}
     turn |= {"step_seconds": 0.2, "fastest": 0.1, "slowest": 0.3}
-    turn["profile"] = {"kernels": 7, "kernel_us": 150_000, "largest": [["gemm", 4, 75_000]]}
+    turn["profile"] = {
+        "kernels": 7,
+        "kernel_us": 150_000,
+        "tokens": 30,
+        "largest": [["gemm", 4, 75_000]],
+    }
     size = {"kind": "speed", "what": "speed, size albert-tiny"}
     late = {"kind": "speed", "what": "speed, size bert-large", "error": "left out: no time"}
     report = {"records": [{**size, "ok": True, "found": turn}, {**late, "ok": None}]}
@@ -169,9 +175,25 @@ def test_the_report_names_failures_and_says_that_the_device_is_fake(check):
     assert "| exact | **FAIL** | off by 2 |" in text and "Not run yet: resume." in text
     says = "100 tokens/s, MFU 46.0%; 1.0 GB, reserved 1.2; a step 0.2000 s (0.1000 .. 0.3000)"
     assert f"| speed, size albert-tiny | PASS | {says} |" in text
-    assert "| 7 kernels, 150.0 ms on the device of a step of 200.0 ms |" in text
+    assert "| 7 kernels, 150.0 ms on the device of a step of 300.0 ms |" in text
     assert "| 50.0%, 4 times | - | `gemm` |" in text
     assert "| speed, size bert-large | - | left out: no time |" in text
+
+
+@pytest.mark.parametrize("line", ["", '{"step": 5, "mlm_loss": 9.1, "tokens_per_second": 1.0}'])
+def test_a_training_too_short_for_an_evaluation_loses_no_other_piece(check, line):
+    ended = {"code": 0, "seconds": 60.0, "last_words": "", "result": None}
+    for path, text in (
+        ("cells/train/run.json", json.dumps(ended)),
+        ("runs/train/metrics.jsonl", line),
+    ):
+        (check.folder / path).parent.mkdir(parents=True)
+        (check.folder / path).write_text(text)
+    good = Finding(what="other", passed=True, says="")
+    assert check.write_report({"one": lambda check: [good], "train": train})
+    report = (check.folder / "report.md").read_text()
+    assert "| other | PASS |" in report and "over before the first evaluation" in report
+    assert (check.folder / "loss.jsonl").read_text() == line
 
 
 def test_without_cuda_and_with_a_wrong_name_it_is_one_line(tmp_path, monkeypatch):

@@ -47,11 +47,17 @@ if [ ! -d "$DATA" ]; then mkdir "$DATA" && tar xJf "$KIT/data.tar.xz" -C "$DATA"
 [ -n "${PIECES// }" ] || exit 0
 REPORT=$(mktemp -d "$WORK/report-XXXXXX")  # of its own: a second call measures anew
 MINUTES=$(awk "BEGIN {print ($TOTAL - $SECONDS_TO_PACK - $SECONDS) / 60}")
+pack() {
+    cp "$REPORT"/report.md "$REPORT"/*.jsonl "$OUT"
+    tar czf "$OUT/cells.tar.gz" -C "$REPORT" cells
+}
+# If this is cut off, what was known by then is there.
+while sleep 10 && [ -d /proc/$$ ]; do pack; done > /dev/null 2>&1 &
 # shellcheck disable=SC2086
 "$PY" -m albert_ds gpu-check --output "$REPORT" --data "$DATA" \
     --minutes "$MINUTES" --piece $PIECES ${QUICK:+--quick} 2>&1 | tee "$OUT/log.txt"
 CODE=${PIPESTATUS[0]}
-cp "$REPORT"/report.md "$REPORT"/*.jsonl "$OUT"; cat "$OUT/report.md"
-tar czf "$OUT/cells.tar.gz" -C "$REPORT" cells
+kill $!; wait $! 2> /dev/null
+pack; cat "$OUT/report.md"
 gzip -f -9 "$OUT/log.txt"
 exit "$CODE"

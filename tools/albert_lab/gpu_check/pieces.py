@@ -90,7 +90,7 @@ def look_at_machine(check: Check) -> list[Finding]:
 
 def measure_speed(check: Check) -> list[Finding]:
     """Steps of each size in bf16 with ZeRO-1 on one GPU, and where some spend their time."""
-    records, rows = measure(check, "speed", 150, "--data", check.data)
+    records, rows = measure(check, "speed", 160, "--data", check.data)
     found, profiles = [], []
     for record in records:
         turn = record.get("found", {})
@@ -108,10 +108,14 @@ def measure_speed(check: Check) -> list[Finding]:
 
 
 def tell_profile(what: str, turn: dict) -> list[Finding]:
-    """What a step's kernels take; the host's time is what a step takes longer than they."""
+    """What a step's kernels take; the host's time is what a step takes longer than they.
+
+    Steps on text differ in size: the profiled one's time is what its tokens take at the median.
+    """
     profile, spent = turn["profile"], turn["profile"]["kernel_us"] / 1e3
     says = f"{profile['kernels']} kernels, {spent:.1f} ms on the device of a step of "
-    rows = [(f"{what}, profile", f"{says}{1e3 * turn['step_seconds']:.1f} ms")]
+    usual = 1e3 * profile["tokens"] / turn["tokens_a_second"]
+    rows = [(f"{what}, profile", f"{says}{usual:.1f} ms")]
     for name, count, us in profile["largest"][:KERNELS]:
         rows.append((f"{us / 1e3 / max(spent, 1e-3):.1%}, {count} times", f"`{name[:90]}`"))
     return [Finding(what=what, passed=None, says=says) for what, says in rows]
@@ -133,6 +137,9 @@ def train(check: Check) -> list[Finding]:
     lines = read_lines(metrics)
     steps = [line for line in lines if "mlm_loss" in line]
     held_out = [line for line in lines if "heldout_mlm_loss" in line]
+    if not held_out:
+        says = "its time was over before the first evaluation"
+        return [Finding(what="pretraining", passed=None, says=says)]
     says = f"{steps[-1]['step']} steps, loss of masked words {steps[0]['mlm_loss']:.3f} .. "
     says += f"{steps[-1]['mlm_loss']:.3f}, held out {held_out[-1]['heldout_mlm_loss']:.3f}; "
     says += f"{median(line['tokens_per_second'] for line in steps):,.0f} tokens/s"
@@ -163,7 +170,7 @@ def run_gpu_tests(check: Check) -> list[Finding]:
     # Triton's code needs a real device. The tests of the kernels alone have no marker.
     command += ("-m", "gpu", "-k", "not triton") if check.quick else ()
     command += ("tests/gpu", "tests/model/test_attention.py", "tests/model/test_kernels.py")
-    cell = check.run("tests/pytest", *command, module=True, output=False, seconds=150)
+    cell = check.run("tests/pytest", *command, module=True, output=False, seconds=180)
     log = check.folder / "cells/tests/pytest.log"
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
     return [ended("tests on the GPU", cell, (lines or [""])[-1].strip("= "))]

@@ -112,7 +112,7 @@ def smoke(records: Records, quick: bool) -> None:
 def profile(run: Run) -> dict:
     """Kernels of one step: how often each ran and its microseconds, the longest first."""
     with watch(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
-        take_step(run)
+        tokens = take_step(run).counts.tokens
         torch.cuda.synchronize()
     spent: dict[str, list[float]] = defaultdict(list)
     for event in trace.events():
@@ -121,7 +121,7 @@ def profile(run: Run) -> dict:
             spent[event.name[:160]].append(event.device_time)
     rows = sorted(((n, len(us), round(sum(us))) for n, us in spent.items()), key=lambda r: -r[2])
     micros, kernels = sum(row[2] for row in rows), sum(row[1] for row in rows)
-    return {"kernel_us": micros, "kernels": kernels, "largest": rows[:45]}
+    return {"kernel_us": micros, "kernels": kernels, "tokens": tokens, "largest": rows[:45]}
 
 
 def measure_speed(
