@@ -74,6 +74,8 @@ def show_step(run: Path, step: int) -> None:
     """Print every sample of one step of a run, with its place in the shards."""
     path = run / "config.json"
     config = read_json(path)
+    if "stream" not in config:
+        raise UserError(f"--run {run}: {path} is not of a pretraining run")
     check(config, {"data": [str], "data_weights": [Number(above=0)]}, str(path))
     positions, stream = DataPlan.read(config, str(run)).batch_at(step - 1)
     sources = [open_shards(folder, "train") for folder in config["data"]]

@@ -236,6 +236,11 @@ def check_resume(config: SharedConfig) -> None:
     if before is None:
         return
     now = as_json(config)
+    kind, own = ("fine-tuning", "task") if "task" in now else ("pretraining", "stream")
+    if own not in before:
+        raise UserError(
+            f"--output {config.output}: its config.json is of no {kind} run; name another folder"
+        )
     old, new = (
         {name: value for name, value, may_change in _name_values(config, record) if not may_change}
         for record in (before, now)
