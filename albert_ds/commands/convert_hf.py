@@ -44,7 +44,7 @@ def build_parser() -> cli.Parser:
         "positions to write (default: all; the tokenizer cuts texts to the longest sequence "
         "of training in any case)"
     )
-    add("--max-length", text, "TOKENS", cli.positive)
+    add("--max-length", text, "TOKENS", cli.whole(3))
     text = (
         "licence of the weights for the model card, such as apache-2.0 (default: none, and "
         "the card marks its place)"

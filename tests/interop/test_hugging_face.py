@@ -341,4 +341,6 @@ def test_texts_are_cut_to_what_was_trained(vocab, tmp_path):
         assert (says in card) == (positions > longest) and f"| {longest} tokens" in card
     with pytest.raises(UserError, match="--max-length 65: .* has 64 positions; must be at most"):
         run_export(run, tmp_path / "more", "--max-length", 65)
+    with pytest.raises(UserError, match="--max-length 2: must be at least 3"):
+        run_export(run, tmp_path / "less", "--max-length", 2)
     assert not (tmp_path / "more").exists()

@@ -1,6 +1,7 @@
 """The examples, with the real libraries: each does what its first lines say."""
 
 import csv
+import shutil
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import pipeline
 
+from tests.bad_input.room import content_of
 from tests.command import ROOT, run_python
 from tests.finetuning import read_csv, write_checkpoint, write_topics
 from tests.models import run_export
@@ -30,6 +32,24 @@ def run_example(name: str, **flags) -> str:
 def test_each_is_short():
     for path in EXAMPLES.glob("*.py"):
         assert len(path.read_text().splitlines()) <= 60, path
+
+
+@pytest.mark.parametrize(
+    "name", ["trainer_csv", "freeze_layers", "sentence_vectors", "onnx_export"]
+)
+def test_none_writes_over_the_model(topics, tmp_path, name):
+    model = shutil.copytree(MODEL, tmp_path / "model")
+    before = content_of(model)
+    (tmp_path / "pairs.csv").write_text("text_a,text_b\na,b\n")
+    flags = {
+        "trainer_csv": ("--train", topics / "train.csv", "--dev", topics / "dev.csv"),
+        "freeze_layers": ("--train", topics / "train.csv", "--freeze", "albert", "--steps", 1),
+        "sentence_vectors": ("--pairs", tmp_path / "pairs.csv", "--steps", 1),
+    }
+    words = ("--model", model, "--output", model, *flags.get(name, ()))
+    done = run_python(EXAMPLES / f"{name}.py", *words)
+    assert done.returncode and f"File exists: '{model}'" in done.stderr
+    assert content_of(model) == before
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +105,7 @@ def test_sentence_vectors_bring_pairs_together(exported, tmp_path):
     draw = np.random.default_rng(0)
     partners = [("class", "string"), ("type", "statement"), ("module", "function")]
     pairs = [[draw_about(word, draw) for word in words] for words in partners * 130]
-    with (tmp_path / "pairs.csv").open("w", newline="") as file:
+    with (tmp_path / "pairs.csv").open("w", newline="", encoding="utf-8-sig") as file:
         csv.writer(file).writerows([("text_a", "text_b"), *pairs[90:]])
     for steps, low, high in ((0, 0.0, 0.6), (60, 0.85, 1.0)):
         flags = {"pairs": tmp_path / "pairs.csv", "steps": steps, "learning-rate": 0.002}

@@ -11,6 +11,7 @@ The CSV has the columns text and label.
 
 import argparse
 import csv
+from pathlib import Path
 from random import Random
 
 import torch
@@ -25,13 +26,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200, help="steps of 32 texts (200)")
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     args = parser.parse_args()
-    with open(args.train, encoding="utf-8", newline="") as file:
+    with open(args.train, encoding="utf-8-sig", newline="") as file:
         rows = [(row["text"], row["label"]) for row in csv.DictReader(file)]
     labels = {label: n for n, label in enumerate(sorted({label for _, label in rows}))}
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForSequenceClassification.from_pretrained(
         args.model, label2id=labels, id2label={n: label for label, n in labels.items()}
     )
+    Path(args.output).mkdir()
     for name, parameter in model.named_parameters():
         parameter.requires_grad = not name.startswith(tuple(args.freeze))
         print(f"{'trained' if parameter.requires_grad else 'frozen':8}{name} {[*parameter.shape]}")

@@ -22,12 +22,12 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder that albert-ds export wrote")
     parser.add_argument("--output", required=True, type=Path, help="folder for the ONNX files")
     args = parser.parse_args()
-    args.output.mkdir()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     # Another AutoModel class for a fine-tuned one.
     model = AutoModelForMaskedLM.from_pretrained(args.model).eval()
     model.config.return_dict = False
     inputs = dict(tokenizer(TEXTS, padding=True, return_tensors="pt"))
+    args.output.mkdir()
     shape = {0: Dim("batch"), 1: Dim("length", max=tokenizer.model_max_length)}
     torch.onnx.export(
         model,

@@ -9,6 +9,7 @@ its answer. The other texts of a batch count as wrong answers.
 
 import argparse
 import csv
+from pathlib import Path
 from random import Random
 
 import torch
@@ -29,8 +30,9 @@ def main() -> None:
     words = Transformer(args.model)  # cuts texts to the longest sequence of pretraining
     mean = Pooling(words.get_embedding_dimension(), pooling_mode="mean")
     model = SentenceTransformer(modules=[words, mean])
-    with open(args.pairs, encoding="utf-8", newline="") as file:
+    with open(args.pairs, encoding="utf-8-sig", newline="") as file:
         pairs = [(row["text_a"], row["text_b"]) for row in csv.DictReader(file)]
+    Path(args.output).mkdir()
     loss_of = MultipleNegativesRankingLoss(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
     draw = Random(0)

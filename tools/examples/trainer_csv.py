@@ -9,6 +9,7 @@ models: one of a few million parameters hardly leaves guessing with it in a few 
 
 import argparse
 import csv
+from pathlib import Path
 
 import transformers as hf
 
@@ -22,7 +23,7 @@ def main() -> None:
     args = parser.parse_args()
     splits = []
     for path in (args.train, args.dev):
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:
             splits.append([(row["text"], row["label"]) for row in csv.DictReader(file)])
     labels = {label: n for n, label in enumerate(sorted({label for _, label in splits[0]}))}
     tokenizer = hf.AutoTokenizer.from_pretrained(args.model)
@@ -33,6 +34,7 @@ def main() -> None:
         [{**tokenizer(text, truncation=True), "label": labels[label]} for text, label in rows]
         for rows in splits
     )
+    Path(args.output).mkdir()
     trainer = hf.Trainer(
         model,
         hf.TrainingArguments(
