@@ -19,7 +19,7 @@ COMMANDS = {
     },
     "training": {
         "train": ("albert_ds.train", "pretrain ALBERT, or a BERT baseline"),
-        "finetune": ("albert_ds.finetune", "fine-tune on GLUE, SQuAD or RACE"),
+        "finetune": ("albert_ds.finetune", "fine-tune on GLUE, SQuAD, RACE or labels of your own"),
         "learn": ("albert_lab.commands.learn", "from text to a small model in the hours given"),
         "recipes": ("albert_ds.commands.recipes", "write DeepSpeed's JSONs and recipes for Slurm"),
         "path": ("albert_ds.commands.path", "where a trainer lies, for launchers"),

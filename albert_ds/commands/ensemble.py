@@ -41,7 +41,7 @@ def combine(folders: list[Path], output: Path) -> dict:
     check_folder(output, folders, names=["results.json"])
     members = [seed for folder in folders for seed in sorted(folder.glob("seed-*")) or [folder]]
     configs = [read_json(member / "config.json") for member in members]
-    tasks = sorted({str(config.get("task")) for config in configs})
+    tasks = sorted({str(config.get("task", "pretraining")) for config in configs})
     if len(tasks) != 1 or tasks[0] not in RECIPES:
         raise UserError(
             f"--members: they are of {', '.join(tasks)}; must be fine-tuned on one task"

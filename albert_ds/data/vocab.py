@@ -270,7 +270,7 @@ def read_vocab(location: Path | str, *, sha256: str | None = None) -> Vocab:
     location = str(location)
     try:
         model = read_bytes(location, MAX_BYTES)
-    except OSError:
+    except (OSError, UserError):
         raise UserError(
             f"{location}: no such file; a vocabulary is a {MODEL_NAME} that "
             "`albert-ds vocab` writes, or `albert-ds import` of a Hugging Face folder"

@@ -108,7 +108,7 @@ class FeatureBuilder:
         self._ids, self._ends = array("i"), array("q")
         self._rows, self._example = array("i"), array("i")
         self._extra = {name: array("i") for name in extra}
-        self.counts: dict[str, int] = {}
+        self.counts: dict[str, int] = {"examples": 0}  # said first
 
     def count(self, what: str, number: int = 1) -> None:
         self.counts[what] = self.counts.get(what, 0) + number

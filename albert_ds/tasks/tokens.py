@@ -77,7 +77,8 @@ class TokensTask:
             text, limit = builder.add_text(ids), lengths.sequence - 2
             for begin, end in _cut(cuts, len(ids), limit):
                 builder.add_row(len(sizes), (text, begin, end))
-            builder.count("cut into several sequences", len(ids) > limit)
+            if len(ids) > limit:
+                builder.count("cut into several sequences")
             total += len(ids)
             sizes.append(len(sentence.words))
             tags += self._read_tags(sentence)

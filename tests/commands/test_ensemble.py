@@ -89,6 +89,7 @@ def test_members_that_do_not_fit_are_refused(checkpoint, cola, tmp_path):
     for members, words in (
         (("a", "b"), "of glue/cola, glue/rte; must be fine-tuned on one task"),
         (("a", "c"), "c: its dev set is not that of"),
+        (("a", checkpoint), "of glue/cola, pretraining; must be fine-tuned on one task"),
         (("a", "none"), "config.json: no such file"),
     ):
         folders = [str(tmp_path / name) for name in members]

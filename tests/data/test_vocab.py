@@ -164,3 +164,8 @@ def test_not_a_vocabulary(vocab, tmp_path):
     (tmp_path / "spiece.model").write_bytes(proto.SerializeToString())
     with pytest.raises(UserError, match="precompiled_charsmap is invalid"):
         read_vocab(tmp_path / "spiece.model")
+
+
+def test_a_folder_is_no_vocabulary(tmp_path):
+    with pytest.raises(UserError, match="no such file; a vocabulary is a spiece.model that"):
+        read_vocab(tmp_path)

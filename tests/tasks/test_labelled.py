@@ -165,7 +165,7 @@ def test_a_test_set_may_have_no_labels(tmp_path, vocab, lengths):
     (tmp_path / "test.csv").write_text('text\na\n""\n')
     features = open_task("text", tmp_path).build(tmp_path, "test", vocab, lengths)
     assert "labels" not in features.arrays and features.units == 2
-    assert features.counts == {"examples": 2, "with an empty text": 1}
+    assert [*features.counts.items()] == [("examples", 2), ("with an empty text", 1)]
     (tmp_path / "test.csv").unlink()
     (tmp_path / "test.jsonl").write_text('{"text": "a"}\n{"text": "b", "label": "x"}\n')
     with pytest.raises(UserError, match="1 of 2 examples have a label; must be all or none"):
