@@ -154,7 +154,7 @@ def test_another_machine_needs_another_folder(check):
 
 def test_the_report_names_failures_and_says_that_the_device_is_fake(check):
     turn = {"tokens_a_second": 100, "mfu": 0.46, "peak_gb": 1.0, "reserved_gb": 1.2}
-    turn |= {"step_seconds": 0.2, "fastest": 0.1, "slowest": 0.3}
+    turn |= {"step_seconds": 0.2, "fastest": 0.1, "slowest": 0.3, "data_wait": 0.04}
     turn["profile"] = {
         "kernels": 7,
         "kernel_us": 150_000,
@@ -174,6 +174,7 @@ def test_the_report_names_failures_and_says_that_the_device_is_fake(check):
     assert "# FAIL: 1 of 6 rows" in text and "fake H200" in text and "device: fake" in text
     assert "| exact | **FAIL** | off by 2 |" in text and "Not run yet: resume." in text
     says = "100 tokens/s, MFU 46.0%; 1.0 GB, reserved 1.2; a step 0.2000 s (0.1000 .. 0.3000)"
+    says += ", 4.0% of it waiting for data"
     assert f"| speed, size albert-tiny | PASS | {says} |" in text
     assert "| 7 kernels, 150.0 ms on the device of a step of 300.0 ms |" in text
     assert "| 50.0%, 4 times | - | `gemm` |" in text

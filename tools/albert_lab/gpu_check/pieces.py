@@ -100,7 +100,8 @@ def measure_speed(check: Check) -> list[Finding]:
         says = f"{turn['tokens_a_second']:,} tokens/s"
         says += f", MFU {turn['mfu']:.1%}" if turn["mfu"] is not None else ""
         says += f"; {turn['peak_gb']} GB, reserved {turn['reserved_gb']}; a step "
-        says += f"{turn['step_seconds']:.4f} s ({turn['fastest']:.4f} .. {turn['slowest']:.4f})"
+        says += f"{turn['step_seconds']:.4f} s ({turn['fastest']:.4f} .. {turn['slowest']:.4f}), "
+        says += f"{turn['data_wait']:.1%} of it waiting for data"
         found.append(tell(record, says))
         if "profile" in turn:
             profiles += tell_profile(found[-1].what, turn)

@@ -139,6 +139,7 @@ def measure_speed(
     while len(seconds) < 5 or (sum(seconds[2:]) < enough and len(seconds) < 42):
         if len(seconds) == 2:  # the engine before is gone by now
             torch.cuda.reset_peak_memory_stats()
+            run.window.reset()
         started = time.perf_counter()
         counts = take_step(run).counts
         torch.cuda.synchronize()
@@ -153,6 +154,7 @@ def measure_speed(
         "fastest": round(min(steps), 5),
         "slowest": round(max(steps), 5),
         "steps": len(steps),
+        "data_wait": round(run.window.data_seconds / sum(steps), 4),
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 3),
         "reserved_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3),
         "build_seconds": round(times[1] - times[0], 1),
