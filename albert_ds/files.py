@@ -22,6 +22,8 @@ from albert_ds.errors import UserError, name_os_error
 
 # It also holds ds_configs/ and slurm/: in a clone as links, in an installed package as copies.
 PACKAGE = Path(__file__).parent
+UMASK = os.umask(0)  # it can only be read by setting it: here, before there are threads
+os.umask(UMASK)
 MARK = "written by albert-ds"  # near the start of each report and picture
 # What a trainer replaces in a RUN, and what says that the RUN is one.
 RUN_NAMES = ("metrics.jsonl", "spiece.model", "tokenizer*.json", "results.json", "*.tsv", "best")
@@ -140,9 +142,7 @@ def new_folder(output: Path) -> Generator[Path]:
 
 def open_to_readers(path: Path) -> None:
     """Give a file the mode of any new one: safetensors opens its files to their owner alone."""
-    umask = os.umask(0)
-    os.umask(umask)
-    path.chmod(0o666 & ~umask)
+    path.chmod(0o666 & ~UMASK)
 
 
 def publish(places: dict[Path, Path]) -> None:
