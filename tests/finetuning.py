@@ -76,13 +76,18 @@ def write_mnli(folder: Path) -> Path:
     )
 
 
-def write_topics(folder: Path, *, train: int = 96, dev: int = 40) -> Path:
-    """Labels of one's own: three classes, by which of two words there are; quoted CSV."""
+def write_topics(folder: Path, *, train: int = 96, dev: int = 40, wrong: int = 1000) -> Path:
+    """Labels of one's own: three classes, by which of two words there are; quoted CSV.
+
+    Every `wrong`-th label of dev and test is wrong.
+    """
     folder.mkdir(parents=True)
     for split, count, seed in (("train", train, 1), ("dev", dev, 2), ("test", 10, 3)):
         rows = [["id", "label", "text"]]
         for number, text in enumerate(draw_sentences(count, seed)):
             label = "type, class" if "class" in text else "string" if "string" in text else "other"
+            if split != "train" and number % wrong == wrong - 1:
+                label = "other" if label == "string" else "string"
             rows.append([str(number), label, f'{text}, "so"'])
         with (folder / f"{split}.csv").open("w", newline="") as file:
             csv.writer(file).writerows(rows)
