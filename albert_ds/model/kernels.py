@@ -18,6 +18,12 @@ SUM_ROWS = 32  # of a tile of `sum_rows` and of `add_parts`
 SUM_COLUMNS, PART_COLUMNS = 128, 32
 SCORES = 4096  # of a row of the vocabulary, read at once
 DRAWS = 4  # numbers of 32 bits that one Philox counter gives
+# Triton compiles again, in the middle of a run, for a number that 16 divides and for a tensor that
+# begins at a multiple of 16 bytes. These are so in some micro-batches of text and in others not.
+VARYING = {
+    "do_not_specialize": ["seed", "rows"],
+    "do_not_specialize_on_alignment": ["rstd_at", "labels_at", "total_at"],
+}
 
 
 # A launch costs the host more than a small kernel costs the device, and `triton.cdiv` and questions
@@ -48,7 +54,7 @@ def _scale_kept(values, seed, row, p, BLOCK: tl.constexpr):
     return tl.where(drawn >= p, values / (1 - p), 0.0)
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit(**VARYING)
 def _norm_forward(
     x_at, added_at, weight_at, bias_at, y_at, sum_at, mean_at, rstd_at,
     width, eps, p, seed, BLOCK: tl.constexpr, DROPS: tl.constexpr,
@@ -74,7 +80,7 @@ def _norm_forward(
     tl.store(rstd_at + row, rstd)
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit(**VARYING)
 def _norm_backward(
     dy_at, sum_at, weight_at, mean_at, rstd_at, dx_at, dadded_at, dweight_at, dbias_at,
     rows, width, p, seed, BLOCK: tl.constexpr, DROPS: tl.constexpr,
@@ -148,7 +154,7 @@ class ResidualNorm(torch.autograd.Function):
 # --- x W^T + b ---
 
 
-@triton.jit
+@triton.jit(**VARYING)
 def _sum_tile(x_at, parts_at, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < width
@@ -212,7 +218,7 @@ class Linear(torch.autograd.Function):
 # --- cross entropies over a vocabulary ---
 
 
-@triton.jit
+@triton.jit(**VARYING)
 def _entropy_forward(
     logits_at, labels_at, loss_at, total_at, right_at, classes, IGNORED: tl.constexpr,
     SCORES: tl.constexpr,
@@ -238,7 +244,7 @@ def _entropy_forward(
     tl.store(right_at + row, (best == label).to(tl.int64))
 
 
-@triton.jit
+@triton.jit(**VARYING)
 def _entropy_backward(
     logits_at, labels_at, total_at, gradient_at, of_squares_at, dlogits_at, classes,
     IGNORED: tl.constexpr, SCORES: tl.constexpr,

@@ -1,9 +1,11 @@
 """Compile every Triton kernel for a GPU that is not there: `compile_kernels CAPABILITY ...`.
 
 All that launches a kernel runs on tensors of the host, and each launch ends with the machine code.
-A line of JSON a kernel: its name, the architecture, its shared memory and bytes of code.
+A line of JSON a launch: the kernel's name, the architecture, its shared memory and bytes of code,
+the number of tokens, and what distinguishes this code from all other.
 """
 
+import itertools
 import json
 import re
 import sys
@@ -36,33 +38,35 @@ class Device:
         return 0
 
 
-def compile_and_tell(kernel: JITFunction, *args, **options) -> None:
-    built = LAUNCH(kernel, *args, **{**options, "warmup": True})
-    target = re.search(r"^\.target (\w+)", built.asm["ptx"], re.M)[1]
-    code, shared = len(built.asm["cubin"]), built.metadata.shared
-    told = {"kernel": built.name, "target": target, "shared": shared, "code": code}
-    print(json.dumps(told))
+def launch_all(dtype: torch.dtype, width: int, tokens: int) -> None:
+    def compile_and_tell(kernel: JITFunction, *args, **options) -> None:
+        built = LAUNCH(kernel, *args, **{**options, "warmup": True})
+        target = re.search(r"^\.target (\w+)", built.asm["ptx"], re.M)[1]
+        code, shared = len(built.asm["cubin"]), built.metadata.shared
+        told = {"kernel": built.name, "target": target, "shared": shared, "code": code}
+        print(json.dumps({**told, "tokens": tokens, "hash": built.hash}))
 
+    JITFunction.run = compile_and_tell
 
-def launch_all(dtype: torch.dtype, width: int) -> None:
     def make(*shape: int) -> torch.Tensor:
         return torch.ones(*shape, dtype=dtype, requires_grad=True)
 
     for dropout in (0.0, 0.1):
         sums = kernels.ResidualNorm.apply(
-            make(64, width), make(64, width), make(width), make(width), 1e-12, dropout, 2**62 + 1
+            *(make(tokens, width), make(tokens, width), make(width), make(width)),
+            *(1e-12, dropout, 2**62 + 1),
         )
         sums.sum().backward()
-    kernels.Linear.apply(make(64, width), make(width, width), make(width)).sum().backward()
-    labels = torch.zeros(4, dtype=torch.int64)
+    kernels.Linear.apply(make(tokens, width), make(width, width), make(width)).sum().backward()
+    labels = torch.zeros(2 * tokens, dtype=torch.int64)[tokens:]  # a part of a micro-batch
     for z_loss in (False, True):
-        loss, _, *squares = kernels.CrossEntropy.apply(make(4, 30_000), labels, -100, z_loss)
+        logits = make(tokens, 30_000)
+        loss, _, *squares = kernels.CrossEntropy.apply(logits, labels, -100, z_loss)
         sum(squares, loss).backward()
 
 
 if __name__ == "__main__":
-    JITFunction.run = compile_and_tell
     for capability in sys.argv[1:]:
         triton.runtime.driver.set_active(Device(int(capability)))
-        for kind in WIDTHS:
-            launch_all(*kind)
+        for kind, tokens in itertools.product(WIDTHS, (64, 63)):
+            launch_all(*kind, tokens)
