@@ -49,7 +49,9 @@ REPORT=$(mktemp -d "$WORK/report-XXXXXX")  # of its own: a second call measures 
 MINUTES=$(awk "BEGIN {print ($TOTAL - $SECONDS_TO_PACK - $SECONDS) / 60}")
 pack() {
     cp "$REPORT"/report.md "$REPORT"/*.jsonl "$OUT"
-    tar czf "$OUT/cells.tar.gz" -C "$REPORT" cells
+    # Its own file: when the loop below is killed, its tar may still write.
+    tar czf "$REPORT/$BASHPID.tar.gz" -C "$REPORT" cells &&
+        mv "$REPORT/$BASHPID.tar.gz" "$OUT/cells.tar.gz"
 }
 # If this is cut off, what was known by then is there.
 while sleep 10 && [ -d /proc/$$ ]; do pack; done > /dev/null 2>&1 &
