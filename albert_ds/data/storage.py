@@ -41,17 +41,18 @@ def is_url(location: str) -> bool:
 
 def join(folder: str, name: str) -> str:
     """The location of a file in a folder. A query of a URL, which may sign it, stays at the end."""
-    path, query = _split_query(folder)
+    path, query = split_query(folder)
     return f"{path.rstrip('/')}/{name}{query}"
 
 
 def beside(location: str, name: str) -> str:
     """The location of another file in the folder of this one."""
-    path, query = _split_query(location)
+    path, query = split_query(location)
     return join((path.rpartition("/")[0] or ".") + query, name)
 
 
-def _split_query(location: str) -> tuple[str, str]:
+def split_query(location: str) -> tuple[str, str]:
+    """A location without the query of a URL, and that query with its mark."""
     path, mark, query = location.partition("?") if is_url(location) else (location, "", "")
     return path, mark + query
 

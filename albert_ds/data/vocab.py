@@ -43,6 +43,7 @@ TOKENIZER_NAME = "tokenizer.json"
 FILES = (MODEL_NAME, PIECES_NAME, CONFIG_NAME, TOKENIZER_NAME)
 
 WORD_MARK = "\u2581"  # SentencePiece's space
+RESERVED = "\u2585"  # SentencePiece trains on no sentence that has it
 WORD_END = "\x01"  # between the words of segmented text for training; never in normalised text
 CHARSMAP = "nmt_nfkc"  # SentencePiece's own normalisation, as in the released models
 SCORE_STEP = 1 / 1024  # float32 sums of multiples of this are exact for up to 16,000 nats of text
@@ -348,7 +349,8 @@ def train_vocab(
             sample = _draw_sample(sentences, sample_size, random.Random(seed))
             while sample:
                 words = sample.pop().split(WORD_END) if segmented else [sample.pop()]
-                yield WORD_END.join(map(normalise, words))  # SentencePiece keeps its own copy
+                # SentencePiece keeps its own copy.
+                yield WORD_END.join(map(normalise, words)).replace(RESERVED, " ")
         except Exception as error:
             failure.append(error)
             raise

@@ -9,6 +9,7 @@ is passed on as damaged, and the caller counts it.
 import argparse
 import contextlib
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, NamedTuple
@@ -181,14 +182,15 @@ def begins_document(line: str, kind: str, *, after_blank: bool) -> bool:
     return bool(line) and (kind == "json" or after_blank)
 
 
-def read_lines(file: IO[bytes], *, is_start: bool = True) -> Iterator[Line]:
-    """The lines of a stream; `is_start` if a byte order mark may stand before the first."""
+def read_lines(file: IO[bytes], size: float = math.inf, *, is_start=True) -> Iterator[Line]:
+    """The lines that begin in the next `size` bytes; `is_start` if a byte order mark may come."""
     number = 0
-    while raw := file.readline(MAX_LINE_BYTES):
-        number += 1
+    while size > 0 and (raw := file.readline(MAX_LINE_BYTES)):
+        number, size = number + 1, size - len(raw)
         if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
             while raw and not raw.endswith(b"\n"):
                 raw = file.readline(1 << 16)
+                size -= len(raw)
             yield Line(number, "", OVERLONG_LINE)
         elif b"\0" in raw:
             yield Line(number, "", NUL_BYTES, raw)

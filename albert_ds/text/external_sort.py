@@ -75,7 +75,7 @@ def _read_range(path: Path, keys: tuple[int, int], draws: tuple[int, int]) -> It
     with path.open("rb") as file:
         number = int.from_bytes(file.read(8), "little")
         entries: Any = np.memmap(file, _ENTRY, mode="r", offset=8, shape=number)
-        first, last = (bisect_left(entries, key, key=_key) for key in keys)
+        first, last = (bisect_left(entries, key, key=lambda row: int(row["key"])) for key in keys)
         # A record begins where the one before it ends.
         origin = int(entries["end"][first - 1]) if first else 0
         chosen: Any = np.array(entries[first:last])
@@ -87,10 +87,6 @@ def _read_range(path: Path, keys: tuple[int, int], draws: tuple[int, int]) -> It
     for at, entry in zip(wanted.tolist(), chosen[wanted].tolist(), strict=True):
         key, draw, end, tokens, opens = entry
         yield SortRecord(key, content[ends[at] - origin : end - origin], tokens, draw, opens)
-
-
-def _key(entry) -> int:
-    return int(entry["key"])
 
 
 class Range(NamedTuple):

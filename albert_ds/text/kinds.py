@@ -43,6 +43,7 @@ def find_kind(head: bytes, name: str, text_field: str) -> str:
 
     `head` are the first HEAD_BYTES or less. Raises UserError, naming the file, for anything else.
     """
+    head = head.removeprefix(codecs.BOM_UTF8)
     for magic, kind in _TABLES.items():
         if head.startswith(magic):
             return kind
@@ -52,7 +53,7 @@ def find_kind(head: bytes, name: str, text_field: str) -> str:
     controls = len(head) - len(head.translate(None, _CONTROLS))
     if controls > max(MIN_CONTROLS, MAX_CONTROLS * len(head)) and not describe_encoding(head):
         raise UserError(f"{name}: looks like binary data, not text")
-    text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace").lstrip()
+    text = head.decode("utf-8", "replace").lstrip()
     first = text.split("\n", 1)[0].strip()
     if begins_document(first, "wiki", after_blank=False):
         kind = "wiki"

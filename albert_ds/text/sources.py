@@ -13,15 +13,17 @@ import bz2
 import gzip
 import io
 import lzma
+import math
 import os
 import sys
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import IO, Any, NamedTuple
 
-from albert_ds.data.storage import FileInfo, is_url, open_file, read_bytes, stat
+from albert_ds.data.storage import FileInfo, is_url, open_file, read_bytes, split_query, stat
 from albert_ds.errors import DamagedData, UserError, hide_passwords
 from albert_ds.text.documents import (
     MAX_LINE_BYTES,
@@ -41,8 +43,6 @@ else:
     from backports import zstd
 
 UNIT_BYTES = 16 << 20  # as stored
-# The modules of the standard library and its like notice a cut; other readers of .zst do not.
-UNPACKERS: dict[str, Any] = {".gz": gzip, ".bz2": bz2, ".xz": lzma, ".zst": zstd}
 READ_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, zstd.ZstdError, tarfile.TarError)
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz"}
 _KIND_NAMES = {
@@ -50,6 +50,38 @@ _KIND_NAMES = {
     **{PARQUET: "of Parquet", ARROW: "of Arrow", "": "packed"},
 }
 _BUFFER_BYTES = 1 << 20
+
+
+class _Unpacked(io.RawIOBase):
+    """What all packed streams of a file hold; bz2.open and lzma.open end at a damaged later one."""
+
+    def __init__(self, file: IO[bytes], begin: Callable[[], Any]):
+        self._read, self._begin, self._stream = partial(file.read, _BUFFER_BYTES), begin, begin()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        content = packed = b""
+        while not content:
+            if self._stream.eof:
+                packed = self._stream.unused_data.lstrip(b"\0") or self._read().lstrip(b"\0")
+                if not packed:
+                    return 0
+                self._stream = self._begin()
+            elif self._stream.needs_input and not (packed := self._read()):
+                raise EOFError("it is cut short")
+            content, packed = self._stream.decompress(packed, len(buffer)), b""
+        buffer[: len(content)] = content
+        return len(content)
+
+
+UNPACKERS: dict[str, Callable[[Any], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": partial(_Unpacked, begin=bz2.BZ2Decompressor),
+    ".xz": partial(_Unpacked, begin=lzma.LZMADecompressor),
+    ".zst": partial(_Unpacked, begin=zstd.ZstdDecompressor),
+}
 
 
 class Slice(NamedTuple):
@@ -141,13 +173,10 @@ def _read_slice(piece: Slice, text_field: str, done: int) -> Iterator[Reading]:
             for document in read_arrow(raw, name, text_field):
                 yield Reading(document, name, done + raw.tell(), bytearray(), "row")
             return
-        window = raw
-        if not is_packed(piece.location) and not is_url(piece.location):
-            raw.seek(piece.begin)
-            window = io.BufferedReader(_Window(raw, piece.end), _BUFFER_BYTES)
+        raw.seek(piece.begin)
         # The lines before a slice are not counted.
         label = f"{name}, from byte {piece.begin:,} on" if piece.begin else name
-        for member, file in open_streams(label, window, name):
+        for member, file in open_streams(label, raw, split_query(piece.location)[0]):
             head = bytearray()
             for document in _read_stream(member, file, piece, text_field, head):
                 bytes_read = done + min(raw.tell() - piece.begin, piece.size)
@@ -158,10 +187,11 @@ def _read_stream(
     name: str, file, piece: Slice, text_field: str, head: bytearray
 ) -> Iterator[Document]:
     number = 0
+    size = math.inf if piece.size == piece.file.size else piece.size
 
     def lines() -> Iterator[Line]:
         nonlocal number
-        for line in read_lines(file, is_start=not piece.begin):
+        for line in read_lines(file, size, is_start=not piece.begin):
             number = line.number
             if len(head) < HEAD_BYTES:
                 head.extend(line.raw[:HEAD_BYTES])
@@ -183,27 +213,12 @@ def _explain(error: OSError) -> str:
     return error.strerror or "no such file"  # fsspec's have no words
 
 
-class _Window(io.RawIOBase):
-    """The bytes of an open file from where it stands up to `end`."""
-
-    def __init__(self, file: IO[bytes], end: int):
-        self._file = file
-        self._end = end
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        content = self._file.read(min(len(buffer), self._end - self._file.tell()))
-        buffer[: len(content)] = content
-        return len(content)
-
-
 def _cut_file(location: str, text_field: str) -> Iterator[Slice]:
     name = hide_passwords(location)
     try:
         info = stat(location)
-        packed = is_packed(location)
+        suffix = os.path.splitext(split_query(location)[0])[1]
+        packed = suffix in {*UNPACKERS, *_SHORT, ".tar"}
         kind = "" if packed else find_kind(read_bytes(location, HEAD_BYTES), name, text_field)
     except OSError as error:
         raise UserError(f"{name}: cannot be opened: {_explain(error)}") from None
@@ -243,10 +258,6 @@ def _find_document(file: IO[bytes], kind: str, offset: int, size: int) -> int:
     return size
 
 
-def is_packed(name: str) -> bool:
-    return os.path.splitext(name)[1] in {*UNPACKERS, *_SHORT, ".tar"}
-
-
 def open_streams(label: str, raw: IO[bytes], name: str | None = None) -> Iterator[tuple[str, Any]]:
     """(what to call it in messages, unpacked file) of a file, or of every member of a tar.
 
@@ -256,7 +267,7 @@ def open_streams(label: str, raw: IO[bytes], name: str | None = None) -> Iterato
     if suffix in _SHORT:
         yield from open_streams(label, raw, stem + _SHORT[suffix])
     elif suffix in UNPACKERS:
-        unpacked = io.BufferedReader(UNPACKERS[suffix].open(raw, "rb"), _BUFFER_BYTES)
+        unpacked = io.BufferedReader(UNPACKERS[suffix](raw), _BUFFER_BYTES)
         yield from open_streams(label, unpacked, stem)
     elif suffix == ".tar":
         yield from _open_members(label, raw)

@@ -1,6 +1,7 @@
 """Text and shards behind a URL are read like those on disk; a server that fails is asked again."""
 
 import errno
+import gzip
 import json
 import pickle
 import shutil
@@ -148,6 +149,13 @@ def test_text_that_is_cut_short_is_read_again(server, text, kind):
     (unit,) = cut_units(find_files([url]))
     found = [reading.document.lines[0] for reading in read_documents(unit)]
     assert found == documents and server.asked["/text.txt"] > 2
+
+
+def test_packed_text_behind_a_signed_url(server, text, tmp_path):
+    packed = gzip.compress((tmp_path / "text.txt").read_bytes())
+    (tmp_path / "text.gz").write_bytes(packed)
+    (unit,) = cut_units(find_files([f"{server.url}/text.gz?sv=2024&sig=abc"]))
+    assert [reading.document.lines[0] for reading in read_documents(unit)] == text[1]
 
 
 @pytest.mark.parametrize("kind", ["error", "half"])

@@ -131,6 +131,13 @@ def test_long_text_is_not_left_out(documents):
     assert {"z", "w"} & {piece[-1:] for piece in vocab.pieces} or "\u2581zizizi" in vocab.pieces
 
 
+def test_text_with_sentencepiece_s_own_sign_is_not_left_out(documents):
+    text = [sentence for document in documents for sentence in document]
+    marked = [sentence.replace(" ", " \N{LOWER FIVE EIGHTHS BLOCK} ") for sentence in text]
+    models = [train_vocab(t, Normalisation(), vocab_size=200).model for t in (text, marked)]
+    assert models[0] == models[1]
+
+
 def test_too_little_text_names_the_limit():
     with pytest.raises(UserError, match=r"--vocab-size 5000: this text yields at most \d+ pieces"):
         train_vocab(["just a few words here"] * 9, Normalisation(), vocab_size=5000)

@@ -249,6 +249,7 @@ REFUSED = {
     "pdf": (b"%PDF-1.7\n" + BINARY, "looks like a PDF: take its text out"),
     "docx": (b"PK\x03\x04" + BINARY, "looks like a zip, as .docx, .xlsx"),
     "html": (b"<!DOCTYPE html>\n<p>Text.</p>\n", "looks like HTML: take its text out"),
+    "bom": (b"\xef\xbb\xbf<!DOCTYPE html>\n<p>Text.</p>\n", "looks like HTML: take its text out"),
     "dump": (b"<mediawiki xmlns=\"x\">\n", "looks like XML: take its text out (of Wikipedia's"),
     "packed": (gzip.compress(TEXTS[0].encode()), "looks like gzip: let its name end in .gz"),
     "binary": (BINARY, "looks like binary data, not text"),

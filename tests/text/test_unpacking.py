@@ -46,6 +46,17 @@ def test_packings(tmp_path, suffix):
     assert read(path) == [*DOCUMENTS, ["More."]]
 
 
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_a_damaged_second_stream_is_not_the_end(tmp_path, suffix):
+    first, second = (PACKERS[suffix](text.encode()) for text in (TEXT, "\n\nMore.\n"))
+    path = tmp_path / f"corpus{suffix}"
+    path.write_bytes(first + bytes(8) + second + bytes(4))  # zeros between streams are allowed
+    assert read(path) == [*DOCUMENTS, ["More."]]
+    path.write_bytes(first + bytes([second[0], second[1] ^ 1]) + second[2:])
+    with pytest.raises(DamagedData, match=f"corpus{suffix}: cannot be read after line "):
+        read(path)
+
+
 @pytest.mark.parametrize("suffix", ["", *PACKERS])
 def test_tars_of_anything(tmp_path, suffix):
     members = {
