@@ -99,9 +99,8 @@ def _match_urls(pattern: str) -> list[str]:
     def find(system: Any, path: str) -> list[str]:
         if pattern.startswith("hf://datasets/"):
             path = _pin_revision(system, path)
-        if glob.has_magic(path):
-            found = system.glob(path, detail=True)
-        else:
+        found = glob.has_magic(path) and system.glob(path, detail=True)
+        if not found:  # a name may look like a pattern
             found = {path: system.info(path)}
             if found[path]["type"] == "directory":
                 found = system.find(path, detail=True)

@@ -226,6 +226,8 @@ def test_text_of_any_file_system_that_fsspec_knows():
     memory = fsspec.filesystem("memory")
     memory.pipe("/corpus/a.txt", b"One.\n\nTwo.\n")
     memory.pipe("/corpus/deep/b.txt", b"Three.\n")
+    memory.pipe("/odd/a[1] ?.txt", b"Odd.\n")
+    assert find_files(["memory://odd/a[1] ?.txt"]) == ["memory:///odd/a[1] ?.txt"]
     files = find_files(["memory://corpus/**"])
     assert files == ["memory:///corpus/a.txt", "memory:///corpus/deep/b.txt"]
     (unit,) = cut_units(files)
