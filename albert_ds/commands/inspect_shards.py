@@ -184,10 +184,8 @@ def print_statistics(
     room = config.sequence_length * count
     print(f"{count:,} samples, {tokens:,} tokens")
     print(f"fill: {tokens / room:.1%} of {config.sequence_length} (no row is ever padded)")
-    print(
-        f"truncated by short draws: "
-        f"{found.truncated_tokens / (tokens + found.truncated_tokens):.1%} of the tokens"
-    )
+    truncated = found.truncated_tokens / (tokens + found.truncated_tokens)
+    print(f"truncated by short draws: {truncated:.1%} of the tokens")
     for name, values in (("length", found.lengths), ("[CLS] A [SEP]", found.first_lengths)):
         spread = f"{min(values)} / {statistics.median(values):.0f} / {max(values)}"
         print(f"{name}: min / median / max {spread}")
@@ -199,12 +197,10 @@ def print_statistics(
     if labelled:
         share = found.pair_labels[1] / labelled
         error = 1.96 * (share * (1 - share) / labelled) ** 0.5
-        print(f"pairs with label 1: {share:.1%} +- {error:.1%}; samples without a pair: ", end="")
-        print(f"{found.pair_labels[NO_LABEL]:,}")
-    print(
-        "special pieces: "
-        + ", ".join(f"{p} {found.ids[i]:,}" for i, p in enumerate(SPECIAL_PIECES))
-    )
+        without = f"samples without a pair: {found.pair_labels[NO_LABEL]:,}"
+        print(f"pairs with label 1: {share:.1%} +- {error:.1%}; {without}")
+    special = ", ".join(f"{p} {found.ids[i]:,}" for i, p in enumerate(SPECIAL_PIECES))
+    print(f"special pieces: {special}")
     common = ", ".join(f"{pieces[i]} {n / tokens:.1%}" for i, n in found.ids.most_common(12))
     print(f"most frequent: {common}")
     print(f"pieces that occur: {len(found.ids):,} of {len(pieces):,}")
@@ -214,16 +210,13 @@ def print_text_figures(index: dict) -> None:
     """What index.json says about the text."""
     counts = index["counts"]
     unknown = counts["unknown_tokens"] / max(1, counts["tokens"])
+    single = counts["one_sentence_sequences"]
     print(f"unknown: {unknown:.4%} of the tokens of the set")
-    print(
-        f"sequences with one sentence: {counts['one_sentence_sequences']:,} of "
-        f"{counts['sequences']:,}"
-    )
+    print(f"sequences with one sentence: {single:,} of {counts['sequences']:,}")
     print(f"language {index['language']}, normalisation {index['form']}")
     print(*describe_figures(index["text"]), sep="\n")
 
 
 def shares(counts: Counter) -> str:
     total = counts.total()
-    ranked = sorted(counts.items(), key=lambda item: (str(type(item[0])), item[0]))
-    return ", ".join(f"{name} {number / total:.1%}" for name, number in ranked)
+    return ", ".join(f"{name} {number / total:.1%}" for name, number in sorted(counts.items()))

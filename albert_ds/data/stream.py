@@ -93,8 +93,8 @@ def heldout_batches(
     *,
     limit: int,
     micro_batch_size: int,
-    dp_rank: int,
-    dp_size: int,
+    dp_rank: int = 0,
+    dp_size: int = 1,
 ) -> Iterator[MicroBatch]:
     """One rank's part of the first `limit` samples of a split, with the same masks at every call.
 

@@ -59,38 +59,30 @@ def open_model(folder: ModelFolder, vocab, device, span: tuple[int, int] | None)
     return model.to(device)
 
 
-def draw_batches(args, source, objective: str, samples: int, longest: int) -> list:
+def draw_batches(args, source, objective: str, samples: int, model) -> list:
     """The first samples of a split, drawn for `objective`; every call draws the same ones."""
+    longest = model.config.max_position_embeddings
     length = min(source.sequence_length, longest, args.sequence_length or longest)
-    return list(
-        heldout_batches(
-            source,
-            StreamConfig(objective=objective, sequence_length=length, seed=args.seed),
-            limit=samples,
-            micro_batch_size=args.micro_batch_size,
-            dp_rank=0,
-            dp_size=1,
-        )
-    )
+    stream = StreamConfig(objective=objective, sequence_length=length, seed=args.seed)
+    size = args.micro_batch_size
+    return list(heldout_batches(source, stream, limit=samples, micro_batch_size=size))
 
 
 def probe(args: Namespace, folder: ModelFolder, device: torch.device) -> dict:
     """Held-out accuracies and their baselines."""
     source = open_shards(args.data, "heldout")
     model = open_model(folder, source.vocab, device, args.num_layers)
-    longest = model.config.max_position_embeddings
     # The objective of its two-way head; ALBERT's SOP for a Hugging Face folder.
     stream = folder.record.get("stream", {}) if folder.is_ours else {}
     check(stream, dict, f"{folder.root / 'config.json'}: stream")
     own = stream.get("objective", "sop") if model.config.pair_head else "none"
-    batches = draw_batches(args, source, own, args.samples, longest)
+    batches = draw_batches(args, source, own, args.samples, model)
     values = evaluate(model, batches, build_mesh(1), device, own)
     for task in TASKS.keys() - {own}:
-        held, labels = encode_pairs(
-            model, draw_batches(args, source, task, args.samples, longest), device
-        )
+        found = draw_batches(args, source, task, args.samples, model)
+        held, labels = encode_pairs(model, found, device)
         shards = open_shards(args.data, "train")
-        train = draw_batches(args, shards, task, args.head_samples, longest)
+        train = draw_batches(args, shards, task, args.head_samples, model)
         features, known = encode_pairs(model, train, device)
         values[f"heldout_{task}_pairs"] = len(labels)
         if not len(labels) or len({*known.tolist()}) < 2:
@@ -99,9 +91,8 @@ def probe(args: Namespace, folder: ModelFolder, device: torch.device) -> dict:
                 f"and held-out pairs; {len(known)} and {len(labels)} could be made of {args.data}"
             )
             continue
-        values[f"heldout_{task}_accuracy"] = float(
-            (train_head(features, known, held) == labels).mean()
-        )
+        right = train_head(features, known, held) == labels
+        values[f"heldout_{task}_accuracy"] = float(right.mean())
     masked = torch.cat([torch.as_tensor(b.tensors["masked_labels"]) for b in batches])
     frequent = masked.mode().values
     loss, count = values["heldout_mlm_loss"], values["heldout_masked"]
@@ -169,8 +160,7 @@ def probe_depths(args: Namespace, folder: ModelFolder, device: torch.device) -> 
     source = open_shards(args.data, "heldout")
     model = open_model(folder, source.vocab, device, args.num_layers)
     depths = find_depths(model.config, *args.num_layers)
-    longest = model.config.max_position_embeddings
-    batches = draw_batches(args, source, "none", args.samples, longest)
+    batches = draw_batches(args, source, "none", args.samples, model)
     rows, masked = measure_depths(model, batches, depths, device), sum(b.masked for b in batches)
     header = ("layers", "MLM loss", "MLM accuracy", "", "L2", "degrees")
     lines = [f"| {' | '.join(header)} |", "| ---: | ---: | ---: | --- | ---: | ---: |"]
@@ -194,8 +184,7 @@ def compare_layers(args: Namespace, device: torch.device) -> dict:
     source, found = open_shards(args.data, "heldout"), {}
     for label, checkpoint in zip(labels, checkpoints, strict=True):
         model = open_model(ModelFolder(checkpoint), source.vocab, device, args.num_layers)
-        longest = model.config.max_position_embeddings
-        batches = draw_batches(args, source, "none", args.samples, longest)
+        batches = draw_batches(args, source, "none", args.samples, model)
         measured = measure_similarity(model, batches, device)
         found[label] = {"sharing": model.config.sharing, **measured}
     return {"models": found}

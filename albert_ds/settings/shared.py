@@ -239,7 +239,7 @@ def check_resume(config: SharedConfig) -> None:
     kind, own = ("fine-tuning", "task") if "task" in now else ("pretraining", "stream")
     if own not in before:
         raise UserError(
-            f"--output {config.output}: its config.json is of no {kind} run; name another folder"
+            f"--output {config.output}: its config.json is of no {kind} run; must be new"
         )
     old, new = (
         {name: value for name, value, may_change in _name_values(config, record) if not may_change}

@@ -126,20 +126,17 @@ def read_sentences(path: Path) -> Iterator[Sentence]:
 
 
 def _read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a file, of which there must be at least one, and none damaged."""
+    """The lines of a file, none of which may be damaged."""
     try:
         file = path.open("rb")
     except OSError as error:
         raise UserError(f"--data: {path}: {error.strerror}") from None
-    line = None
     with file:
         for line in read_lines(file):
             if line.damage:
                 cause = explain_damage(line.damage, line.raw)
                 raise UserError(f"{path}, line {line.number}: {DAMAGED_LINES[line.damage]}{cause}")
             yield line
-    if line is None:
-        raise UserError(f"{path}: is empty")
 
 
 def write_scores(

@@ -112,18 +112,13 @@ class TextTask:
         logits, labels = outputs["logits"], split.features.arrays.get("labels")
         chosen = logits.argmax(1)
         if self.labels:
-            shares = np.exp(logits - logits.max(1, keepdims=True))
-            shares = shares.max(1) / shares.sum(1)
-            head = ["example", "prediction", "probability"]
-            rows = [
-                (self.labels[k], f"{share:.4f}") for k, share in zip(chosen, shares, strict=True)
-            ]
+            shares = 1 / np.exp(logits - logits.max(1, keepdims=True)).sum(1)  # of the largest
+            head = ("example", "prediction", "probability")
+            columns = [[self.labels[k] for k in chosen], [f"{share:.4f}" for share in shares]]
         else:
-            head, rows = ["example", "prediction"], [(f"{x:.4f}",) for x in logits[:, 0]]
-        table = io.StringIO()
-        csv.writer(table, lineterminator="\n").writerows(
-            [head, *((n, *r) for n, r in enumerate(rows))]
-        )
+            head, columns = ("example", "prediction"), [[f"{x:.4f}" for x in logits[:, 0]]]
+        table, rows = io.StringIO(), zip(range(len(logits)), *columns, strict=True)
+        csv.writer(table, lineterminator="\n").writerows([head, *rows])
         write_file(folder / f"predictions.{split.name}.csv", table.getvalue())
         if labels is not None:
             parts = {"classes": self._count_classes(chosen, labels)} if self.labels else {}

@@ -55,6 +55,7 @@ def find_kind(head: bytes, name: str, text_field: str) -> str:
         raise UserError(f"{name}: looks like binary data, not text")
     text = head.decode("utf-8", "replace").lstrip()
     first = text.split("\n", 1)[0].strip()
+    kind = "text"
     if begins_document(first, "wiki", after_blank=False):
         kind = "wiki"
     # A JSON array is no JSON lines: its lines are damaged, which its user is told.
@@ -62,8 +63,6 @@ def find_kind(head: bytes, name: str, text_field: str) -> str:
         kind = "json"
     elif delimiter := find_delimiter(text, text_field):
         return delimiter
-    else:
-        kind = "text"
     if "\r" in text.rstrip() and "\n" not in text:
         raise UserError(f"{name}: its lines end in CR alone: convert it with tr '\\r' '\\n'")
     return kind

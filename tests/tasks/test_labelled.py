@@ -117,7 +117,7 @@ WRONG = {
     "open quotes": ("text", "csv", 'text,label\n"a,x\nb,y\n', "line 2: unexpected end of data"),
     "fields": ("text", "tsv", "text\tlabel\na\tx\ty\n", "line 2: 3 fields, the header 2"),
     "twice": ("text", "csv", "text,text,label\n", "a column of the header stands there twice"),
-    "nothing": ("text", "csv", "", "train.csv: is empty"),
+    "nothing": ("text", "csv", "", "train.csv: holds no examples"),
     "header": ("text", "csv", "text,label\n", "train.csv: holds no examples"),
     "encoding": ("text", "csv", b"text,label\n\xe4,x\n", "line 2: not UTF-8"),
     "another encoding": (
