@@ -81,7 +81,11 @@ def test_wrong_input_is_one_line(tmp_path):
         (("curves", "--runs", "absent"), svg, "absent"),
         (("curves", "--runs", run), svg, "no loss and no accuracy is recorded yet"),
         (("curves", "--runs", run), "picture.png", "picture.png: must end in .svg"),
-        (("curves", "--runs", run, run, "--labels", "a", "a"), svg, "1 different labels for 2"),
+        (
+            ("curves", "--runs", run, run, "--labels", "a", "a"),
+            svg,
+            "--labels a a: must be 2 different names",
+        ),
     ):
         with pytest.raises(UserError, match=says) as found:
             plot(*flags, "--output", tmp_path / output)

@@ -56,10 +56,7 @@ def plot_curves(args) -> None:
 
     labels = args.labels or name_runs(args.runs)
     if len(set(labels)) != len(args.runs):
-        raise UserError(
-            f"--labels: {len(set(labels))} different labels for {len(args.runs)} runs; "
-            "allowed: one for each run"
-        )
+        raise UserError(f"--labels {' '.join(labels)}: must be {len(args.runs)} different names")
     runs = read_runs(args.runs, labels)
     write_file(args.output, build_picture(runs))
     for run in runs[1:]:
