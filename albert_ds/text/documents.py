@@ -30,7 +30,7 @@ SEED = Number(low=0, high=(1 << 63) - 1, whole=True)
 LINE_KINDS = ("paragraph", "sentence", "wrapped")
 MAX_LINE_BYTES = 16 << 20  # a longer line is damage, and never in memory
 MIN_ODD_BYTES = 8  # not ASCII, from which an encoding is guessed
-MAX_DOCUMENT_BYTES = 16 << 20  # text without a blank line is cut there
+MAX_DOCUMENT_BYTES = 16 << 20  # longer text is cut there, between two lines
 
 # Why a document is set aside.
 DAMAGE = (
@@ -172,7 +172,7 @@ def split_documents(
     """Every document of "wiki", "json" or "text", in order, empty and damaged ones included."""
     if kind == "json":
         return _split_json(lines, text_field)
-    return _split_wiki(lines) if kind == "wiki" else _split_text(lines)
+    return _split_text(lines, is_wiki=kind == "wiki")
 
 
 def begins_document(line: str, kind: str, *, after_blank: bool) -> bool:
@@ -240,46 +240,33 @@ def describe_encoding(head: bytes) -> str:
     return f"; it looks like {name}: convert it with iconv -f {name} -t UTF-8"
 
 
-def _split_wiki(lines: Iterable[Line]) -> Iterator[Document]:
+def _split_text(lines: Iterable[Line], *, is_wiki: bool) -> Iterator[Document]:
+    """What stands between blank lines, or between <doc ...> and </doc>."""
     document: list[str] = []
-    opened = stray = 0  # the lines where a <doc> that is not closed, or text outside one, began
+    begun = stray = size = 0  # the lines where a document, or text outside of one, began
     damage = ""
     for number, text, damaged, _ in lines:
-        opens, closes = begins_document(text, "wiki", after_blank=False), text == "</doc>"
-        if opened and closes:
-            yield Document(document, opened, damage)
-            opened = 0
-        elif opens:
-            if opened or stray:
-                yield Document([], opened or stray, UNCLOSED_DOC if opened else OUTSIDE_DOC)
-            document, opened, stray, damage = [], number, 0, ""
-        elif opened:
-            damage = damage or damaged
-            if text:
-                document.append(text)
-        elif (text or damaged) and not stray:
-            stray = number
-    if opened or stray:
-        yield Document([], opened or stray, UNCLOSED_DOC if opened else OUTSIDE_DOC)
-
-
-def _split_text(lines: Iterable[Line]) -> Iterator[Document]:
-    document: list[str] = []
-    begun = size = 0
-    damage = ""
-    for number, text, damaged, _ in lines:
-        if text or damaged:
+        is_blank = not text and not damaged
+        if is_wiki and begins_document(text, "wiki", after_blank=False):
+            if begun or stray:
+                yield Document([], begun or stray, UNCLOSED_DOC if begun else OUTSIDE_DOC)
+            document, begun, stray, size, damage = [], number, 0, 0, ""
+        elif begun and (text == "</doc>" if is_wiki else is_blank):
+            yield Document(document, begun, damage)
+            document, begun, size, damage = [], 0, 0, ""
+        elif is_wiki and not begun and not is_blank:
+            stray = stray or number
+        elif not is_blank:
             if size + len(text) > MAX_DOCUMENT_BYTES:
                 yield Document(document, begun, damage, cut=True)
-                document, begun, size = [], 0, 0
+                document, begun, size = [], number, 0
             begun = begun or number
             damage = damage or damaged
             size += len(text)
             document.append(text)
-        elif begun:
-            yield Document(document, begun, damage)
-            document, begun, size, damage = [], 0, 0, ""
-    if begun:
+    if is_wiki and (begun or stray):
+        yield Document([], begun or stray, UNCLOSED_DOC if begun else OUTSIDE_DOC)
+    elif begun:
         yield Document(document, begun, damage)
 
 

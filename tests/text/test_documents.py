@@ -119,9 +119,11 @@ def test_a_record_that_is_no_object_is_damage():
         assert explain_damage("no_text_field", first + b"\n" + JSON.encode()) == ""
 
 
-def test_long_text_is_cut_and_says_so(monkeypatch):
+@pytest.mark.parametrize(("begin", "end"), [(b"", b"\n"), (b"<doc id=1>\n", b"</doc>\n")])
+def test_long_text_is_cut_and_says_so(monkeypatch, begin, end):
     monkeypatch.setattr(documents, "MAX_DOCUMENT_BYTES", 20)
-    found = split(b"one two\nthree four\nfive six\nseven\n\nnext\n")
+    texts = (b"one two\nthree four\nfive six\nseven\n", b"next\n")
+    found = split(b"".join(begin + text + end for text in texts))
     assert [(d.lines, d.cut) for d in found] == [
         (["one two", "three four"], True),
         (["five six", "seven"], False),
