@@ -218,5 +218,4 @@ def print_text_figures(index: dict) -> None:
 
 
 def shares(counts: Counter) -> str:
-    total = counts.total()
-    return ", ".join(f"{name} {number / total:.1%}" for name, number in sorted(counts.items()))
+    return ", ".join(f"{name} {n / counts.total():.1%}" for name, n in sorted(counts.items()))

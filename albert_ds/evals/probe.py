@@ -64,8 +64,7 @@ def draw_batches(args, source, objective: str, samples: int, model) -> list:
     longest = model.config.max_position_embeddings
     length = min(source.sequence_length, longest, args.sequence_length or longest)
     stream = StreamConfig(objective=objective, sequence_length=length, seed=args.seed)
-    size = args.micro_batch_size
-    return list(heldout_batches(source, stream, limit=samples, micro_batch_size=size))
+    return [*heldout_batches(source, stream, limit=samples, micro_batch_size=args.micro_batch_size)]
 
 
 def probe(args: Namespace, folder: ModelFolder, device: torch.device) -> dict:
