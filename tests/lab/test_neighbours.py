@@ -72,7 +72,7 @@ def test_a_run_can_start_so(data, tmp_path):
     """Its weights are those of --init-from in every layout: interop/test_initial_weights.py."""
     given, start = {"seed": 3, "num_heads": 4}, tmp_path / "start"
     main(train_command(data, start, **given)[2:])
-    with pytest.raises(UserError, match="was started with"):  # it is not written over
+    with pytest.raises(UserError, match="is of no pretraining run"):  # it is not written over
         main(train_command(data, start, **given)[2:])
     argv = train_command(data, tmp_path / "run", init_from=start, **given)[2:]
     model = AlbertForPretraining(read_config(argv, world_size=2).model, seed=3)
