@@ -167,9 +167,8 @@ def trainer(rank: int, run: str, failing: int, what: str) -> None:
                     freeze(Path(run))
                 raise FAULTS[what]
             if what == "frozen":
-                heartbeat.SILENCE = (
-                    3.0  # not before both are there: a busy machine may delay a beat
-                )
+                # Not before both are there: a busy machine may delay a beat.
+                heartbeat.SILENCE = 3.0
                 signal.pause()  # as in NCCL, where a lost peer is no error
             dist.all_reduce(torch.zeros(1))
     sys.exit(process.code)
