@@ -149,11 +149,15 @@ def read_documents(slices: Iterable[Slice], text_field: str = "text") -> Iterato
     """Every document of the slices, in order, empty and damaged ones included.
 
     Raises UserError for a file that cannot be opened, DamagedData naming file and line for one
-    that cannot be read through.
+    that cannot be read through, and for one that has changed since it was cut.
     """
     done = 0
     for piece in slices:
         yield from _read_slice(piece, text_field, done)
+        if not is_url(piece.location) and stat(piece.location) != piece.file:
+            raise DamagedData(
+                f"{piece.location}: changed while it was read; the same command reads it again"
+            )
         done += piece.size
 
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from albert_ds.data.storage import find_files
-from albert_ds.errors import UserError
+from albert_ds.errors import DamagedData, UserError
 from albert_ds.text.documents import MAX_LINE_BYTES
 from albert_ds.text.sources import cut_units, read_documents
 from tests.data.corpus import make_documents, read_all, write_wiki
@@ -90,3 +90,15 @@ def test_find_files(tmp_path):
     (tmp_path / "odd[1]").mkdir()
     with pytest.raises(UserError, match=r"--input .*/odd\[1\]: matches no file$"):
         find_files([f"{tmp_path}/odd[1]"])
+
+
+@pytest.mark.parametrize("change", [lambda path: path.write_text("new\n"), os.remove])
+def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, change):
+    path = tmp_path / "corpus.txt"
+    path.write_text("one\n\ntwo\n")
+    (unit,) = cut_units([str(path)])
+    readings = read_documents(unit)
+    assert next(readings).document.lines == ["one"]
+    change(path)
+    with pytest.raises((DamagedData, FileNotFoundError), match=re.escape(str(path))):
+        list(readings)
