@@ -26,6 +26,7 @@ from tests.finetuning import (
 )
 from tests.models import run_export
 
+SCRATCH = {"from_scratch": True}
 ZERO3 = {
     "optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": 1e-06}},
     "gradient_clipping": 1.0,
@@ -216,6 +217,21 @@ def test_rte_starts_from_mnli_by_its_name(checkpoint, tmp_path):
     for name in (name for name in found if name.startswith("albert.")):
         assert torch.equal(found[name], start[name]), name
     assert found["head.score.weight"].shape == (2, 32)
+
+
+def test_only_sequences_that_were_trained_on_count_as_trained(cola, vocab, tmp_path):
+    """Pretraining's or, if they are longer, those of the examples; not those that may be given."""
+    texts = [line.split("\t")[3] for line in (cola / "train.tsv").read_text().splitlines()]
+    longest = 2 + max(map(len, vocab.encode(texts)))
+    for seen, given, trained in ((9, {}, longest), (60, {}, 60), (60, SCRATCH, longest)):
+        out = tmp_path / f"{seen}{len(given)}"
+        start = write_checkpoint(out / "start", vocab, stream={"sequence_length": seen})
+        argv = flags("glue/cola", cola, start, out / "run", steps=1, **given)
+        assert run_ranks(tune_ranks, 1, argv) == [0]
+        hf = run_export(out / "run", out / "hf")
+        assert read(hf, "tokenizer_config.json")["model_max_length"] == trained < 64
+        card = (hf / "README.md").read_text()
+        assert f"| longest sequence | {trained} tokens, and 64 positions" in card
 
 
 FAMILIES = {

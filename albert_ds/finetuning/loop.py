@@ -410,7 +410,7 @@ def prepare(config: FinetuneConfig, mesh: Mesh) -> dict[str, Split]:
     splits = open_splits(config, ModelFolder(config.checkpoint).vocab, mesh)
     with raise_together(mesh):
         if mesh.rank == 0:
-            write_run_files(config)
+            write_run_files(config, int(splits["train"].features.lengths.max()))
             log_line(f"{config.task}: {describe_rate(config)}")
     return splits
 
@@ -435,7 +435,7 @@ def tune_seeds(
             if mesh.rank == 0:
                 one.run.mkdir(parents=True, exist_ok=True)
                 lock = RunLock(one.run)
-                write_run_files(one)
+                write_run_files(one, int(splits["train"].features.lengths.max()))
         results.append(tune(one, splits, process, lock))
         if lock is not None:
             lock.release()

@@ -37,7 +37,8 @@ def write_card(
     """
     head = folder.head
     run = folder.record if folder.is_ours else {}
-    found = {data: _read_object(Path(data) / "index.json") for data in run.get("data") or ()}
+    shards = run.get("data") or () if head is None else ()
+    found = {data: _read_object(Path(data) / "index.json") for data in shards}
     indexes = {data: index for data, index in found.items() if "splits" in index}
     results = _list_results(folder, run, probes)
     pipeline = ARCHITECTURES[head.kind][2] if head else "fill-mask"

@@ -212,9 +212,11 @@ def from_hf(
     """
     buffers = {f"albert.embeddings.{name}" for name in ("position_ids", "token_type_ids")}
     prefix = ENCODER if encoder_only else ""
+    # An AlbertModel, as AutoModel and sentence-transformers save it, is the encoder itself.
+    outer = "" if any(name.startswith(ENCODER) for name in hf_state) else ENCODER
     state = {
         name: x.float()
-        for name, x in hf_state.items()
+        for name, x in ((outer + name, x) for name, x in hf_state.items())
         if name not in buffers and name.startswith(prefix)
     }
     config = _read_hf_config(hf_config, pair_head="albert.pooler.weight" in state, where=where)

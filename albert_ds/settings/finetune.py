@@ -286,10 +286,11 @@ def _resolve_lengths(typed: int | None, published: Lengths, model: ModelConfig) 
     return published.cut_to(sequence)
 
 
-def write_run_files(config: FinetuneConfig) -> None:
+def write_run_files(config: FinetuneConfig, longest: int) -> None:
     """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN.
 
-    Raises UserError where RUN was started with other settings.
+    `longest` are the tokens of the longest training sequence. Raises UserError where RUN was
+    started with other settings.
     """
     from albert_ds.interop.folder import ModelFolder
 
@@ -297,5 +298,5 @@ def write_run_files(config: FinetuneConfig) -> None:
     source = ModelFolder(config.checkpoint)
     seen = ModelFolder(config.from_task) if config.from_task else source
     before = 0 if config.from_scratch else seen.trained_length
-    write_config(config, trained_length=max(config.lengths.sequence, before))
+    write_config(config, trained_length=max(longest, before))
     source.vocab.write(config.run)

@@ -162,6 +162,15 @@ def test_numbers_of_other_weights_are_not_in_a_card(run, vocab, tmp_path):
     assert "| started from | mnli |" in cards[0].read_text()
 
 
+def test_the_data_of_a_task_are_no_shards(run, vocab, tmp_path, monkeypatch):
+    """The language of shards that happen to lie here is not that of a task elsewhere."""
+    head = HeadConfig(kind="classification", num_labels=2, labels=("0", "1"))
+    facts = {"task": "glue/rte", "data": "../glue/RTE"}
+    tuned = write_run(tmp_path / "tuned", AlbertForTask(MODEL, head), vocab, head=head, **facts)
+    monkeypatch.chdir(tmp_path / "riksmål: 1")
+    assert ModelCard.load(run_export(tuned, tmp_path / "hf") / "README.md").data.language is None
+
+
 @pytest.mark.parametrize("text", ["Apache 2.0", "MIT", "", "-"])
 def test_a_licence_is_an_identifier(text):
     with pytest.raises(UserError, match="--license .*must be an identifier"):

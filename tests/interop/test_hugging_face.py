@@ -199,6 +199,8 @@ drop_sentence_head = change_weights(lambda x: [x.pop(name) for name in [*x] if "
 
 
 def test_an_encoder_is_read_from_anything_that_has_one(vocab, tmp_path, caplog):
+    from transformers import AutoModel
+
     run, model = write_tuned(tmp_path / "tuned", "glue/rte", vocab)
     expected = {n: x for n, x in model.state_dict().items() if n.startswith("albert.")}
     hf = run_export(run, tmp_path / "hf")
@@ -206,6 +208,11 @@ def test_an_encoder_is_read_from_anything_that_has_one(vocab, tmp_path, caplog):
         config, state = ModelFolder(folder).read_encoder()
         torch.testing.assert_close(state, expected, rtol=0, atol=0)
         assert config == MODEL
+    # Without "albert." in front of the names.
+    AutoModel.from_pretrained(hf).save_pretrained(tmp_path / "bare")
+    assert "embeddings.LayerNorm.bias" in load_file(tmp_path / "bare" / "model.safetensors")
+    bare = ModelFolder(tmp_path / "bare")
+    torch.testing.assert_close(bare.read_encoder()[1], expected, rtol=0, atol=0)
     with pytest.raises(UserError, match="fine-tuned .*; it has no pretraining heads"):
         ModelFolder(run).read_pretrained()
     # A released file without a sentence head: its encoder is whole, and nothing need be said.
@@ -219,6 +226,8 @@ def test_an_encoder_is_read_from_anything_that_has_one(vocab, tmp_path, caplog):
         config, state = ModelFolder(released).read_pretrained()
     assert config.pair_head and not state["pair_head.weight"].any()
     assert "no sentence head" in caplog.text
+    with pytest.raises(UserError, match="predictions.LayerNorm.bias is missing"):
+        bare.read_pretrained()
 
 
 def test_sharing_is_recognised_in_files_that_repeat_blocks(vocab, tmp_path, caplog):
