@@ -105,24 +105,33 @@ def read_sentences(path: Path) -> Iterator[Sentence]:
             if tags is not None and len(tags) != len(row["words"]):
                 raise UserError(f"{where}: {len(row['words'])} words, but {len(tags)} tags")
             for word in row["words"] or [""]:
-                if not word or re.search(r"\s", word):
+                if not word or re.search(r"[ \t\r\n]", word):
                     raise UserError(f"{where}: words: {word!r}: must be a word without blanks")
             places = [f"{where}: word {n}" for n in range(1, len(row["words"]) + 1)]
             yield Sentence(where=places, words=row["words"], tags=tags)
         return
     width = 0
-    lines = ((line.number, re.split(r"[ \t]+", line.text)) for line in _read_lines(path))
-    for is_between, group in groupby(lines, lambda line: line[1][0] in ("", "-DOCSTART-")):
+    rows = groupby(_read_columns(path), lambda row: row[1][0] in ("", "-DOCSTART-"))
+    for is_between, group in rows:
         if is_between:
             continue
-        rows = []
+        found = []
         for number, fields in group:
             where, width = f"{path}, line {number}", width or len(fields)
             if len(fields) != width:
                 raise UserError(f"{where}: {len(fields)} columns, the first word {width}")
-            rows.append((where, fields[0], fields[-1]))
-        places, words, tags = map(list, zip(*rows, strict=True))
+            found.append((where, fields[0], fields[-1]))
+        places, words, tags = map(list, zip(*found, strict=True))
         yield Sentence(where=places, words=words, tags=tags if width > 1 else None)
+
+
+def _read_columns(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Number and columns of each line of a CoNLL file; a no-break space may be a word."""
+    for line in _read_lines(path):
+        text = line.raw.decode("utf-8-sig").strip(" \t\r\n")
+        if "\r" in text:
+            raise UserError(f"{path}: its lines end in CR alone: convert it with tr '\\r' '\\n'")
+        yield line.number, re.split(r"[ \t]+", text)
 
 
 def _read_lines(path: Path) -> Iterator[Line]:

@@ -150,9 +150,11 @@ def _read(data: Path, split: str) -> Iterator[tuple[str, list[str], str | None]]
     columns = PAIR if PAIR[0] in next(_read_rows(data, "train"))[1] else ("text",)
     for where, row in _read_rows(data, split):
         texts, label = [read_text(where, row, column) for column in columns], row.get("label")
-        if isinstance(label, int | float) and not isinstance(label, bool):  # of JSON lines
+        if split == "test" and label in (None, ""):
+            label = None
+        elif isinstance(label, int | float) and not isinstance(label, bool):  # of JSON lines
             label = str(label)
-        elif label is not None or split != "test":
+        else:
             label = read_text(where, row, "label")
             if not label or label != label.strip():
                 raise UserError(f"{where}: label {label!r}: must be text without blanks around it")

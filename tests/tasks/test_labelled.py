@@ -71,6 +71,21 @@ def test_numbers_with_a_point_are_scores(tmp_path, vocab, lengths, labels, class
     assert task.metrics == (("accuracy", "f1_macro") if classes else ("pearson", "spearman"))
 
 
+@pytest.mark.parametrize("ending", ["conll", "jsonl"])
+@pytest.mark.parametrize("word", ["\u3000", "\xa0", "10\xa0000"])
+def test_a_word_may_have_blanks_of_unicode(tmp_path, vocab, lengths, word, ending):
+    """It ends no sentence: corpora have a no-break space as a word of its own."""
+    content = f"Oslo\tB-A\n{word}\tO\nit\tO\n"
+    if ending == "jsonl":
+        content = json.dumps({"words": ["Oslo", word, "it"], "tags": ["B-A", "O", "O"]})
+    write_splits(tmp_path, content, ending)
+    (tmp_path / "test.conll").write_text(f"Oslo\n{word}\nit\n")
+    task = open_task("tokens", tmp_path)
+    for split in ("dev", "test"):
+        features = task.build(tmp_path, split, vocab, lengths)
+        assert features.counts["examples"] == 1 and features.counts["words"] == 3
+
+
 @pytest.mark.parametrize("ending", ["conll", "txt", "jsonl"])
 def test_words_keep_their_tags(tmp_path, vocab, ending):
     """A word's first piece has its tag. Parts of a long sentence together are the whole."""
@@ -140,6 +155,7 @@ WRONG = {
     "no score": ("text", "csv", ("text,label\na,0.5\n", GOOD), "label 'x': must be a number"),
     "no tag": ("tokens", "conll", "a\nb\n", "line 1: no tag"),
     "columns": ("tokens", "conll", "a O\nb x O\n", "line 2: 3 columns, the first word 2"),
+    "CR": ("tokens", "conll", "a B-X\rb O\r\rc O\r", "its lines end in CR alone: convert it with"),
     "bare tag": ("tokens", "conll", "a O\nb LOC\n", "line 2: tag 'LOC': must be O, B-TYPE or I-"),
     "other tags": ("tokens", "conll", "a S-LOC\n", "line 1: tag 'S-LOC': must be O, B-TYPE or"),
     "only O": ("tokens", "conll", "a O\n", "no word of the training set has a tag but O"),
@@ -166,6 +182,10 @@ def test_a_test_set_may_have_no_labels(tmp_path, vocab, lengths):
     features = open_task("text", tmp_path).build(tmp_path, "test", vocab, lengths)
     assert "labels" not in features.arrays and features.units == 2
     assert [*features.counts.items()] == [("examples", 2), ("with an empty text", 1)]
+    (tmp_path / "test.csv").write_text("text,label\na,\nb,\n")
+    assert (
+        "labels" not in open_task("text", tmp_path).build(tmp_path, "test", vocab, lengths).arrays
+    )
     (tmp_path / "test.csv").unlink()
     (tmp_path / "test.jsonl").write_text('{"text": "a"}\n{"text": "b", "label": "x"}\n')
     with pytest.raises(UserError, match="1 of 2 examples have a label; must be all or none"):
