@@ -16,7 +16,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
-. "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
+. "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh" || exit 2
 need DATA "the folder of shards that albert-ds shards wrote"
 OUTPUT=${OUTPUT:-$RUNS/albert-base}
 

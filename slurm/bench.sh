@@ -11,7 +11,7 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --time=01:00:00
 #SBATCH --output=%x-%j.out
-. "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
+. "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh" || exit 2
 REPORT=${REPORT:-$RUNS/bench-$SLURM_JOB_ID}
 mkdir -p "$REPORT" || exit 2
 MODELS="bert-large albert-large albert-xlarge albert-xxlarge"

@@ -13,7 +13,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}  # of each rank
-. "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
+. "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh" || exit 2
 
 launch "$PYTHON" -u -m albert_ds gpu-check --minutes 60 --output "${REPORT:-$RUNS/gpu-check}" "$@"
 exit "$code"

@@ -23,11 +23,14 @@ need() { [ -n "${!1:-}" ] || refuse "$1 is not set: $2 (write $1=... before the 
 [ -n "${SLURM_JOB_ID:-}" ] || refuse "this is not a Slurm job: submit it with sbatch $0"
 SITE_ENV=${SITE_ENV:-slurm/site.env}
 typed=$(for name in DATA PYTHON RUNS INTERFACE MPI CONTAINER_IMAGE CONTAINER_MOUNTS MAX_RESTARTS \
-    MAX_WAIT MPIRUN STAGE; do
+    MAX_WAIT STAGE; do
     [ -z "${!name+set}" ] || printf '%s=%q\n' "$name" "${!name}"
 done)
 typed_output=${OUTPUT:-}
-[ -f "$SITE_ENV" ] && . "$SITE_ENV"
+if [ -f "$SITE_ENV" ]; then
+    bash -n "$SITE_ENV" || exit 2  # bash would go on without what follows the mistake
+    . "$SITE_ENV" || true          # of its last command, which may be a test
+fi
 eval "$typed"
 [ "${OUTPUT:-}" = "$typed_output" ] ||
     refuse "$SITE_ENV sets OUTPUT, which belongs to one run: set RUNS, the folder of all runs"
@@ -38,6 +41,9 @@ fi
 RUNS=${RUNS:-runs}
 MAX_RESTARTS=${MAX_RESTARTS:-20}  # of one job, for any reason: time limit, fault, preemption
 MAX_WAIT=${MAX_WAIT:-30}          # seconds that other tasks may run on after one has ended
+for name in MAX_RESTARTS MAX_WAIT; do
+    [[ ${!name} =~ ^[0-9]{1,9}$ ]] || refuse "$name=${!name}: must be a whole number"
+done
 
 restarts=${SLURM_RESTART_COUNT:-0}
 # A requeue by the plain number of an array's last task would requeue the whole array.
@@ -57,7 +63,9 @@ num_nodes=$((SLURM_JOB_NUM_NODES - spares))  # that the run uses
 # In a job array: the flags of this task in `own`, and a folder that they name, in `element`. GRID is
 # "--FLAG VALUE ... --FLAG VALUE ...", and task n takes the n-th combination, counted from 0.
 own=() element=""
-if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
+if [ -z "${SLURM_ARRAY_TASK_ID:-}" ]; then
+    [ -z "${GRID:-}" ] || refuse "GRID is for a job array: sbatch --array=0-N"
+else
     left=$SLURM_ARRAY_TASK_ID
     [ -n "${GRID:-}" ] || { GRID="--seed $left"; left=0; }
     while read -r flag values; do
@@ -75,6 +83,8 @@ if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
     element=/${element#_}
 fi
 
+# After sbatch --export=NONE, which some sites have as their default, srun would pass nothing on.
+export SLURM_EXPORT_ENV=ALL
 # srun of Slurm >= 22.05 no longer takes this from sbatch.
 [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}

@@ -14,7 +14,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
-. "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh"
+. "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh" || exit 2
 need TASK "one of glue/mrpc, squad1, race, ... (albert-ds finetune --help lists them)"
 need TASK_DATA "the folder of the task's published files"
 need CHECKPOINT "a pretrained run or a Hugging Face folder"

@@ -10,12 +10,14 @@ from albert_ds.engine.deepspeed_config import read_ds_config
 from albert_ds.model.config import SIZES
 from albert_ds.model.shapes import count_params
 from albert_ds.settings.pretrain import read_config
-from tests.command import ROOT, run_bash, write_scripts
+from tests.command import ROOT, run_bash, run_program, write_scripts
 from tests.recipes import JOB, ask_recipe
 
 RECIPES = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
 PAPER = {size: f"albert-{size}" for size in ("base", "large", "xlarge", "xxlarge")}
 PAPER["bert_large"] = "bert-large"
+BUILD = {"TEXT": "text/*", "VOCAB": "spiece.model"}
+TWO = {"SLURM_JOB_NUM_NODES": "2"}
 ARRAY = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"}
 
 
@@ -42,6 +44,13 @@ def test_recipe_is_short_and_its_header_says_it_all(recipe):
     assert re.search(rf"# Hardware: {nodes} nodes? x {tasks} ", text)
     if "--requeue" in text:  # what was printed before must stay, and there must be time to save
         assert "--open-mode=append" in text and "--signal=B:USR1@" in text
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)
+def test_submitted_in_another_folder_it_is_one_line_and_code_2(recipe, tmp_path):
+    done = run_program("bash", recipe, cwd=tmp_path, SLURM_SUBMIT_DIR=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"{tmp_path}/slurm/common.sh: No such file" in done.stderr
 
 
 def ask(recipe, data, folder, *argv: str) -> dict[str, list[str]]:
@@ -121,6 +130,13 @@ def test_smoke_recipe(data, tmp_path):
     assert config.size == "albert-tiny" and count_ranks(recipe) == 4
 
 
+def test_shards_recipe_needs_no_mpi_on_one_node(tmp_path):
+    recipe = ROOT / "slurm" / "shards.sh"
+    asked = ask_recipe(recipe, tmp_path, "--language", "ko", **BUILD, DATA="shards")
+    flags = ["--input", "text/*", "--vocab", "spiece.model", "--output", "shards"]
+    assert asked == [["shards", *flags, "--processes", "2", "--language", "ko"]]
+
+
 def test_bench_recipe(tmp_path):
     from albert_lab.commands import comm_volume, throughput_bench
 
@@ -162,11 +178,15 @@ def test_the_environment_wins_over_the_site_file(tmp_path):
         ("smoke", "DATA=data", {}, "not a Slurm job: submit it with sbatch slurm/smoke.sh"),
         ("smoke", "", JOB, "DATA is not set"),
         ("smoke", "DATA=data\nOUTPUT=run", JOB, "sets OUTPUT, which belongs to one run"),
+        ("smoke", "DATA=data\nMAX_RESTARTS=none", JOB, "MAX_RESTARTS=none: must be a whole number"),
+        ("smoke", "DATA=data\nMAX_WAIT=1m", JOB, "MAX_WAIT=1m: must be a whole number"),
+        ("smoke", "DATA=data\nif true", JOB, "site.env: line 3: syntax error"),
         ("finetune", "", JOB, "TASK is not set"),
         ("finetune", "", {**JOB, "TASK": "race", "TASK_DATA": "race"}, "CHECKPOINT is not set"),
         ("shards", "DATA=data", JOB, "TEXT is not set"),
         ("shards", "DATA=data", {**JOB, "TEXT": "text/*"}, "VOCAB is not set"),
-        ("shards", "DATA=d CONTAINER_IMAGE=a", {**JOB, "TEXT": "t", "VOCAB": "v"}, "MPI is not"),
+        ("shards", "DATA=d CONTAINER_IMAGE=a", {**JOB, **BUILD}, "MPI is not set: an entry"),
+        ("shards", "DATA=d PYTHON=none", {**JOB, **BUILD, **TWO}, "without ./mpirun"),
     ],
 )
 def test_a_missing_setting_is_one_line_and_code_2(name, site, environ, message, tmp_path):
@@ -208,6 +228,7 @@ def test_each_task_of_an_array_takes_a_combination_of_the_grid(tmp_path):
         (("--seed=4",), ARRAY, "--seed: a job array sets it"),
         (("--dropout", "0"), {**ARRAY, "GRID": "--seed 1 --dropout 0.1"}, "--dropout: a job array"),
         ((), {**ARRAY, "GRID": "--seed 3 4", "SLURM_ARRAY_TASK_ID": "2"}, "fewer combinations"),
+        ((), {"GRID": "--seed 3 4"}, "GRID is for a job array"),
         ((), {**ARRAY, "GRID": "seed 3 4"}, "GRID=seed 3 4: must be"),
         ((), {**ARRAY, "GRID": "--seed 3 --dropout"}, "must be '--FLAG VALUE ...'"),
     ],

@@ -74,11 +74,13 @@ def test_a_row_of_a_table_pretrains_on_all_ranks_and_fine_tunes_on_one_node(
     assert {path.name for path in out.iterdir()} == {"run", "squad1", "mnli"}
 
 
-def test_shards_over_mpi_are_those_of_one_process(cluster, submit, data, text_file, tmp_path):
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_shards_of_many_are_those_of_one_process(nodes, cluster, submit, data, text_file, tmp_path):
+    """Without MPI on one node, by mpirun on two."""
     vocab = data.parent / "vocab" / "spiece.model"
     job = submit(
         *("shards", "--sequence-length", "64", "--holdout", "0.05"),
-        sbatch=("--ntasks-per-node=2",),
+        sbatch=(f"--nodes={nodes}", "--ntasks-per-node=2"),
         TEXT=str(text_file),
         VOCAB=str(vocab),
         DATA=str(tmp_path / "shards"),
@@ -98,6 +100,14 @@ def test_gpus_may_be_given_per_task(cluster, submit, stand_in):
     assert cluster.wait_until_ended(job.number)["JobState"] == "COMPLETED", job.says()
     seen = sorted((task["node"], task["devices"]) for task in tasks_of(job))
     assert len(seen) == 8 and len(set(seen)) == 8, "two tasks of a node see the same device"
+
+
+def test_variables_reach_the_ranks_of_a_job_that_was_given_only_some(cluster, submit, stand_in):
+    given = "PATH,OUTPUT,DATA,PYTHON,SITE_ENV"
+    job = submit("smoke", sbatch=(f"--export={given}",), **stand_in)
+    assert cluster.wait_until_ended(job.number)["JobState"] == "COMPLETED", job.says()
+    nodes = {task["rank"]: task["node"] for task in tasks_of(job)}
+    assert {task["head"] for task in tasks_of(job)} == {nodes["0"]}
 
 
 def test_a_container_is_asked_for_where_the_site_names_one(cluster, submit, stand_in, tmp_path):
