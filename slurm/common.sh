@@ -119,6 +119,7 @@ rendezvous() {
 # Run a command with one task a rank and forward signals to it; sets `code`. The trainer reads its
 # rank from SLURM_PROCID, SLURM_LOCALID and the step's number of tasks.
 launch() {
+    [ -z "${time_is_short:-}${cancelled:-}" ] || leave 75  # since the last one was started
     rendezvous
     echo "$(date +%T) restart $restarts on $chosen, meeting at $MASTER_ADDR:$MASTER_PORT"
     local container=() mounts="$PWD${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}${STAGE:+,$STAGE}"
@@ -143,6 +144,13 @@ launch() {
     trap 'time_is_short=1' USR1
     trap - TERM
     [ -z "${watcher:-}" ] || kill "$watcher" 2> /dev/null || true
+}
+
+# Python in one task, for what takes minutes. It does not know USR1: then it is for the next job.
+run_once() {
+    SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 num_nodes=1 launch "$PYTHON" -u "$@"
+    [ "$code" = 0 ] || [ -z "${time_is_short:-}" ] || leave 75
+    [ "$code" = 0 ] || exit "$code"
 }
 
 # Spares need sbatch --no-kill, and with it Slurm keeps a job whose first node is gone, where this
@@ -186,19 +194,24 @@ finish() {
     # Code 2 without a file: another job owns RUN. After a restart the owner may be an earlier
     # attempt of this job on a node that lost its network; then try again.
     [ -z "$code" ] && [ "$1" = 2 ] && [ "$restarts" = 0 ] && exit 2
+    leave "${code:-1}"
+}
+
+# leave CODE, after a failure: return 1 to try again in this allocation; requeue the job, or exit.
+leave() {
     if [ -n "${cancelled:-}" ]; then
         echo "cancelled: not restarted"
-    elif [ -e "$OUTPUT/STOP" ]; then
+    elif [ -e "${OUTPUT:-}/STOP" ]; then
         echo "stopped by $OUTPUT/STOP: remove it and submit again to continue"
     elif [ "$restarts" -ge "$MAX_RESTARTS" ]; then
         echo "not restarted: MAX_RESTARTS=$MAX_RESTARTS are used up; submit again to continue"
-    elif [ "${code:-crash}" != 75 ] && can_stay; then
+    elif [ "$1" != 75 ] && can_stay; then
         restarts=$((restarts + 1))
         return 1
     else
         scontrol requeue "$job" && sleep 600  # until Slurm ends this script
     fi
-    exit "${code:-1}"
+    exit "$1"
 }
 
 # After a fault the next attempt starts at once on the nodes that are left. Not for a second time

@@ -11,10 +11,12 @@ JOB |= {"SLURM_NTASKS": "2", "SLURM_RESTART_COUNT": "20"}
 # Notes what it was asked to run, and leaves what a run leaves; of -c a recipe needs the answer.
 PYTHON = f"""[ "$1" = -c ] && exec {sys.executable} "$@"
 [ "$1" = -u ] && shift
+[[ "$3" != @(train|finetune) ]] || run=yes
 printf '%s\\n' "$#" "$@" >> "$ASKED"
 while [ $# -gt 0 ]; do
     if [ "$1" = --output ]; then
         mkdir -p "$(dirname "$2")"
+        [ -z "$run" ] || mkdir -p "$2"
         [ ! -d "$2" ] || echo '{{"code": 0}}' > "$2/exit.json"
     fi
     shift

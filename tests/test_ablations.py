@@ -9,7 +9,7 @@ from albert_ds.commands.probe import build_parser as build_probe_parser
 from albert_ds.errors import UserError
 from albert_ds.settings.finetune import build_parser
 from albert_ds.settings.pretrain import read_config
-from tests.command import ROOT
+from tests.command import ROOT, write_scripts
 from tests.recipes import ask_recipe, start_recipe
 from tools.lab import paper_table
 
@@ -68,13 +68,74 @@ def test_a_recipe_asks_for_what_there_is(recipe, scale, data, given, tmp_path):
         ({"ROWS": "all-127"}, "ROWS: all-127 is none of all-128 "),
         ({"SCALE": "Paper"}, "SCALE=Paper: must be tiny or paper"),
         ({"SCALE": "paper", "SLURM_JOB_ID": None}, "sbatch slurm/ablations/paper.sh table4"),
-        ({"SCALE": "paper", "SLURM_ARRAY_TASK_ID": 1, "SLURM_ARRAY_JOB_ID": 1}, "use ROWS"),
     ],
 )
 def test_a_wrong_setting_is_one_line_and_nothing_runs(environ, message, given, tmp_path):
     done = start_recipe(SCRIPTS / "table4.sh", tmp_path, **{**given, **environ})
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        ((), {}, "no table: must be the name of a script in slurm/ablations"),
+        (("table4", "--seed", "3"), {}, "--seed: a table takes no flags"),
+        (("sharing", "--seed", "3"), {}, "--seed: the study takes no flags"),
+        (("sharing",), {"SLURM_ARRAY_TASK_ID": 1, "SLURM_ARRAY_JOB_ID": 1}, "use ROWS"),
+    ],
+)
+def test_a_wrong_submission_is_one_line_and_nothing_runs(argv, environ, message, given, tmp_path):
+    done = start_recipe(SCRIPTS / "paper.sh", tmp_path, *argv, **{**given, **environ})
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "mine", "theirs"),
+    [("table2", "albert-base", "bert-large/run"), ("sharing", "all+norm", "all/seed-2")],
+)
+def test_a_row_that_another_job_trains_is_not_in_the_table(recipe, mine, theirs, given, tmp_path):
+    (tmp_path / "out" / theirs).mkdir(parents=True)
+    settings = {**given, "SCALE": "paper", "ROWS": mine, "SEEDS": 2}
+    *_, table = ask_recipe(SCRIPTS / f"{recipe}.sh", tmp_path, **settings)
+    out = tmp_path / "out"
+    assert table[1:] == ["--rows", f"{mine}={out / mine}", "--output", str(out / "table.json")]
+
+
+# A program on its way: the time limit comes near. Fine-tuning ends well in the time that is left.
+LIMIT = """while [ "$1" != "$PYTHON" ]; do shift; done
+if [[ " $* " = *" $AT "* ]]; then
+    [ "$AT" = probe ] || trap '' USR1
+    has_trap() { (( 0x$(sed -n 's/^SigCgt:[[:space:]]*//p' /proc/$PPID/status) >> 9 & 1 )); }
+    until has_trap; do :; done
+    kill -USR1 $PPID
+    while [ "$AT" = probe ]; do :; done
+fi
+exec "$@\""""
+
+
+@pytest.mark.parametrize("at", ["squad1", "probe"])
+def test_near_the_time_limit_a_table_starts_nothing_more_and_is_requeued(at, given, tmp_path):
+    """A fine-tuning that ends with 0 just then, and a program that the signal kills."""
+    path = write_scripts(
+        tmp_path / "first",
+        srun=LIMIT,
+        scontrol='[ "$1" = requeue ] && echo "requeued $2" || echo node1',
+        sleep="exit 0",  # Slurm would end the script
+    )
+    settings = {**given, **path, "AT": at, "SCALE": "paper", "SLURM_RESTART_COUNT": "0"}
+    settings |= {"ROWS": "nsp", "ONLY": "squad1 RACE" if at == "squad1" else "squad1"}
+    done = start_recipe(SCRIPTS / "table5.sh", tmp_path, **settings)
+    assert done.returncode == 75 and "\nrequeued 1\n" in done.stdout, done.stdout + done.stderr
+    words = (tmp_path / "asked").read_text().split()
+    assert words.count("train") == 1 and words.count("finetune") == 1 and "race" not in words
+
+
+def test_a_site_file_may_end_in_a_test(given, tmp_path):
+    (tmp_path / "site.env").write_text("[ -d /none ] && STAGE=/none")
+    settings = {**given, "ROWS": "nsp", "SCALE": "paper", "SITE_ENV": tmp_path / "site.env"}
+    assert ask_recipe(SCRIPTS / "table5.sh", tmp_path, **settings)
 
 
 def test_only_some_tasks_and_equal_time_on_other_hardware(given, tmp_path):

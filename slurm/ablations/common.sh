@@ -39,18 +39,14 @@ case $SCALE in
     paper)
         [ -n "${SLURM_JOB_ID:-}" ] || stop "SCALE=paper is for a cluster:" \
             "ROWS=NAME sbatch slurm/ablations/paper.sh $(basename "$0" .sh)"
-        [ -z "${SLURM_ARRAY_TASK_ID:-}" ] || stop "a job array is for seeds of one run; use ROWS"
         . slurm/common.sh
         RECIPE=(--steps 125000 --batch-size 4096 --micro-batch-size "${MICRO:-16}"
             --learning-rate 0.00176 --deepspeed_config ds_configs/zero1_bf16.json)
         JUDGE=(--seeds "${SEEDS:-5}" --deepspeed_config ds_configs/zero1_bf16_adamw.json)
-        run_once() {
-            SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 num_nodes=1 launch "$PYTHON" -u "$@"
-            [ "$code" = 0 ] || exit "$code"
-        }
         ;;
     *) stop "SCALE=$SCALE: must be tiny or paper" ;;
 esac
+[ $# = 0 ] || stop "$1: a table takes no flags, but variables: see slurm/ablations/common.sh"
 [ -n "${DATA:-}" ] || stop "DATA is not set: the folder of shards"
 [ -n "${TASKS:-}" ] || stop "TASKS is not set: the folder of the tasks' folders"
 for folder in ${ONLY:=squad1 squad2 MNLI SST-2 RACE}; do
@@ -108,6 +104,9 @@ probe() {
         --samples "$(at 4096 256)" --head-samples "$(at 65536 512)"
 }
 
+# Whether the row has been pretrained; another job may be at it.
+ended() { grep -qs '"code": 0' "$OUT/$1/run/exit.json"; }
+
 # table FLAG...: the rows that there are, in the paper's layout; at small scale, where tasks say
 # little, with what pretraining has reached.
 table() {
@@ -116,6 +115,13 @@ table() {
         [[ " ${ALL[*]}" == *" $name="* ]] || stop "ROWS: $name is none of ${ALL[*]%%=*}"
     done
     [ "$SCALE" = paper ] || set -- --heldout "$@"
-    for pair in "${ALL[@]}"; do [ -d "${pair#*=}" ] && rows+=("$pair"); done
+    for pair in "${ALL[@]}"; do
+        name=${pair%%=*}
+        if ended "$name"; then
+            rows+=("$pair")
+        elif [ -d "$OUT/$name" ]; then
+            echo "ablations: $name is left out of the table: its run has not ended" >&2
+        fi
+    done
     "$PYTHON" tools/lab/paper_table.py --rows "${rows[@]}" --output "$OUT/table.json" "$@"
 }

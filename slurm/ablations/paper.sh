@@ -15,10 +15,13 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 cd "${SLURM_SUBMIT_DIR:-.}" || exit 2
-if [ ! -f "slurm/ablations/${1:-}.sh" ]; then
-    echo "slurm: ${1:-no table}: must be the name of a script in slurm/ablations, such as table4" >&2
+stop() {
+    echo "slurm: $*" >&2
     exit 2
-fi
+}
+[ -f "slurm/ablations/${1:-}.sh" ] ||
+    stop "${1:-no table}: must be the name of a script in slurm/ablations, such as table4"
+[ -z "${SLURM_ARRAY_TASK_ID:-}" ] || stop "a job array is for seeds of one run; use ROWS"
 table=$1
 shift
 # exec, because Slurm's signals go to this process.

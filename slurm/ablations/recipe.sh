@@ -40,6 +40,7 @@ stop() {
     echo "ablations: $*" >&2
     exit 2
 }
+[ $# = 0 ] || stop "$1: set FLAGS; all variables are in the head of $0"
 [ -n "${DATA:-}" ] || stop "DATA is not set: the folder of shards"
 
 MUON=${CONFIG:-ds_configs/zero1_fp32_muon.json}

@@ -41,13 +41,10 @@ case $SCALE in
         RECIPE=(--model albert-base --steps 125000 --batch-size 4096
             --micro-batch-size "${MICRO:-16}" --learning-rate 0.00176
             --deepspeed_config ds_configs/zero1_bf16.json --eval-every 2500)
-        run_once() {
-            SLURM_NTASKS=1 SLURM_JOB_NUM_NODES=1 num_nodes=1 launch "$PYTHON" -u "$@"
-            [ "$code" = 0 ] || exit "$code"
-        }
         ;;
     *) stop "SCALE=$SCALE: must be tiny or paper" ;;
 esac
+[ $# = 0 ] || stop "$1: the study takes no flags, but variables: see the head of $0"
 [ -n "${DATA:-}" ] || stop "DATA is not set: the folder of shards"
 OUT=${OUT:-ablations/sharing}
 
@@ -94,9 +91,18 @@ depth depth-1-2-3-6 1@0 2@20% 3@40% 6@70%
 for name in $ROWS; do
     [[ " ${ALL[*]}" == *" $name="* ]] || stop "ROWS: $name is none of ${ALL[*]%%=*}"
 done
-rows=()
-for pair in "${ALL[@]}"; do [ -d "${pair#*=}" ] && rows+=("$pair"); done
-against=()
-[ ! -d "$OUT/all" ] || against=(--against all)
+rows=() against=()
+for pair in "${ALL[@]}"; do
+    folder=${pair#*=}
+    [ -d "$folder" ] || continue
+    begun=$(find "$folder" -maxdepth 1 -name 'seed-*' | wc -l)
+    ended=$(grep -ls '"code": 0' "$folder"/seed-*/exit.json | wc -l || true)
+    if [ "$ended" != "$begun" ]; then # another job may be at it
+        echo "ablations: ${pair%%=*} is left out of the table: $ended of $begun runs have ended" >&2
+        continue
+    fi
+    rows+=("$pair")
+    [ "$folder" != "$OUT/all" ] || against=(--against all)
+done
 "$PYTHON" tools/lab/sharing_table.py --rows "${rows[@]}" "${against[@]}" \
     --output "$OUT/table.json"

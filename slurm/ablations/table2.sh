@@ -6,4 +6,4 @@ for name in bert-base bert-large albert-base albert-large albert-xlarge albert-x
     row $name $(size $name)
 done
 # shellcheck disable=SC2046 (words on purpose)
-table $([ -d "$OUT/bert-large" ] && echo --speedup-over bert-large)
+table $(ended bert-large && echo --speedup-over bert-large)
