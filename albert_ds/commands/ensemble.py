@@ -8,6 +8,7 @@ albert-ds ensemble --members DIR DIR [DIR ...] --output ENSEMBLE
 """
 
 import json
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -35,8 +36,9 @@ def build_parser() -> cli.Parser:
 def combine(folders: list[Path], output: Path) -> dict:
     """Average the members, score them and write the results; returns those of results.json."""
     from albert_ds.finetuning.results import read_outputs, read_split, write_results
+    from albert_ds.interop.folder import ModelFolder
     from albert_ds.tasks.features import FEATURES
-    from albert_ds.tasks.registry import find_task
+    from albert_ds.tasks.registry import find_task, fingerprint_splits
 
     check_folder(output, folders, names=["results.json"])
     members = [seed for folder in folders for seed in sorted(folder.glob("seed-*")) or [folder]]
@@ -53,9 +55,18 @@ def combine(folders: list[Path], output: Path) -> dict:
     caches = [folder / FEATURES for folder in (members[0], members[0].resolve().parent)]
     cache = next((folder for folder in caches if folder.is_dir()), caches[0])
     splits, outputs = {}, {}
+    opened, data = find_task(task, tuple(config["head"]["labels"])), Path(config["data"])
+    now = config["features"]
+    with suppress(UserError):  # gone: a task that reads them again says so
+        now = fingerprint_splits(task, opened, data, ModelFolder(members[0]).vocab, lengths)
     for name, features in config["features"].items():
         if name == "train":
             continue
+        if now.get(name, features) != features:
+            raise UserError(
+                f"--members {members[0]}: the {name} set in {data} is not the one it was evaluated "
+                "on; must be as it was"
+            )
         found = [read_outputs(member, name) for member in members]
         for member, (_, about) in zip(members, found, strict=True):
             if about["key"] != found[0][1]["key"]:
@@ -63,9 +74,7 @@ def combine(folders: list[Path], output: Path) -> dict:
                     f"--members {member}: its {name} set is not that of {members[0]}: data, "
                     f"vocabulary and lengths of {task} must be the same"
                 )
-        splits[name] = read_split(
-            cache, features, data=Path(config["data"]), name=name, lengths=lengths
-        )
+        splits[name] = read_split(cache, features, data=data, name=name, lengths=lengths)
         outputs[name] = average([arrays for arrays, _ in found])
     alone = []  # the members' own metrics
     for path in (member / "results.json" for member in members):
@@ -74,7 +83,6 @@ def combine(folders: list[Path], output: Path) -> dict:
         alone.append(results["dev"])
     about = {"members": [str(member) for member in members], "alone": alone}
     with new_folder(output) as partial:
-        opened = find_task(task, tuple(config["head"]["labels"]))
         return write_results(partial, task, opened, splits, outputs, about)
 
 

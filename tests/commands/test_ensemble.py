@@ -86,7 +86,10 @@ def test_members_that_do_not_fit_are_refused(checkpoint, cola, tmp_path):
     ):
         argv = flags(task, data, checkpoint, tmp_path / name, steps=1, **given)
         assert run_ranks(tune_ranks, 1, argv) == [0]
+    header, *rows = (rte / "dev.tsv").read_text().splitlines()
+    (rte / "dev.tsv").write_text("\n".join([header, *reversed(rows)]) + "\n")
     for members, words in (
+        (("b", "b"), "b: the dev set in .*RTE is not the one it was evaluated on"),
         (("a", "b"), "of glue/cola, glue/rte; must be fine-tuned on one task"),
         (("a", "c"), "c: its dev set is not that of"),
         (("a", checkpoint), "of glue/cola, pretraining; must be fine-tuned on one task"),
