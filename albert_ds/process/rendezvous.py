@@ -96,8 +96,8 @@ def connect_ranks(world: World, store, settings: dict[str, str], *, timeout_minu
 
     settings: what must be the same on all ranks. Raises MachineFailed naming the ranks that have
     not connected within `timeout_minutes`; UserError if `settings` differ, if a rank without CUDA
-    was granted GPUs or is among ranks with CUDA, or if two ranks have one GPU; and the error of a
-    rank that has failed meanwhile.
+    was granted GPUs or is among ranks with CUDA, if two ranks have one GPU, or if a machine lacks
+    the network to use; and the error of a rank that has failed meanwhile.
     """
     has_cuda = torch.cuda.is_available() and not wants_cpu()
     # Before the choice, which sets DS_ACCELERATOR.
@@ -125,6 +125,16 @@ def open_groups(world: World, store, device, *, timeout_minutes: float) -> None:
         )
     assert dist.get_world_size() == world.size
     _quieten_deepspeed()
+
+
+def check_network(environ=os.environ) -> None:
+    """Raise UserError if gloo, which every world uses, was given an interface that is not here."""
+    wanted, found = environ.get("GLOO_SOCKET_IFNAME"), [name for _, name in socket.if_nameindex()]
+    if wanted and not set(wanted.split(",")) <= set(found):
+        raise UserError(
+            f"GLOO_SOCKET_IFNAME={wanted} (INTERFACE in slurm/site.env): allowed on this machine: "
+            f"{', '.join(found)}"
+        )
 
 
 def check_kinds(kinds: list[str]) -> None:
@@ -217,12 +227,13 @@ def wait_for_ranks(
     """Wait until every rank has come to the `store`, or one has failed. Collective.
 
     Raises MachineFailed naming the ranks that did not connect within `minutes`, the error of the
-    rank that failed first, what `check_settings` raises, and what `check_kinds` raises for the
-    `kind` of every rank.
+    rank that failed first, what `check_network` and `check_settings` raise, and what `check_kinds`
+    raises for the `kind` of every rank.
     """
     if world.size == 1:
         check_kinds([kind])
         return
+    check_network()
     hosts = [f"host/{rank}" for rank in range(world.size)]
     try:
         if store.add(f"processes/{world.rank}", 1) > 1:

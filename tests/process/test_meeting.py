@@ -130,6 +130,7 @@ EARLY = {
     "another number of ranks": (1, {}, {"WORLD_SIZE": "3"}, "WORLD_SIZE is 3, but 2 on rank 0"),
     "no place among them": (1, {}, {"WORLD_SIZE": "1"}, "RANK=1: must be below WORLD_SIZE=1"),
     "rank 0 twice": (1, {}, {"RANK": "0"}, "another process is rank 0 too"),
+    "no such network": (1, {}, {"GLOO_SOCKET_IFNAME": "ib"}, "GLOO_SOCKET_IFNAME=ib (INTERFACE"),
     "rank 0 itself": (0, {"steps": 0}, {}, "--steps 0: must be at least 1"),
     "one of three": (2, {"steps": 0}, {}, "--steps 0: must be at least 1"),
 }
