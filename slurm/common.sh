@@ -21,6 +21,8 @@ refuse() {
 need() { [ -n "${!1:-}" ] || refuse "$1 is not set: $2 (write $1=... before the command)"; }
 
 [ -n "${SLURM_JOB_ID:-}" ] || refuse "this is not a Slurm job: submit it with sbatch $0"
+# Submitted in a shell of srun: its cores, to which srun would bind all tasks, and its step.
+unset "${!SLURM_CPU_BIND@}" SLURM_STEP_ID
 SITE_ENV=${SITE_ENV:-slurm/site.env}
 typed=$(for name in DATA PYTHON RUNS INTERFACE MPI CONTAINER_IMAGE CONTAINER_MOUNTS MAX_RESTARTS \
     MAX_WAIT STAGE; do

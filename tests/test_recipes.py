@@ -172,6 +172,17 @@ def test_the_environment_wins_over_the_site_file(tmp_path):
     assert f"--output {tmp_path}/albert-smoke " in done.stdout
 
 
+def test_a_job_submitted_inside_another_is_not_bound_to_its_cores(tmp_path):
+    outer = {"SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_CPU_BIND_LIST": "0x1"}
+    outer |= {"SLURM_STEP_ID": "0", **JOB}
+    path = write_scripts(tmp_path / "first", srun="env", scontrol="echo node1")
+    for site in ("", "export SLURM_CPU_BIND=cores\n"):
+        (tmp_path / "site.env").write_text(f"DATA=data\nRUNS={tmp_path}\n{site}")
+        done = run_bash("slurm/smoke.sh", **outer, **path, SITE_ENV=tmp_path / "site.env")
+        given = re.findall("^SLURM_(?:CPU_BIND|STEP_ID).*$", done.stdout, re.M)
+        assert given == [site.removeprefix("export ").strip()] * bool(site), done.stdout
+
+
 @pytest.mark.parametrize(
     ("name", "site", "environ", "message"),
     [
