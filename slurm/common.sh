@@ -211,7 +211,10 @@ leave() {
         restarts=$((restarts + 1))
         return 1
     else
-        scontrol requeue "$job" && sleep 600  # until Slurm ends this script
+        for _ in {1..6}; do  # Slurm's controller may be busy or start anew
+            scontrol requeue "$job" && sleep 600  # until Slurm ends this script
+            sleep 10
+        done
     fi
     exit "$1"
 }

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 
 import pytest
@@ -170,6 +171,19 @@ def test_the_environment_wins_over_the_site_file(tmp_path):
     assert " --stage /job-1/shards --model" in done.stdout
     assert "--data typed " in done.stdout and "python-of-the-site" in done.stdout
     assert f"--output {tmp_path}/albert-smoke " in done.stdout
+
+
+def test_a_busy_controller_is_asked_again_to_requeue(tmp_path):
+    requeue = """[ "$1" = requeue ] || { echo node1; exit 0; }
+    echo "$2" >> "$OUTPUT/asked"
+    [ "$(wc -l < "$OUTPUT/asked")" = 3 ] || { echo "Socket timed out" >&2; exit 1; }
+    kill $PPID  # as Slurm ends the script"""
+    stopped = """echo '{"code": 75}' > "$OUTPUT/exit.json\""""
+    path = write_scripts(tmp_path / "first", srun=stopped, scontrol=requeue, sleep="exit 0")
+    job = {**JOB, "SLURM_RESTART_COUNT": "0", "SITE_ENV": "none", "DATA": "data", **path}
+    done = run_bash("slurm/smoke.sh", **job, OUTPUT=tmp_path)
+    assert done.returncode == -signal.SIGTERM, done.stdout + done.stderr
+    assert (tmp_path / "asked").read_text() == "1\n" * 3
 
 
 def test_a_job_submitted_inside_another_is_not_bound_to_its_cores(tmp_path):
