@@ -140,7 +140,7 @@ def test_what_the_rows_of_a_recipe_change(data, tmp_path):
 
 def write_run(folder: Path, seconds: float, losses: list[float], **probed) -> None:
     folder.mkdir(parents=True)
-    config = {"model": asdict(SMALL), "stream": {"sequence_length": 32}}
+    config = {"model": asdict(SMALL)}
     (folder / "config.json").write_text(json.dumps(config))
     records: list[dict] = []
     for step, loss in enumerate(losses, start=1):
@@ -165,6 +165,9 @@ def test_losses_at_equal_time_and_intervals(tmp_path, capsys):
     rows = read_table(tmp_path, "fast", "fast", "slow")
     # Ten steps of 1 layer, ten of 2, ...
     assert rows["fast"]["layers_a_step"] == pytest.approx([2.5, 2.5])
+    # What a token cost, whatever its masks, heads, depth and length were: 100 FLOPs, 8 a second.
+    assert rows["fast"]["flops_a_token"] == pytest.approx([12.5, 12.5])
+    assert rows["slow"]["flops_a_token"] == pytest.approx([6.25, 6.25])
     assert rows["fast"]["loss_at_time"] == pytest.approx([1.0, 1.2])
     assert rows["slow"]["loss_at_time"] == pytest.approx([3.0, 3.2])
     assert rows["slow"]["loss_at_flops"] == pytest.approx([1.0, 1.2])

@@ -10,6 +10,7 @@ table of its own: the interval of a mean difference is much narrower than those 
 
 import statistics
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from albert_ds.cli import Number, Parser
 from albert_ds.errors import UserError
 from albert_ds.files import write_report
 from albert_ds.json_files import build, check, read_json, read_lines
-from albert_ds.model.config import ModelConfig, count_flops
+from albert_ds.model.config import ModelConfig
 from albert_ds.model.shapes import count_params
 
 LOGGED = dict.fromkeys(("step", "flops", "step_seconds", "tokens_per_second"), Number(above=0))
@@ -79,7 +80,7 @@ class Curve:
 def read_curve(run: Path) -> Curve:
     """Raises UserError, naming the file, where a run has no held-out loss or no timed steps."""
     config, path = read_json(run / "config.json"), run / "metrics.jsonl"
-    check(config, {"model": dict, "stream": {"sequence_length": int}}, str(run / "config.json"))
+    check(config, {"model": dict}, str(run / "config.json"))
     model = build(ModelConfig, config["model"], f"{run / 'config.json'}: model")
     records = read_lines(path) if path.is_file() else []
     logged = [record for record in records if "flops" in record]
@@ -95,20 +96,17 @@ def read_curve(run: Path) -> Curve:
         """The sum of a value of a step, up to the end of each interval."""
         return np.concatenate([[0], np.cumsum(steps * [value(record) for record in logged])])
 
-    seconds = total(lambda record: record["step_seconds"])
+    flops, seconds = (total(itemgetter(key)) for key in ("flops", "step_seconds"))
     tokens = total(lambda record: record["tokens_per_second"] * record["step_seconds"])
     layers = total(lambda record: record.get("num_layers", model.num_layers))
     blimp, probed = (
         read_json(file) if file.is_file() else {}
         for file in (run / "blimp.json", run / "probe.json")
     )
-    length, parameters = config["stream"]["sequence_length"], sum(count_params(model).values())
-    flops = count_flops(
-        model, tokens=length, squared_lengths=length**2, masked=round(0.15 * length)
-    )
+    parameters = sum(count_params(model).values())
     reached = {
         "parameters": parameters,
-        "flops_a_token": flops / length,  # at full depth and length
+        "flops_a_token": float(flops[-1] / tokens[-1]),
         "gradient_bytes": GRADIENT_BYTES * parameters,
         "tokens_a_second": float(tokens[-1] / seconds[-1]),  # without evaluation and checkpoints
         "layers_a_step": float(layers[-1] / ends[-1]),
@@ -123,7 +121,7 @@ def read_curve(run: Path) -> Curve:
     return Curve(
         losses=[record["heldout_mlm_loss"] for record in held],
         steps=at,
-        flops=np.interp(at, ends, total(lambda record: record["flops"])).tolist(),
+        flops=np.interp(at, ends, flops).tolist(),
         seconds=np.interp(at, ends, seconds).tolist(),
         reached={name: value for name, value in reached.items() if value is not None},
     )
