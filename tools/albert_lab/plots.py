@@ -49,6 +49,7 @@ LAYOUT = {
     "accumulation": "accumulation {}",
     "sequence_length": "{} tokens",
     "activation_checkpointing": "checkpointing {}",
+    "deepspeed_config": "{.stem}",
     "link": "link {}",  # between emulated nodes, in reports recorded before 26 November 2026
 }
 LEGEND = {"fontsize": 7, "loc": "upper left", "bbox_to_anchor": (1.01, 1)}
@@ -56,7 +57,8 @@ LEGEND = {"fontsize": 7, "loc": "upper left", "bbox_to_anchor": (1.01, 1)}
 
 def read_cells(path: Path) -> list[dict]:
     """A report's cells; `base` is the baseline's cell, None where it was not measured."""
-    cells = read_report(path)["cells"]
+    found = read_report(path)["cells"]
+    cells = [cell | {"deepspeed_config": Path(cell["deepspeed_config"])} for cell in found]
     bases = {layout_of(c): c for c in cells if c["model"] == cells[0]["model"]}
     return [cell | {"base": bases.get(layout_of(cell))} for cell in cells]
 
@@ -73,8 +75,8 @@ def select(cells: list[dict], only: dict[str, str]) -> list[dict]:
 def draw_traffic(cells: list[dict], output: Path) -> None:
     """Bytes that a rank sends in a step, a bar per model and layout; its parts are the kinds."""
     common, names = describe_layouts(cells)
-    groups = {join(c["model"], names[layout_of(c)]): c["rounds"][-1]["kinds"] for c in cells}
-    kinds = list(dict.fromkeys(kind for found in groups.values() for kind in found))
+    groups = [c["rounds"][-1]["kinds"] for c in cells]
+    kinds = list(dict.fromkeys(kind for found in groups for kind in found))
     if not kinds:
         raise UserError(
             "--input: no cell has traffic; allowed: reports with cells of several ranks"
@@ -82,12 +84,12 @@ def draw_traffic(cells: list[dict], output: Path) -> None:
     figure, (axis,) = new_figure(width=7, height=1.2 + 0.36 * len(groups))
     left = [0.0] * len(groups)
     for number, kind in enumerate(kinds):
-        sent = [found.get(kind, {}).get("wire_bytes", 0) / 1e6 for found in groups.values()]
+        sent = [found.get(kind, {}).get("wire_bytes", 0) / 1e6 for found in groups]
         bars = _draw_bars(axis, number, range(len(groups)), sent, left=left, height=0.7, label=kind)
         left = [a + b for a, b in zip(left, sent, strict=True)]
     axis.bar_label(bars, [f" {total:,.0f}" for total in left], fontsize=7)
     axis.set_xlim(right=max(left) * 1.15)
-    _finish_bars(axis, list(groups))
+    _finish_bars(axis, [join(c["model"], names[layout_of(c)]) for c in cells])
     label(axis, "MB that a rank sends in an optimizer step", "", common)
     save(figure, output)
 

@@ -32,6 +32,7 @@ _ROUND = {
 _CELL = {
     "model": str,
     "ranks": _COUNT,
+    "deepspeed_config": str,
     "zero": (0, 1, 2, 3),
     "tensor_parallel": _COUNT,
     "micro_batch_size": _COUNT,

@@ -1,6 +1,7 @@
 """Tables from a report of tools/throughput_bench.py: how fast, and where the time goes."""
 
 import statistics
+from pathlib import Path
 
 from albert_lab.tables import PARTS, SECONDS, spread, table
 
@@ -15,12 +16,12 @@ PAPER = {
 }
 FORMULA = (
     "FLOP per step: 6 x (tokens x (E H + L (4 H^2 + 2 H F)) + sum of squared lengths x 2 L H + "
-    "masked x (H E + E V)). Real tokens only; the forward pass that checkpointing repeats is not "
-    "counted; the last layer is counted for every token"
+    "masked x (H E + E V)), the first E H only if E is not H. Real tokens only; the forward pass "
+    "that checkpointing repeats is not counted; the last layer is counted for every token"
 )
-SPEEDS = ("model", "parameters", "ZeRO", "checkpointing", "samples/s", "tokens/s")
+SPEEDS = ("model", "parameters", "DeepSpeed", "checkpointing", "samples/s", "tokens/s")
 SPEEDS += ("TFLOP/s per rank", "MFU", "speed-up", "paper", "peak GB")
-SPLIT = ("model", "ZeRO", "checkpointing", *PARTS.values(), "MB on the wire per rank")
+SPLIT = ("model", "DeepSpeed", "checkpointing", *PARTS.values(), "MB on the wire per rank")
 
 
 def as_tables(report: dict) -> str:
@@ -56,7 +57,7 @@ def _speed(cell: dict, first: dict, peak: float | None) -> list[str]:
     return [
         cell["model"],
         f"{cell['parameters']:,}",
-        f"{cell['zero']} {cell['precision']}",
+        Path(cell["deepspeed_config"]).stem,
         cell["activation_checkpointing"],
         spread([r["samples_a_second"] for r in rounds]),
         spread([r["tokens_a_second"] for r in rounds]),
@@ -76,7 +77,7 @@ def _split(cell: dict) -> list[str]:
     ]
     return [
         cell["model"],
-        f"{cell['zero']} {cell['precision']}",
+        Path(cell["deepspeed_config"]).stem,
         cell["activation_checkpointing"],
         *(f"{share:.1%}" for share in shares),
         f"{statistics.median(r['wire_bytes_a_step'] for r in rounds) / 1e6:.2f}",

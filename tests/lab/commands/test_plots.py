@@ -69,6 +69,30 @@ def test_the_parts_of_the_baselines_step_are_one_step(tmp_path, monkeypatch):
     assert sum(end == pytest.approx(1, abs=0.01) for end in ends) == of_baseline
 
 
+def test_cells_of_two_configurations_are_told_apart(tmp_path, monkeypatch):
+    """Of one stage and precision: all are drawn, each over its own configuration's baseline."""
+    figures, file = [], tmp_path / "report.json"
+    monkeypatch.setattr(plots, "save", lambda figure, output: figures.append(figure))
+    report = json.loads(REPORT.read_text())
+    lamb = [report["cells"][0], report["cells"][3]]  # bert-base, albert-base in one layout
+    muon = json.loads(json.dumps(lamb))
+    for cell in muon:
+        cell["deepspeed_config"] = "ds_configs/zero1_fp32_muon.json"
+        for turn in cell["rounds"]:
+            turn |= {key: 3 * turn[key] for key in turn if "seconds" in key}
+    file.write_text(json.dumps({**report, "cells": lamb + muon}))
+    for kind in ("traffic", "split"):
+        plot(kind, "--input", file, "--output", tmp_path / f"{kind}.png")
+        names = [text.get_text() for text in figures[-1].axes[0].get_yticklabels()]
+        assert sorted(names) == [
+            f"{size}, zero1_fp32{more}"
+            for size in ("albert-base", "bert-base")
+            for more in ("", "_muon")
+        ]
+    ends = [bar.get_x() + bar.get_width() for bar in figures[-1].axes[0].containers[-1]]
+    assert [end == pytest.approx(1, abs=0.01) for end in ends] == [True, False, True, False]
+
+
 def test_wrong_input_is_one_line(tmp_path):
     write_run(tmp_path / "run", {"step": 1})
     damaged = tmp_path / "layers.json"

@@ -78,7 +78,7 @@ def test_a_tiny_model_on_two_ranks(tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     (cell,) = json.loads(report.read_text())["cells"]
     check_cell(cell, rounds=1)
-    assert "| albert-tiny |" in done.stdout
+    assert f"| albert-tiny | {cell['parameters']:,} | zero1_fp32 | none |" in done.stdout
 
 
 def count_rows(rank: int) -> list[int]:
