@@ -76,6 +76,13 @@ def test_muon_sends_each_matrix_to_its_rank_and_back(reports):
         assert moved["bytes"] == 2 * 4 * (4 * hidden * hidden + 2 * hidden * inner)
 
 
+def test_what_zero_3_tells_its_ranks_once_is_no_matrix_of_muons():
+    """After its first pass, so with one micro-batch a step in the step that is counted."""
+    file = ("--deepspeed_config", "ds_configs/zero3_bf16.json")
+    kinds = run_ranks(measure, 2, *file, "--accumulation", "1")[0][0]["kinds"]
+    assert set(kinds) == {"gradients", "weights", SMALL}
+
+
 def multiple(report, *kinds):
     found = [report["kinds"][kind] for kind in kinds]
     sent = sum(kind["wire_bytes"] for kind in found)

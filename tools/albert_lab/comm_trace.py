@@ -182,10 +182,10 @@ def sum_up(events: Iterable[Event], mesh: Mesh, clock: HostClock) -> dict[str, V
 def kind_of(event: Event, mesh: Mesh) -> str:
     if mesh.tp_size > 1 and event.group is mesh.tp_group and event.bytes > SCALAR_BYTES:
         return ACTIVATIONS
-    if event.group is None and event.collective in ("reduce", "broadcast"):
-        return MATRICES
     if event.bytes <= SMALL_BYTES:
         return SMALL
+    if event.group is None and event.collective in ("reduce", "broadcast"):
+        return MATRICES
     return WEIGHTS if event.collective.startswith("all_gather") else GRADIENTS
 
 
