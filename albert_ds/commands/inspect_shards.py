@@ -149,7 +149,8 @@ class Statistics:
     replaced: Counter[str] = field(default_factory=Counter)
     pair_labels: Counter[int] = field(default_factory=Counter)
     ids: Counter[int] = field(default_factory=Counter)  # before masking
-    truncated_tokens: int = 0
+    used: int = 0  # of the stored tokens
+    available: int = 0  # stored tokens
 
     def add(self, sample: Sample) -> None:
         hidden, ids = masked_labels(sample), sample.ids.tolist()
@@ -158,7 +159,8 @@ class Statistics:
         self.masked_shares.append(len(hidden) / len(ids))
         self.pair_labels[sample.pair_label] += 1
         self.ids.update(hidden.get(i, token) for i, token in enumerate(ids))
-        self.truncated_tokens += sample.available - sample.used
+        self.used += sample.used
+        self.available += sample.available
         for position, label in hidden.items():
             shown = ids[position]
             kind = "[MASK]" if shown == MASK else "kept" if shown == label else "another piece"
@@ -184,8 +186,8 @@ def print_statistics(
     room = config.sequence_length * count
     print(f"{count:,} samples, {tokens:,} tokens")
     print(f"fill: {tokens / room:.1%} of {config.sequence_length} (no row is ever padded)")
-    truncated = found.truncated_tokens / (tokens + found.truncated_tokens)
-    print(f"truncated by short draws: {truncated:.1%} of the tokens")
+    left_out = 1 - found.used / found.available
+    print(f"truncated by short draws: {left_out:.1%} of the stored tokens")
     for name, values in (("length", found.lengths), ("[CLS] A [SEP]", found.first_lengths)):
         spread = f"{min(values)} / {statistics.median(values):.0f} / {max(values)}"
         print(f"{name}: min / median / max {spread}")
