@@ -143,7 +143,7 @@ def _list_results(
         for line in read_lines(metrics):
             if "heldout_mlm_loss" in line and line["step"] <= int(step):
                 facts = {k: v for k, v in line.items() if k.startswith("heldout_")}
-                data = ", ".join(Path(path).name for path in run.get("data") or ["unknown"])
+                data = Path((run.get("data") or ["unknown"])[0]).name  # the one that is evaluated
                 found = [(f"Held-out documents, at step {line['step']}", data, facts)]
     for probe in probes:
         numbers = {k: v for k, v in probe.items() if isinstance(v, int | float) and k != "seconds"}
