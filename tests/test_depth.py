@@ -158,12 +158,15 @@ def test_held_out_losses_of_drawn_depths_are_those_of_the_greatest():
     assert min(abs(losses[1] - losses[n]) for n in (0, 2)) > 1e-4
 
 
-def test_the_time_left_is_that_of_the_depths_to_come(monkeypatch, capsys):
+@pytest.mark.parametrize(("exits", "heads"), [(None, (1, 1, 1, 1)), ("1,2:0.5", (1, 2, 2, 3))])
+def test_the_time_left_is_that_of_the_depths_to_come(exits, heads, monkeypatch, capsys):
     """Steps of 1, 2, 2 and 3 layers: their FLOPs, and a second for each FLOP of the second step."""
     config = replace(small_config(world_size=1, steps=4), depth_schedule=SCHEDULE)
+    config = replace(config, exit_losses=exits)
+    row = {"tokens": 32, "squared_lengths": 32**2}
     work = [
-        8 * count_flops(config.model.at_depth(d), tokens=32, squared_lengths=32**2, masked=5)
-        for d in (1, 2, 2, 3)
+        8 * count_flops(config.model.at_depth(depth), **row, masked=5 * number)
+        for depth, number in zip((1, 2, 2, 3), heads, strict=True)
     ]
     assert [config.work_of(step) for step in range(5)] == [*accumulate(work, initial=0)]
     clock = iter((0.0, *accumulate(flops / work[1] for flops in work[1:])))

@@ -173,7 +173,7 @@ def update(run: Run, batch: Batch) -> float:
     with run.span("optimizer"):
         gradient_norm, applied = run.engine.take_step(run.find_idle())
     model = run.config.model_at(run.step)
-    heads = 1 + sum(layer < model.num_layers for layer in run.config.exits)
+    heads = run.config.count_heads(model.num_layers)
     run.window.add_step(batch.counts, model, heads=heads, applied=applied)
     run.step += 1
     run.tokens += batch.counts.tokens

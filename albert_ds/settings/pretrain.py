@@ -236,6 +236,10 @@ class RunConfig(SharedConfig):
             return read_depths(self.model, self.depth_schedule, self.steps)
         return self.plan.schedule(name)
 
+    def count_heads(self, num_layers: int) -> int:
+        """The depths of a step at which its MLM loss is computed."""
+        return 1 + sum(layer < num_layers for layer in self.exits)
+
     def work_of(self, step: int) -> float:
         """FLOPs of the first `step` steps, at full length; of drawn depths the mean."""
         schedules = [self.schedule(name) for name in ("depth_schedule", *VARYING)]
@@ -244,7 +248,9 @@ class RunConfig(SharedConfig):
             depths, size, length, masked = (each.at(begin + steps // 2) for each in schedules)
             count = partial(count_flops, tokens=length, squared_lengths=length**2)
             masked = round(masked * length)
-            flops = fmean(count(self.model.at_depth(d), masked=masked) for d in depths)
+            flops = fmean(
+                count(self.model.at_depth(d), masked=masked * self.count_heads(d)) for d in depths
+            )
             total += flops * size * steps
         return total
 
