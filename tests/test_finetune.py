@@ -9,9 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from albert_ds.model.albert import AlbertForPretraining
 from tests.command import ROOT, kill_after, run_command
 from tests.distributed import end_ranks, run_ranks
 from tests.finetuning import (
+    MODEL,
     flags,
     read_csv,
     tune_ranks,
@@ -24,7 +26,7 @@ from tests.finetuning import (
     write_stsb,
     write_topics,
 )
-from tests.models import run_export
+from tests.models import run_export, write_weights
 
 SCRATCH = {"from_scratch": True}
 ZERO3 = {
@@ -202,6 +204,21 @@ def test_seeds_are_summarised_and_done_ones_are_not_done_again(checkpoint, cola,
     argv[argv.index("--seeds") + 1] = "1"
     assert run_ranks(tune_ranks, 1, argv) == [0]
     assert read(out)["seed"] == 5 and best_of(out)
+
+
+def test_all_seeds_start_from_one_checkpoint(cola, vocab, tmp_path):
+    """Of a run that goes on meanwhile; what was started from is recorded, and the card says it."""
+    start, out = write_checkpoint(tmp_path / "start", vocab), tmp_path / "out"
+    argv = flags("glue/cola", cola, start, out, seeds=2, steps=1, learning_rate=0.0)
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    write_weights(start, AlbertForPretraining(MODEL, seed=7).state_dict(), step=2)
+    argv[argv.index("--seeds") + 1] = "3"
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    first, last = (best_of(out / f"seed-{seed}") for seed in (0, 2))
+    for name in (name for name in first if name.startswith("albert.")):
+        assert torch.equal(first[name], last[name]), name
+    card = run_export(out / "seed-2", tmp_path / "hf") / "README.md"
+    assert f"| started from | {start}/checkpoints/step-00000001 |" in card.read_text()
 
 
 def test_rte_starts_from_mnli_by_its_name(checkpoint, tmp_path):

@@ -33,6 +33,7 @@ from albert_ds.settings.shared import (
     SharedConfig,
     check_resume,
     join_command,
+    read_previous,
     resolve_deepspeed,
     resolve_warmup,
     what,
@@ -186,7 +187,7 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     is_typed = args.dropout is not None
     dropout = args.dropout if is_typed else recipe.classifier_dropout
     head = HeadConfig(kind=kind, num_labels=num_labels, dropout=dropout, labels=task.labels)
-    source = ModelFolder(args.checkpoint, average=args.average)
+    source = ModelFolder(find_checkpoint(args), average=args.average)
     found, _ = source.read_encoder()
     dropout = args.dropout if is_typed else recipe.dropout
     model = replace(found, dropout=dropout, pair_head=head.reads_pooled)
@@ -205,6 +206,7 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(FinetuneConfig)}
     resolved: dict[str, Any] = {
         "command": join_command("finetune", argv),
+        "checkpoint": str(source.checkpoint or source.path),
         "from_task": str(find_task_model(args)) if args.from_task else None,
         "model": model,
         "head": head,
@@ -234,6 +236,13 @@ def _check_args(args, task) -> None:
         raise UserError("--average, --from-task, --from-scratch: one of them, not with another")
     inputs = filter(None, (args.data, args.checkpoint, args.from_task))
     check_folder(Path(args.output), inputs, names=RUN_NAMES, marks=RUN_MARKS)
+
+
+def find_checkpoint(args) -> Path:
+    """--checkpoint or, if that run went on since, its checkpoint that --output started from."""
+    before = Path(str((read_previous(args.output) or {}).get("checkpoint")))
+    typed = Path(args.checkpoint)
+    return before if typed in before.parents and before.is_dir() else typed
 
 
 def find_task_model(args) -> Path:
