@@ -13,7 +13,8 @@
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh" || exit 2
 REPORT=${REPORT:-$RUNS/bench-$SLURM_JOB_ID}
-mkdir -p "$REPORT" || exit 2
+OUTPUT=$REPORT
+mkdir -p "$OUTPUT" || exit 2
 MODELS="bert-large albert-large albert-xlarge albert-xxlarge"
 
 launch "$PYTHON" -u -m albert_ds bench --models $MODELS --micro-batch 8,32 \

@@ -125,6 +125,7 @@ launch() {
     rendezvous
     echo "$(date +%T) restart $restarts on $chosen, meeting at $MASTER_ADDR:$MASTER_PORT"
     local container=() mounts="$PWD${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}${STAGE:+,$STAGE}"
+    [[ ${OUTPUT:-} != /* ]] || mounts+=,$OUTPUT  # else a writable image loses what is written
     case ${CONTAINER_IMAGE:-} in
         '') ;;
         *.sif) set -- apptainer exec --nv --pwd "$PWD" --bind "$mounts" "$CONTAINER_IMAGE" "$@" ;;

@@ -20,6 +20,7 @@ need DATA "the folder to write shards to"
 # starts the tasks, and without it the mpirun beside the interpreter.
 build=("$PYTHON" -m albert_ds shards --input "$TEXT" --vocab "$VOCAB" --output "$DATA")
 if [ -n "${MPI:-}" ]; then
+    OUTPUT=$DATA && mkdir -p "$OUTPUT" || exit 2
     launch "${build[@]}" "$@"
     exit "$code"
 fi

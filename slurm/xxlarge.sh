@@ -5,7 +5,7 @@
 # Time:     PREDICTED for H100, not measured: 34.5 h, 2,209 GPU-hours with 100 Gb/s a node
 #           (54.9 h with 25, 29.4 h with 400), without evaluation, checkpoints, restarts
 # Plan:     albert-ds plan --model albert-xxlarge --gpus 64 --link 100 --steps 125000
-# Expected: SQuAD 1.1 F1 94.1, MNLI 88.0, average 88.7 (Tables 2 and 6)
+# Expected: SQuAD 1.1 F1 94.1, MNLI 88.0, average 88.7 (Table 2)
 #SBATCH --job-name=albert-xxlarge
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=8

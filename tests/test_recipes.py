@@ -285,7 +285,8 @@ def test_apptainer_runs_the_command_of_each_rank(tmp_path):
     done = run_bash("slurm/smoke.sh", "--seed", "7", **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     asked, ran = re.findall("^(?:apptainer|trainer:) (.*)$", done.stdout, re.M)
-    options = f"exec --nv --pwd {ROOT} --bind {ROOT},/shards,/runs /images/a.sif trainer "
+    mounts = f"{ROOT},/shards,/runs,{tmp_path}/run"  # RUN, for it may be in neither
+    options = f"exec --nv --pwd {ROOT} --bind {mounts} /images/a.sif trainer "
     assert asked == options + ran
     assert ran.startswith("-u ") and "--data /two words " in ran and ran.endswith(" --seed 7")
 

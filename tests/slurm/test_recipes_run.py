@@ -130,5 +130,5 @@ def test_a_container_is_asked_for_where_the_site_names_one(cluster, submit, stan
     assert cluster.wait_until_ended(job.number)["JobState"] == "COMPLETED", job.says()
     words = asked.read_text().splitlines()
     assert "--container-image=/images/albert.sqsh" in words
-    assert f"--container-mounts={ROOT},/data" in words
+    assert f"--container-mounts={ROOT},/data,{job.output}" in words
     assert f"--container-workdir={ROOT}" in words
