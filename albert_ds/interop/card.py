@@ -135,9 +135,9 @@ def _list_results(
     is_trained = folder.checkpoint is not None and not folder.average and folder.last == 1
     weights = folder.checkpoint.name if is_trained else ""
     if folder.head is not None:
-        dev = _read_object(folder.root / "results.json").get("dev") or {}
-        task = str(run.get("task", folder.head.kind))
-        return [("Development set", task, dev if weights == BEST.name else {})]
+        best = _read_object(folder.root / "results.json") if weights == BEST.name else {}
+        title = f"Development set, at step {best.get('best_step')}"
+        return [(title, str(run.get("task", folder.head.kind)), best.get("dev") or {})]
     found, metrics, step = [], folder.root / "metrics.jsonl", weights.removeprefix("step-")
     if step.isdecimal() and metrics.is_file():
         for line in read_lines(metrics):

@@ -116,7 +116,7 @@ class TextTask:
             head = ("example", "prediction", "probability")
             columns = [[self.labels[k] for k in chosen], [f"{share:.4f}" for share in shares]]
         else:
-            head, columns = ("example", "prediction"), [[f"{x:.4f}" for x in logits[:, 0]]]
+            head, columns = ("example", "prediction"), [[f"{x:.6g}" for x in logits[:, 0]]]
         table, rows = io.StringIO(), zip(range(len(logits)), *columns, strict=True)
         csv.writer(table, lineterminator="\n").writerows([head, *rows])
         write_file(folder / f"predictions.{split.name}.csv", table.getvalue())

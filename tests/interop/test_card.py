@@ -155,11 +155,12 @@ def test_numbers_of_other_weights_are_not_in_a_card(run, vocab, tmp_path):
     model = AlbertForTask(MODEL, head)
     facts = {"task": "glue/rte", "checkpoint": "pretrained", "from_task": "mnli"}
     tuned = write_run(tmp_path / "tuned", model, vocab, head=head, **facts)
-    (tuned / "results.json").write_text('{"dev": {"accuracy": 0.7654}}')
+    (tuned / "results.json").write_text('{"best_step": 7, "dev": {"accuracy": 0.7654}}')
     newest = write_weights(tuned, model.state_dict(), step=2)
     cards = [run_export(x, tmp_path / f"hf-{x.name}") / "README.md" for x in (tuned, newest)]
     assert ["0.7654" in card.read_text() for card in cards] == [True, False]
-    assert "| started from | mnli |" in cards[0].read_text()
+    for words in ("| started from | mnli |", "## Development set, at step 7\n"):
+        assert words in cards[0].read_text()
 
 
 def test_the_data_of_a_task_are_no_shards(run, vocab, tmp_path, monkeypatch):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from albert_ds.errors import UserError
-from albert_ds.tasks.features import NO_TAG
+from albert_ds.tasks.features import NO_TAG, Split
 from albert_ds.tasks.recipes import Lengths
 from albert_ds.tasks.registry import open_task
 from tests.command import run_command
+from tests.finetuning import read_csv
 
 TEXTS = ['the "object" type', "a list, a name", "line\nbreak"]
 WORDS, TAGS = ["the", "class", "name", "list"], ["O", "B-A", "I-A", "B-B"]
@@ -71,6 +72,19 @@ def test_numbers_with_a_point_are_scores(tmp_path, vocab, lengths, labels, class
     assert task.metrics == (("accuracy", "f1_macro") if classes else ("pearson", "spearman"))
 
 
+def test_predicted_scores_keep_their_digits(tmp_path, vocab, lengths):
+    """Whatever their size; four decimals would leave of small ones little."""
+    scores = np.array([0.000123456, -0.0000234567, 98765.4])
+    rows = [["text", "label"], *([f"text {score}", f"{score:f}"] for score in scores)]
+    write_splits(tmp_path, as_table(rows, "csv"), "csv")
+    task = open_task("text", tmp_path)
+    features = task.build(tmp_path, "dev", vocab, lengths)
+    split = Split(data=tmp_path, name="dev", lengths=lengths, features=features)
+    task.write(split, {"logits": scores[:, None].astype(np.float32)}, tmp_path, {})
+    written = [float(row["prediction"]) for row in read_csv(tmp_path / "predictions.dev.csv")]
+    np.testing.assert_allclose(written, scores, rtol=1e-5)
+
+
 @pytest.mark.parametrize("ending", ["conll", "jsonl"])
 @pytest.mark.parametrize("word", ["\u3000", "\xa0", "10\xa0000"])
 def test_a_word_may_have_blanks_of_unicode(tmp_path, vocab, lengths, word, ending):
@@ -115,8 +129,6 @@ def test_words_keep_their_tags(tmp_path, vocab, ending):
     logits = np.zeros((int(features.lengths.sum()), 5), np.float32)
     flat = np.concatenate([features.tags(row) for row in range(features.units)])
     logits[np.arange(len(flat)), np.where(flat == NO_TAG, 3, flat)] = 1
-    from albert_ds.tasks.features import Split
-
     split = Split(data=tmp_path, name="dev", lengths=Lengths(), features=features)
     assert task.score(split, {"logits": logits}) == {"f1": 1, "precision": 1, "recall": 1}
 
