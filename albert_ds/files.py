@@ -100,6 +100,8 @@ def check_folder(
     It may not be or hold an input, and may have none of `names` (patterns) that the command would
     write, unless one of `marks` in it says that it is the command's own.
     """
+    if output.parts[:1] and output.parts[0].endswith(":"):  # Path makes one slash of two
+        raise UserError(f"--output {output}: must be a folder, not a URL")
     refuse_input(output, inputs)
     if not output.is_dir():
         if os.path.lexists(output):

@@ -97,7 +97,9 @@ def inputs(data, text_file, checkpoint, cola, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("place", ["over the input", "around the input", "over a foreign file"])
+@pytest.mark.parametrize(
+    "place", ["over the input", "around the input", "over a foreign file", "behind a URL"]
+)
 @pytest.mark.parametrize("command", writers())
 def test_no_command_writes_over_what_is_not_its_own(inputs, tmp_path, monkeypatch, command, place):
     words, sources, output = WRITES[command]
@@ -109,6 +111,7 @@ def test_no_command_writes_over_what_is_not_its_own(inputs, tmp_path, monkeypatc
         (mine / name).write_text(f"my {name}")
     foreign = ["theirs", "thesis.txt"] if output == "folder" else [output, *theirs]
     places = {"over the input": sources, "around the input": ["."] * bool(sources)}
+    places["behind a URL"] = ["s3://bucket/folder"]
     monkeypatch.chdir(mine)
     monkeypatch.setattr("albert_lab.bench_run.count_gpus", lambda: 1)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")

@@ -62,10 +62,9 @@ def main(argv: list[str]) -> int:
         "commit": read_commit(),
         "quick": args.quick,
     }
-    folder = args.output.absolute()
-    open_folder(folder, about)
+    open_folder(args.output, about)
     check = Check(
-        folder=folder,
+        folder=args.output.absolute(),
         gpus=gpus,
         quick=args.quick,
         ends=began + 60 * args.minutes,
@@ -73,5 +72,5 @@ def main(argv: list[str]) -> int:
     )
     check.data = str(args.data.absolute()) if args.data else build_text(check)
     is_good = run_pieces(check, chosen)
-    log_line(f"gpu_check: {'PASS' if is_good else 'FAIL'}: {folder / 'report.md'}")
+    log_line(f"gpu_check: {'PASS' if is_good else 'FAIL'}: {check.folder / 'report.md'}")
     return 0 if is_good else 1
