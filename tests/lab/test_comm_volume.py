@@ -1,5 +1,6 @@
 """Bytes of a step against the minimum, docs/deepspeed.md and the scaling model."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from albert_lab.scaling.layout import Layout
 from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES
 from albert_ds.model.shapes import count_params
-from tests.command import run_command
+from tests.command import ROOT, run_command
 from tests.distributed import run_ranks
 
 CONFIGS = {
@@ -100,6 +101,18 @@ def test_each_costs_what_its_documentation_says(reports):
     assert multiple(reports[1, "zero1_fp32"], *both) == pytest.approx(3 / 2, rel=0.02)
     assert multiple(reports[1, "zero1_bf16"], *both) == pytest.approx(5 / 3, rel=0.02)
     assert multiple(reports[1, "zero3_bf16"], *both) == pytest.approx(1, rel=0.02)
+
+
+def test_nothing_sends_less_than_the_minimum(tmp_path):
+    """A user's JSON that does not say in which type gradients are reduced: DeepSpeed takes bf16."""
+    files = [tmp_path / f"{name}.json" for name in ("zero1_bf16", "zero3_bf16")]
+    for file in files:
+        config = json.loads((ROOT / "ds_configs" / file.name).read_text())
+        del config["communication_data_type"]
+        file.write_text(json.dumps(config))
+    reduced, scattered = run_ranks(measure, 2, "--deepspeed_config", *map(str, files))[0]
+    assert multiple(reduced, "gradients") == pytest.approx(2, rel=0.02)
+    assert multiple(scattered, "gradients") == pytest.approx(1, rel=0.02)
 
 
 def test_lamb_adds_one_reduction_of_two_sums_for_each_tensor_that_it_adapts(reports):

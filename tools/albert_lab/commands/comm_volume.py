@@ -37,15 +37,13 @@ from albert_lab.scaling.collectives import (
     count_collectives,
     ring_bytes,
 )
-from albert_lab.scaling.layout import Layout
+from albert_lab.scaling.layout import PRECISIONS, Layout
 from albert_lab.tables import table
 
 if TYPE_CHECKING:
     from albert_ds.parallel.mesh import Mesh
     from albert_ds.pretraining.loop import Run
     from albert_ds.settings.pretrain import RunConfig
-
-HALF_TYPES = ("bf16", "fp16")
 
 
 def build_parser() -> Parser:
@@ -159,14 +157,14 @@ def measure_step(run: Run, traffic: Traffic) -> dict:
 def count_minimum(config: RunConfig, mesh: Mesh, parameters: int) -> dict[str, float]:
     """Bytes that a rank must send per step in any implementation, by kind."""
     ds_config, model = config.deepspeed, config.model
-    is_half = precision_of(ds_config) != "fp32"
-    reduced_as = ds_config.get("communication_data_type", "fp32")
+    precision = precision_of(ds_config)
+    reduced_as = ds_config.get("communication_data_type", precision)
     passes = accumulation_of(config, mesh.dp_size)
 
     def scattered(width: int) -> float:
         return ring_bytes(width * parameters, mesh.dp_size, is_all_reduce=False)
 
-    gradient, weight = scattered(2 if reduced_as in HALF_TYPES else 4), scattered(2 * (2 - is_half))
+    gradient, weight = scattered(PRECISIONS[reduced_as]), scattered(PRECISIONS[precision])
     minimum = {
         0: {GRADIENTS: 2 * gradient},
         1: {GRADIENTS: gradient, WEIGHTS: weight},
@@ -182,7 +180,7 @@ def count_minimum(config: RunConfig, mesh: Mesh, parameters: int) -> dict[str, f
             micro_batch_size=config.micro_batch_size,
             accumulation=passes,
             sequence_length=config.stream.sequence_length,
-            precision=precision_of(ds_config),
+            precision=precision,
         )
         (activations,) = (c for c in count_collectives(layout) if c.kind == ACTIVATIONS)
         minimum[ACTIVATIONS] = activations.wire_bytes
