@@ -236,7 +236,7 @@ def test_rte_starts_from_mnli_by_its_name(checkpoint, tmp_path):
     assert found["head.score.weight"].shape == (2, 32)
 
 
-def test_only_sequences_that_were_trained_on_count_as_trained(cola, vocab, tmp_path):
+def test_only_sequences_that_were_trained_on_count_as_trained(cola, vocab, tmp_path, capfd):
     """Pretraining's or, if they are longer, those of the examples; not those that may be given."""
     texts = [line.split("\t")[3] for line in (cola / "train.tsv").read_text().splitlines()]
     longest = 2 + max(map(len, vocab.encode(texts)))
@@ -245,6 +245,8 @@ def test_only_sequences_that_were_trained_on_count_as_trained(cola, vocab, tmp_p
         start = write_checkpoint(out / "start", vocab, stream={"sequence_length": seen})
         argv = flags("glue/cola", cola, start, out / "run", steps=1, **given)
         assert run_ranks(tune_ranks, 1, argv) == [0]
+        said = f"of up to {longest} tokens; the start has seen 9, so the positions behind them"
+        assert (said in capfd.readouterr().err) == (seen == 9)
         hf = run_export(out / "run", out / "hf")
         assert read(hf, "tokenizer_config.json")["model_max_length"] == trained < 64
         card = (hf / "README.md").read_text()

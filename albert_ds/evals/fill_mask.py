@@ -16,10 +16,9 @@ MASK_WORD = "[MASK]"
 def fill_masks(folder: ModelFolder, sentences: list[str], top: int) -> list[list[list]]:
     """For each sentence and each of its masks the `top` pairs (piece, probability), best first."""
     model, vocab = folder.build_model(), folder.vocab
-    config = model.config
-    if top > config.vocab_size:
-        raise UserError(f"--top {top}: must be at most {config.vocab_size}, the vocabulary's size")
-    samples = [np.array(encode(vocab, s, config.max_position_embeddings)) for s in sentences]
+    if top > vocab.size:
+        raise UserError(f"--top {top}: must be at most {vocab.size}, the vocabulary's size")
+    samples = [np.array(encode(vocab, s, folder.trained_length)) for s in sentences]
     inputs = concatenate(samples, [len(sample) for sample in samples])
     masks = inputs["input_ids"] == MASK
     with torch.inference_mode():
@@ -40,5 +39,5 @@ def encode(vocab, sentence: str, limit: int) -> list[int]:
         ids += [*part, MASK]
     ids[-1] = SEP
     if len(ids) > limit:
-        raise UserError(f"{sentence[:40]!r}...: {len(ids)} tokens, the model takes {limit}")
+        raise UserError(f"{sentence[:40]!r}...: {len(ids)} tokens, the model has seen {limit}")
     return ids

@@ -410,8 +410,14 @@ def prepare(config: FinetuneConfig, mesh: Mesh) -> dict[str, Split]:
     splits = open_splits(config, ModelFolder(config.checkpoint).vocab, mesh)
     with raise_together(mesh):
         if mesh.rank == 0:
-            write_run_files(config, int(splits["train"].features.lengths.max()))
+            longest = int(splits["train"].features.lengths.max())
+            before = write_run_files(config, longest)
             log_line(f"{config.task}: {describe_rate(config)}")
+            if 0 < before < longest:
+                log_line(
+                    f"{config.task}: examples of up to {longest} tokens; the start has seen "
+                    f"{before}, so the positions behind them are untrained"
+                )
     return splits
 
 

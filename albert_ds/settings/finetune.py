@@ -295,11 +295,11 @@ def _resolve_lengths(typed: int | None, published: Lengths, model: ModelConfig) 
     return published.cut_to(sequence)
 
 
-def write_run_files(config: FinetuneConfig, longest: int) -> None:
+def write_run_files(config: FinetuneConfig, longest: int) -> int:
     """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN.
 
-    `longest` are the tokens of the longest training sequence. Raises UserError where RUN was
-    started with other settings.
+    `longest` are the tokens of the longest training sequence; returns those of the longest that
+    the weights have seen before. Raises UserError where RUN was started with other settings.
     """
     from albert_ds.interop.folder import ModelFolder
 
@@ -309,3 +309,4 @@ def write_run_files(config: FinetuneConfig, longest: int) -> None:
     before = 0 if config.from_scratch else seen.trained_length
     write_config(config, trained_length=max(longest, before))
     source.vocab.write(config.run)
+    return before

@@ -21,7 +21,7 @@ def run(text_file, tmp_path):
     words = [i for i, piece in enumerate(vocab.pieces) if piece.strip("\u2581").isalpha()][:3]
     with torch.no_grad():
         model.mlm_head.bias[words] = torch.tensor([12.0, 11.0, 10.0])
-    write_run(tmp_path, model, vocab)
+    write_run(tmp_path, model, vocab, stream={"sequence_length": 12})
     return tmp_path, [vocab.pieces[i].replace("\u2581", " ").strip() for i in words]
 
 
@@ -41,7 +41,7 @@ def test_each_mask_gets_the_best_pieces(run, capsys):
     [
         (["\udcff [MASK]"], "'\\udcff [MASK]': must be UTF-8"),
         (["no mask"], "'no mask': has no [MASK]"),
-        (["[MASK]" * 15], "17 tokens, the model takes 16"),
+        (["[MASK]" * 11], "13 tokens, the model has seen 12"),  # of 16 positions
         (["--top", "201", "[MASK]"], "--top 201: must be at most 200"),
     ],
 )
