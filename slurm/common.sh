@@ -21,8 +21,12 @@ refuse() {
 need() { [ -n "${!1:-}" ] || refuse "$1 is not set: $2 (write $1=... before the command)"; }
 
 [ -n "${SLURM_JOB_ID:-}" ] || refuse "this is not a Slurm job: submit it with sbatch $0"
-# Submitted in a shell of srun: its cores, to which srun would bind all tasks, and its step.
+[ -n "${SLURM_NTASKS:-}" ] || refuse "this job has no tasks: sbatch $0, or salloc --ntasks-per-node=N"
+# Of a job in which sbatch was typed: the cores, to which srun would bind all tasks, step and array.
 unset "${!SLURM_CPU_BIND@}" SLURM_STEP_ID
+[ -z "${SLURM_ARRAY_TASK_ID:-}" ] ||
+    [ "$(squeue -h -j "$SLURM_JOB_ID" -o %K 2> /dev/null)" != N/A ] ||
+    unset SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID
 SITE_ENV=${SITE_ENV:-slurm/site.env}
 typed=$(for name in DATA PYTHON RUNS INTERFACE MPI CONTAINER_IMAGE CONTAINER_MOUNTS MAX_RESTARTS \
     MAX_WAIT STAGE; do

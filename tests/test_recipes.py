@@ -201,6 +201,12 @@ def test_a_job_submitted_inside_another_is_not_bound_to_its_cores(tmp_path):
     ("name", "site", "environ", "message"),
     [
         ("smoke", "DATA=data", {}, "not a Slurm job: submit it with sbatch slurm/smoke.sh"),
+        (
+            "smoke",
+            "",
+            {**JOB, "SLURM_NTASKS": None},
+            "this job has no tasks: sbatch slurm/smoke.sh",
+        ),
         ("smoke", "", JOB, "DATA is not set"),
         ("smoke", "DATA=data\nOUTPUT=run", JOB, "sets OUTPUT, which belongs to one run"),
         ("smoke", "DATA=data\nMAX_RESTARTS=none", JOB, "MAX_RESTARTS=none: must be a whole number"),

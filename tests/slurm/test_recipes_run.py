@@ -110,6 +110,13 @@ def test_variables_reach_the_ranks_of_a_job_that_was_given_only_some(cluster, su
     assert {task["head"] for task in tasks_of(job)} == {nodes["0"]}
 
 
+def test_a_job_that_a_task_of_an_array_submits_is_none_of_it(cluster, submit, stand_in):
+    outer = {"SLURM_ARRAY_JOB_ID": "99", "SLURM_ARRAY_TASK_ID": "3"}
+    job = submit("smoke", **stand_in, **outer)
+    assert cluster.wait_until_ended(job.number)["JobState"] == "COMPLETED", job.says()
+    assert [path.name for path in job.output.iterdir()] == ["exit.json"]  # no seed-3
+
+
 def test_a_container_is_asked_for_where_the_site_names_one(cluster, submit, stand_in, tmp_path):
     # pyxis is not installed here: an srun before the real one in PATH records its arguments.
     real = cluster.run("sh", "-c", "command -v srun")
