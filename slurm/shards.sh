@@ -11,13 +11,12 @@
 #SBATCH --time=12:00:00
 #SBATCH --output=%x-%j.out
 . "${SLURM_SUBMIT_DIR:-.}/slurm/common.sh" || exit 2
+
 need TEXT "a glob of text files, in quotes"
 need VOCAB "spiece.model of albert-ds vocab"
 need DATA "the folder to write shards to"
-if [ -n "${CONTAINER_IMAGE:-}" ]; then
-    need MPI "an entry of srun --mpi=list, which starts the containers"
-    OUTPUT=$DATA && mkdir -p "$OUTPUT" || exit 2  # to be mounted
-fi
+[ -z "${CONTAINER_IMAGE:-}" ] || need MPI "an entry of srun --mpi=list, which starts the containers"
+[ -z "${CONTAINER_IMAGE:-}" ] || { OUTPUT=$DATA && mkdir -p "$DATA"; } || exit 2  # to be mounted
 # The program expands the glob TEXT itself. One node needs no MPI. With MPI=... in site.env srun
 # starts the tasks, and without it the mpirun beside the interpreter.
 build=("$PYTHON" -m albert_ds shards --input "$TEXT" --vocab "$VOCAB" --output "$DATA")

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -136,6 +137,12 @@ def test_shards_recipe_needs_no_mpi_on_one_node(tmp_path):
     asked = ask_recipe(recipe, tmp_path, "--language", "ko", **BUILD, DATA="shards")
     flags = ["--input", "text/*", "--vocab", "spiece.model", "--output", "shards"]
     assert asked == [["shards", *flags, "--processes", "2", "--language", "ko"]]
+
+
+def test_shards_that_a_container_builds_outlive_it(tmp_path):
+    given = {**JOB, **BUILD, "DATA": f"{tmp_path}/new/shards", "MPI": "pmix"}
+    said = start_with("shards", tmp_path, "CONTAINER_IMAGE=/images/a.sif", **given).stdout
+    assert f" --bind {ROOT},{given['DATA']} /images/a.sif " in said and Path(given["DATA"]).is_dir()
 
 
 def test_bench_recipe(tmp_path):
