@@ -145,7 +145,8 @@ def read_start(config: FinetuneConfig, mesh: Mesh) -> dict:
                 f"--from-task {folder.path}: its {name} is {theirs}, that of --checkpoint {ours}; "
                 "they must be the same"
             )
-    if config.from_task and folder.vocab.sha256 != config.vocab_sha256:
+    # By its pieces: a tokenizer.json makes another file of the same ones.
+    if config.from_task and folder.vocab.pieces != ModelFolder(config.checkpoint).vocab.pieces:
         raise UserError(f"--from-task {folder.path}: has another vocabulary than --checkpoint")
     if config.model.pair_head and not found.pair_head and mesh.rank == 0:
         log_line(

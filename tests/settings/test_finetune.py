@@ -5,10 +5,12 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.errors import UserError
 from albert_ds.finetuning.loop import read_start
+from albert_ds.interop.folder import ModelFolder
 from albert_ds.settings.finetune import read_config
 from albert_ds.settings.shared import as_json, check_resume
 from albert_ds.tasks.recipes import RECIPES, Lengths
@@ -23,6 +25,7 @@ from tests.finetuning import (
     write_rte,
     write_squad,
 )
+from tests.models import run_export
 
 
 def read(folder, name):
@@ -112,6 +115,19 @@ def test_a_task_model_of_another_kind_is_refused(checkpoint, cola, text_file, tm
         config = read_config(argv, world_size=1)
         with pytest.raises(UserError, match=f"--from-task {folder}: {words} --checkpoint"):
             read_start(config, SimpleNamespace(rank=0))
+
+
+def test_a_task_model_may_be_what_transformers_saved(checkpoint, cola, tmp_path):
+    """Of it there is only tokenizer.json, which is the same vocabulary in another file."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    hf, tuned = run_export(checkpoint, tmp_path / "hf"), tmp_path / "tuned"
+    AutoModelForSequenceClassification.from_pretrained(hf).save_pretrained(tuned)
+    AutoTokenizer.from_pretrained(hf).save_pretrained(tuned)
+    assert not (tuned / "spiece.model").exists()
+    argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", from_task=tuned)
+    found = read_start(read_config(argv, world_size=1), SimpleNamespace(rank=0))
+    torch.testing.assert_close(found, ModelFolder(hf).read_encoder()[1], rtol=0, atol=0)
 
 
 def tune_apart(argv: list[str]) -> subprocess.CompletedProcess:
