@@ -44,6 +44,9 @@ if [ -z "${PYTHON:-}" ]; then
     PYTHON=.venv/bin/python  # of a clone
     [ -x "$PYTHON" ] || PYTHON=python  # of the shell that called sbatch, or of the container
 fi
+installed='import importlib.util as u; exit(not all(map(u.find_spec, ("albert_ds", "torch"))))'
+[ -n "${CONTAINER_IMAGE:-}" ] || "$PYTHON" -c "$installed" 2> /dev/null ||
+    refuse "PYTHON=$PYTHON: must be an interpreter for which albert-ds is installed"
 RUNS=${RUNS:-runs}
 MAX_RESTARTS=${MAX_RESTARTS:-20}  # of one job, for any reason: time limit, fault, preemption
 MAX_WAIT=${MAX_WAIT:-30}          # seconds that other tasks may run on after one has ended

@@ -165,18 +165,19 @@ def test_check_recipe(tmp_path):
 def start_with(name: str, folder, site: str, *argv: str, **environ: str):
     """Run a recipe with a site file and an srun that prints its command."""
     (folder / "site.env").write_text(site)
-    path = write_scripts(folder / "bin", srun='echo "$@"', scontrol="echo node1")
+    programs = {"srun": 'echo "$@"', "scontrol": "echo node1", "python-of-it": "exit 0"}
+    path = write_scripts(folder / "bin", **programs)
     nothing = dict.fromkeys(os.environ)
     given = {**nothing, **path, "SITE_ENV": folder / "site.env", **environ}
     return run_bash(f"slurm/{name}.sh", *argv, **given)
 
 
 def test_the_environment_wins_over_the_site_file(tmp_path):
-    site = f"DATA=of-the-site\nRUNS={tmp_path}\nPYTHON=python-of-the-site\n"
+    site = f"DATA=of-the-site\nRUNS={tmp_path}\nPYTHON=python-of-it\n"
     site += "STAGE=$SLURM_TMPDIR/shards\n"  # a disk of the nodes
     done = start_with("smoke", tmp_path, site, DATA="typed", SLURM_TMPDIR="/job-1", **JOB)
     assert " --stage /job-1/shards --model" in done.stdout
-    assert "--data typed " in done.stdout and "python-of-the-site" in done.stdout
+    assert "--data typed " in done.stdout and " python-of-it -u -m" in done.stdout
     assert f"--output {tmp_path}/albert-smoke " in done.stdout
 
 
@@ -224,7 +225,8 @@ def test_a_job_submitted_inside_another_is_not_bound_to_its_cores(tmp_path):
         ("shards", "DATA=data", JOB, "TEXT is not set"),
         ("shards", "DATA=data", {**JOB, "TEXT": "text/*"}, "VOCAB is not set"),
         ("shards", "DATA=d CONTAINER_IMAGE=a", {**JOB, **BUILD}, "MPI is not set: an entry"),
-        ("shards", "DATA=d PYTHON=none", {**JOB, **BUILD, **TWO}, "without ./mpirun"),
+        ("shards", "DATA=d PYTHON=python-of-it", {**JOB, **BUILD, **TWO}, "/bin/mpirun"),
+        ("smoke", "DATA=data PYTHON=false", JOB, "PYTHON=false: must be an interpreter for which"),
     ],
 )
 def test_a_missing_setting_is_one_line_and_code_2(name, site, environ, message, tmp_path):

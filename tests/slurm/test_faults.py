@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.command import write_scripts
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import wait_for
 from tests.test_resume import files_of, records
@@ -169,7 +170,8 @@ def test_a_run_in_use_is_not_requeued_and_keeps_its_ending(cluster, submit, data
 def test_a_stale_ending_fools_nobody_and_restarts_are_bounded(cluster, submit, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "exit.json").write_text('{"code": 0, "reason": "old", "step": 20}')
-    job = submit("smoke", PYTHON="/bin/false", MAX_RESTARTS="1")
+    write_scripts(tmp_path, python='[ "$1" = -c ]')
+    job = submit("smoke", PYTHON=f"{tmp_path}/python", MAX_RESTARTS="1")
     ended = cluster.wait_until_ended(job.number)
     assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "0", "1:0")
     assert job.says().count("the run with a crash") == 2
