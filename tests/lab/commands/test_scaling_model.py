@@ -5,7 +5,7 @@ import re
 
 import pytest
 from albert_lab.commands.scaling_model import main
-from albert_lab.scaling.hardware import GPUS, describe_gpu
+from albert_lab.scaling.hardware import GPUS, describe_gpu, read_gpu
 from albert_lab.scaling.layout import Layout
 from albert_lab.scaling.step_time import predict_step
 
@@ -135,6 +135,17 @@ def test_a_users_own_gpu(tmp_path, capsys):
         assert "on 1 Mine" in said and "(at most 36.0)" in said
         seconds.append(float(read_plan(said)["step, seconds"]))
     assert seconds[0] / seconds[1] == pytest.approx(2, rel=0.01)
+
+
+def test_what_was_measured_on_an_h100_is_an_h100(tmp_path):
+    """The rates of a report are those of one product and one copy, a datasheet's are the most."""
+    lines = (ROOT / "docs/raw/gpu_h100_1_results.jsonl").read_text().splitlines()
+    machine = next(record for line in lines if (record := json.loads(line))["kind"] == "machine")
+    path = tmp_path / "hardware.json"
+    path.write_text(json.dumps(machine))
+    mine, sheet = (describe_gpu(read_gpu(name), width=1024) for name in (str(path), "h100"))
+    for rate in ("a_flop", "a_weight", "an_update", "a_parameter"):
+        assert getattr(mine, rate) == pytest.approx(getattr(sheet, rate), rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from albert_lab.scaling.step_time import Machine
 # Hidden size -> share of the peak that a step of large passes reached on one H100: rows of 512
 # tokens, 256, 128, 32 and 32 a micro-batch (docs/raw/gpu_h100_3_report.md). Between them: a line.
 MFU = {768: 0.359, 1024: 0.418, 2048: 0.529, 4096: 0.630}
-# Share of the peak in one large matrix product (docs/raw/gpu_h100_1_report.md).
-LARGE_PRODUCT = 0.77
+# Share of the peak in one large matrix product, and of the memory's bandwidth in one large copy
+# (docs/raw/gpu_h100_1_report.md).
+LARGE_PRODUCT, LARGE_COPY = 0.77, 0.89
 STREAMED = 0.8  # share of the memory's bandwidth that elementwise kernels reach (assumed)
 ACHIEVED = 0.8  # share of the bandwidth between GPUs that a ring reaches (assumed)
 PCIE = 25e9  # bytes/s between GPUs of a node, where a report does not say (assumed)
@@ -77,7 +78,7 @@ def read_gpu(text: str) -> Gpu:
     return Gpu(
         name=report["device"],
         flops=1e12 * report["bf16_tflops"] / LARGE_PRODUCT,
-        memory_bandwidth=1e9 * report["memory_bandwidth_gb_s"],
+        memory_bandwidth=1e9 * report["memory_bandwidth_gb_s"] / LARGE_COPY,
         link_bandwidth=PCIE,
         memory=report["memory_bytes"],
         source=f"matrix products and memory: {text}; between GPUs of a node {PCIE / 1e9:g} GB/s "
