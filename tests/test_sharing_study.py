@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from albert_ds.model.depth import Depths, draw_depth
 from albert_ds.model.shapes import count_params
 from albert_ds.settings.pretrain import read_config
 from tests.command import ROOT, run_bash
@@ -140,12 +141,12 @@ def test_what_the_rows_of_a_recipe_change(data, tmp_path):
 
 def write_run(folder: Path, seconds: float, losses: list[float], **probed) -> None:
     folder.mkdir(parents=True)
-    config = {"model": asdict(SMALL)}
+    config = {"model": asdict(SMALL), "seed": 34, "steps": 40, "depth_schedule": "1@0,1-3@10"}
     (folder / "config.json").write_text(json.dumps(config))
     records: list[dict] = []
     for step, loss in enumerate(losses, start=1):
         timed = {"flops": 100, "step_seconds": seconds, "tokens_per_second": 8}
-        timed["num_layers"] = step
+        timed["num_layers"] = 3  # of the interval's last step
         records += [{"step": 10 * step, **timed}, {"step": 10 * step, "heldout_mlm_loss": loss}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     (folder / "probe.json").write_text(json.dumps(probed))
@@ -163,8 +164,9 @@ def test_losses_at_equal_time_and_intervals(tmp_path, capsys):
         write_run(tmp_path / "fast" / f"seed-{seed}", 1.0, [x + shift for x in (4, 3, 2, 1)])
         write_run(tmp_path / "slow" / f"seed-{seed}", 2.0, [x + shift for x in (4, 3, 2, 1)])
     rows = read_table(tmp_path, "fast", "fast", "slow")
-    # Ten steps of 1 layer, ten of 2, ...
-    assert rows["fast"]["layers_a_step"] == pytest.approx([2.5, 2.5])
+    # Ten steps of 1 layer, thirty of 1 to 3.
+    drawn = [draw_depth(Depths((1, 2, 3)), 34, step) for step in range(10, 40)]
+    assert rows["fast"]["layers_a_step"] == pytest.approx(2 * [(10 + sum(drawn)) / 40])
     # What a token cost, whatever its masks, heads, depth and length were: 100 FLOPs, 8 a second.
     assert rows["fast"]["flops_a_token"] == pytest.approx([12.5, 12.5])
     assert rows["slow"]["flops_a_token"] == pytest.approx([6.25, 6.25])

@@ -19,11 +19,12 @@ from albert_lab.tables import table
 from scipy.stats import t
 
 from albert_ds import cli
-from albert_ds.cli import Number, Parser
+from albert_ds.cli import Number, Parser, natural, positive
 from albert_ds.errors import UserError
 from albert_ds.files import write_report
 from albert_ds.json_files import build, check, read_json, read_lines
 from albert_ds.model.config import ModelConfig
+from albert_ds.model.depth import draw_depth, read_depths
 from albert_ds.model.shapes import count_params
 
 LOGGED = dict.fromkeys(("step", "flops", "step_seconds", "tokens_per_second"), Number(above=0))
@@ -80,7 +81,7 @@ class Curve:
 def read_curve(run: Path) -> Curve:
     """Raises UserError, naming the file, where a run has no held-out loss or no timed steps."""
     config, path = read_json(run / "config.json"), run / "metrics.jsonl"
-    check(config, {"model": dict}, str(run / "config.json"))
+    check(config, {"model": dict, "steps": positive, "seed": natural}, str(run / "config.json"))
     model = build(ModelConfig, config["model"], f"{run / 'config.json'}: model")
     records = read_lines(path) if path.is_file() else []
     logged = [record for record in records if "flops" in record]
@@ -98,7 +99,8 @@ def read_curve(run: Path) -> Curve:
 
     flops, seconds = (total(itemgetter(key)) for key in ("flops", "step_seconds"))
     tokens = total(lambda record: record["tokens_per_second"] * record["step_seconds"])
-    layers = total(lambda record: record.get("num_layers", model.num_layers))
+    depths = read_depths(model, config.get("depth_schedule"), config["steps"])
+    layers = [draw_depth(depths.at(step), config["seed"], step) for step in range(ends[-1])]
     blimp, probed = (
         read_json(file) if file.is_file() else {}
         for file in (run / "blimp.json", run / "probe.json")
@@ -109,7 +111,7 @@ def read_curve(run: Path) -> Curve:
         "flops_a_token": float(flops[-1] / tokens[-1]),
         "gradient_bytes": GRADIENT_BYTES * parameters,
         "tokens_a_second": float(tokens[-1] / seconds[-1]),  # without evaluation and checkpoints
-        "layers_a_step": float(layers[-1] / ends[-1]),
+        "layers_a_step": statistics.fmean(layers),
         "loss": held[-1]["heldout_mlm_loss"],
         "bits": probed.get("heldout_bits_per_byte"),
         "mlm": probed.get("heldout_mlm_accuracy"),
