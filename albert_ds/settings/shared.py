@@ -299,6 +299,9 @@ def _name_values(config, record: dict, path: str = "") -> Iterator[tuple[str, An
         value = record.get(declared.name, _value_before(declared))
         if declared.name == "deepspeed" and isinstance(value, dict):
             yield from _name_deepspeed(config, value)
+        elif declared.name == "features" and isinstance(value, dict):
+            for split, key in value.items():
+                yield f"the {split} set of --data (sha256)", str(key)[:12], False
         elif is_dataclass(inner) and isinstance(value, dict):
             yield from _name_values(inner, value, f"{here}.")
         elif how is None:

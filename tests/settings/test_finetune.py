@@ -1,6 +1,7 @@
 """Fine-tuning on wrong input: one line, the right code, nothing half done."""
 
 import json
+import re
 import subprocess
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from albert_ds.errors import UserError
 from albert_ds.finetuning.loop import read_start
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.settings.finetune import read_config
-from albert_ds.settings.shared import as_json, check_resume
+from albert_ds.settings.shared import as_json, check_resume, write_config
 from albert_ds.tasks.recipes import RECIPES, Lengths
 from tests.command import ROOT, run_python
 from tests.distributed import run_ranks
@@ -101,6 +102,23 @@ def test_a_setting_inside_a_field_is_named_by_its_flag(checkpoint, cola, tmp_pat
             check_resume(resolve(**{name: value}))
         words = f"{flag} is {value}, but {tmp_path / 'out'} was started with {before};"
         assert str(caught.value).startswith(words)
+
+
+def test_a_set_that_changed_is_named(checkpoint, tmp_path):
+    """Which one it is, and not the checksums of all."""
+    data = write_rte(tmp_path / "RTE")
+    argv = flags("glue/rte", data, checkpoint, tmp_path / "out")
+    config = read_config(argv, world_size=1)
+    write_config(config)
+    lines = (data / "dev.tsv").read_text().splitlines(keepends=True)
+    (data / "dev.tsv").write_text("".join(lines[:-1]))
+    with pytest.raises(UserError) as caught:
+        read_config(argv, world_size=1)
+    assert re.fullmatch(
+        r"the dev set of --data \(sha256\) is \w{12}, but \S+/out was started with "
+        f"{config.features['dev'][:12]}; use that, or another --output",
+        str(caught.value),
+    )
 
 
 def test_a_task_model_of_another_kind_is_refused(checkpoint, cola, text_file, tmp_path):
