@@ -104,6 +104,19 @@ def test_what_is_dropped_is_computed_again():
     assert steps["block"].compute / steps["none"].compute == pytest.approx(4 / 3, rel=0.05)
 
 
+@pytest.mark.parametrize("name", ["albert-large", "bert-large"])
+def test_tensor_parallel_ranks_divide_the_layers_and_nothing_else(name):
+    """The map behind the embeddings and the MLM head are computed by each of them."""
+    model, tokens, masked = SIZES[name], 4 * 512, 4 * 77
+    h, e = model.hidden_size, model.embedding_size
+    of_layers = model.num_layers * tokens * (4 * h * h + 2 * h * 4 * h + 2 * h * 512)
+    outside = (e != h) * tokens * e * h + masked * (h * e + e * 30_000)
+    machine = Machine(name="", source="", a_flop=1.0)
+    for tp in (1, 8):
+        found = predict_step(layout(name, tensor_parallel=tp), machine).compute
+        assert found == pytest.approx(6 * (of_layers / tp + outside))
+
+
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_parameters_of_a_rank_are_those_that_it_is_given(tp):
     """Against the tensors themselves, cut as parallel/tensor.py's plan says."""

@@ -151,15 +151,14 @@ class Layout:
 
     @cached_property
     def flops(self) -> float:
-        """Model FLOPs of one rank's optimizer step, as counted for MFU."""
-        tokens = self.tokens_a_pass
-        a_pass = count_flops(
-            self.model,
-            tokens=tokens,
-            squared_lengths=tokens * self.sequence_length,
-            masked=self.masked_a_pass,
-        )
-        return a_pass * self.accumulation / self.tensor_parallel
+        """Model FLOPs of one rank's optimizer step; tensor parallelism divides those of layers."""
+        model, tokens, masked = self.model, self.tokens_a_pass, self.masked_a_pass
+        e, h = model.embedding_size, model.hidden_size
+        squared = tokens * self.sequence_length
+        whole = count_flops(model, tokens=tokens, squared_lengths=squared, masked=masked)
+        outside = 6 * (tokens * e * h * model.has_map + masked * (h * e + e * model.vocab_size))
+        layers = (whole - outside) / self.tensor_parallel
+        return (outside + layers) * self.accumulation
 
     @property
     def recomputed_flops(self) -> float:
