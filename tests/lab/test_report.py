@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
@@ -350,6 +351,27 @@ POINT = """(() => {
   const place = {clientX: box.right - 20 * box.width / 360, clientY: box.top + 50};
   svg.dispatchEvent(new PointerEvent("pointermove", place));
 })()"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "values"),
+    [
+        ((10, 20), (6.9158, 6.9163)),
+        ((124_900, 125_000), (0.30001, 0.30031)),
+        ((1_000_000, 1_000_900), (1.5e-5, 1.5004e-5)),
+        ((2, 9), (12_345.1, 12_345.9)),
+    ],
+)
+def test_a_label_says_what_stands_at_its_tick(steps, values):
+    """Of a narrow range too, of which all ticks are alike in four digits."""
+    points = [Point(*where, *2 * where[1:]) for where in zip(steps, values, strict=True)]
+    chart = Chart(title="t", unit="u", lines=[Line(run=0, name="", points=points)])
+    for scale, ticks, axis in ((chart.x, chart.x_ticks, "x"), (chart.y, chart.y_ticks, "y")):
+        for tick in ticks:
+            number, letter = re.fullmatch(r"([-\d.,e]+?)([kMG]?)", tick.text).groups()
+            said = float(number.replace(",", "")) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[letter]
+            assert abs(scale(said) - getattr(tick, axis)) < 6, tick  # of 284 and 184 units
+        assert len({tick.text for tick in ticks}) == len(ticks) > 2
 
 
 def test_every_label_is_inside_its_chart_and_apart_from_the_others():

@@ -8,6 +8,7 @@ dark; page.html is the page of a report, curves.svg the picture of `albert-ds pl
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
@@ -148,16 +149,20 @@ class Chart:
     @property
     def x_ticks(self) -> list[Label]:
         found = self.x.ticks(4)
-        return [Label(self.x(value), BOTTOM + 14, shorten(value)) for value in found]
+        digits = count_digits(found)
+        return [Label(self.x(value), BOTTOM + 14, shorten(value, digits)) for value in found]
 
     @property
     def y_ticks(self) -> list[Label]:
         found = self.y.ticks(5)
-        return [Label(LEFT - 6, self.y(value), self.show(value)) for value in found]
+        digits = count_digits(found)
+        return [Label(LEFT - 6, self.y(value), self.show(value, digits)) for value in found]
 
-    def show(self, value: float) -> str:
+    def show(self, value: float, digits: int = 4) -> str:
         """A value of the y axis as text."""
-        return f"{shorten(100 * value)}\u00a0%" if self.is_share else shorten(value)
+        if self.is_share:
+            return f"{shorten(100 * value, digits)}\u00a0%"
+        return shorten(value, digits)
 
     def path(self, line: Line) -> str:
         """The line, interrupted at gaps."""
@@ -294,13 +299,21 @@ def merge(group: list[Point]) -> Point:
     return Point(place, fmean(p.y for p in known), low, high)
 
 
-def shorten(value: float) -> str:
+def count_digits(ticks: Sequence[float]) -> int:
+    """Significant digits, four to seven, with which each is right to a tenth of the least gap."""
+    gap = min((b - a for a, b in pairwise(ticks)), default=math.inf)
+    shown = {n: [float(f"{tick:.{n}g}") for tick in ticks] for n in range(4, 7)}
+    near = (n for n, found in shown.items() if math.dist(found, ticks) < gap / 10)
+    return next(near, 7)
+
+
+def shorten(value: float, digits: int = 4) -> str:
     """A number in few characters: 12k, 1.5M, 0.0012, 3e-06."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             unit = 1e3 if suffix == "k" else size
-            return f"{value / unit:.4g}{suffix}"
-    return f"{value:.4g}" if value and abs(value) < 1e-4 else f"{value:,.4g}"
+            return f"{value / unit:.{digits}g}{suffix}"
+    return format(value, f".{digits}g" if value and abs(value) < 1e-4 else f",.{digits}g")
 
 
 def as_percent(share: float) -> str:
