@@ -4,9 +4,9 @@ The bytes are counted in the trainer's own step, at `torch.distributed`, which D
 megatron-core and the trainer all call. "On the wire" is what a rank sends in a ring: 2 (n - 1) / n
 of the tensor for an all-reduce, (n - 1) / n for a gather, a scatter or a reduction to one rank.
 "Hidden" is the share of a collective's time for which the step did not wait. The minimum at ZeRO-0
-is an all-reduce of the unique parameters' gradients; at ZeRO 1 and 2 a reduce-scatter in the
-gradients' type and a gather in the weights' type; at ZeRO-3 one gather and one reduce-scatter per
-micro-batch; of tensor parallelism two all-reduces per layer, forward and backward.
+is an all-reduce of the unique parameters' gradients; at ZeRO-1 a reduce-scatter in the gradients'
+type and a gather in the weights' type; at ZeRO-2 one reduce-scatter per micro-batch, at ZeRO-3 one
+gather too; of tensor parallelism two all-reduces per layer, forward and backward.
 """
 
 from __future__ import annotations
