@@ -10,7 +10,7 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,14 +120,32 @@ class TextTask:
         table, rows = io.StringIO(), zip(range(len(logits)), *columns, strict=True)
         csv.writer(table, lineterminator="\n").writerows([head, *rows])
         write_file(folder / f"predictions.{split.name}.csv", table.getvalue())
-        if labels is not None:
-            parts = {"classes": self._count_classes(chosen, labels)} if self.labels else {}
-            write_scores(
-                folder / f"scores.{split.name}.json",
-                len(labels),
-                lambda picks: score_glue(self.metrics, logits[picks], labels[picks]),
-                **parts,
-            )
+        if labels is None:
+            return
+
+        def correlate(picks) -> dict[str, float]:
+            return score_glue(self.metrics, logits[picks], labels[picks])
+
+        parts = {"classes": self._count_classes(chosen, labels)} if self.labels else {}
+        measure = self._measure_classes(chosen, labels) if self.labels else correlate
+        write_scores(folder / f"scores.{split.name}.json", len(labels), measure, **parts)
+
+    def _measure_classes(self, chosen: np.ndarray, labels: np.ndarray) -> Callable:
+        """The scores of a draw of the examples; a class that it lacks has its F1 of all of them.
+
+        Left out, rare classes that are never found would double the macro F1 of such a draw.
+        """
+        from sklearn.metrics import f1_score
+
+        def measure(picks) -> dict[str, float]:
+            one, other = labels[picks], chosen[picks]
+            found = f1_score(one, other, labels=numbers, average=None, zero_division=np.nan)
+            f1s = np.where(np.isnan(found), whole, found)
+            return {"accuracy": float((one == other).mean()), "f1_macro": float(np.nanmean(f1s))}
+
+        numbers = range(len(self.labels))
+        whole = f1_score(labels, chosen, labels=numbers, average=None, zero_division=np.nan)
+        return measure
 
     def _count_classes(self, chosen: np.ndarray, labels: np.ndarray) -> dict[str, dict]:
         from sklearn.metrics import precision_recall_fscore_support

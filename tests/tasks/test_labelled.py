@@ -1,6 +1,7 @@
 """Labels of the user's own: every form of file, what the labels mean, every way to be wrong."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,6 +84,25 @@ def test_predicted_scores_keep_their_digits(tmp_path, vocab, lengths):
     task.write(split, {"logits": scores[:, None].astype(np.float32)}, tmp_path, {})
     written = [float(row["prediction"]) for row in read_csv(tmp_path / "predictions.dev.csv")]
     np.testing.assert_allclose(written, scores, rtol=1e-5)
+
+
+def test_an_interval_is_one_of_the_same_classes(tmp_path):
+    """Four rare classes that are never found; a draw without them had twice the F1."""
+    labels = np.array([*(["a"] * 48), *(["b"] * 48), "c", "d", "e", "f"])
+    said = np.where(labels > "b", "a", labels)
+    f1s = [2 * (labels == c)[said == c].sum() / sum((labels == c, said == c)).sum() for c in "ab"]
+    rows = [["text", "label"], *([f"text {n}", label] for n, label in enumerate(labels))]
+    write_splits(tmp_path, as_table(rows, "csv"), "csv")
+    task = open_task("text", tmp_path)
+    split = SimpleNamespace(name="dev", features=SimpleNamespace(arrays={}))
+    split.features.arrays["labels"] = np.array([task.labels.index(label) for label in labels])
+    logits = np.eye(6, dtype=np.float32)[[task.labels.index(label) for label in said]]
+    task.write(split, {"logits": logits}, tmp_path, {})
+    scores = json.loads((tmp_path / "scores.dev.json").read_text())["scores"]
+    for name, value in (("accuracy", 0.96), ("f1_macro", sum(f1s) / 6)):
+        found = scores[name]
+        assert found["value"] == pytest.approx(value)
+        assert value - 0.05 < found["low"] < value < found["high"] < value + 0.05
 
 
 @pytest.mark.parametrize("ending", ["conll", "jsonl"])
