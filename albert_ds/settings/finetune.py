@@ -242,7 +242,7 @@ def find_checkpoint(args) -> Path:
     """--checkpoint or, if that run went on since, its checkpoint that --output started from."""
     before = Path(str((read_previous(args.output) or {}).get("checkpoint")))
     typed = Path(args.checkpoint)
-    return before if typed in before.parents and before.is_dir() else typed
+    return before if before.parent.parent == typed and before.is_dir() else typed
 
 
 def find_task_model(args) -> Path:
