@@ -8,6 +8,8 @@ Shapes: B sequences, N tokens, R output positions, H hidden, F feed-forward, n h
 L layers.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -17,7 +19,15 @@ from torch.utils.checkpoint import checkpoint
 
 from albert_ds.model.attention import VarlenAttention
 from albert_ds.model.config import ModelConfig
-from albert_ds.model.fused import Linear, linear
+from albert_ds.model.fused import (
+    NO_SUMS,
+    Linear,
+    gains_by_kernels,
+    linear,
+    linear_gelu,
+    linear_heads,
+    open_sums,
+)
 from albert_ds.model.per_layer import PerLayer, ResidualNorm, build_per_layer
 
 
@@ -62,12 +72,17 @@ class SelfAttention(nn.Module):
             width = len(bias) // 3
             q = linear(needed, weight[:width], bias[:width])
             k, v = linear(x, weight[width:], bias[width:]).chunk(2, dim=1)
-        q, k, v = (
-            add_own(own, name, y, projected).unflatten(1, (-1, self.head_dim))
+        qkv = (
+            add_own(own, name, y, projected)
             for name, y, projected in (("query", needed, q), ("key", x, k), ("value", x, v))
-        )  # [R, n, D], [N, n, D]
-        mixed = self.core(q, k, v, q_ends, cu_seqlens, max_seqlen).flatten(1)
+        )
+        mixed = self.attend(*qkv, q_ends, cu_seqlens, max_seqlen)
         return add_own(own, "output", mixed, self.output(mixed))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, *ends) -> Tensor:
+        """The heads' attention, side by side: [R, H] to [N, H] twice, `ends` of the core."""
+        heads = (x.unflatten(1, (-1, self.head_dim)) for x in (q, k, v))  # [R, n, D], [N, n, D]
+        return self.core(*heads, *ends).flatten(1)
 
 
 def add_own(own: nn.ModuleDict | None, name: str, x: Tensor, projected: Tensor) -> Tensor:
@@ -114,10 +129,21 @@ class AttentionBlock(nn.Module):
         output_positions: Tensor | None = None,
         own: nn.ModuleDict | None = None,
         joined: tuple[Tensor, Tensor] | None = None,
+        sums: Mapping = NO_SUMS,
     ) -> Tensor:
-        """[N, H] -> [R, H]; [N, H] without output positions."""
-        mixed = self.self_attention(x, cu_seqlens, max_seqlen, output_positions, own, joined)
+        """[N, H] -> [R, H]; [N, H] without output positions. `sums`: of `open_sums`."""
+        heads = self.self_attention
+        if own is None and output_positions is None and is_fused(x, heads.output):
+            *qkv, x = linear_heads(x, *joined or heads.join_projections(), sums)
+            mixed = heads.attend(*qkv, cu_seqlens, cu_seqlens, max_seqlen)
+            return self.layer_norm.after(x, mixed, heads.output, sums)
+        mixed = heads(x, cu_seqlens, max_seqlen, output_positions, own, joined)
         return end_block(self, select(x, output_positions), mixed, own)
+
+    def tensors(self, joined: tuple[Tensor, Tensor]) -> list[tuple[Tensor, ...]]:
+        """Groups of `open_sums`."""
+        last, norm = self.self_attention.output, self.layer_norm
+        return [joined, (last.weight, norm.weight, norm.bias, last.bias)]
 
 
 class FeedForwardBlock(nn.Module):
@@ -129,9 +155,25 @@ class FeedForwardBlock(nn.Module):
         if not config.has_per_layer("ffn.layer_norm"):
             self.layer_norm = ResidualNorm(config)
 
-    def forward(self, x: Tensor, own: nn.ModuleDict | None = None) -> Tensor:
-        """[N, H] -> [N, H]."""
+    def forward(
+        self, x: Tensor, own: nn.ModuleDict | None = None, sums: Mapping = NO_SUMS
+    ) -> Tensor:
+        """[N, H] -> [N, H]. `sums`: of `open_sums`."""
+        up, down = self.feed_forward.up, self.feed_forward.down
+        if own is None and is_fused(x, down):
+            inner, x = linear_gelu(x, up, sums)
+            return self.layer_norm.after(x, inner, down, sums)
         return end_block(self, x, self.feed_forward(x, own), own)
+
+    def tensors(self) -> list[tuple[Tensor, ...]]:
+        """Groups of `open_sums`."""
+        up, last, norm = self.feed_forward.up, self.feed_forward.down, self.layer_norm
+        return [(up.weight, up.bias), (last.weight, norm.weight, norm.bias, last.bias)]
+
+
+def is_fused(x: Tensor, last: nn.Module) -> bool:
+    """Whether a block of x [N, H] that ends with this projection runs as the kernels' few parts."""
+    return gains_by_kernels(x) and isinstance(last, nn.Linear)  # not where ranks hold its parts
 
 
 def end_block(
@@ -175,13 +217,17 @@ class Encoder(nn.Module):
         output_positions: int64 [R], ascending: the tokens whose last state is needed. The last
         layer is computed for these alone, and its state is [R, H]. None: all.
         """
-        states, embedded, joined = [x], x, []
+        joined = []
         for block in self.attention:
             assert isinstance(block, AttentionBlock)
             joined.append(block.self_attention.join_projections())
+        x, sums = self._open_sums(x, joined)
+        states, embedded = [x], x
         for layer, (a, f) in enumerate(self.plan):
             last_positions = output_positions if layer + 1 == len(self.plan) else None
-            attention, ffn = partial(self.attention[a], joined=joined[a]), self.ffn[f]
+            sums = sums if last_positions is None else NO_SUMS  # those are of as many rows
+            attention = partial(self.attention[a], joined=joined[a], sums=sums)
+            ffn = partial(self.ffn[f], sums=sums)
             if len(self.own):
                 own = self.own[self.layers[layer]]
                 assert isinstance(own, PerLayer)
@@ -193,6 +239,20 @@ class Encoder(nn.Module):
             x = self._run_layer(attention, ffn, x, cu_seqlens, max_seqlen, last_positions)
             states.append(x)
         return states
+
+    def _open_sums(self, x: Tensor, joined: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Mapping]:
+        """`open_sums` for the blocks that several layers share."""
+        groups: list[tuple[Tensor, ...]] = []
+        if len(self.own) or not gains_by_kernels(x):
+            return x, NO_SUMS
+        attention, ffn = (Counter(numbers) for numbers in zip(*self.plan, strict=True))
+        for number, block in enumerate(self.attention):
+            assert isinstance(block, AttentionBlock)
+            groups += block.tensors(joined[number]) if attention[number] > 1 else []
+        for number, block in enumerate(self.ffn):
+            assert isinstance(block, FeedForwardBlock)
+            groups += block.tensors() if ffn[number] > 1 else []
+        return open_sums(x, groups)
 
     def _run_layer(self, attention, ffn, x: Tensor, *tokens) -> Tensor:
         # Never the reentrant form: it fires the gradient hook of a shared weight once per layer,

@@ -6,7 +6,10 @@ Shapes: N tokens, H hidden.
 """
 
 import functools
+from collections.abc import Mapping
 from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +21,7 @@ from albert_ds.model.dropout import drop
 # On an H100 torch's operators are faster for base up to 32 sequences of 512 tokens, and slower
 # from 48 on.
 FEW = 1 << 24
+NO_SUMS: Mapping[Tensor, Any] = MappingProxyType({})
 SPREAD = 0x9E3779B97F4A7C15  # golden ratio x 2^64: seeds of successive offsets are far apart
 
 
@@ -45,6 +49,45 @@ def residual_norm(
 
     seed = draw_seed(x.device) if dropout else 0
     return kernels.ResidualNorm.apply(x, added, weight, bias, eps, dropout, seed)
+
+
+def open_sums(x: Tensor, groups: list[tuple[Tensor, ...]]) -> tuple[Tensor, Mapping]:
+    """x before layers that share tensors, and by weight the sums of the gradients of each group.
+
+    A group is a projection's weight and the vectors whose gradients are made beside its own. The
+    functions below add to the sums, which reach the tensors through x.
+    """
+    from albert_ds.model import fused_block
+
+    sums = {group[0]: fused_block.Sums(*group) for group in groups}
+    tensors = [tensor for group in groups for tensor in group]
+    return fused_block.GiveSums.apply(x, list(sums.values()), *tensors), sums
+
+
+def linear_heads(x: Tensor, weight: Tensor, bias: Tensor, sums: Mapping) -> tuple[Tensor, ...]:
+    """Query, key and value of x by W [3H, H], and x for the residual: four of [N, H]."""
+    from albert_ds.model import fused_block
+
+    return fused_block.LinearHeads.apply(x, weight, bias, sums.get(weight))
+
+
+def linear_gelu(x: Tensor, up: nn.Linear, sums: Mapping) -> tuple[Tensor, Tensor]:
+    """gelu(up(x)) [N, F], and x [N, H] for the residual."""
+    from albert_ds.model import fused_block
+
+    return fused_block.LinearGelu.apply(x, up.weight, up.bias, sums.get(up.weight))
+
+
+def linear_norm(
+    x: Tensor, y: Tensor, last: nn.Linear, norm: nn.LayerNorm, dropout: float, sums: Mapping
+) -> Tensor:
+    """LN(x + dropout(last(y))) [N, H]; x is of `linear_heads` or `linear_gelu`."""
+    from albert_ds.model import fused_block
+
+    seed = draw_seed(x.device) if dropout else 0
+    tensors = last.weight, norm.weight, norm.bias, last.bias
+    how = norm.eps, dropout, seed, sums.get(last.weight)
+    return fused_block.LinearNorm.apply(x, y, *tensors, *how)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ Shapes: N tokens, H hidden (or any width), P positions, V vocabulary.
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
 import triton
@@ -24,6 +25,11 @@ VARYING = {
     "do_not_specialize": ["seed", "rows"],
     "do_not_specialize_on_alignment": ["rstd_at", "labels_at", "total_at"],
 }
+
+
+# Gives room of a shape [K, programs, width] for fp32 parts of sums, and whether to add to what is
+# there.
+OpenParts = Callable[[tuple[int, int, int], torch.device], tuple[Tensor, bool]]
 
 
 # A launch costs the host more than a small kernel costs the device, and `triton.cdiv` and questions
@@ -54,6 +60,14 @@ def _scale_kept(values, seed, row, p, BLOCK: tl.constexpr):
     return tl.where(drawn >= p, values / (1 - p), 0.0)
 
 
+@triton.jit
+def _store_part(part_at, total, inside, ADDS: tl.constexpr):
+    """A program's part of a sum over rows, to which that of earlier layers is added."""
+    if ADDS:
+        total += tl.load(part_at, mask=inside, other=0.0)
+    tl.store(part_at, total, mask=inside)
+
+
 @triton.jit(**VARYING)
 def _norm_forward(
     x_at, added_at, weight_at, bias_at, y_at, sum_at, mean_at, rstd_at,
@@ -82,16 +96,18 @@ def _norm_forward(
 
 @triton.jit(**VARYING)
 def _norm_backward(
-    dy_at, sum_at, weight_at, mean_at, rstd_at, dx_at, dadded_at, dweight_at, dbias_at,
-    rows, width, p, seed, BLOCK: tl.constexpr, DROPS: tl.constexpr,
+    dy_at, sum_at, weight_at, mean_at, rstd_at, dx_at, dadded_at, parts_at,
+    rows, width, p, seed, BLOCK: tl.constexpr, DROPS: tl.constexpr, KINDS: tl.constexpr,
+    ADDS: tl.constexpr,
 ):  # fmt: skip
     programs, row = tl.num_programs(0), tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
-    part_at = row * width + column
+    parts_at += row * width + column
     weight = tl.load(weight_at + column, mask=inside, other=0.0).to(tl.float32)
     dweight = tl.zeros([BLOCK], tl.float32)
     dbias = tl.zeros([BLOCK], tl.float32)
+    of_added = tl.zeros([BLOCK], tl.float32)
     for _ in range(tl.program_id(0), rows, programs):
         at = row * width + column
         total = tl.load(sum_at + at, mask=inside, other=0.0)
@@ -105,11 +121,50 @@ def _norm_backward(
         dx = ((scaled - level - unit * along) * rstd).to(total.dtype)
         tl.store(dx_at + at, dx, mask=inside)
         if DROPS:
-            kept = _scale_kept(dx.to(tl.float32), seed, row, p, BLOCK)
-            tl.store(dadded_at + at, kept.to(total.dtype), mask=inside)
+            dx = _scale_kept(dx.to(tl.float32), seed, row, p, BLOCK).to(total.dtype)
+            tl.store(dadded_at + at, dx, mask=inside)
+        of_added += dx.to(tl.float32)
         row += programs
-    tl.store(dweight_at + part_at, dweight, mask=inside)
-    tl.store(dbias_at + part_at, dbias, mask=inside)
+    _store_part(parts_at, dweight, inside, ADDS)
+    _store_part(parts_at + programs * width, dbias, inside, ADDS)
+    if KINDS == 3:
+        _store_part(parts_at + 2 * programs * width, of_added, inside, ADDS)
+
+
+def run_norm(ctx, x, added, weight, bias, eps: float, p: float, seed: int) -> list[Tensor]:
+    """LN(x + dropout(added)), then the four tensors that `run_norm_backward` needs of it."""
+    x, added = x.contiguous(), added.contiguous()
+    rows, width = x.shape
+    y, total = torch.empty_like(x), torch.empty_like(x)
+    mean, rstd = x.new_empty(2, rows, dtype=torch.float32)
+    ctx.p, ctx.seed, ctx.shape = p, seed, {**shape_rows(width), "DROPS": p > 0}
+    if rows:
+        _norm_forward[(rows,)](
+            x, added, weight, bias, y, total, mean, rstd, width, eps, p, seed, **ctx.shape
+        )
+    return [y, total, weight, mean, rstd]
+
+
+def run_norm_backward(ctx, dy, parts, adds, total, weight, mean, rstd) -> tuple[Tensor, Tensor]:
+    """The gradients of x and `added`.
+
+    parts: fp32 [K, programs, H], for sums over the rows: of weight, bias and, if K is 3, of the
+    gradient of `added`. They are added to what is there if `adds`.
+    """
+    rows, width = total.shape
+    dx = torch.empty_like(total)
+    dadded = torch.empty_like(total) if ctx.p else dx
+    kinds, programs, _ = parts.shape
+    _norm_backward[(programs,)](
+        dy.contiguous(), total, weight, mean, rstd, dx, dadded, parts,
+        rows, width, ctx.p, ctx.seed, **ctx.shape, KINDS=kinds, ADDS=adds,
+    )  # fmt: skip
+    return dx, dadded
+
+
+def shape_parts(dy: Tensor) -> tuple[int, int]:
+    """Programs that take rows of dy [N, H], and H."""
+    return min(max(len(dy), 1), count_programs(dy.device)), dy.size(1)
 
 
 class ResidualNorm(torch.autograd.Function):
@@ -121,37 +176,75 @@ class ResidualNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, added, weight, bias, eps: float, p: float, seed: int) -> Tensor:
-        x, added = x.contiguous(), added.contiguous()
-        rows, width = x.shape
-        y, total = torch.empty_like(x), torch.empty_like(x)
-        mean, rstd = x.new_empty(2, rows, dtype=torch.float32)
-        ctx.shape = {**shape_rows(width), "DROPS": p > 0}
-        if rows:
-            _norm_forward[(rows,)](
-                x, added, weight, bias, y, total, mean, rstd, width, eps, p, seed, **ctx.shape
-            )
-        ctx.save_for_backward(total, weight, mean, rstd)
-        ctx.p, ctx.seed = p, seed
+        y, *kept = run_norm(ctx, x, added, weight, bias, eps, p, seed)
+        ctx.save_for_backward(*kept)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor):
-        total, weight, mean, rstd = ctx.saved_tensors
-        rows, width = total.shape
-        dx = torch.empty_like(total)
-        dadded = torch.empty_like(total) if ctx.p else dx
-        programs = min(max(rows, 1), count_programs(total.device))
-        parts = total.new_empty(2, programs, width, dtype=torch.float32)
-        _norm_backward[(programs,)](
-            dy.contiguous(), total, weight, mean, rstd, dx, dadded, *parts,
-            rows, width, ctx.p, ctx.seed, **ctx.shape,
-        )  # fmt: skip
-        dweight, dbias = add_parts(parts, weight.dtype)
-        return dx, dadded, dweight, dbias, None, None, None
+        parts = dy.new_empty(2, *shape_parts(dy), dtype=torch.float32)
+        dx, dadded = run_norm_backward(ctx, dy, parts, False, *ctx.saved_tensors)
+        return dx, dadded, *add_parts(parts, dy.dtype), None, None, None
 
 
 # --- x W^T + b ---
+
+
+@triton.jit
+def _gelu_slope(x):
+    """The slope of gelu(x) = x sigmoid(u), u = 2 sqrt(2 / pi) (x + 0.044715 x^3)."""
+    u = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+    e = tl.exp(-tl.abs(u))
+    s = tl.where(u < 0, e, 1.0) / (1 + e)
+    return s + x * s * (1 - s) * 1.5957691216057308 * (1 + 0.134145 * x * x)
+
+
+@triton.jit(**VARYING)
+def _gelu_backward(
+    dy_at, x_at, dx_at, parts_at, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ADDS: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < width
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(tl.program_id(1) * ROWS, rows, tl.num_programs(1) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        at = row.to(tl.int64)[:, None] * width + column[None, :]
+        mask = (row < rows)[:, None] & inside[None, :]
+        x = tl.load(x_at + at, mask=mask, other=0.0)
+        dy = tl.load(dy_at + at, mask=mask, other=0.0).to(tl.float32)
+        dx = (dy * _gelu_slope(x.to(tl.float32))).to(x.dtype)
+        tl.store(dx_at + at, dx, mask=mask)
+        total += dx.to(tl.float32)
+    _store_part(parts_at + tl.program_id(1) * width + column, tl.sum(total, 0), inside, ADDS)
+
+
+@triton.jit(**VARYING)
+def _join(
+    q_at, k_at, v_at, joined_at, parts_at, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ADDS: tl.constexpr,
+):  # fmt: skip
+    """Three matrices of `width` side by side."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < width
+    which = tl.program_id(2)
+    from_at = q_at
+    if which == 1:
+        from_at = k_at
+    elif which == 2:
+        from_at = v_at
+    joined_at += which * width
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(tl.program_id(1) * ROWS, rows, tl.num_programs(1) * ROWS):
+        row = first + tl.arange(0, ROWS)
+        at = row.to(tl.int64)[:, None]
+        mask = (row < rows)[:, None] & inside[None, :]
+        x = tl.load(from_at + at * width + column[None, :], mask=mask, other=0.0)
+        tl.store(joined_at + at * 3 * width + column[None, :], x, mask=mask)
+        total += x.to(tl.float32)
+    parts_at += tl.program_id(1) * 3 * width + which * width
+    _store_part(parts_at + column, tl.sum(total, 0), inside, ADDS)
 
 
 @triton.jit(**VARYING)
@@ -189,14 +282,40 @@ def add_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
     return sums
 
 
+def cut_tiles(rows: int, width: int, kinds: int, device: torch.device) -> tuple[int, int, int]:
+    """A grid of programs for the tiles of kinds x [rows, width], which sum over the rows."""
+    tiles = -(-width // SUM_COLUMNS)
+    splits = max(min(-(-rows // SUM_ROWS), count_programs(device) // (tiles * kinds)), 1)
+    return tiles, splits, kinds
+
+
 def sum_rows(x: Tensor) -> Tensor:
     """The sum of the rows of x [N, H], in fp32 and then in x's type: [H]."""
     rows, width = x.shape
-    tiles = -(-width // SUM_COLUMNS)
-    splits = max(min(-(-rows // SUM_ROWS), count_programs(x.device) // tiles), 1)
-    parts = x.new_empty(splits, width, dtype=torch.float32)
-    _sum_tile[(tiles, splits)](x.contiguous(), parts, rows, width, SUM_ROWS, SUM_COLUMNS)
-    return add_parts(parts.unsqueeze(0), x.dtype).squeeze(0)
+    grid = cut_tiles(rows, width, 1, x.device)
+    parts = x.new_empty(1, grid[1], width, dtype=torch.float32)
+    _sum_tile[grid](x.contiguous(), parts, rows, width, SUM_ROWS, SUM_COLUMNS)
+    return add_parts(parts, x.dtype).squeeze(0)
+
+
+def run_gelu_backward(dy: Tensor, x: Tensor, open_parts: OpenParts) -> Tensor:
+    """The gradient of x from that of gelu(x), and parts of its sum over rows: [N, F] each."""
+    dx, (rows, width) = torch.empty_like(x), x.shape
+    grid = cut_tiles(rows, width, 1, x.device)
+    parts, adds = open_parts((1, grid[1], width), x.device)
+    _gelu_backward[grid](dy.contiguous(), x, dx, parts, rows, width, SUM_ROWS, SUM_COLUMNS, adds)
+    return dx
+
+
+def join(q: Tensor, k: Tensor, v: Tensor, open_parts: OpenParts) -> Tensor:
+    """Three of [N, H] side by side, [N, 3H], and parts of its sum over rows."""
+    rows, width = q.shape
+    joined = q.new_empty(rows, 3 * width)
+    grid = cut_tiles(rows, width, 3, q.device)
+    parts, adds = open_parts((1, grid[1], 3 * width), q.device)
+    three = (x.contiguous() for x in (q, k, v))
+    _join[grid](*three, joined, parts, rows, width, SUM_ROWS, SUM_COLUMNS, adds)
+    return joined
 
 
 class Linear(torch.autograd.Function):

@@ -17,7 +17,7 @@ Parameters are named `albert.encoder.own.LAYER.PLACE.NAME`.
 Shapes: N tokens, H hidden, R rank.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
-from albert_ds.model.fused import residual_norm
+from albert_ds.model.fused import linear_norm, residual_norm
 from albert_ds.model.sharing import ADDITIONS, find_loops, read_additions
 
 FULL_NAMES = {  # of the projections within their block
@@ -47,6 +47,10 @@ class ResidualNorm(nn.LayerNorm):
     def forward(self, x: Tensor, added: Tensor) -> Tensor:  # ty: ignore[incompatible-method-override]
         dropout = self.dropout if self.training else 0.0
         return residual_norm(x, added, self.weight, self.bias, self.eps, dropout)
+
+    def after(self, x: Tensor, y: Tensor, last: nn.Linear, sums: Mapping) -> Tensor:
+        """LN(x + dropout(last(y))), as the end of a fused block."""
+        return linear_norm(x, y, last, self, self.dropout if self.training else 0.0, sums)
 
 
 class Scale(nn.Module):

@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from albert_ds.model import kernels
+from albert_ds.model import fused_block, kernels
 
 WIDTHS = [(torch.float32, 128), (torch.float16, 768)]
 WIDTHS += [(torch.bfloat16, width) for width in (768, 1024, 2048, 4096)]
@@ -58,11 +58,25 @@ def launch_all(dtype: torch.dtype, width: int, tokens: int) -> None:
         )
         sums.sum().backward()
     kernels.Linear.apply(make(tokens, width), make(width, width), make(width)).sum().backward()
+    for dropout in (0.0, 0.1):
+        sums = [fused_block.Sums(make(1)) for _ in range(3)]
+        for _ in range(2):  # the second layer of a block adds to the sums of the first
+            run_block(make, width, tokens, dropout, sums)
     labels = torch.zeros(2 * tokens, dtype=torch.int64)[tokens:]  # a part of a micro-batch
     for z_loss in (False, True):
         logits = make(tokens, 30_000)
         loss, _, *squares = kernels.CrossEntropy.apply(logits, labels, -100, z_loss)
         sum(squares, loss).backward()
+
+
+def run_block(make, width: int, tokens: int, dropout: float, sums: list[fused_block.Sums]) -> None:
+    heads = make(tokens, width), make(3 * width, width), make(3 * width)
+    *qkv, x = fused_block.LinearHeads.apply(*heads, sums[0])
+    inner, x = fused_block.LinearGelu.apply(x, make(4 * width, width), make(4 * width), sums[1])
+    tensors = make(width, 4 * width), make(width), make(width), make(width)
+    how = 1e-12, dropout, 2**62 + 1, sums[2]
+    out = fused_block.LinearNorm.apply(x, inner, *tensors, *how)
+    sum(each.sum() for each in (*qkv, out)).backward()
 
 
 if __name__ == "__main__":

@@ -11,13 +11,16 @@ import torch.nn.functional as F
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from albert_ds.model import kernels
+from albert_ds.model import fused, fused_block, kernels
+from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.cross_entropy import sum_cross_entropy
 from tests.command import run_python
+from tests.model.conftest import build_batch, build_config
 
 EPS = 1e-12
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# Differences over the largest value. In 16 bits: one rounding of the result.
+# Differences over the largest value. In 16 bits: one rounding of the result, two where a function
+# rounds between its parts.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 TYPES = pytest.mark.parametrize("dtype", TOLERANCE)
 
@@ -36,12 +39,12 @@ def with_gradients(function, inputs, gradient):
     return [result, *torch.autograd.grad(result, inputs, gradient)]
 
 
-def assert_near(ours, reference, dtype: torch.dtype):
+def assert_near(ours, reference, dtype: torch.dtype, roundings: int = 1):
     """reference: of float64."""
     for one, other in zip(ours, reference, strict=True):
         assert one.shape == other.shape
         off = (one.double() - other).abs().max() / other.abs().max()
-        assert off < TOLERANCE[dtype]
+        assert off < roundings * TOLERANCE[dtype]
 
 
 def in_float64(inputs):
@@ -96,6 +99,104 @@ def test_linear(dtype):
     assert_near(with_gradients(kernels.Linear.apply, inputs, gradient), expected, dtype)
 
 
+def of_parts(function, inputs, gradients):
+    """The results of a function of several, and the gradients."""
+    results = function(*inputs)
+    return [*results, *torch.autograd.grad(results, inputs, gradients)]
+
+
+@TYPES
+def test_linear_heads(dtype):
+    inputs = [draw(*shape, dtype=dtype) for shape in ((70, 40), (120, 40), (120,))]
+    gradients = [torch.randn(70, 40, device=DEVICE, dtype=dtype) for _ in range(4)]
+
+    def reference(x, weight, bias):
+        return *F.linear(x, weight, bias).chunk(3, dim=1), x * 1
+
+    wide = [each.double() for each in gradients]
+    expected = of_parts(reference, in_float64(inputs), wide)
+    ours = of_parts(lambda *x: fused_block.LinearHeads.apply(*x, None), inputs, gradients)
+    assert_near(ours, expected, dtype)
+
+
+@TYPES
+def test_linear_gelu(dtype):
+    inputs = [draw(*shape, dtype=dtype) for shape in ((300, 40), (200, 40), (200,))]
+    widths = (200, 40)
+    gradients = [torch.randn(300, width, device=DEVICE, dtype=dtype) for width in widths]
+
+    def reference(x, weight, bias):
+        return F.gelu(F.linear(x, weight, bias), approximate="tanh"), x * 1
+
+    wide = [each.double() for each in gradients]
+    expected = of_parts(reference, in_float64(inputs), wide)
+    ours = of_parts(lambda *x: fused_block.LinearGelu.apply(*x, None), inputs, gradients)
+    assert_near(ours, expected, dtype, roundings=2)
+
+
+@TYPES
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_linear_norm(dtype, dropout):
+    shapes = (33, 768), (33, 40), (768, 40), (768,), (768,), (768,)
+    inputs = [draw(*shape, dtype=dtype) for shape in shapes]
+    gradient = torch.randn(33, 768, device=DEVICE, dtype=dtype)
+    kept = find_kept(33, 768, dropout, seed=7)
+
+    def reference(x, y, weight, gain, shift, bias):
+        return F.layer_norm(x + kept * F.linear(y, weight, bias), (768,), gain, shift, EPS)
+
+    def ours(*tensors):
+        return fused_block.LinearNorm.apply(*tensors, EPS, dropout, 7, None)
+
+    expected = with_gradients(reference, in_float64(inputs), gradient.double())
+    assert_near(with_gradients(ours, inputs, gradient), expected, dtype, roundings=2)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "checkpointing"),
+    [("all", "none"), ("attention", "block"), ("cycle:2", "attention")],
+)
+def test_blocks_of_kernels_that_layers_share(sharing, checkpointing, monkeypatch):
+    """A whole model: the gradients of each block are summed where they are made."""
+    launched = count_launches(monkeypatch)
+    config = build_config(sharing=sharing)
+    batch = build_batch([9, 30, 17, 1])
+    rows = len(batch["input_ids"])
+    monkeypatch.setattr(fused, "FEW", rows * config.hidden_size)  # the last layer has fewer
+    found = []
+    for device, dtype in (("cpu", torch.float64), (DEVICE, torch.float32)):
+        kernels_run = dtype == torch.float32
+        monkeypatch.setattr(fused, "takes_kernels", lambda x, answer=kernels_run: answer)
+        model = AlbertForPretraining(
+            config, seed=3, exits={2: 0.5}, activation_checkpointing=checkpointing
+        )
+        model.to(device, dtype)
+        inputs = {n: x if n == "max_seqlen" else x.to(device) for n, x in batch.items()}
+        for _ in range(2):  # micro-batches
+            out = model(**inputs)
+            loss = out["mlm_loss_sum"] + out["pair_loss_sum"] + out["exit_loss_sum"]
+            loss.backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if "key.bias" not in name}
+        found.append([x.cpu() for x in (loss, *gradients.values())])
+    assert {"_join", "_gelu_backward", "_norm_backward"} <= launched
+    expected, ours = found
+    assert_near(ours, expected, torch.float32)
+
+
+def count_launches(monkeypatch) -> set[str]:
+    """The names of the kernels that are launched from now on."""
+    names: set[str] = set()
+    kind = type(kernels._join)
+    launch = kind.run
+
+    def run(kernel, *args, **options):
+        names.add(kernel.__name__)
+        return launch(kernel, *args, **options)
+
+    monkeypatch.setattr(kind, "run", run)
+    return names
+
+
 @TYPES
 @pytest.mark.parametrize("classes", [11, 9001])
 @pytest.mark.parametrize("z_loss", [0, 0.1])
@@ -140,7 +241,7 @@ def test_every_kernel_compiles_for_an_a100_and_an_h100(tmp_path):
     told = [json.loads(line) for line in done.stdout.splitlines()]
     functions = (InterpretedFunction, JITFunction)
     named = {name for name, value in vars(kernels).items() if isinstance(value, functions)}
-    named.remove("_scale_kept")  # a part of others
+    named -= {"_scale_kept", "_store_part", "_gelu_slope"}  # parts of others
     for target in ("sm_80", "sm_90a"):
         assert {each["kernel"] for each in told if each["target"] == target} == named
     assert {each["target"] for each in told} == {"sm_80", "sm_90a"}

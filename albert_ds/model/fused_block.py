@@ -1,0 +1,133 @@
+"""A block of the encoder as three products, each with what follows it: on CUDA, by `kernels.py`.
+
+    q, k, v = x W^T + b  ->  attention  ->  LN(x + dropout(y W^T + b))
+    gelu(x W^T + b)                     ->  LN(x + dropout(y W^T + b))
+
+The first of two also returns x, for the residual. So the gradient of the residual arrives where the
+product for x's other gradient is made, which adds it: in place, as it is fresh memory of
+`LinearNorm`. Gradients of a block that layers share are summed where they are made, too (`Sums`).
+Shapes: N tokens, H hidden, F feed-forward.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from albert_ds.model.kernels import (
+    add_parts,
+    join,
+    run_gelu_backward,
+    run_norm,
+    run_norm_backward,
+    shape_parts,
+)
+
+
+class Sums:
+    """The gradients of a weight and of vectors beside it, summed over the layers that share them.
+
+    Each layer adds its own: to the weight's in the product, to the vectors' in fp32 parts of sums.
+    """
+
+    def __init__(self, *tensors: Tensor):
+        self.tensors = tensors  # whose gradients they are: the weight, then the vectors
+        self._weight: Tensor | None = None
+        self._parts: Tensor | None = None  # fp32 [K, programs, H]
+
+    def open_parts(self, shape: tuple[int, int, int], device: torch.device) -> tuple[Tensor, bool]:
+        """Room for the parts of a layer's sums, and whether to add to what is there."""
+        adds = self._parts is not None
+        if self._parts is None:
+            self._parts = torch.empty(shape, device=device, dtype=torch.float32)
+        assert self._parts.shape == shape, "layers of as many rows share the sums"
+        return self._parts, adds
+
+    def end_layer(self, dy: Tensor, x: Tensor) -> list[Tensor | None]:
+        """Add dy^T x to the weight's: dy [N, out], x [N, in].
+
+        Returns the layer's gradients: None each if other layers add to them, for `GiveSums`.
+        """
+        assert self._parts is not None
+        if self._weight is None:
+            self._weight = dy.T @ x
+        else:
+            self._weight.addmm_(dy.T, x)
+        return [None] * (1 + len(self._parts)) if self.tensors else self.take()
+
+    def take(self) -> list[Tensor | None]:
+        """The gradients, once; None each if no layer has added any."""
+        weight, parts = self._weight, self._parts
+        if weight is None or parts is None:
+            return [None] * len(self.tensors)
+        self._weight = self._parts = None  # a gradient that two hold would be copied
+        return [weight, *add_parts(parts, weight.dtype)]
+
+
+class GiveSums(torch.autograd.Function):
+    """x before the first layer; backwards also the sums, complete as the gradient of x is."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, sums: list[Sums], *tensors: Tensor) -> Tensor:
+        ctx.sums = sums
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dx: Tensor):
+        return dx, None, *(gradient for each in ctx.sums for gradient in each.take())
+
+
+class LinearHeads(torch.autograd.Function):
+    """q, k, v = x W^T + b, and x: x [N, H], W [3H, H], b [3H] -> four of [N, H]."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, shared: Sums | None) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, weight)
+        ctx.sums = shared or Sums()
+        return *torch.addmm(bias, x, weight.T).chunk(3, dim=1), x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dq: Tensor, dk: Tensor, dv: Tensor, dx: Tensor):
+        x, weight = ctx.saved_tensors
+        dy = join(dq, dk, dv, ctx.sums.open_parts)
+        return dx.addmm_(dy, weight), *ctx.sums.end_layer(dy, x), None
+
+
+class LinearGelu(torch.autograd.Function):
+    """gelu(x W^T + b), and x: x [N, H], W [F, H], b [F] -> [N, F], [N, H]."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, shared: Sums | None) -> tuple[Tensor, Tensor]:
+        inner = torch.addmm(bias, x, weight.T)
+        ctx.save_for_backward(x, weight, inner)
+        ctx.sums = shared or Sums()
+        return F.gelu(inner, approximate="tanh"), x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor, dx: Tensor):
+        x, weight, inner = ctx.saved_tensors
+        dinner = run_gelu_backward(dy, inner, ctx.sums.open_parts)
+        return dx.addmm_(dinner, weight), *ctx.sums.end_layer(dinner, x), None
+
+
+class LinearNorm(torch.autograd.Function):
+    """LN(x + dropout(y W^T + b)): x [N, H], y [N, in], W [H, in], gain, shift, b [H] -> [N, H]."""
+
+    @staticmethod
+    def forward(ctx, x, y, weight, gain, shift, bias, eps: float, p: float, seed: int, shared):
+        added = torch.addmm(bias, y, weight.T)
+        out, *kept = run_norm(ctx, x, added, gain, shift, eps, p, seed)
+        ctx.save_for_backward(y, weight, *kept)
+        ctx.sums = shared or Sums()
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout: Tensor):
+        y, weight, *kept = ctx.saved_tensors
+        parts, adds = ctx.sums.open_parts((3, *shape_parts(dout)), dout.device)
+        dx, dadded = run_norm_backward(ctx, dout, parts, adds, *kept)
+        return dx, dadded @ weight, *ctx.sums.end_layer(dadded, y), None, None, None, None
