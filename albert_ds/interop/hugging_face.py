@@ -220,6 +220,11 @@ def from_hf(
         if name not in buffers and name.startswith(prefix)
     }
     config = _read_hf_config(hf_config, pair_head="albert.pooler.weight" in state, where=where)
+    one, other = config.dropout, hf_config["attention_probs_dropout_prob"]
+    if one != other and not encoder_only:  # fine-tuning sets its own
+        raise UserError(
+            f"{where}: config.json: attention_probs_dropout_prob {other}: must be {one}"
+        )
     for name, source in TIED.items():
         copy = state.pop(name, None)
         if copy is not None and not torch.equal(copy, state.get(source, copy)):
@@ -244,11 +249,6 @@ def from_hf(
 
 def _read_hf_config(hf_config: dict, *, pair_head: bool, where: str) -> ModelConfig:
     check(hf_config, SCHEMA, f"{where}: config.json")
-    one, other = hf_config["hidden_dropout_prob"], hf_config["attention_probs_dropout_prob"]
-    if one != other:
-        raise UserError(
-            f"{where}: config.json: attention_probs_dropout_prob {other}: must be {one}"
-        )
     sizes = {ours: hf_config[theirs] for ours, (theirs, _) in FIELDS.items()}
     groups, layers = hf_config["num_hidden_groups"], sizes["num_layers"]
     sharing = {1: "all", layers: "none"}.get(groups, f"groups:{groups}") if layers > 1 else "all"

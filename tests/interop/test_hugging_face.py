@@ -211,6 +211,7 @@ def test_an_encoder_is_read_from_anything_that_has_one(vocab, tmp_path, caplog):
     # Without "albert." in front of the names.
     AutoModel.from_pretrained(hf).save_pretrained(tmp_path / "bare")
     assert "embeddings.LayerNorm.bias" in load_file(tmp_path / "bare" / "model.safetensors")
+    change_config(attention_probs_dropout_prob=0.2)(tmp_path / "bare")  # of no use to a task
     bare = ModelFolder(tmp_path / "bare")
     torch.testing.assert_close(bare.read_encoder()[1], expected, rtol=0, atol=0)
     with pytest.raises(UserError, match="fine-tuned .*; it has no pretraining heads"):
@@ -226,8 +227,11 @@ def test_an_encoder_is_read_from_anything_that_has_one(vocab, tmp_path, caplog):
         config, state = ModelFolder(released).read_pretrained()
     assert config.pair_head and not state["pair_head.weight"].any()
     assert "no sentence head" in caplog.text
-    with pytest.raises(UserError, match="predictions.LayerNorm.bias is missing"):
+    with pytest.raises(UserError, match="attention_probs_dropout_prob 0.2: must be 0.1"):
         bare.read_pretrained()
+    change_config(attention_probs_dropout_prob=0.1)(tmp_path / "bare")
+    with pytest.raises(UserError, match="predictions.LayerNorm.bias is missing"):
+        ModelFolder(tmp_path / "bare").read_pretrained()
 
 
 def test_sharing_is_recognised_in_files_that_repeat_blocks(vocab, tmp_path, caplog):
