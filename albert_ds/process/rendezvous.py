@@ -7,6 +7,7 @@ import socket
 import time
 from contextlib import suppress
 from datetime import timedelta
+from ipaddress import ip_address
 
 import torch
 import torch.distributed as dist
@@ -63,10 +64,13 @@ def open_store(world: World, patience: timedelta, *, is_host: bool = False):
 def listen_at(host: str, port: int) -> int | None:
     """A socket at the address by which ranks find this machine, where torch would take all.
 
-    None if this machine has no such address (behind a router), or the port is taken.
+    None if this machine has no such address (behind a router), if the port is taken, or if its name
+    is a loopback address to itself alone, as 127.0.1.1 is on Debian.
     """
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            if ip_address(address[0]).is_loopback and host not in ("localhost", address[0]):
+                return None
             listener = socket.socket(family, kind)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

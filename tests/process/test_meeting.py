@@ -15,7 +15,7 @@ import pytest
 from albert_ds.data.vocab import read_vocab
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.process.heartbeat import Beat
-from albert_ds.process.rendezvous import open_store
+from albert_ds.process.rendezvous import listen_at, open_store
 from albert_ds.process.world import World
 from albert_ds.settings.pretrain import read_config
 from albert_ds.settings.shared import fingerprint
@@ -165,6 +165,13 @@ def test_the_store_listens_where_the_ranks_meet_and_nowhere_else():
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port), timeout=10)
     socket.create_connection(("127.0.0.1", port), timeout=10).close()
+
+
+def test_a_name_that_is_loopback_to_its_own_machine_alone_is_no_place_to_listen(monkeypatch):
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", take_port()))]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
+    assert listen_at("node1", found[0][-1][1]) is None  # torch then listens at all addresses
+    os.close(listen_at("localhost", found[0][-1][1]))
 
 
 def test_who_does_not_know_the_secret_ends_no_rank(monkeypatch):

@@ -165,7 +165,10 @@ class Cluster:
         return mine != its and "cat" in Path(f"/proc/{self._inside}/cmdline").read_text()
 
     def _slurmd(self, node: str) -> list[str]:
-        script = f"hostname {node} && exec slurmd -D -N {node}"
+        # As Debian has it: to itself a machine is 127.0.1.1.
+        hosts = f"sed 's/.* {node}$/127.0.1.1 {node}/' /run/hosts > /run/hosts.{node}"
+        mine = f"{hosts} && mount --bind /run/hosts.{node} /etc/hosts && hostname {node}"
+        script = f"{mine} && exec slurmd -D -N {node}"
         machine = [*NEW_MACHINE, "--uts", "--ipc", "sh", "-c", script]
         return ["nsenter", f"--net=/run/netns/{node}", *machine]
 
