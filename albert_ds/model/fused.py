@@ -20,7 +20,7 @@ from albert_ds.model.dropout import drop
 # Fewer values than these the device passes over faster than the host launches a kernel of Triton.
 # On an H100 torch's operators are faster for base up to 32 sequences of 512 tokens, and slower
 # from 48 on.
-FEW = 1 << 24
+FEW: int = 1 << 24
 NO_SUMS: Mapping[Tensor, Any] = MappingProxyType({})
 SPREAD = 0x9E3779B97F4A7C15  # golden ratio x 2^64: seeds of successive offsets are far apart
 

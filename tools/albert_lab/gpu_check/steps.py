@@ -13,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, supported_activities
 from torch.profiler import profile as watch
 
+from albert_ds.model import fused
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.pretraining.loop import Run, next_batch, train_step
@@ -42,6 +43,7 @@ CELLS = [
     ("albert-xxlarge", 32, "block"),
 ]
 UPDATES_AFTER = 4  # cells, the most wanted ones: the updates, and the first cell on real text
+BY_KERNELS = (32, 8)  # micro-batches of the first size for which torch's operators run else
 WORKERS = 4  # that read it
 PROFILED = (CELLS[0], CELLS[1], CELLS[3])
 SMOKE = ["zero1_bf16", "zero1_fp32", "zero1_fp16", "zero0_fp32", "zero2_bf16", "zero3_bf16"]
@@ -125,8 +127,15 @@ def profile(run: Run) -> dict:
 
 
 def measure_speed(
-    bench: Bench, name: str, micro: int, checkpointing: str, profiled: bool, data: str = ""
+    bench: Bench,
+    name: str,
+    micro: int,
+    checkpointing: str,
+    profiled: bool,
+    data: str = "",
+    kernels_from: int = fused.FEW,
 ) -> dict:
+    fused.FEW = kernels_from
     times = [time.perf_counter()]
     length = 64 if bench.quick else 512
     run = bench.open_run(name, micro, checkpointing, length=length, data=data)
@@ -179,15 +188,18 @@ def measure_speeds(records: Records, quick: bool, data: str) -> None:
     if quick:
         cells, sizes = [("albert-tiny", 2, how) for how in ("none", "block")], ("albert-tiny",)
 
-    def measure(cell: tuple[str, int, str], rows: str = "random") -> None:
-        facts = dict(zip(("size", "micro", "checkpointing"), cell, strict=True), rows=rows)
+    def measure(cell: tuple[str, int, str], rows: str = "random", **how: int) -> None:
+        facts = dict(zip(("size", "micro", "checkpointing"), cell, strict=True), rows=rows, **how)
         has_profile = quick or (cell in PROFILED and records.left() > 30)
-        work = partial(measure_speed, bench, *cell, has_profile, data if rows == "text" else "")
+        text = data if rows == "text" else ""
+        work = partial(measure_speed, bench, *cell, has_profile, text, **how)
         records.measure("speed", work, needs=4 if quick else 15, **facts)
 
     for number, cell in enumerate(cells, 1):
         measure(cell)
         if number == min(UPDATES_AFTER, len(cells)):
             measure(cells[0], rows="text")
+            for micro in BY_KERNELS:
+                measure((cells[0][0], micro, "none"), kernels_from=0)
             for size in sizes:
                 records.measure("optimizer ms", partial(time_updates, size), size=size)
