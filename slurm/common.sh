@@ -182,6 +182,11 @@ finetune() { run finetune "$@"; }
 run() {
     local command=$1
     shift
+    # To gloo, which every run uses, the other nodes would then be this one.
+    [ -n "${INTERFACE:-}${GLOO_SOCKET_IFNAME:-}" ] || [ "$num_nodes" = 1 ] ||
+        [[ $(getent ahostsv4 "$HOSTNAME") != 127.* ]] ||
+        refuse "INTERFACE is not set, and $HOSTNAME is a loopback address to itself: name the" \
+            "network between the nodes (ip -br addr)"
     OUTPUT=$OUTPUT$element
     set -- "$@" "${own[@]}"  # after those of the recipe, which may have the same
     until

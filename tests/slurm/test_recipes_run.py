@@ -103,6 +103,13 @@ def test_gpus_may_be_given_per_task(cluster, submit, stand_in):
     assert len(seen) == 8 and len(set(seen)) == 8, "two tasks of a node see the same device"
 
 
+def test_nodes_that_are_loopback_to_themselves_need_an_interface(cluster, submit, stand_in):
+    job = submit("smoke", SITE_ENV="none", **stand_in)
+    ended = cluster.wait_until_ended(job.number)
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "2:0")
+    assert "slurm: INTERFACE is not set, and n" in job.says()
+
+
 def test_variables_reach_the_ranks_of_a_job_that_was_given_only_some(cluster, submit, stand_in):
     given = "PATH,OUTPUT,DATA,PYTHON,SITE_ENV"
     job = submit("smoke", sbatch=(f"--export={given}",), **stand_in)
