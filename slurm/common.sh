@@ -45,7 +45,7 @@ if [ -z "${PYTHON:-}" ]; then
     [ -x "$PYTHON" ] || PYTHON=python  # of the shell that called sbatch, or of the container
 fi
 installed='import importlib.util as u; exit(not all(map(u.find_spec, ("albert_ds", "torch"))))'
-[ -n "${CONTAINER_IMAGE:-}" ] || "$PYTHON" -c "$installed" 2> /dev/null ||
+[ -n "${CONTAINER_IMAGE:-}${SLURM_RESTART_COUNT:-}" ] || "$PYTHON" -c "$installed" 2> /dev/null ||
     refuse "PYTHON=$PYTHON: must be an interpreter for which albert-ds is installed"
 RUNS=${RUNS:-runs}
 MAX_RESTARTS=${MAX_RESTARTS:-20}  # of one job, for any reason: time limit, fault, preemption
@@ -190,7 +190,8 @@ run() {
     OUTPUT=$OUTPUT$element
     set -- "$@" "${own[@]}"  # after those of the recipe, which may have the same
     until
-        mkdir -p "$OUTPUT" && rm -f "$OUTPUT/exit.json" || exit 2  # an earlier attempt's
+        # exit.json is an earlier attempt's; that one had a folder, so its storage may come back.
+        mkdir -p "$OUTPUT" && rm -f "$OUTPUT/exit.json" || { [ "$restarts" = 0 ] && exit 2; leave 75; }
         launch "$PYTHON" -u -m albert_ds "$command" --output "$OUTPUT" "$@"
         finish "$code"
     do :; done

@@ -20,6 +20,7 @@ PAPER = {size: f"albert-{size}" for size in ("base", "large", "xlarge", "xxlarge
 PAPER["bert_large"] = "bert-large"
 BUILD = {"TEXT": "text/*", "VOCAB": "spiece.model"}
 TWO = {"SLURM_JOB_NUM_NODES": "2"}
+FIRST = {**JOB, "SLURM_RESTART_COUNT": None}
 ARRAY = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0"}
 
 
@@ -194,6 +195,17 @@ def test_a_busy_controller_is_asked_again_to_requeue(tmp_path):
     assert (tmp_path / "asked").read_text() == "1\n" * 3
 
 
+@pytest.mark.parametrize(("restarts", "code"), [("0", 2), ("1", -signal.SIGTERM)])
+def test_a_storage_that_is_gone_at_a_restart_gets_time(restarts, code, tmp_path):
+    (tmp_path / "gone").touch()
+    requeue = '[ "$1" != requeue ] || { echo requeued; kill $PPID; }; echo node1'
+    path = write_scripts(tmp_path / "first", srun="echo started", scontrol=requeue, sleep="exit 0")
+    job = {**JOB, "SLURM_RESTART_COUNT": restarts, "SITE_ENV": "none", "DATA": "data", **path}
+    done = run_bash("slurm/smoke.sh", **job, OUTPUT=tmp_path / "gone/run")
+    assert done.returncode == code and "Not a directory" in done.stderr, done
+    assert ("requeued" in done.stdout) == (restarts == "1") and "started" not in done.stdout
+
+
 def test_a_job_submitted_inside_another_is_not_bound_to_its_cores(tmp_path):
     outer = {"SLURM_CPU_BIND": "quiet,mask_cpu:0x1", "SLURM_CPU_BIND_LIST": "0x1"}
     outer |= {"SLURM_STEP_ID": "0", **JOB}
@@ -226,7 +238,12 @@ def test_a_job_submitted_inside_another_is_not_bound_to_its_cores(tmp_path):
         ("shards", "DATA=data", {**JOB, "TEXT": "text/*"}, "VOCAB is not set"),
         ("shards", "DATA=d CONTAINER_IMAGE=a", {**JOB, **BUILD}, "MPI is not set: an entry"),
         ("shards", "DATA=d PYTHON=python-of-it", {**JOB, **BUILD, **TWO}, "/bin/mpirun"),
-        ("smoke", "DATA=data PYTHON=false", JOB, "PYTHON=false: must be an interpreter for which"),
+        (
+            "smoke",
+            "DATA=data PYTHON=false",
+            FIRST,
+            "PYTHON=false: must be an interpreter for which",
+        ),
     ],
 )
 def test_a_missing_setting_is_one_line_and_code_2(name, site, environ, message, tmp_path):
