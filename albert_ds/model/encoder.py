@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 from albert_ds.model.attention import VarlenAttention
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.fused import (
-    NO_SUMS,
     Linear,
     gains_by_kernels,
     linear,
@@ -129,11 +128,11 @@ class AttentionBlock(nn.Module):
         output_positions: Tensor | None = None,
         own: nn.ModuleDict | None = None,
         joined: tuple[Tensor, Tensor] | None = None,
-        sums: Mapping = NO_SUMS,
+        sums: Mapping | None = None,
     ) -> Tensor:
-        """[N, H] -> [R, H]; [N, H] without output positions. `sums`: of `open_sums`."""
+        """[N, H] -> [R, H]; [N, H] without output positions. With `sums` (`open_sums`) fused."""
         heads = self.self_attention
-        if own is None and output_positions is None and is_fused(x, heads.output):
+        if sums is not None and output_positions is None:
             *qkv, x = linear_heads(x, *joined or heads.join_projections(), sums)
             mixed = heads.attend(*qkv, cu_seqlens, cu_seqlens, max_seqlen)
             return self.layer_norm.after(x, mixed, heads.output, sums)
@@ -156,24 +155,18 @@ class FeedForwardBlock(nn.Module):
             self.layer_norm = ResidualNorm(config)
 
     def forward(
-        self, x: Tensor, own: nn.ModuleDict | None = None, sums: Mapping = NO_SUMS
+        self, x: Tensor, own: nn.ModuleDict | None = None, sums: Mapping | None = None
     ) -> Tensor:
-        """[N, H] -> [N, H]. `sums`: of `open_sums`."""
-        up, down = self.feed_forward.up, self.feed_forward.down
-        if own is None and is_fused(x, down):
-            inner, x = linear_gelu(x, up, sums)
-            return self.layer_norm.after(x, inner, down, sums)
+        """[N, H] -> [N, H]. With `sums` (of `open_sums`) fused."""
+        if sums is not None:
+            inner, x = linear_gelu(x, self.feed_forward.up, sums)
+            return self.layer_norm.after(x, inner, self.feed_forward.down, sums)
         return end_block(self, x, self.feed_forward(x, own), own)
 
     def tensors(self) -> list[tuple[Tensor, ...]]:
         """Groups of `open_sums`."""
         up, last, norm = self.feed_forward.up, self.feed_forward.down, self.layer_norm
         return [(up.weight, up.bias), (last.weight, norm.weight, norm.bias, last.bias)]
-
-
-def is_fused(x: Tensor, last: nn.Module) -> bool:
-    """Whether a block of x [N, H] that ends with this projection runs as the kernels' few parts."""
-    return gains_by_kernels(x) and isinstance(last, nn.Linear)  # not where ranks hold its parts
 
 
 def end_block(
@@ -225,7 +218,6 @@ class Encoder(nn.Module):
         states, embedded = [x], x
         for layer, (a, f) in enumerate(self.plan):
             last_positions = output_positions if layer + 1 == len(self.plan) else None
-            sums = sums if last_positions is None else NO_SUMS  # those are of as many rows
             attention = partial(self.attention[a], joined=joined[a], sums=sums)
             ffn = partial(self.ffn[f], sums=sums)
             if len(self.own):
@@ -240,14 +232,18 @@ class Encoder(nn.Module):
             states.append(x)
         return states
 
-    def _open_sums(self, x: Tensor, joined: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Mapping]:
-        """`open_sums` for the blocks that several layers share."""
+    def _open_sums(
+        self, x: Tensor, joined: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Mapping | None]:
+        """`open_sums` for the blocks that several layers share; None if no block runs fused."""
         groups: list[tuple[Tensor, ...]] = []
-        if len(self.own) or not gains_by_kernels(x):
-            return x, NO_SUMS
         attention, ffn = (Counter(numbers) for numbers in zip(*self.plan, strict=True))
+        if len(self.own) or not gains_by_kernels(x):
+            return x, None
         for number, block in enumerate(self.attention):
             assert isinstance(block, AttentionBlock)
+            if not isinstance(block.self_attention.output, nn.Linear):
+                return x, None  # ranks hold its parts
             groups += block.tensors(joined[number]) if attention[number] > 1 else []
         for number, block in enumerate(self.ffn):
             assert isinstance(block, FeedForwardBlock)

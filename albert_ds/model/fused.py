@@ -8,8 +8,6 @@ Shapes: N tokens, H hidden.
 import functools
 from collections.abc import Mapping
 from importlib.util import find_spec
-from types import MappingProxyType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +19,6 @@ from albert_ds.model.dropout import drop
 # On an H100 torch's operators are faster for base up to 32 sequences of 512 tokens, and slower
 # from 48 on.
 FEW: int = 1 << 24
-NO_SUMS: Mapping[Tensor, Any] = MappingProxyType({})
 SPREAD = 0x9E3779B97F4A7C15  # golden ratio x 2^64: seeds of successive offsets are far apart
 
 

@@ -3,9 +3,10 @@
     q, k, v = x W^T + b  ->  attention  ->  LN(x + dropout(y W^T + b))
     gelu(x W^T + b)                     ->  LN(x + dropout(y W^T + b))
 
-The first of two also returns x, for the residual. So the gradient of the residual arrives where the
-product for x's other gradient is made, which adds it: in place, as it is fresh memory of
-`LinearNorm`. Gradients of a block that layers share are summed where they are made, too (`Sums`).
+The first of two also returns x, for the residual of the second alone. So the gradient of the
+residual arrives where the product for x's other gradient is made, which adds it: in place, as it is
+fresh memory of `LinearNorm`. Gradients of a block that layers share are summed where they are made,
+too (`Sums`).
 Shapes: N tokens, H hidden, F feed-forward.
 """
 
@@ -16,11 +17,11 @@ from torch.autograd.function import once_differentiable
 
 from albert_ds.model.kernels import (
     add_parts,
+    count_programs,
     join,
     run_gelu_backward,
     run_norm,
     run_norm_backward,
-    shape_parts,
 )
 
 
@@ -40,7 +41,6 @@ class Sums:
         adds = self._parts is not None
         if self._parts is None:
             self._parts = torch.empty(shape, device=device, dtype=torch.float32)
-        assert self._parts.shape == shape, "layers of as many rows share the sums"
         return self._parts, adds
 
     def end_layer(self, dy: Tensor, x: Tensor) -> list[Tensor | None]:
@@ -128,6 +128,7 @@ class LinearNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout: Tensor):
         y, weight, *kept = ctx.saved_tensors
-        parts, adds = ctx.sums.open_parts((3, *shape_parts(dout)), dout.device)
+        shape = 3, count_programs(dout.device), dout.size(1)
+        parts, adds = ctx.sums.open_parts(shape, dout.device)
         dx, dadded = run_norm_backward(ctx, dout, parts, adds, *kept)
         return dx, dadded @ weight, *ctx.sums.end_layer(dadded, y), None, None, None, None

@@ -162,11 +162,6 @@ def run_norm_backward(ctx, dy, parts, adds, total, weight, mean, rstd) -> tuple[
     return dx, dadded
 
 
-def shape_parts(dy: Tensor) -> tuple[int, int]:
-    """Programs that take rows of dy [N, H], and H."""
-    return min(max(len(dy), 1), count_programs(dy.device)), dy.size(1)
-
-
 class ResidualNorm(torch.autograd.Function):
     """LN(x + dropout(added)): x, added [N, H], weight, bias [H] -> [N, H].
 
@@ -183,7 +178,8 @@ class ResidualNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor):
-        parts = dy.new_empty(2, *shape_parts(dy), dtype=torch.float32)
+        shape = 2, count_programs(dy.device), dy.size(1)
+        parts = dy.new_empty(shape, dtype=torch.float32)
         dx, dadded = run_norm_backward(ctx, dy, parts, False, *ctx.saved_tensors)
         return dx, dadded, *add_parts(parts, dy.dtype), None, None, None
 
@@ -282,17 +278,16 @@ def add_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
     return sums
 
 
-def cut_tiles(rows: int, width: int, kinds: int, device: torch.device) -> tuple[int, int, int]:
-    """A grid of programs for the tiles of kinds x [rows, width], which sum over the rows."""
+def cut_tiles(width: int, kinds: int, device: torch.device) -> tuple[int, int, int]:
+    """A grid of programs for the tiles of kinds x [rows, width], which sum over any rows."""
     tiles = -(-width // SUM_COLUMNS)
-    splits = max(min(-(-rows // SUM_ROWS), count_programs(device) // (tiles * kinds)), 1)
-    return tiles, splits, kinds
+    return tiles, max(count_programs(device) // (tiles * kinds), 1), kinds
 
 
 def sum_rows(x: Tensor) -> Tensor:
     """The sum of the rows of x [N, H], in fp32 and then in x's type: [H]."""
     rows, width = x.shape
-    grid = cut_tiles(rows, width, 1, x.device)
+    grid = cut_tiles(width, 1, x.device)
     parts = x.new_empty(1, grid[1], width, dtype=torch.float32)
     _sum_tile[grid](x.contiguous(), parts, rows, width, SUM_ROWS, SUM_COLUMNS)
     return add_parts(parts, x.dtype).squeeze(0)
@@ -301,7 +296,7 @@ def sum_rows(x: Tensor) -> Tensor:
 def run_gelu_backward(dy: Tensor, x: Tensor, open_parts: OpenParts) -> Tensor:
     """The gradient of x from that of gelu(x), and parts of its sum over rows: [N, F] each."""
     dx, (rows, width) = torch.empty_like(x), x.shape
-    grid = cut_tiles(rows, width, 1, x.device)
+    grid = cut_tiles(width, 1, x.device)
     parts, adds = open_parts((1, grid[1], width), x.device)
     _gelu_backward[grid](dy.contiguous(), x, dx, parts, rows, width, SUM_ROWS, SUM_COLUMNS, adds)
     return dx
@@ -311,7 +306,7 @@ def join(q: Tensor, k: Tensor, v: Tensor, open_parts: OpenParts) -> Tensor:
     """Three of [N, H] side by side, [N, 3H], and parts of its sum over rows."""
     rows, width = q.shape
     joined = q.new_empty(rows, 3 * width)
-    grid = cut_tiles(rows, width, 3, q.device)
+    grid = cut_tiles(width, 3, q.device)
     parts, adds = open_parts((1, grid[1], 3 * width), q.device)
     three = (x.contiguous() for x in (q, k, v))
     _join[grid](*three, joined, parts, rows, width, SUM_ROWS, SUM_COLUMNS, adds)
