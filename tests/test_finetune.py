@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from albert_ds.model.albert import AlbertForPretraining
-from tests.command import ROOT, kill_after, run_command
+from tests.command import ROOT, kill_after, run_command, run_on_rank
 from tests.distributed import end_ranks, run_ranks
 from tests.finetuning import (
     MODEL,
@@ -236,7 +236,7 @@ def test_rte_starts_from_mnli_by_its_name(checkpoint, tmp_path):
     assert found["head.score.weight"].shape == (2, 32)
 
 
-def test_only_sequences_that_were_trained_on_count_as_trained(cola, vocab, tmp_path, capfd):
+def test_only_sequences_that_were_trained_on_count_as_trained(cola, vocab, tmp_path):
     """Pretraining's or, if they are longer, those of the examples; not those that may be given."""
     texts = [line.split("\t")[3] for line in (cola / "train.tsv").read_text().splitlines()]
     longest = 2 + max(map(len, vocab.encode(texts)))
@@ -244,9 +244,9 @@ def test_only_sequences_that_were_trained_on_count_as_trained(cola, vocab, tmp_p
         out = tmp_path / f"{seen}{len(given)}"
         start = write_checkpoint(out / "start", vocab, stream={"sequence_length": seen})
         argv = flags("glue/cola", cola, start, out / "run", steps=1, **given)
-        assert run_ranks(tune_ranks, 1, argv) == [0]
+        (done,) = run_ranks(run_on_rank, 1, ["finetune", *argv])
         said = f"of up to {longest} tokens; the start has seen 9, so the positions behind them"
-        assert (said in capfd.readouterr().err) == (seen == 9)
+        assert done.code == 0 and (said in done.err) == (seen == 9)
         hf = run_export(out / "run", out / "hf")
         assert read(hf, "tokenizer_config.json")["model_max_length"] == trained < 64
         card = (hf / "README.md").read_text()
