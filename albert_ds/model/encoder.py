@@ -236,10 +236,10 @@ class Encoder(nn.Module):
         self, x: Tensor, joined: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Mapping | None]:
         """`open_sums` for the blocks that several layers share; None if no block runs fused."""
-        groups: list[tuple[Tensor, ...]] = []
-        attention, ffn = (Counter(numbers) for numbers in zip(*self.plan, strict=True))
         if len(self.own) or not gains_by_kernels(x):
             return x, None
+        groups: list[tuple[Tensor, ...]] = []
+        attention, ffn = (Counter(numbers) for numbers in zip(*self.plan, strict=True))
         for number, block in enumerate(self.attention):
             assert isinstance(block, AttentionBlock)
             if not isinstance(block.self_attention.output, nn.Linear):

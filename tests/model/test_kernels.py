@@ -4,6 +4,7 @@ Without a GPU they run in Triton's interpreter (tests/conftest.py).
 """
 
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -153,11 +154,12 @@ def test_linear_norm(dtype, dropout):
 
 
 @pytest.mark.parametrize(
-    ("sharing", "checkpointing"),
-    [("all", "none"), ("attention", "block"), ("cycle:2", "attention")],
+    # Sums of vectors a pass: two a block, not two a layer, and one for the last layer's keys.
+    ("sharing", "checkpointing", "sums"),
+    [("all", "none", 5), ("attention", "block", 11), ("cycle:2", "attention", 9)],
 )
-def test_blocks_of_kernels_that_layers_share(sharing, checkpointing, monkeypatch):
-    """A whole model: the gradients of each block are summed where they are made."""
+def test_blocks_of_kernels_that_layers_share(sharing, checkpointing, sums, monkeypatch):
+    """A whole model of four layers: the gradients of each block are summed where they are made."""
     launched = count_launches(monkeypatch)
     config = build_config(sharing=sharing)
     batch = build_batch([9, 30, 17, 1])
@@ -178,19 +180,20 @@ def test_blocks_of_kernels_that_layers_share(sharing, checkpointing, monkeypatch
             loss.backward()
         gradients = {name: p.grad for name, p in model.named_parameters() if "key.bias" not in name}
         found.append([x.cpu() for x in (loss, *gradients.values())])
-    assert {"_join", "_gelu_backward", "_norm_backward"} <= launched
+    assert {"_join", "_gelu_backward", "_norm_backward"} <= launched.keys()
+    assert launched["_add_parts"] == 2 * sums
     expected, ours = found
     assert_near(ours, expected, torch.float32)
 
 
-def count_launches(monkeypatch) -> set[str]:
-    """The names of the kernels that are launched from now on."""
-    names: set[str] = set()
+def count_launches(monkeypatch) -> Counter[str]:
+    """How often each kernel is launched from now on, by name."""
+    names: Counter[str] = Counter()
     kind = type(kernels._join)
     launch = kind.run
 
     def run(kernel, *args, **options):
-        names.add(kernel.__name__)
+        names[kernel.__name__] += 1
         return launch(kernel, *args, **options)
 
     monkeypatch.setattr(kind, "run", run)
