@@ -76,6 +76,11 @@ class Schedule:
         between = point.value + share * (after[0].value - point.value)
         return round(between) if isinstance(point.value, int) else between
 
+    def largest(self, steps: int) -> Any:
+        """The largest number that the first `steps` steps have; the first step's before it."""
+        ends = {0, steps - 1, *self.starts}
+        return max(self.at(step) for step in ends if 0 <= step < max(steps, 1))
+
 
 def cut(schedules: Iterable[Schedule], step: int) -> list[tuple[int, int]]:
     """The first `step` steps, cut where a schedule has a point: (first step, number of steps)."""

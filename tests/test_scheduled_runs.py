@@ -82,8 +82,15 @@ def test_the_metrics_follow(data, whole):
     assert masked == [next(held).masked] * 2
 
 
-def test_an_export_knows_the_longest_sequence(whole):
+def test_an_export_knows_the_longest_sequence_of_its_steps(whole, tmp_path):
     assert ModelFolder(whole).trained_length == 64
+    done = run_command(
+        *("export", "--checkpoint", whole, "--output", tmp_path / "hf"),
+        "--revision-per-checkpoint",
+    )
+    assert done.code == 0, done.err
+    lengths = [ModelFolder(path).trained_length for path in sorted((tmp_path / "hf").iterdir())]
+    assert lengths == list(accumulate(LENGTHS, max))
 
 
 def test_inspect_shows_what_a_step_reads(whole):

@@ -23,8 +23,10 @@ from albert_ds.checkpoint.folder import (
     find_newest,
     list_checkpoints,
     read_tensors,
+    step_of,
 )
 from albert_ds.cli import log_line, positive
+from albert_ds.data.stream_config import read_varying
 from albert_ds.data.tokenizer_json import read_tokenizer_json
 from albert_ds.data.vocab import CONFIG_NAME, MODEL_NAME, TOKENIZER_NAME, Vocab, read_vocab
 from albert_ds.errors import DamagedData, UserError
@@ -112,11 +114,16 @@ class ModelFolder:
     @property
     def trained_length(self) -> int:
         """Tokens of the longest sequence that the weights have seen: the vectors of later positions
-        are as they were drawn. Runs of before it was recorded say their --sequence-length."""
+        are as they were drawn. A run records it as of its first step; those of before it was
+        recorded say their --sequence-length."""
         if self.is_ours:
             stream = self.record.get("stream") or {}
             seen = self.record.get("trained_length", stream.get("sequence_length"))
             longest = self.config.max_position_embeddings
+            text = (self.record.get("schedules") or {}).get("sequence_length")
+            if text is not None and self.checkpoint is not None:
+                lengths = read_varying("sequence_length", text, self.record["steps"])
+                seen = max(seen, lengths.largest(step_of(self.checkpoint)))
         else:
             path = self.root / CONFIG_NAME
             seen = read_json(path).get("model_max_length") if path.is_file() else None

@@ -449,6 +449,6 @@ def write_run_files(config: RunConfig) -> None:
     _check_resume(config)
     vocab = open_shards(config.data[0], "train").vocab
     before = ModelFolder(config.init_from).trained_length if config.init_from else 0
-    length = max(before, *config.schedule("sequence_length").values)
+    length = max(before, config.stream.sequence_length)  # --sequence-length may grow
     write_config(config, vocab_sha256=vocab.sha256, trained_length=length)
     vocab.write(config.run)
