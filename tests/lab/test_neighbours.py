@@ -1,5 +1,7 @@
 """A start at the neighbours: what the heads attend to before the first step."""
 
+import json
+
 import pytest
 import torch
 from albert_lab.neighbours import OFFSETS, attend_to_neighbours, main
@@ -8,7 +10,7 @@ from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import ModelConfig
-from albert_ds.settings.pretrain import read_config
+from albert_ds.settings.pretrain import read_config, write_run_files
 from tests.conftest import train_command
 
 SHAPES = {
@@ -74,8 +76,12 @@ def test_a_run_can_start_so(data, tmp_path):
     main(train_command(data, start, **given)[2:])
     with pytest.raises(UserError, match="is of no pretraining run"):  # it is not written over
         main(train_command(data, start, **given)[2:])
-    argv = train_command(data, tmp_path / "run", init_from=start, **given)[2:]
-    model = AlbertForPretraining(read_config(argv, world_size=2).model, seed=3)
+    run = tmp_path / "run"
+    config = read_config(train_command(data, run, init_from=start, **given)[2:], world_size=2)
+    write_run_files(config)
+    trained = json.loads((run / "config.json").read_text())["trained_length"]
+    assert trained == config.stream.sequence_length < config.model.max_position_embeddings
+    model = AlbertForPretraining(config.model, seed=3)
     attend_to_neighbours(model)
     torch.testing.assert_close(
         ModelFolder(start).read_weights(), dict(model.state_dict()), rtol=0, atol=0

@@ -47,7 +47,9 @@ def main(argv: list[str]) -> None:
     check_folder(config.run)
     with new_folder(config.run) as partial:
         write_folder(partial / IMPORTED, {WEIGHTS: model.state_dict()}, {"step": 0})
-        write_json(partial / "config.json", {"model": asdict(config.model)})
+        # Without it a run that starts so would say that it was trained on all its positions.
+        record = {"model": asdict(config.model), "trained_length": config.stream.sequence_length}
+        write_json(partial / "config.json", record)
 
 
 @torch.no_grad()
