@@ -19,7 +19,8 @@ def find_origins(folder: ModelFolder, config: ModelConfig) -> Origins:
 
     Depth and sharing may differ: a layer takes the blocks of the layer at the same relative depth,
     which for equal depths is the same layer. If a block would so take two, the cores of loops count
-    as run once. Raises UserError if the weights do not fit the run.
+    as run once. What a layer has of its own is that of the nearest layer with its blocks. Raises
+    UserError if the weights do not fit the run.
     """
     where, old = f"--init-from {folder.path}", folder.config
     if folder.head is not None:
@@ -50,10 +51,12 @@ def find_origins(folder: ModelFolder, config: ModelConfig) -> Origins:
                 f"--sharing {config.sharing}, --num-layers {config.num_layers} {refused}; "
                 "allowed: a --sharing that keeps them apart"
             ) from None
-    own = {
-        ("own", layer): layer * old.num_layers // config.num_layers
-        for layer in range(config.num_layers)
-    }
+    own: Origins = {}
+    for layer, (attention, ffn) in enumerate(config.plan):
+        blocks = origins["attention", attention], origins["ffn", ffn]
+        place = layer * old.num_layers // config.num_layers
+        found = [n for n, used in enumerate(old.plan) if used == blocks]
+        own["own", layer] = min(found, key=lambda n: abs(n - place))
     return origins | own
 
 

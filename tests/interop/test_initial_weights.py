@@ -27,8 +27,13 @@ def read_initial(folder, config) -> dict:
 def write_checkpoint(tmp_path):
     """A run of an AlbertForPretraining of the given shape, and the model."""
 
-    def write(config, seed=0):
+    def write(config, seed=0, *, is_trained=False):
         model = AlbertForPretraining(config, seed=seed)
+        if is_trained:
+            torch.manual_seed(seed)
+            with torch.no_grad():
+                for tensor in model.parameters():
+                    tensor += 0.1 * torch.randn_like(tensor)
         return write_run(tmp_path / f"run{seed}", model, step=9), model
 
     return write
@@ -94,6 +99,22 @@ def test_a_deep_model_becomes_a_loop_and_a_loop_another(write_checkpoint):
     again, kept = write_checkpoint(looped, 1)
     fewer = read_initial(again, replace(SMALL, num_layers=6, sharing="loop:1,2x2,1"))
     assert all(torch.equal(fewer[name], x) for name, x in kept.state_dict().items())
+
+
+def test_what_layers_of_a_loop_have_is_that_of_layers_with_their_blocks(write_checkpoint):
+    """Norms are the blocks'; a loop of other runs takes what stands at the beginning of its own."""
+    looped = replace(SMALL, num_layers=10, sharing="loop:1,2x4,1")
+    folder, _ = write_checkpoint(replace(SMALL, num_layers=8, sharing="none"), is_trained=True)
+    found = states_of(start(folder, replace(looped, per_layer="norm")))
+    assert all(map(torch.equal, found, states_of(start(folder, looped))))
+    looped = replace(looped, per_layer="inject,scale")
+    fewer = replace(looped, num_layers=6, sharing="loop:1,2x2,1")
+    folder, model = write_checkpoint(fewer, 1, is_trained=True)
+    old, new = (x.albert.encoder.own for x in (model, start(folder, looped)))
+    for layer, origin in enumerate((0, 1, 2, 1, 2, 3, 2, 3, 4, 5)):
+        expected, taken = old[origin].state_dict(), new[layer].state_dict()
+        assert taken.keys() == expected.keys()
+        assert all(torch.equal(taken[name], x) for name, x in expected.items())
 
 
 @pytest.mark.parametrize(
