@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from albert_lab.commands import comm_volume
 from albert_lab.scaling.collectives import ACTIVATIONS, SMALL, count_collectives
-from albert_lab.scaling.layout import Layout
+from albert_lab.scaling.layout import CHECKPOINTING, Layout
 
 from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES
@@ -25,12 +25,19 @@ SIZE = SIZES["albert-tiny"]
 OWN = "norm,scale,position,lora:4"
 
 
-def measure(rank: int, *flags: str) -> list[dict]:
+def measure(rank: int, *flags: str, again=("none",)) -> list[dict]:
     """What tools/comm_volume.py does as one of its ranks."""
     from tests.preload import TRAFFIC
 
     args = comm_volume.build_parser().parse_args(["--models", "albert-tiny", *flags])
-    return comm_volume.measure_configs(comm_volume.list_configs(args, 2), TRAFFIC)
+    configs = comm_volume.list_configs(args, 2)
+    configs = [replace(config, activation_checkpointing=x) for config in configs for x in again]
+    return comm_volume.measure_configs(configs, TRAFFIC)
+
+
+def measure_again(rank: int, *flags: str) -> list[dict]:
+    """The same with each choice of what backward recomputes."""
+    return measure(rank, *flags, again=CHECKPOINTING)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,7 @@ MUON = {"zero1_fp32_muon": ("fp32", 1), "zero1_bf16_muon": ("bf16", 1)}
 
 @pytest.fixture(scope="module")
 def reports() -> dict[tuple[int, str], dict]:
-    """By tensor-parallel size and configuration."""
+    """By tensor-parallel size, or by what backward recomputes, and configuration."""
     found = {}
     for tp, names in (
         (1, (*CONFIGS, *MUON, "zero1_fp32_adamw")),
@@ -63,7 +70,8 @@ def reports() -> dict[tuple[int, str], dict]:
         found |= {(tp, name): report for name, report in zip(names, measured, strict=True)}
     flags = ("--tensor-parallel", "2", "--sharing", "cycle:2", "--per-layer", OWN)
     file = ("--deepspeed_config", "ds_configs/zero1_fp32.json")
-    return found | {("own", "zero1_fp32"): run_ranks(measure, 2, *flags, *file)[0][0]}
+    own = run_ranks(measure_again, 2, *flags, *file)[0]
+    return found | {(again, "zero1_fp32"): x for again, x in zip(CHECKPOINTING, own, strict=True)}
 
 
 def test_muon_sends_each_matrix_to_its_rank_and_back(reports):
@@ -145,14 +153,16 @@ def test_tensor_parallel_activations_are_at_their_minimum(reports):
     ("tp", "name"),
     [
         *((1, name) for name in ("zero0_fp32", "zero1_bf16", "zero2_bf16", "zero3_bf16")),
-        *((2, "zero1_bf16"), ("own", "zero1_fp32")),
+        (2, "zero1_bf16"),
+        *((again, "zero1_fp32") for again in CHECKPOINTING),
         *((tp, name) for tp in (1, 2) for name in MUON),
     ],
 )
 def test_the_scaling_model_lists_the_same_collectives(reports, tp, name):
     report, (precision, zero) = reports[tp, name], (CONFIGS | MUON)[name]
-    changes = {"sharing": "cycle:2", "per_layer": OWN} if tp == "own" else {}
-    tp = 2 if tp == "own" else tp
+    is_own = tp in CHECKPOINTING
+    again, tp = (tp, 2) if is_own else ("none", tp)
+    changes = {"sharing": "cycle:2", "per_layer": OWN} if is_own else {}
     layout = Layout(
         name="albert-tiny",
         model=replace(SIZE, **changes),
@@ -163,6 +173,7 @@ def test_the_scaling_model_lists_the_same_collectives(reports, tp, name):
         accumulation=2,
         sequence_length=32,
         precision=precision,
+        activation_checkpointing=again,
         muon=name in MUON,
     )
     assert layout.parameters == report["parameters_a_rank"]

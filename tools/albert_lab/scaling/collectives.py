@@ -7,7 +7,7 @@ and a test compares this list with those counts.
 import math
 from dataclasses import dataclass
 
-from albert_lab.scaling.layout import Layout
+from albert_lab.scaling.layout import CHECKPOINTING, Layout
 
 # Kinds of collectives; `kinds` in the reports has these keys.
 GRADIENTS, WEIGHTS, MATRICES = "gradients", "weights", "Muon's matrices"
@@ -80,14 +80,16 @@ def _data_parallel(layout: Layout) -> list[Collective]:
 
 def _tensor_parallel(layout: Layout) -> list[Collective]:
     layers, rank = layout.model.num_layers, layout.model.lora_rank
+    # The blocks of a layer whose forward pass runs once more, with its all-reduces.
+    again = CHECKPOINTING.index(layout.activation_checkpointing)
     # 2 forward and 2 backward a layer; for low-rank pairs 2 forward, 4 backward.
-    calls = (4 + 6 * bool(rank)) * layers * layout.accumulation
-    # Three of the last layer's four hold only the tokens whose last state is needed.
-    rows = (4 * layers - 3) * layout.tokens_a_pass + 3 * layout.needed_a_pass
+    calls = (4 + again + (6 + again) * bool(rank)) * layers * layout.accumulation
+    # All but the first gradient's hold of the last layer only the tokens whose last state is
+    # needed.
+    narrow = (3 + again) * ((layers - 1) * layout.tokens_a_pass + layout.needed_a_pass)
+    elements = (layers * layout.tokens_a_pass + narrow) * layout.model.hidden_size
     # Of a pair: what lies between its factors, but the first factors' gradients of query, key and
     # value, whose input is reduced already.
-    narrow = 3 * ((layers - 1) * layout.tokens_a_pass + layout.needed_a_pass)
-    elements = rows * layout.model.hidden_size
     elements += rank * (narrow + 3 * layers * layout.model.hidden_size)
     return [
         Collective(
