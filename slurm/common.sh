@@ -33,9 +33,11 @@ typed=$(for name in DATA PYTHON RUNS INTERFACE MPI CONTAINER_IMAGE CONTAINER_MOU
     [ -z "${!name+set}" ] || printf '%s=%q\n' "$name" "${!name}"
 done)
 typed_output=${OUTPUT:-}
-if [ -f "$SITE_ENV" ]; then
+if [ -e "$SITE_ENV" ]; then
     bash -n "$SITE_ENV" || exit 2  # bash would go on without what follows the mistake
     . "$SITE_ENV" || true          # of its last command, which may be a test
+elif [ "$SITE_ENV" != slurm/site.env ]; then
+    refuse "SITE_ENV=$SITE_ENV: no such file (/dev/null: none)"
 fi
 eval "$typed"
 [ "${OUTPUT:-}" = "$typed_output" ] ||

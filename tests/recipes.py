@@ -29,7 +29,7 @@ def start_recipe(recipe: Path, folder: Path, *argv, **environ) -> subprocess.Com
     """`None` unsets a variable."""
     path = write_scripts(folder / "bin", python=PYTHON, srun=SRUN, scontrol="echo node1")
     places = {"PYTHON": folder / "bin" / "python", "ASKED": folder / "asked", "OUT": folder / "out"}
-    return run_bash(recipe, *argv, **{**JOB, **path, **places, "SITE_ENV": "none", **environ})
+    return run_bash(recipe, *argv, **{**JOB, **path, **places, "SITE_ENV": "/dev/null", **environ})
 
 
 def ask_recipe(recipe: Path, folder: Path, *argv, **environ) -> list[list[str]]:

@@ -189,7 +189,7 @@ def test_a_busy_controller_is_asked_again_to_requeue(tmp_path):
     kill $PPID  # as Slurm ends the script"""
     stopped = """echo '{"code": 75}' > "$OUTPUT/exit.json\""""
     path = write_scripts(tmp_path / "first", srun=stopped, scontrol=requeue, sleep="exit 0")
-    job = {**JOB, "SLURM_RESTART_COUNT": "0", "SITE_ENV": "none", "DATA": "data", **path}
+    job = {**JOB, "SLURM_RESTART_COUNT": "0", "SITE_ENV": "/dev/null", "DATA": "data", **path}
     done = run_bash("slurm/smoke.sh", **job, OUTPUT=tmp_path)
     assert done.returncode == -signal.SIGTERM, done.stdout + done.stderr
     assert (tmp_path / "asked").read_text() == "1\n" * 3
@@ -200,7 +200,7 @@ def test_a_storage_that_is_gone_at_a_restart_gets_time(restarts, code, tmp_path)
     (tmp_path / "gone").touch()
     requeue = '[ "$1" != requeue ] || { echo requeued; kill $PPID; }; echo node1'
     path = write_scripts(tmp_path / "first", srun="echo started", scontrol=requeue, sleep="exit 0")
-    job = {**JOB, "SLURM_RESTART_COUNT": restarts, "SITE_ENV": "none", "DATA": "data", **path}
+    job = {**JOB, "SLURM_RESTART_COUNT": restarts, "SITE_ENV": "/dev/null", "DATA": "data", **path}
     done = run_bash("slurm/smoke.sh", **job, OUTPUT=tmp_path / "gone/run")
     assert done.returncode == code and "Not a directory" in done.stderr, done
     assert ("requeued" in done.stdout) == (restarts == "1") and "started" not in done.stdout
@@ -227,6 +227,7 @@ def test_a_job_submitted_inside_another_is_not_bound_to_its_cores(tmp_path):
             {**JOB, "SLURM_NTASKS": None},
             "this job has no tasks: sbatch slurm/smoke.sh",
         ),
+        ("smoke", "", {**JOB, "SITE_ENV": "gone.env"}, "SITE_ENV=gone.env: no such file"),
         ("smoke", "", JOB, "DATA is not set"),
         ("smoke", "DATA=data\nOUTPUT=run", JOB, "sets OUTPUT, which belongs to one run"),
         ("smoke", "DATA=data\nMAX_RESTARTS=none", JOB, "MAX_RESTARTS=none: must be a whole number"),
@@ -313,7 +314,7 @@ def test_apptainer_runs_the_command_of_each_rank(tmp_path):
     )
     settings = {"DATA": "/two words", "OUTPUT": str(tmp_path / "run"), "PYTHON": "trainer"}
     settings |= {"CONTAINER_IMAGE": "/images/a.sif", "CONTAINER_MOUNTS": "/shards,/runs"}
-    environ = {**path, "SITE_ENV": "none", **settings, **JOB}
+    environ = {**path, "SITE_ENV": "/dev/null", **settings, **JOB}
     done = run_bash("slurm/smoke.sh", "--seed", "7", **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     asked, ran = re.findall("^(?:apptainer|trainer:) (.*)$", done.stdout, re.M)

@@ -104,7 +104,7 @@ def test_gpus_may_be_given_per_task(cluster, submit, stand_in):
 
 
 def test_nodes_that_are_loopback_to_themselves_need_an_interface(cluster, submit, stand_in):
-    job = submit("smoke", SITE_ENV="none", **stand_in)
+    job = submit("smoke", SITE_ENV="/dev/null", **stand_in)
     ended = cluster.wait_until_ended(job.number)
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "2:0")
     assert "slurm: INTERFACE is not set, and n" in job.says()
