@@ -121,9 +121,38 @@ def test_other_text_or_settings_are_refused(tmp_path):
         learn.main([*command, "6"])
     with pytest.raises(UserError, match="--text-field: was text, but .*learn was begun with it"):
         learn.main([*command, "5", "--text-field", "body"])
+    pairs = [tmp_path / "pairs", tmp_path / "others"]
+    for folder in pairs:
+        folder.mkdir()
+        (folder / "a.jsonl").write_text('{"sentence_good": "a b", "sentence_bad": "b a"}\n')
+    # What was not measured may be; what was stands in the report.
+    for given in (["--minimal-pairs", str(pairs[0])], []):
+        with pytest.raises(UserError, match="vocab ended with 2"):
+            learn.main([*command, "5", *given])
+    with pytest.raises(UserError, match="--minimal-pairs: was .*/pairs, but "):
+        learn.main([*command, "5", "--minimal-pairs", str(pairs[1])])
     text.write_text("Some other text.\n")
     with pytest.raises(UserError, match="--text: the text has changed"):
         learn.main([*command, "5"])
+
+
+def test_more_seeds_are_more_runs(tmp_path, monkeypatch):
+    """`finetune` knows what is done, and whether of these data."""
+
+    def fake_run(command, log, threads):
+        words = [str(word) for word in command]
+        output, runs = (words[words.index(flag) + 1] for flag in ("--output", "--seeds"))
+        Path(output).mkdir(parents=True, exist_ok=True)
+        values = {"accuracy": {"values": [*range(int(runs))]}}
+        (Path(output) / "results.json").write_text(json.dumps({"dev": values}))
+
+    monkeypatch.setattr(learn, "run", fake_run)
+    (tmp_path / "RTE").mkdir()
+    for runs in (3, 5):
+        args = parse("--tasks", str(tmp_path), "--seeds", str(runs))
+        args.output = tmp_path / "out"
+        (row,) = learn.fine_tune(args, tmp_path, Layout(1, 1, "ds_configs/zero1_fp32_muon.json"))
+        assert f".. {runs - 1}.000)" in row[1]
 
 
 def test_text_may_be_a_folder_of_tables_or_a_pattern(tmp_path):
@@ -158,6 +187,8 @@ def test_what_is_missing_is_said_before_hours_of_work(tmp_path):
             [tmp_path / "text", "--tasks", tmp_path / "empty"],
             "--tasks .*: has none of .* CoLA, SST-2",
         ),
+        ([tmp_path / "text", "--seed", 1 << 63], "--seed .*: must be at least 0 and at most"),
+        ([tmp_path / "text", "--seeds", 10_001], "--seeds .*: must be at least 1 and at most"),
     ):
         done = run_command(*command, *given)
         assert done.code == 2 and re.search(said, done.err), done.err

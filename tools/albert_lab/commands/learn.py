@@ -23,11 +23,13 @@ import psutil
 from albert_ds import cli
 from albert_ds.cli import Number, log_line
 from albert_ds.data.storage import find_files, is_url, stat
+from albert_ds.data.stream_config import StreamConfig
 from albert_ds.errors import ENDINGS, MachineFailed, Stopped, UserError
 from albert_ds.files import PACKAGE, check_folder, write_file, write_json
 from albert_ds.json_files import read_json, read_lines
 from albert_ds.locks import FileLock
 from albert_ds.process.world import name_device
+from albert_ds.settings.finetune import FinetuneConfig
 from albert_lab.ranks import take_port
 from albert_lab.tables import count_steps, spread, table
 
@@ -103,7 +105,7 @@ def build_parser() -> cli.Parser:
     text += "another --output (default: random weights)"
     add("--init-from", text, "RUN_OR_HF", cli.path)
     text = "seed of the pretraining; a third time take 2 (default: 0, with --init-from 1)"
-    add("--seed", text, "N", cli.natural)
+    add("--seed", text, "N", cli.flags_of(StreamConfig)["seed"].type)
     text = "folder of minimal pairs, as BLiMP's data/ (default: none)"
     add("--minimal-pairs", text, "FOLDER", Path)
     names = ", ".join(name for name, *_ in TASKS.values())
@@ -111,7 +113,8 @@ def build_parser() -> cli.Parser:
     text = f"folder with GLUE's {names}: {steps:,} more steps for each of --seeds, from the model "
     text += "and from random weights (default: none)"
     add("--tasks", text, "FOLDER", Path)
-    add("--seeds", "runs of each task", "RUNS", cli.positive, default=3)
+    runs = cli.flags_of(FinetuneConfig)["seeds"].type
+    add("--seeds", "runs of each task", "RUNS", runs, default=3)
     return parser
 
 
@@ -161,20 +164,22 @@ def _locate(name: str) -> str:
 def keep_settings(args) -> None:
     """Raise UserError if what is in OUTPUT was made of other text or settings; note them."""
     path = args.output / "settings.json"
-    names = ("hours", "language", "text_field", "vocab_size", "init_from", "seed")
+    names = ("hours", "language", "text_field", "vocab_size", "seed")
     found = {name: getattr(args, name) for name in names}
-    found["init_from"] = found["init_from"] and str(found["init_from"])
+    for name in ("init_from", "minimal_pairs"):
+        found[name] = (folder := getattr(args, name)) and str(folder)
     found["text"] = [[_locate(name), *stat(name)] for name in find_files(args.text)]
-    if not any((args.output / name).exists() for name in ("vocab", "data")):
-        write_json(path, found)
-        return
-    for name, before in read_json(path).items():
-        if found[name] != before:
+    is_begun = any((args.output / name).exists() for name in ("vocab", "data"))
+    known = read_json(path) if is_begun else {}
+    for name, before in known.items():
+        is_later = name == "minimal_pairs" and None in (before, found[name])
+        if found[name] != before and not is_later:
             what = "the text has changed" if name == "text" else f"was {before}"
             raise UserError(
                 f"{cli.as_flag(name)}: {what}, but {args.output} was begun with it; restore it, or "
                 "name another --output"
             )
+    write_json(path, found | {name: x for name, x in known.items() if x is not None})
 
 
 def recipe(args) -> list[str]:
@@ -290,16 +295,15 @@ def fine_tune(args, checkpoint: Path, layout: Layout) -> list[list[str]]:
         row = [folder]
         for start, flags in (("pretrained", []), ("random", ["--from-scratch"])):
             output = args.output / "tasks" / start / task
-            if not (output / "results.json").is_file():
-                print(f"  {folder}, {start}", flush=True)
-                command: list[object] = [*COMMAND, "finetune"]
-                command += ["--task", f"glue/{task}"]
-                command += ["--data", args.tasks / folder, "--checkpoint", checkpoint]
-                command += ["--output", output, "--steps", steps, "--batch-size", batch]
-                command += ["--learning-rate", TUNING_RATE, "--seeds", args.seeds, *flags]
-                config = f"ds_configs/zero1_{layout.precision}_adamw.json"  # TUNING_RATE's
-                command += ["--deepspeed_config", PACKAGE / config]
-                run(command, args.output / "tasks.log", len(os.sched_getaffinity(0)))
+            print(f"  {folder}, {start}", flush=True)
+            command: list[object] = [*COMMAND, "finetune"]  # what is done it does not repeat
+            command += ["--task", f"glue/{task}"]
+            command += ["--data", args.tasks / folder, "--checkpoint", checkpoint]
+            command += ["--output", output, "--steps", steps, "--batch-size", batch]
+            command += ["--learning-rate", TUNING_RATE, "--seeds", args.seeds, *flags]
+            config = f"ds_configs/zero1_{layout.precision}_adamw.json"  # TUNING_RATE's
+            command += ["--deepspeed_config", PACKAGE / config]
+            run(command, args.output / "tasks.log", len(os.sched_getaffinity(0)))
             metric, found = next(iter(read_json(output / "results.json")["dev"].items()))
             values = found["values"] if isinstance(found, dict) else [found]
             row.append(spread(values, ".3f"))
@@ -341,6 +345,7 @@ def main(argv: list[str]) -> None:
         from albert_ds.evals.minimal_pairs import read_pairs
 
         read_pairs(args.minimal_pairs)
+        args.minimal_pairs = args.minimal_pairs.absolute()
     names = [name for name, *_ in TASKS.values()]
     if args.tasks is not None and not any((args.tasks / name).is_dir() for name in names):
         raise UserError(f"--tasks {args.tasks}: has none of the folders {', '.join(names)}")
@@ -397,7 +402,7 @@ def learn(args) -> None:
     print("== what it has learned", flush=True)
     measured = {"probe": ["--data", data]}
     if args.minimal_pairs:
-        pairs = ["--minimal-pairs", args.minimal_pairs.absolute(), "--precision", layout.precision]
+        pairs = ["--minimal-pairs", args.minimal_pairs, "--precision", layout.precision]
         measured["minimal_pairs"] = pairs
     for name, how in measured.items():
         if not (out / f"{name}.md").is_file():
