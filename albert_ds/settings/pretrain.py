@@ -118,7 +118,7 @@ class RunConfig(SharedConfig):
     )
     learning_rate_schedule: str = optimization(
         "how the rate falls after the warm-up: on a line, on half a cosine, or (wsd) only in the "
-        "last steps; the checkpoint before these is kept, and more --steps prolong the run from it",
+        "last steps; the checkpoint before these is kept, and more --steps prolong a copy of it",
         default="linear",
         choices=SHAPES,
     )

@@ -157,6 +157,22 @@ def stop_on_term(number: int, frame: object) -> None:
     raise Stopped("stopped; the same command continues")
 
 
+def find_vocab(initial: Path) -> Path:
+    """The vocabulary of --init-from; UserError unless the recipe can begin with its weights."""
+    from albert_ds.interop.folder import ModelFolder
+    from albert_ds.interop.initial import find_origins
+
+    folder = ModelFolder(initial)
+    vocab, config = folder.root / "spiece.model", folder.config
+    if not vocab.is_file():
+        raise UserError(f"--init-from {initial}: no {vocab.name} in it")
+    find_origins(folder, replace(config, pair_head=True))
+    if config.max_position_embeddings < LENGTH:
+        places = f"has {config.max_position_embeddings} positions; must be at least {LENGTH}"
+        raise UserError(f"--init-from {initial}: {places}")
+    return vocab
+
+
 def _locate(name: str) -> str:
     return name if is_url(name) else os.path.abspath(name)
 
@@ -353,6 +369,7 @@ def main(argv: list[str]) -> None:
         if args.vocab_size is not None:
             raise UserError("--vocab-size: not with --init-from, whose vocabulary is taken")
         args.init_from = Path(args.init_from).absolute()
+        find_vocab(args.init_from)
     out = args.output = args.output.absolute()
     others = filter(None, (args.init_from, args.minimal_pairs, args.tasks))
     check_folder(out, [*args.text, *others], marks=["settings.json"])
@@ -377,11 +394,7 @@ def learn(args) -> None:
     text += ["--text-field", args.text_field, "--language", args.language]
     log = out / "prepare.log"
     if args.init_from is not None:
-        from albert_ds.interop.folder import ModelFolder
-
-        vocab = ModelFolder(args.init_from).root / "spiece.model"
-        if not vocab.is_file():
-            raise UserError(f"--init-from {args.init_from}: no {vocab.name} in it")
+        vocab = find_vocab(args.init_from)
     elif not vocab.is_file():
         pieces = args.vocab_size or PIECES
         print(f"== vocabulary of {pieces:,} pieces", flush=True)
