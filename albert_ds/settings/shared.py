@@ -234,6 +234,11 @@ def check_resume(config: SharedConfig) -> None:
     """Raise UserError for the first value that differs from RUN/config.json and may not change."""
     before = read_previous(config.output)
     if before is None:
+        if any(config.run.glob("checkpoints/step-*")):
+            raise UserError(
+                f"--output {config.output}: has checkpoints and no config.json; put that of their "
+                "run beside them, or name another folder"
+            )
         return
     now = as_json(config)
     kind, own = ("fine-tuning", "task") if "task" in now else ("pretraining", "stream")

@@ -232,6 +232,14 @@ def test_numbers_that_are_not_finite_are_never_saved(tmp_path):
         assert find_newest(tmp_path) == (folder_of(tmp_path, 1), [])
 
 
+def test_checkpoints_without_the_configuration_of_their_run_are_refused(data, tmp_path):
+    """A run would go on from them with another batch, order of the data or rate."""
+    command = train_command(data, tmp_path, steps=9)[2:]
+    save(tmp_path, 3)
+    with pytest.raises(UserError, match="has checkpoints and no config.json"):
+        read_config(command, world_size=1)
+
+
 def test_a_second_start_on_a_fresh_run_cannot_mix_with_the_first(data, tmp_path):
     # Both read their command line before either has written RUN/config.json.
     run = tmp_path / "run"
