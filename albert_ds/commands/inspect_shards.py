@@ -77,7 +77,10 @@ def show_step(run: Path, step: int) -> None:
     if "stream" not in config:
         raise UserError(f"--run {run}: {path} is not of a pretraining run")
     check(config, {"data": [str], "data_weights": [Number(above=0)]}, str(path))
-    positions, stream = DataPlan.read(config, str(run)).batch_at(step - 1)
+    plan = DataPlan.read(config, str(run))
+    if step > plan.steps:
+        raise UserError(f"--step {step}: {run} has {plan.steps:,} steps")
+    positions, stream = plan.batch_at(step - 1)
     sources = [open_shards(folder, "train") for folder in config["data"]]
     reader = MicroBatchReader(sources, config["data_weights"], stream)
     for position in positions:
