@@ -20,6 +20,7 @@ from torch.profiler import profile, record_function
 from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate
 from albert_ds.data.vocab import NUM_FIXED
 from albert_ds.engine.deepspeed_config import check_device
+from albert_ds.files import MARK
 from albert_ds.model.config import count_flops
 from albert_ds.model.shapes import count_params
 from albert_ds.parallel.consensus import Counts
@@ -223,6 +224,7 @@ def count_step_flops(run: Run, counts: Counts) -> int:
 def write_profile(path: Path, cells: list[Measurement], traffic: Traffic) -> None:
     """Trace one more step of each model on rank 0; ranges carry the model's and the part's name."""
     with profile() as trace:
+        trace.add_metadata("note", MARK)
         for cell in cells:
             with watch(cell.run, traffic) as stopwatch, record_function(cell.run.config.size):
                 with stopwatch.span("other"):

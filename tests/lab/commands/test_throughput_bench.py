@@ -14,6 +14,7 @@ from albert_lab.commands import throughput_bench
 from albert_lab.throughput_tables import PAPER
 
 from albert_ds.errors import UserError
+from albert_ds.files import may_replace
 from albert_ds.model.config import SIZES
 from albert_ds.process.world import World
 from tests.command import ROOT, run_python
@@ -70,12 +71,13 @@ def test_two_models_on_two_ranks(tmp_path):
 
 
 def test_a_tiny_model_on_two_ranks(tmp_path):
-    report = tmp_path / "report.json"
+    report, trace = tmp_path / "report.json", tmp_path / "trace.json"
     done = bench(
         *("--models", "albert-tiny", "--ranks", "2", "--rounds", "1"),
-        *("--micro-batch", "1", "--output", report),
+        *("--micro-batch", "1", "--output", report, "--profile", trace),
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    assert may_replace(report) and may_replace(trace)  # by the same command
     (cell,) = json.loads(report.read_text())["cells"]
     check_cell(cell, rounds=1)
     assert f"| albert-tiny | {cell['parameters']:,} | zero1_fp32 | none |" in done.stdout
