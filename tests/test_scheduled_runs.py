@@ -1,5 +1,6 @@
 """Schedules in training: exact through stops and in every layout, and in all that a run writes."""
 
+import json
 import shutil
 from dataclasses import replace
 from itertools import accumulate, product
@@ -91,6 +92,14 @@ def test_an_export_knows_the_longest_sequence_of_its_steps(whole, tmp_path):
     assert done.code == 0, done.err
     lengths = [ModelFolder(path).trained_length for path in sorted((tmp_path / "hf").iterdir())]
     assert lengths == list(accumulate(LENGTHS, max))
+    run = tmp_path / "run"  # a checkpoint may be kept under a name of the user's
+    resume(whole, run, 1)
+    (run / "checkpoints" / "step-00000001").rename(run / "checkpoints" / "small")
+    assert ModelFolder(run / "checkpoints" / "small").trained_length == 16
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"schedules": 5}))
+    with pytest.raises(UserError, match="config.json: schedules: 5: must be an object"):
+        ModelFolder(run / "checkpoints" / "small").trained_length  # noqa: B018
 
 
 def test_inspect_shows_what_a_step_reads(whole):

@@ -142,12 +142,10 @@ class DataPlan:
         """That of `run`, of whose config.json this is the content. Raises UserError."""
         name = f"{run}: config.json"
         check(recorded, {"batch_size": positive, "stream": dict, "steps": positive}, name)
-        schedules = recorded.get("schedules", {})
-        check(schedules, dict.fromkeys(VARYING, str), f"{name}: schedules", is_closed=True)
         return cls(
             batch_size=recorded["batch_size"],
             stream=StreamConfig.read(recorded["stream"], run),
-            schedules=schedules,
+            schedules=read_schedules(recorded, name),
             steps=recorded["steps"],
         )
 
@@ -179,3 +177,10 @@ def read_varying(name: str, text: str, steps: int) -> Schedule:
     """The schedule of a field of VARYING. Raises UserError for what is none."""
     may_be_between = name != "batch_size"  # a batch is a number of whole micro-batches
     return read_schedule(as_flag(name), text, steps, VARYING[name], lines=may_be_between)
+
+
+def read_schedules(recorded: dict, name: str) -> dict[str, str]:
+    """The schedules of VARYING in the config.json `name`, of which `recorded` is the content."""
+    schedules = recorded.get("schedules", {})
+    check(schedules, dict.fromkeys(VARYING, str), f"{name}: schedules", is_closed=True)
+    return schedules

@@ -18,15 +18,15 @@ from albert_ds.checkpoint.folder import (
     BEST,
     FOLDER_NAME,
     IMPORTED,
+    STATE,
     WEIGHTS,
     find_damage,
     find_newest,
     list_checkpoints,
     read_tensors,
-    step_of,
 )
 from albert_ds.cli import log_line, positive
-from albert_ds.data.stream_config import read_varying
+from albert_ds.data.stream_config import read_schedules, read_varying
 from albert_ds.data.tokenizer_json import read_tokenizer_json
 from albert_ds.data.vocab import CONFIG_NAME, MODEL_NAME, TOKENIZER_NAME, Vocab, read_vocab
 from albert_ds.errors import DamagedData, UserError
@@ -120,10 +120,12 @@ class ModelFolder:
             stream = self.record.get("stream") or {}
             seen = self.record.get("trained_length", stream.get("sequence_length"))
             longest = self.config.max_position_embeddings
-            text = (self.record.get("schedules") or {}).get("sequence_length")
-            if text is not None and self.checkpoint is not None:
+            name = str(self.root / "config.json")
+            text = read_schedules(self.record, name).get("sequence_length")
+            if text is not None and self.checkpoint is not None and isinstance(seen, int):
+                check(self.record, {"steps": positive}, name)
                 lengths = read_varying("sequence_length", text, self.record["steps"])
-                seen = max(seen, lengths.largest(step_of(self.checkpoint)))
+                seen = max(seen, lengths.largest(read_json(self.checkpoint / STATE)["step"]))
         else:
             path = self.root / CONFIG_NAME
             seen = read_json(path).get("model_max_length") if path.is_file() else None
