@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from argparse import Namespace
@@ -235,6 +236,9 @@ def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp
     assert report in done.stdout
     for words in ("MLM accuracy", "SOP accuracy", "| order |", "--learning-rate 0.003"):
         assert words in report
+    (typed,) = re.findall("^    albert-ds train (.*)", report, re.MULTILINE)
+    config = read_config(shlex.split(typed)[:-1] + [str(tmp_path / "again")], world_size=1)
+    assert config.data == [str(tmp_path / "learn" / "data")]
     weights = tmp_path / "learn" / "run" / "checkpoints" / "latest"
     before = weights.stat().st_mtime_ns
     again = run_python(*command)

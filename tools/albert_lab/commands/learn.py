@@ -9,6 +9,7 @@ albert-ds learn --text wiki/*.txt --output learn --hours 2
 """
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -335,11 +336,12 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
         r["tokens_per_second"] * r["step_seconds"] * steps for r, steps in count_steps(records)
     )
     held = next(r for r in reversed(records) if "heldout_mlm_accuracy" in r)
+    flags = [*recipe(args), *layout.flags, *schedule(steps)]
     parts = [
         "# What this model has learned",
         f"{args.hours:g} h were asked for; {steps:,} steps, {tokens / 1e6:.1f} million tokens, on "
         f"{name_device()} ({layout}; {seconds:.3f} s a step when measured).",
-        f"    albert-ds train {' '.join([*recipe(args), *layout.flags, *schedule(steps)])}",
+        f"    albert-ds train {shlex.join([*flags, '--data', str(out / 'data')])} --output RUN",
         "![curves](curves.svg) More of it: report.html.",
         "Held out, masked as in training, one word at a time: "
         f"{held['heldout_mlm_accuracy']:.1%} of {held['heldout_masked']:,} pieces. "
