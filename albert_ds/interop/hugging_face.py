@@ -7,8 +7,8 @@ Where the two formats differ:
 - Hugging Face's layers share all or nothing: what ours have of their own is folded into the
   weights of blocks, one a layer (`model/per_layer.py`).
 - Hugging Face shares whole layers, in groups of neighbours of one size. Any other sharing is
-  written with one group a layer, so shared blocks are repeated in the file. Blocks that are equal,
-  bit for bit, in all layers are read as shared.
+  written with more groups, one a layer if need be, so shared blocks are repeated in the file.
+  Blocks that are equal, bit for bit, are read as shared.
 - The decoder is tied to the word embedding: its tensors are not written. Where a file has them,
   they must equal the embedding.
 - Released files have a pooler and may lack the sentence head (sop_classifier): then it is zeros.
@@ -259,14 +259,12 @@ def _read_hf_config(hf_config: dict, *, pair_head: bool, where: str) -> ModelCon
 
 
 def _recognise_sharing(config: ModelConfig, state: Weights) -> tuple[ModelConfig, Weights]:
-    """Find out which blocks of a file with one group a layer are shared, and keep one of each."""
-    if config.sharing != "none":
-        return config, state
-    layers = config.num_layers
-    owners = {kind: _find_owners(state, kind, layers) for kind in ("attention", "ffn")}
+    """Find out which blocks of a file's groups are shared, and keep one of each."""
+    counts = zip(("attention", "ffn"), config.num_blocks, strict=True)
+    owners = {kind: _find_owners(state, kind, count) for kind, count in counts}
     numbers = {kind: [sorted({*found}).index(x) for x in found] for kind, found in owners.items()}
-    sharing = name_plan(list(zip(numbers["attention"], numbers["ffn"], strict=True)))
-    if sharing == "none":
+    sharing = name_plan([(numbers["attention"][a], numbers["ffn"][f]) for a, f in config.plan])
+    if sharing == config.sharing:
         return config, state
     log = logging.getLogger(__name__)
     log.warning("blocks of different layers are equal: read as --sharing %s", sharing)
@@ -274,26 +272,26 @@ def _recognise_sharing(config: ModelConfig, state: Weights) -> tuple[ModelConfig
     for name, tensor in state.items():
         encoder, found, rest = name.partition(".encoder.")
         if found:
-            kind, layer, leaf = rest.split(".", 2)
-            if owners[kind][int(layer)] != int(layer):
+            kind, block, leaf = rest.split(".", 2)
+            if owners[kind][int(block)] != int(block):
                 continue
-            name = f"{encoder}{found}{kind}.{numbers[kind][int(layer)]}.{leaf}"
+            name = f"{encoder}{found}{kind}.{numbers[kind][int(block)]}.{leaf}"
         kept[name] = tensor
     return replace(config, sharing=sharing), kept
 
 
-def _find_owners(state: Weights, kind: str, layers: int) -> list[int]:
-    """For every layer the first layer that has the same block of this kind, bit for bit."""
-    blocks = [f"albert.encoder.{kind}.{layer}." for layer in range(layers)]
+def _find_owners(state: Weights, kind: str, count: int) -> list[int]:
+    """For every block of this kind the first one that is equal, bit for bit."""
+    blocks = [f"albert.encoder.{kind}.{number}." for number in range(count)]
     leaves = [name.removeprefix(blocks[0]) for name in state if name.startswith(blocks[0])]
     owners: list[int] = []
-    for layer, block in enumerate(blocks):
+    for number, block in enumerate(blocks):
         equal = (
             first
             for first in sorted(set(owners))
             if all(torch.equal(state[block + x], state[blocks[first] + x]) for x in leaves)
         )
-        owners.append(next(equal, layer))
+        owners.append(next(equal, number))
     return owners
 
 

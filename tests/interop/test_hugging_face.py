@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.model.config import HeadConfig
+from albert_ds.model.config import HeadConfig, reshape
 from albert_ds.model.task_heads import AlbertForTask
 from tests.finetuning import MODEL, write_checkpoint
 from tests.interop.test_folder import change_config, change_weights
@@ -236,10 +236,9 @@ def test_an_encoder_is_read_from_anything_that_has_one(vocab, tmp_path, caplog):
 
 def test_sharing_is_recognised_in_files_that_repeat_blocks(vocab, tmp_path, caplog):
     """Of ours, and of a program that writes one group a layer."""
-    for number, sharing in enumerate(
-        ("cycle:2", "attention", "loop:1,1x2,1", "pattern:0,0,1,1/0,1,0,1")
-    ):
-        model = shake(AlbertForPretraining(replace(CONFIG, sharing=sharing)))
+    words = ("cycle:2", "attention", "loop:1,1x2,1", "pattern:0,0,1,1/0,1,0,1")
+    for number, sharing in enumerate((*words, "pattern:0,0,1,1,0,0")):  # the last in three groups
+        model = shake(AlbertForPretraining(reshape(CONFIG, sharing=sharing)))
         run = write_run(tmp_path / f"run{number}", model, vocab)
         hf = run_export(run, tmp_path / f"hf{number}")
         assert ModelFolder(hf).config.sharing == sharing
