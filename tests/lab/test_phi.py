@@ -47,16 +47,16 @@ def test_patterns_that_say_nothing_are_refused(tmp_path):
 
 
 @pytest.mark.nightly
-def test_three_patterns_of_four_steps_give_a_number_and_train_once(data, tmp_path):
+def test_three_patterns_of_four_steps_give_a_number_of_the_flags_that_were_typed(data, tmp_path):
     patterns = ("loop:0,1x1,1", "loop:0,2x1,1", "loop:0,1x2,1")
     flags = "--model albert-tiny --hidden-size 32 --steps 4 --batch-size 8 --micro-batch-size 8 "
     flags += "--eval-every 4 --eval-samples 16 --sequence-length 32 --learning-rate 0.01 "
     flags += "--deepspeed_config ds_configs/zero0_fp32.json"
     words = ("--data", data, "--output", tmp_path / "runs", "--seeds", 1, "--patterns", *patterns)
     words = ("tools/lab/phi.py", *words, "--", *flags.split())
-    first, again = (run_python(*words) for _ in range(2))
+    first, again, other = (run_python(*words, *more) for more in ((), (), ("--batch-size", "16")))
     assert first.returncode == again.returncode == 0, first.stderr
     assert re.search(r"^phi -?[0-9.]+ no interval of one seed", first.stdout, re.MULTILINE)
-    assert "pretraining:" in first.stdout + first.stderr
-    assert "pretraining:" not in again.stdout + again.stderr
+    assert "0 of 4 steps done" in first.stdout and "0 of 4 steps done" not in again.stdout
     assert again.stdout.splitlines()[-6:] == first.stdout.splitlines()[-6:]
+    assert other.returncode == 2 and "--batch-size is 16, but" in other.stderr

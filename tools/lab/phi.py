@@ -53,24 +53,15 @@ def read_pattern(word: str) -> tuple[int, int, int]:
 
 
 def train(run: Path, argv: list[str]) -> float:
-    """The held-out MLM loss of a run at its last step, trained first if it is not there yet."""
-    loss = read_loss(run)
-    if loss is None:
-        done = subprocess.run([sys.executable, "-m", "albert_ds", "train", *argv])
-        if done.returncode:
-            sys.exit(done.returncode)
-        loss = read_loss(run)
-    if loss is None:
-        raise UserError(f"{run}: no held-out loss at its last step; were samples held out?")
-    return loss
-
-
-def read_loss(run: Path) -> float | None:
-    if not (run / "metrics.jsonl").is_file():
-        return None
+    """The held-out MLM loss of a run at its last step. One that is finished trains no more."""
+    done = subprocess.run([sys.executable, "-m", "albert_ds", "train", *argv])
+    if done.returncode:
+        sys.exit(done.returncode)
     steps = read_json(run / "config.json")["steps"]
     held = {r["step"]: r.get("heldout_mlm_loss") for r in read_lines(run / "metrics.jsonl")}
-    return held.get(steps)
+    if (loss := held.get(steps)) is None:
+        raise UserError(f"{run}: no held-out loss at its last step; were samples held out?")
+    return loss
 
 
 def fit(losses: dict[str, float]) -> tuple[float, float, float]:
