@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from argparse import Namespace
@@ -201,7 +202,8 @@ def test_what_is_missing_is_said_before_hours_of_work(vocab, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_two_do_not_share_a_folder_and_a_stopped_one_goes_on(text_file, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_two_do_not_share_a_folder_and_a_stopped_one_goes_on(text_file, tmp_path, number):
     out = tmp_path / "learn"
     command = ["tools/learn.py", "--text", str(text_file), "--hours", "0.01"]
     command += ["--vocab-size", "2000", "--output", str(out)]
@@ -213,7 +215,7 @@ def test_two_do_not_share_a_folder_and_a_stopped_one_goes_on(text_file, tmp_path
         assert second.returncode == 2 and f"in use by process {first.pid}" in second.stderr
         found = psutil.Process(first.pid)
         children = wait_for(lambda: found.children(recursive=True), "one of its commands")
-        first.terminate()
+        first.send_signal(number)
         _, err = first.communicate(timeout=240)
         assert first.returncode == 75 and "the same command continues" in err
         assert not psutil.wait_procs(children, timeout=240)[1]

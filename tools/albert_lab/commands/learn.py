@@ -61,6 +61,7 @@ TASKS = {
     "stsb": ("STS-B", 3600, 16),
 }
 TUNING_RATE = "3e-4"
+STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +150,10 @@ def check(code: int, words: list[str], log: Path) -> None:
         raise {ending.code: ending for ending in ENDINGS}.get(code, MachineFailed)(reason)
 
 
-def stop_on_term(number: int, frame: object) -> None:
-    """TERM ends what was started, also what `start` does not hold yet, and unwinds the stack."""
-    signal.signal(number, signal.SIG_IGN)
+def stop(number: int, frame: object) -> None:
+    """A signal ends what was started, even what `start` does not hold yet, and unwinds."""
+    for each in STOPS:
+        signal.signal(each, signal.SIG_IGN)
     for child in psutil.Process().children():
         child.terminate()
         child.wait()
@@ -382,7 +384,8 @@ def main(argv: list[str]) -> None:
         raise UserError(f"--output {out}: in use by {error.strerror}") from None
     try:
         keep_settings(args)
-        signal.signal(signal.SIGTERM, stop_on_term)
+        for number in STOPS:
+            signal.signal(number, stop)
         learn(args)
     finally:
         lock.release()
