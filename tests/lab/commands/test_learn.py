@@ -223,6 +223,25 @@ def test_two_do_not_share_a_folder_and_a_stopped_one_goes_on(text_file, tmp_path
         first.kill()
 
 
+STOP = """
+import subprocess
+from albert_lab.commands import learn
+launcher = "sleep 5 >/dev/null 2>&1 & echo $!; exec sleep 100"
+print(subprocess.Popen(["sh", "-c", launcher], stdout=subprocess.PIPE).stdout.readline().decode())
+try:
+    learn.stop(15, None)
+except learn.Stopped:
+    pass
+"""
+
+
+def test_a_stop_waits_for_what_outlives_its_launcher():
+    """The same command, given at once, would find the run in use."""
+    done = subprocess.run([sys.executable, "-c", STOP], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not psutil.pid_exists(int(done.stdout))
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)  # four trials of 40 steps at full size come first
 def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp_path):

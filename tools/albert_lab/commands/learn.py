@@ -154,9 +154,10 @@ def stop(number: int, frame: object) -> None:
     """A signal ends what was started, even what `start` does not hold yet, and unwinds."""
     for each in STOPS:
         signal.signal(each, signal.SIG_IGN)
+    started = psutil.Process().children(recursive=True)  # a launcher is gone before its ranks are
     for child in psutil.Process().children():
         child.terminate()
-        child.wait()
+    psutil.wait_procs(started)
     raise Stopped("stopped; the same command continues")
 
 
