@@ -4,7 +4,6 @@ Shapes: B sequences, N tokens, R output positions, T longest sequence, n heads, 
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -41,8 +40,7 @@ class VarlenAttention(nn.Module):
             attend = attend_rounded if is_shape_bound(q) else attend_each
             return attend(q, k, v, q_ends, kv_ends, dropout)
         if q.dtype == torch.float32:
-            attend = partial(attend_plainly, dropout=dropout)
-            return attend_padded(q, k, v, q_ends, kv_ends, (max_seqlen, max_seqlen), attend)
+            return attend_padded(q, k, v, q_ends, kv_ends, (max_seqlen, max_seqlen), dropout)
         # The operator inside torch.nn.attention.varlen, which fixes its dropout at 0. Jagged
         # tensors give it dropout too, at 10 ms of Python a layer (H200; the kernels take 0.3 ms).
         ends = (q_ends, kv_ends, max_seqlen, max_seqlen)
@@ -75,8 +73,7 @@ def attend_rounded(
     backwards.
     """
     widths = round_width(q_ends), round_width(kv_ends)
-    attend = partial(attend_plainly, dropout=dropout)
-    return attend_padded(q, k, v, q_ends, kv_ends, widths, attend)
+    return attend_padded(q, k, v, q_ends, kv_ends, widths, dropout)
 
 
 def attend_plainly(
@@ -96,18 +93,18 @@ def attend_padded(
     q_ends: Tensor,
     kv_ends: Tensor,
     widths: tuple[int, int],
-    attend: Callable[..., Tensor],
+    dropout: float,
 ) -> Tensor:
     """Attention over copies [B, width] with their padding masked; does not synchronise the device.
 
-    widths: of q, and of k and v. attend: of q, k, v [B, n, width, D] and attn_mask.
+    widths: of q, and of k and v.
     """
     queries = PaddedIndex(q_ends, len(q), q.size(1), widths[0])
     is_all = kv_ends is q_ends and widths[0] == widths[1]
     keys = queries if is_all else PaddedIndex(kv_ends, len(k), k.size(1), widths[1])
     real = torch.arange(widths[1], device=kv_ends.device) < kv_ends.diff()[:, None]
     mask = real[:, None, None]  # [B, 1, 1, width]
-    return queries.unpad(attend(queries.pad(q), keys.pad(k), keys.pad(v), attn_mask=mask))
+    return queries.unpad(attend_plainly(queries.pad(q), keys.pad(k), keys.pad(v), mask, dropout))
 
 
 class PaddedIndex:

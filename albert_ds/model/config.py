@@ -172,42 +172,31 @@ def reshape(size: ModelConfig, **changes) -> ModelConfig:
     return found
 
 
-def _albert(hidden_size: int, num_layers: int, num_heads: int, dropout: float = 0.1) -> ModelConfig:
+def _size(
+    hidden: int, layers: int, heads: int, *, embedding: int = 128, dropout: float = 0.1, **others
+) -> ModelConfig:
     return ModelConfig(
-        embedding_size=128,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        ffn_size=4 * hidden_size,
+        embedding_size=embedding,
+        hidden_size=hidden,
+        num_layers=layers,
+        num_heads=heads,
+        ffn_size=4 * hidden,
         dropout=dropout,
-    )
-
-
-def _bert(hidden_size: int, num_layers: int, num_heads: int) -> ModelConfig:
-    return ModelConfig(
-        embedding_size=hidden_size,
-        hidden_size=hidden_size,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        ffn_size=4 * hidden_size,
-        dropout=0.1,
-        sharing="none",
+        **others,
     )
 
 
 # Table 1. Heads are the released models'; BERT-xlarge, never released, has the paper's H / 64.
 # Dropout is the paper's: none for xxlarge. albert-tiny is ours, for demonstrations on a CPU.
 SIZES: dict[str, ModelConfig] = {
-    "albert-tiny": ModelConfig(
-        embedding_size=64, hidden_size=128, num_layers=4, num_heads=4, ffn_size=512, dropout=0.1
-    ),
-    "albert-base": _albert(hidden_size=768, num_layers=12, num_heads=12),
-    "albert-large": _albert(hidden_size=1024, num_layers=24, num_heads=16),
-    "albert-xlarge": _albert(hidden_size=2048, num_layers=24, num_heads=16),
-    "albert-xxlarge": _albert(hidden_size=4096, num_layers=12, num_heads=64, dropout=0.0),
-    "bert-base": _bert(hidden_size=768, num_layers=12, num_heads=12),
-    "bert-large": _bert(hidden_size=1024, num_layers=24, num_heads=16),
-    "bert-xlarge": _bert(hidden_size=2048, num_layers=24, num_heads=32),
+    "albert-tiny": _size(hidden=128, layers=4, heads=4, embedding=64),
+    "albert-base": _size(hidden=768, layers=12, heads=12),
+    "albert-large": _size(hidden=1024, layers=24, heads=16),
+    "albert-xlarge": _size(hidden=2048, layers=24, heads=16),
+    "albert-xxlarge": _size(hidden=4096, layers=12, heads=64, dropout=0.0),
+    "bert-base": _size(hidden=768, layers=12, heads=12, embedding=768, sharing="none"),
+    "bert-large": _size(hidden=1024, layers=24, heads=16, embedding=1024, sharing="none"),
+    "bert-xlarge": _size(hidden=2048, layers=24, heads=32, embedding=2048, sharing="none"),
 }
 
 

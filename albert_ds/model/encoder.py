@@ -11,6 +11,7 @@ L layers.
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,7 @@ from albert_ds.model.fused import (
     linear_heads,
     open_sums,
 )
-from albert_ds.model.per_layer import PerLayer, ResidualNorm, build_per_layer
+from albert_ds.model.per_layer import ResidualNorm, build_per_layer
 
 
 class SelfAttention(nn.Module):
@@ -89,11 +90,6 @@ def add_own(own: nn.ModuleDict | None, name: str, x: Tensor, projected: Tensor) 
     return projected + own[name](x) if own is not None and name in own else projected
 
 
-def select(x: Tensor, output_positions: Tensor | None) -> Tensor:
-    """The states [R, H] at the output positions int64 [R]; all states [N, H] for None."""
-    return x if output_positions is None else x.index_select(0, output_positions)
-
-
 class FeedForward(nn.Module):
     """H -> F -> H with the tanh form of GELU."""
 
@@ -137,7 +133,8 @@ class AttentionBlock(nn.Module):
             mixed = heads.attend(*qkv, cu_seqlens, cu_seqlens, max_seqlen)
             return self.layer_norm.after(x, mixed, heads.output, sums)
         mixed = heads(x, cu_seqlens, max_seqlen, output_positions, own, joined)
-        return end_block(self, select(x, output_positions), mixed, own)
+        needed = x if output_positions is None else x.index_select(0, output_positions)  # [R, H]
+        return end_block(self, needed, mixed, own)
 
     def tensors(self, joined: tuple[Tensor, Tensor]) -> list[tuple[Tensor, ...]]:
         """Groups of `open_sums`."""
@@ -186,7 +183,11 @@ class Encoder(nn.Module):
     `attention` (the attention blocks) or `block` (whole layers; only their inputs are kept).
     """
 
-    def __init__(self, config: ModelConfig, activation_checkpointing: str = "none"):
+    attention: Any  # nn.ModuleList of AttentionBlock
+    ffn: Any  # of FeedForwardBlock
+    own: Any  # of PerLayer
+
+    def __init__(self, config: ModelConfig, activation_checkpointing: str):
         super().__init__()
         assert activation_checkpointing in ("none", "attention", "block")
         self.activation_checkpointing = activation_checkpointing
@@ -210,10 +211,7 @@ class Encoder(nn.Module):
         output_positions: int64 [R], ascending: the tokens whose last state is needed. The last
         layer is computed for these alone, and its state is [R, H]. None: all.
         """
-        joined = []
-        for block in self.attention:
-            assert isinstance(block, AttentionBlock)
-            joined.append(block.self_attention.join_projections())
+        joined = [block.self_attention.join_projections() for block in self.attention]
         x, sums = self._open_sums(x, joined)
         states, embedded = [x], x
         for layer, (a, f) in enumerate(self.plan):
@@ -222,7 +220,6 @@ class Encoder(nn.Module):
             ffn = partial(self.ffn[f], sums=sums)
             if len(self.own):
                 own = self.own[self.layers[layer]]
-                assert isinstance(own, PerLayer)
                 if "input" in own.layer:
                     x = states[-1] = own.layer["input"](x)
                 if "embedded" in own.layer:
@@ -241,12 +238,10 @@ class Encoder(nn.Module):
         groups: list[tuple[Tensor, ...]] = []
         attention, ffn = (Counter(numbers) for numbers in zip(*self.plan, strict=True))
         for number, block in enumerate(self.attention):
-            assert isinstance(block, AttentionBlock)
             if not isinstance(block.self_attention.output, nn.Linear):
                 return x, None  # ranks hold its parts
             groups += block.tensors(joined[number]) if attention[number] > 1 else []
         for number, block in enumerate(self.ffn):
-            assert isinstance(block, FeedForwardBlock)
             groups += block.tensors() if ffn[number] > 1 else []
         return open_sums(x, groups)
 

@@ -161,13 +161,11 @@ def fold(config: ModelConfig, state: dict[str, Tensor]) -> tuple[ModelConfig, di
             folded |= {
                 name.replace(old, new): x for name, x in state.items() if name.startswith(old)
             }
-    own = [name for name in state if name.startswith(OWN)]
+    own = [(name, *name.removeprefix(OWN).split(".")) for name in state if name.startswith(OWN)]
     # A norm takes the place of another one; a factor also multiplies what was added.
     order = ("layer_norm", "input", *FULL_NAMES, "result")
-    for name in sorted(
-        own, key=lambda name: [*order, name.split(".")[5]].index(name.split(".")[5])
-    ):
-        layer, kind, place, leaf = name.removeprefix(OWN).split(".")
+    own.sort(key=lambda row: (*order, row[3]).index(row[3]))  # by place
+    for name, layer, kind, place, leaf in own:
         block = f"{encoder}{kind}.{layer}."
         match place, leaf:
             case "layer_norm", _:

@@ -8,7 +8,8 @@ describes the places; a command line reads this file and must not wait for torch
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from albert_ds.errors import UserError
@@ -29,14 +30,18 @@ class Pattern:
     resize: Callable[[str, int], str] = lambda value, num_layers: value
 
 
-def _read(sharing: str) -> tuple[Pattern, str]:
-    """The pattern of a word, and what follows its colon."""
+@contextmanager
+def _read(sharing: str) -> Generator[tuple[Pattern, str]]:
+    """The pattern of a word, and what follows its colon. A ValueError of it names the word."""
     word, colon, value = sharing.partition(":")
     pattern = PATTERNS.get(word)
     if pattern is None or bool(colon) != (":" in pattern.form):
         *forms, last = (known.form for known in PATTERNS.values())
         raise UserError(f"--sharing {sharing}: must be {', '.join(forms)} or {last}")
-    return pattern, value
+    try:
+        yield pattern, value
+    except ValueError as error:
+        raise UserError(f"--sharing {sharing}: {error}") from None
 
 
 def share(sharing: str, num_layers: int) -> Plan:
@@ -45,29 +50,20 @@ def share(sharing: str, num_layers: int) -> Plan:
     Returns one (attention index, ffn index) a layer; each kind's indices are 0 to their number - 1.
     Raises UserError for an unknown word, and if the layers cannot be divided so.
     """
-    pattern, value = _read(sharing)
-    try:
+    with _read(sharing) as (pattern, value):
         return pattern.plan(value, num_layers)
-    except ValueError as error:
-        raise UserError(f"--sharing {sharing}: {error}") from None
 
 
 def count_named_layers(sharing: str) -> int | None:
     """The layers of a word that says their number, like loop:1,2x4,1; None of other words."""
-    pattern, value = _read(sharing)
-    try:
+    with _read(sharing) as (pattern, value):
         return pattern.count(value) if pattern.count else None
-    except ValueError as error:
-        raise UserError(f"--sharing {sharing}: {error}") from None
 
 
 def resize(sharing: str, num_layers: int) -> str:
     """The same pattern's word for another number of layers; UserError if there is none."""
-    pattern, value = _read(sharing)
-    try:
+    with _read(sharing) as (pattern, value):
         return sharing.removesuffix(value) + pattern.resize(value, num_layers)
-    except ValueError as error:
-        raise UserError(f"--sharing {sharing}: {error}") from None
 
 
 def find_layers(plan: Plan, shallow: Plan) -> list[int] | None:
@@ -263,14 +259,10 @@ PROJECTIONS += ("ffn.up", "ffn.down")
 ADDITIONS: dict[str, Addition] = {
     "norm": Addition("norm", "its own LayerNorms", ("attention.layer_norm", "ffn.layer_norm")),
     "scale": Addition(
-        "scale",
-        "a factor on the result of each of its blocks",
-        ("attention.result", "ffn.result"),
+        "scale", "a factor on the result of each of its blocks", ("attention.result", "ffn.result")
     ),
     "position": Addition(
-        "position",
-        "a vector, the embedding of its number, added to its input",
-        ("layer.input",),
+        "position", "a vector, the embedding of its number, added to its input", ("layer.input",)
     ),
     "inject": Addition(
         "inject",

@@ -18,6 +18,11 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 
+def _tell(name: str):
+    """A method that returns a field of `Mesh`."""
+    return lambda mesh: getattr(mesh, name)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mesh:
     """This rank's place in the grid, and its groups. DeepSpeed calls the `get_*` methods."""
@@ -32,30 +37,15 @@ class Mesh:
     dp_group: ProcessGroup
     control_group: ProcessGroup  # all ranks over gloo, for flags and counts on the host
 
-    def get_tensor_model_parallel_rank(self) -> int:
-        return self.tp_rank
-
-    def get_tensor_model_parallel_world_size(self) -> int:
-        return self.tp_size
-
-    def get_tensor_model_parallel_group(self) -> ProcessGroup:
-        return self.tp_group
-
-    get_model_parallel_rank = get_tensor_model_parallel_rank
-    get_model_parallel_world_size = get_tensor_model_parallel_world_size
-    get_model_parallel_group = get_tensor_model_parallel_group
+    get_tensor_model_parallel_rank = get_model_parallel_rank = _tell("tp_rank")
+    get_tensor_model_parallel_world_size = get_model_parallel_world_size = _tell("tp_size")
+    get_tensor_model_parallel_group = get_model_parallel_group = _tell("tp_group")
+    get_data_parallel_rank = _tell("dp_rank")
+    get_data_parallel_world_size = _tell("dp_size")
+    get_data_parallel_group = _tell("dp_group")
 
     def get_pipeline_model_parallel_world_size(self) -> int:
         return 1
-
-    def get_data_parallel_rank(self) -> int:
-        return self.dp_rank
-
-    def get_data_parallel_world_size(self) -> int:
-        return self.dp_size
-
-    def get_data_parallel_group(self) -> ProcessGroup:
-        return self.dp_group
 
     def get_data_parallel_group_ranks(self) -> list[int]:
         return dist.get_process_group_ranks(self.dp_group)

@@ -103,12 +103,9 @@ class RowPair(nn.Module):
 
 
 PLAN = {
-    "query": lambda full, config: Column(full, config, reduces_input_grad=False),
-    "key": lambda full, config: Column(full, config, reduces_input_grad=False),
-    "value": lambda full, config: Column(full, config, reduces_input_grad=False),
-    "output": Row,
-    "up": lambda full, config: Column(full, config, reduces_input_grad=True),
-    "down": Row,
+    **dict.fromkeys(("query", "key", "value"), partial(Column, reduces_input_grad=False)),
+    "up": partial(Column, reduces_input_grad=True),
+    **dict.fromkeys(("output", "down"), Row),
 }
 PAIRS = {  # of what a layer adds to them
     **dict.fromkeys(("query", "key", "value"), partial(ColumnPair, reduces_input_grad=False)),

@@ -41,8 +41,6 @@ def multiply(x, linear, peer: int, number: int, *, rows: bool = False):
 
 def attend_in_parts(module, number: int, x, cu_seqlens, max_seqlen, output_positions, own, joined):
     """SelfAttention.forward as `number` tensor-parallel peers compute it, in one process."""
-    from albert_ds.model.encoder import select
-
     q_ends = cu_seqlens
     if output_positions is not None:
         q_ends = torch.searchsorted(output_positions, cu_seqlens, out_int32=True)
@@ -56,7 +54,7 @@ def attend_in_parts(module, number: int, x, cu_seqlens, max_seqlen, output_posit
         if output_positions is None:
             products = (y @ weight.t() + bias).chunk(3, dim=1)
         else:
-            q = select(y, output_positions) @ weight[:width].t() + bias[:width]
+            q = y[output_positions] @ weight[:width].t() + bias[:width]
             products = q, *(y @ weight[width:].t() + bias[width:]).chunk(2, dim=1)
         q, k, v = (z.unflatten(1, (-1, module.head_dim)) for z in products)
         heads = module.core(q, k, v, q_ends, cu_seqlens, max_seqlen).flatten(1)
