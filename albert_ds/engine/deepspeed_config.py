@@ -106,6 +106,12 @@ BROKEN_AT_STAGE_0 = {
 }
 
 
+def precision_of(config: dict) -> str:
+    """The type that a JSON's model computes in: bf16, fp16 or fp32."""
+    halves = (kind for kind in ("bf16", "fp16") if config.get(kind, {}).get("enabled"))
+    return next(halves, "fp32")
+
+
 def read_ds_config(path: Path) -> dict:
     """Read and check DeepSpeed's JSON; UserError names file, key, value and what is allowed."""
     name = f"--deepspeed_config {path}"
@@ -148,7 +154,7 @@ def read_ds_config(path: Path) -> dict:
 
 def check_device(path: Path, config: dict, *, tensor_parallel: int) -> None:
     """Raise UserError if this device or layout cannot run what the JSON asks for."""
-    if config.get("fp16", {}).get("enabled"):
+    if precision_of(config) == "fp16":
         from deepspeed.accelerator import get_accelerator  # only here, since it is slow to import
 
         if not get_accelerator().is_fp16_supported():

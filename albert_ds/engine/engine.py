@@ -17,18 +17,13 @@ import torch.distributed as dist
 from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
 from torch import Tensor, nn
 
+from albert_ds.engine.deepspeed_config import precision_of
 from albert_ds.errors import UserError
 from albert_ds.model.encoder import SelfAttention
 from albert_ds.optim.lamb import Lamb, ParamFragment, decay_groups
 from albert_ds.optim.muon import Muon, assign, is_matrix, muon_groups
 from albert_ds.optim.norms import compute_norms
-from albert_ds.optim.zero import (
-    fill_masters,
-    hold_still,
-    init_states,
-    read_layout,
-    use_exact_norms,
-)
+from albert_ds.optim.zero import fill_masters, hold_still, init_states, read_layout, use_exact_norms
 from albert_ds.parallel.mesh import Mesh, shard, shard_dim
 
 
@@ -122,22 +117,19 @@ class Engine:
         that is not finite skips it, on all ranks alike.
         """
         with hold_still(self.optimizer, [f for f in self.fragments if f.name in idle]):
-            return self._take_step()
-
-    def _take_step(self) -> tuple[float, bool]:
-        if self.stage > 0:
-            self.deepspeed.step()
-            norm = self.deepspeed.get_global_grad_norm()
-            assert norm is not None, "zero_optimization.compute_grad_norm is off"
-            return float(norm), self.deepspeed.was_step_applied()
-        # DeepSpeed clips by an fp32 norm here, and would write a non-finite gradient.
-        norm = self._clip_gradients()
-        applied = norm < float("inf")  # False for NaN too
-        if applied:
-            self.deepspeed.step()
-        else:
-            self.deepspeed.zero_grad()
-        return norm, applied
+            if self.stage > 0:
+                self.deepspeed.step()
+                norm = self.deepspeed.get_global_grad_norm()
+                assert norm is not None, "zero_optimization.compute_grad_norm is off"
+                return float(norm), self.deepspeed.was_step_applied()
+            # DeepSpeed clips by an fp32 norm here, and would write a non-finite gradient.
+            norm = self._clip_gradients()
+            applied = norm < float("inf")  # False for NaN too
+            if applied:
+                self.deepspeed.step()
+            else:
+                self.deepspeed.zero_grad()
+            return norm, applied
 
     def _clip_gradients(self) -> float:
         """Clip at ZeRO-0, where every rank has the reduced gradients; returns their norm."""
@@ -170,11 +162,7 @@ def leave_out_the_compiler() -> None:
 
 
 def build_engine(
-    model: nn.Module,
-    mesh: Mesh,
-    ds_config: dict,
-    *,
-    average: float | None = None,
+    model: nn.Module, mesh: Mesh, ds_config: dict, *, average: float | None = None
 ) -> Engine:
     """Wrap `model`: fp32, on its device, already cut for tensor parallelism. Collective.
 
@@ -191,7 +179,7 @@ def build_engine(
     groups = _split_parameters(model, block)
     assert sum(len(g["params"]) for g in groups) == len(shapes), "a parameter is in no group"
     optimizer = build_optimizer(block["type"], groups, params)
-    is_half = any(ds_config.get(kind, {}).get("enabled") for kind in ("bf16", "fp16"))
+    is_half = precision_of(ds_config) != "fp32"
     if is_half:
         check_head_width(model)
     masters = {name: p.detach().clone() for name, p in model.named_parameters()} if is_half else {}
@@ -312,7 +300,7 @@ def _complete(ds_config: dict, num_parameters: int) -> dict:
     config.setdefault("steps_per_print", 10**12)
     # DeepSpeed's timer waits for the device twice a micro-batch.
     config["timers"] = {"throughput": {"enabled": False}}
-    if config.get("bf16", {}).get("enabled"):
+    if precision_of(config) == "bf16":
         # Without it ZeRO-2 and 3 write a NaN gradient into the weights instead of skipping it.
         config["bf16"] = {"check_grad_overflow": True, **config["bf16"]}
         # At ZeRO-1 each gradient joins its fp32 sum as it appears, and none is kept or zeroed.

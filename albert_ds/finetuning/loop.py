@@ -26,8 +26,9 @@ from albert_ds.checkpoint.folder import BEST, WEIGHTS, read_best, read_tensors, 
 from albert_ds.checkpoint.gather import Saver, find_start, gather, restore
 from albert_ds.cli import log_line
 from albert_ds.data.samples import to_device
-from albert_ds.engine.engine import Engine, build_engine
-from albert_ds.errors import DamagedData, Stopped, UserError
+from albert_ds.engine.deepspeed_config import precision_of
+from albert_ds.engine.engine import build_engine
+from albert_ds.errors import DamagedData, UserError
 from albert_ds.files import write_json
 from albert_ds.finetuning.results import (
     find_constant,
@@ -46,7 +47,7 @@ from albert_ds.parallel.random import seed_step
 from albert_ds.process.run_folder import RunLock
 from albert_ds.process.stop_request import StopRequest
 from albert_ds.process.trainer import TrainerProcess
-from albert_ds.report.health import check_health, diverged
+from albert_ds.report.health import Progress
 from albert_ds.report.metrics import Metrics
 from albert_ds.report.screen import describe_run, print_facts
 from albert_ds.settings.finetune import FinetuneConfig, describe_rate, write_run_files
@@ -58,29 +59,20 @@ NO_BEST = (0, -math.inf)
 
 
 @dataclass(kw_only=True, slots=True)
-class Run:
-    """Everything a step needs. A step changes `step`, `updates` and `skipped_in_a_row`.
+class Run(Progress):
+    """Everything a step needs.
 
     An evaluation changes `evaluations` and `best`, where NaN counts as the worst.
     """
 
     config: FinetuneConfig
     splits: dict[str, Split]
-    mesh: Mesh
     device: torch.device
-    engine: Engine
     task: Task
     batches: Iterator[list[int]]  # this rank's units, a list a step
     lock: RunLock | None = None  # on rank 0
-    step: int = 0
-    updates: int = 0
-    skipped_in_a_row: int = 0
     evaluations: list[int]  # their steps
     best: tuple[int, float] = NO_BEST  # step and metric of the first of the best evaluations
-
-    def is_due(self, every: int) -> bool:
-        """Whether work that is done every `every` steps, and at the last step, is due now."""
-        return self.step % every == 0 or self.step == self.config.steps
 
     @property
     def is_over(self) -> bool:
@@ -255,9 +247,7 @@ def train_step(run: Run) -> tuple[float, float, int]:
         engine.backward(scaled, is_last=begin + size >= len(units))
         total = total + loss.detach()
     norm, applied = engine.take_step()
-    run.step += 1
-    run.updates += applied
-    run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
+    run.add_step(applied=applied)
     return total, norm, tokens
 
 
@@ -272,14 +262,11 @@ def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
         # After a skipped step the weights may have diverged: a stop waits for a step that is not.
         if stop and not run.skipped_in_a_row:
             save(run, saver)
-            reason = request.reason or "another rank was asked to stop"
-            raise Stopped(f"stopped after step {run.step} of {config.steps}: {reason}")
+            raise run.stopped(request)
         loss, norm, count = train_step(run)
         losses, tokens, steps = losses + loss, tokens + count, steps + 1
         metrics.advance(run.step)
-        check_health(
-            run.engine, step=run.step, skipped_in_a_row=run.skipped_in_a_row, output=config.run
-        )
+        run.check_health()
         if run.is_due(config.log_every):
             values = describe_window(run, losses, tokens, steps, time.perf_counter() - started)
             metrics.write(run.step, {**values, "grad_norm": norm})
@@ -293,7 +280,7 @@ def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
     if run.skipped_in_a_row:  # an overflow of the gradient alone, or a divergence?
         _, is_lost = agree(run.mesh, Counts(), stop=not math.isfinite(loss))
         if is_lost:
-            raise diverged(run.step, run.skipped_in_a_row, config.run)
+            raise run.diverged()
 
 
 def describe_window(run: Run, losses, tokens: int, steps: int, seconds: float) -> dict:
@@ -329,10 +316,7 @@ def evaluate(run: Run) -> dict:
 
 
 def tune(
-    config: FinetuneConfig,
-    splits: dict[str, Split],
-    process: TrainerProcess,
-    lock: RunLock | None,
+    config: FinetuneConfig, splits: dict[str, Split], process: TrainerProcess, lock: RunLock | None
 ) -> dict:
     """Results of the run of one seed; one that is finished is read, not repeated. Collective."""
     mesh, done = process.mesh, config.run / "results.json"
@@ -365,7 +349,7 @@ def print_header(run: Run) -> None:
         f"{config.steps:,} steps done"
     )
     data = f"{config.data}: {counts}; {config.steps:,} steps are {epochs:.3g} epochs"
-    facts = describe_run(config.checkpoint, config.model, run.engine, num_nodes=num_nodes)
+    facts = describe_run(config.checkpoint, run, num_nodes=num_nodes)
     print_facts(title, facts | {"data": data})
 
 
@@ -384,10 +368,9 @@ def print_results(config: FinetuneConfig) -> None:
 def write_predictions(run: Run) -> dict:
     """Predict every split except train with the best weights; score, write. Collective."""
     config = run.config
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    kinds = [kind for name, kind in half.items() if config.deepspeed.get(name, {}).get("enabled")]
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     module = build_model(config, run.mesh, read_tensors(config.run / BEST / WEIGHTS))
-    module = module.to(run.device, kinds[0] if kinds else torch.float32)
+    module = module.to(run.device, kinds[precision_of(config.deepspeed)])
     outputs = {
         name: predict(module, split.features, run.mesh, run.device)
         for name, split in run.splits.items()
@@ -423,10 +406,7 @@ def prepare(config: FinetuneConfig, mesh: Mesh) -> dict[str, Split]:
 
 
 def tune_seeds(
-    config: FinetuneConfig,
-    splits: dict[str, Split],
-    process: TrainerProcess,
-    lock: RunLock | None,
+    config: FinetuneConfig, splits: dict[str, Split], process: TrainerProcess, lock: RunLock | None
 ) -> None:
     """One run in OUTPUT itself, or several in OUTPUT/seed-S and their summary in OUTPUT.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from albert_ds.checkpoint.folder import BEST
+from albert_ds.engine.deepspeed_config import precision_of
 from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.interop.hugging_face import ARCHITECTURES, ENCODER, Weights, list_groups
@@ -89,7 +90,6 @@ def _describe_training(run: dict, *, is_task: bool) -> dict:
     optimizer, versions = deepspeed.get("optimizer") or {}, run.get("versions") or {}
     changing = run.get("schedules") or {}
     starts = map(run.get, ("from_task", "checkpoint", "init_from"))
-    halves = [name for name in ("bf16", "fp16") if deepspeed.get(name, {}).get("enabled")]
     facts = {
         "task": run.get("task") if is_task else stream.get("objective"),
         "steps": run.get("steps"),
@@ -101,7 +101,7 @@ def _describe_training(run: dict, *, is_task: bool) -> dict:
             "sequence_length", stream.get("sequence_length")
         ),
         "masked share of the tokens": changing.get("masked_fraction"),
-        "precision": (halves or ["fp32"])[0] if deepspeed else None,
+        "precision": precision_of(deepspeed) if deepspeed else None,
         "seed": run.get("seed"),
         "started from": None if run.get("from_scratch") else next(filter(None, starts), None),
         "albert-ds commit": versions.get("commit"),

@@ -23,7 +23,7 @@ from albert_ds.data.shards import open_shards, read_index
 from albert_ds.data.staging import copy_folders, find_copy
 from albert_ds.data.stream import training_batches
 from albert_ds.engine.engine import Engine, build_engine
-from albert_ds.errors import DamagedData, Stopped
+from albert_ds.errors import DamagedData
 from albert_ds.evals import heldout
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.interop.initial import read_initial_weights
@@ -35,7 +35,7 @@ from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.random import seed_step
 from albert_ds.process.run_folder import RunLock
 from albert_ds.process.stop_request import StopRequest
-from albert_ds.report.health import check_health, diverged
+from albert_ds.report.health import Progress
 from albert_ds.report.metrics import Metrics, Window, last_tokens
 from albert_ds.report.screen import describe_run, print_facts
 from albert_ds.report.traffic import Traffic
@@ -43,21 +43,16 @@ from albert_ds.settings.pretrain import RunConfig
 
 
 @dataclass(kw_only=True, slots=True)
-class Run:
-    """Everything a step needs; of it a step changes what stands last."""
+class Run(Progress):
+    """Everything a step needs."""
 
     config: RunConfig
-    mesh: Mesh
     device: torch.device
-    engine: Engine
     batches: Iterator[MicroBatch]
     window: Window
     heldout: list[MicroBatch] | None = None  # this rank's held-out data, once it has been read
     lock: RunLock | None = None  # on rank 0
     span: Callable[[str], AbstractContextManager] = nullcontext  # around each named part of a step
-    step: int = 0
-    updates: int = 0
-    skipped_in_a_row: int = 0
     tokens: int = 0  # of the finished steps; counted with --save-at-tokens
 
     @property
@@ -69,10 +64,6 @@ class Run:
         """The parameters of layers that the step after `step` finished ones does not run."""
         model, depth = self.config.model, self.config.model_at(self.step).num_layers
         return find_idle(self.engine.shapes, model.running_layers(depth))
-
-    def is_due(self, every: int) -> bool:
-        """Whether work that is done every `every` steps, and at the last step, is due now."""
-        return self.step % every == 0 or self.step == self.config.steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,12 +166,10 @@ def update(run: Run, batch: Batch) -> float:
     model = run.config.model_at(run.step)
     heads = run.config.count_heads(model.num_layers)
     run.window.add_step(batch.counts, model, heads=heads, applied=applied)
-    run.step += 1
+    run.add_step(applied=applied)
     run.tokens += batch.counts.tokens
-    run.updates += applied
     if applied:
         run.engine.update_average(run.updates)
-    run.skipped_in_a_row = 0 if applied else run.skipped_in_a_row + 1
     return gradient_norm
 
 
@@ -217,21 +206,18 @@ def train(run: Run, request: StopRequest) -> None:
         if batch.stop and not run.skipped_in_a_row:
             save(run, saver)
             saver.wait()
-            reason = request.reason or "another rank was asked to stop"
-            raise Stopped(f"stopped after step {run.step} of {config.steps}: {reason}")
+            raise run.stopped(request)
         run_passes(run, batch)
         upcoming = fetch(run.step + 1)  # while the device computes
         gradient_norm = update(run, batch)
         metrics.advance(run.step)
-        check_health(
-            run.engine, step=run.step, skipped_in_a_row=run.skipped_in_a_row, output=config.run
-        )
+        run.check_health()
         if run.is_due(config.log_every):
             values = describe_window(run, gradient_norm)
             metrics.write(run.step, values)
             if run.step == config.steps and run.skipped_in_a_row and not isfinite(values["loss"]):
                 saver.wait()
-                raise diverged(run.step, run.skipped_in_a_row, config.run)
+                raise run.diverged()
         if run.is_due(config.eval_every):
             metrics.write(run.step, evaluate(run))
         # No checkpoint is written while steps are skipped, so the newest one is a good one.
@@ -393,7 +379,7 @@ def print_header(run: Run, config: RunConfig) -> None:
             f"{config.steps:,} steps are {epochs:.3g} epochs"
         )
     title = f"pretraining: {config.output}, {run.step:,} of {config.steps:,} steps done"
-    facts = describe_run(config.size, config.model, run.engine, num_nodes=num_nodes)
+    facts = describe_run(config.size, run, num_nodes=num_nodes)
     if config.schedules:
         facts["schedules"] = "; ".join(f"{as_flag(k)} {v}" for k, v in config.schedules.items())
     print_facts(title, facts | {"data": "; ".join(sources)})

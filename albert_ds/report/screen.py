@@ -12,29 +12,26 @@ from dataclasses import replace
 from tqdm import tqdm
 from tqdm.contrib import DummyTqdmFile
 
-from albert_ds.engine.engine import Engine
+from albert_ds.engine.deepspeed_config import precision_of
 from albert_ds.errors import hide_passwords
-from albert_ds.model.config import ModelConfig
 from albert_ds.model.shapes import count_params
+from albert_ds.report.health import Progress
 
 # Of a line: a key of metrics.jsonl, its heading and its format.
 COLUMNS = {"loss": ("loss", "7.4f"), "lr": ("lr", "7.1e"), "grad_norm": ("norm", "7.2g")}
 
 
-def describe_run(
-    size: str, model: ModelConfig, engine: Engine, *, num_nodes: int
-) -> dict[str, str]:
+def describe_run(size: str, run: Progress, *, num_nodes: int) -> dict[str, str]:
     """The facts that pretraining and fine-tuning have alike.
 
     size: the name of the model. The engine holds the whole model, also if layers come step by step.
     """
-    mesh, deepspeed = engine.mesh, engine.deepspeed
-    num_params = sum(shape.numel() for shape in engine.shapes.values())
+    model, mesh, deepspeed = run.config.model, run.mesh, run.engine.deepspeed
+    num_params = sum(shape.numel() for shape in run.engine.shapes.values())
     # Each layer's blocks count, shared or not.
     used, held = (count_params(each) for each in (replace(model, sharing="none"), model))
     repeated = sum(used[part] - held[part] for part in ("attention", "ffn"))
-    half = {"bf16": deepspeed.bfloat16_enabled(), "fp16": deepspeed.fp16_enabled()}
-    precision = next((kind for kind, is_used in half.items() if is_used), None)
+    precision = precision_of(run.config.deepspeed)
     micro_batch_size = deepspeed.train_micro_batch_size_per_gpu()
     return {
         "model": f"{size}, {model.num_layers} layers of width {model.hidden_size}, sharing "
@@ -43,8 +40,8 @@ def describe_run(
         "use them",
         "layout": f"{_count(mesh.world_size, 'rank')} ({deepspeed.device.type}) on "
         f"{_count(num_nodes, 'node')} = {mesh.tp_size} tensor-parallel x {mesh.dp_size} "
-        f"data-parallel; ZeRO-{engine.stage}",
-        "precision": f"{precision}, with fp32 master weights" if precision else "fp32",
+        f"data-parallel; ZeRO-{run.engine.stage}",
+        "precision": precision + ", with fp32 master weights" * (precision != "fp32"),
         "batch": f"{_count(deepspeed.train_batch_size(), 'sample')} a step = micro-batch "
         f"{micro_batch_size} x {_count(mesh.dp_size, 'data-parallel rank')} x accumulation "
         f"{deepspeed.gradient_accumulation_steps()}",

@@ -17,11 +17,7 @@ from typing import Any
 
 from albert_ds.cli import Flag, Number, as_flag, flag, natural, path, positive, whole
 from albert_ds.data.stream_config import BATCH_SIZE
-from albert_ds.engine.deepspeed_config import (
-    check_device,
-    read_ds_config,
-    resolve_ds_config,
-)
+from albert_ds.engine.deepspeed_config import check_device, read_ds_config, resolve_ds_config
 from albert_ds.errors import UserError, hide_passwords
 from albert_ds.files import PACKAGE, compute_crc32, write_file
 from albert_ds.json_files import check, read_json
@@ -142,12 +138,7 @@ def resolve_deepspeed(
 
     Raises UserError if the batch cannot be split so, or if the JSON is wrong.
     """
-    check_tensor_parallel(
-        args.tensor_parallel,
-        world_size=world_size,
-        num_heads=model.num_heads,
-        ffn_size=model.ffn_size,
-    )
+    check_tensor_parallel(args.tensor_parallel, model, world_size)
     ranks = world_size // args.tensor_parallel
     micro = args.micro_batch_size or max(1, args.batch_size // ranks)
     accumulation = count_passes(args.batch_size, micro, ranks)
@@ -164,15 +155,14 @@ def resolve_deepspeed(
     )
 
 
-def check_tensor_parallel(
-    tensor_parallel: int, *, world_size: int, num_heads: int, ffn_size: int
-) -> None:
-    """Raise UserError where `tensor_parallel` does not divide the ranks, heads or FFN size."""
-    for what, size in (
-        ("the number of ranks", world_size),
-        ("--num-heads", num_heads),
-        ("--ffn-size", ffn_size),
-    ):
+def check_tensor_parallel(tensor_parallel: int, model: ModelConfig, world_size: int) -> None:
+    """Raise UserError if `tensor_parallel` does not divide the ranks, heads and FFN size."""
+    sizes = {
+        "the number of ranks": world_size,
+        "--num-heads": model.num_heads,
+        "--ffn-size": model.ffn_size,
+    }
+    for what, size in sizes.items():
         if size % tensor_parallel:
             allowed = [t for t in range(1, size + 1) if size % t == 0]
             raise UserError(

@@ -37,9 +37,7 @@ def bench_config(
     data: folders of build_shards.py; without them, rows of random ids. Raises UserError for what no
     run can have.
     """
-    check_tensor_parallel(
-        tensor_parallel, world_size=ranks, num_heads=model.num_heads, ffn_size=model.ffn_size
-    )
+    check_tensor_parallel(tensor_parallel, model, ranks)
     longest = model.max_position_embeddings
     if sequence_length > longest:
         raise UserError(f"--sequence-length {sequence_length}: {name} has {longest} positions")
@@ -75,12 +73,6 @@ def bench_config(
             default_learning_rate=1e-4,
         ),
     )
-
-
-def precision_of(ds_config: dict) -> str:
-    """The weights' type in forward and backward: bf16, fp16 or fp32."""
-    half = [name for name in ("bf16", "fp16") if ds_config.get(name, {}).get("enabled")]
-    return half[0] if half else "fp32"
 
 
 def stage_of(ds_config: dict) -> int:

@@ -19,7 +19,7 @@ from torch.profiler import profile, record_function
 
 from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate
 from albert_ds.data.vocab import NUM_FIXED
-from albert_ds.engine.deepspeed_config import check_device
+from albert_ds.engine.deepspeed_config import check_device, precision_of
 from albert_ds.files import MARK
 from albert_ds.model.config import count_flops
 from albert_ds.model.shapes import count_params
@@ -29,7 +29,7 @@ from albert_ds.pretraining.loop import Batch, Run, build, next_batch, open_strea
 from albert_ds.report.metrics import Window
 from albert_ds.report.traffic import Traffic
 from albert_ds.settings.pretrain import RunConfig
-from albert_lab.bench_run import accumulation_of, precision_of, stage_of
+from albert_lab.bench_run import accumulation_of, stage_of
 from albert_lab.comm_trace import sum_up
 from albert_lab.peak_memory import PeakMemory
 from albert_lab.step_breakdown import split, watch

@@ -18,17 +18,12 @@ from typing import TYPE_CHECKING
 
 from albert_ds import cli
 from albert_ds.cli import Parser, positive
+from albert_ds.engine.deepspeed_config import precision_of
 from albert_ds.files import PACKAGE, write_report
 from albert_ds.model.config import SIZES, reshape
 from albert_ds.process.world import read_world
 from albert_ds.report.traffic import Traffic, record_traffic
-from albert_lab.bench_run import (
-    accumulation_of,
-    bench_config,
-    count_gpus,
-    precision_of,
-    stage_of,
-)
+from albert_lab.bench_run import accumulation_of, bench_config, count_gpus, stage_of
 from albert_lab.ranks import enter_world, start_ranks
 from albert_lab.scaling.collectives import (
     ACTIVATIONS,
