@@ -230,21 +230,19 @@ def add_flags(
     `instead` declares some of them anew, by their names. `suppress` leaves a flag that was not
     typed out of the parsed namespace.
     """
-    for declared in fields(config):
-        how: Flag | None = declared.metadata.get("flag")
-        how = how and (instead or {}).get(declared.name, how)
-        if how is None:
+    for filled in fields(config):
+        if "flag" not in filled.metadata:
             continue
-        depends = declared.default is MISSING or how.shown_default is not None
-        default = None if depends else declared.default
-        required = declared.default is MISSING and how.shown_default is None and not suppress
+        how = (instead or {}).get(filled.name, filled.metadata["flag"])
+        has_default = filled.default is not MISSING and how.shown_default is None
+        default = filled.default if has_default else None
         add_flag(
             parser,
-            declared.name,
+            filled.name,
             how,
             default=argparse.SUPPRESS if suppress else default,
-            required=required,
-            is_switch=declared.type in (bool, "bool"),
+            required=not (has_default or how.shown_default or suppress),
+            is_switch=filled.type in (bool, "bool"),
         )
 
 

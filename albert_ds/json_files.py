@@ -100,20 +100,18 @@ def read_lines(path: Path) -> list[dict]:
 
 def build(kind: type[T], record: Any, name: str) -> T:
     """The dataclass of a JSON object, whose types and names are those of the fields."""
-    check(record, dict, name)
     types = {
-        "int": Number(whole=True),
-        "int | None": (Number(whole=True), None),
-        "float": Number(),
-        "bool": bool,
-        "str": str,
-        "tuple[str, ...]": [str],
+        int: Number(whole=True),
+        int | None: (Number(whole=True), None),
+        float: Number(),
+        bool: bool,
+        str: str,
+        tuple[str, ...]: [str],
     }
     declared: Any = [f for f in fields(kind) if f.init]  # ty: ignore[invalid-argument-type]
     schema, needed = {}, {}
     for field in declared:
-        is_plain = type(field.type) is type
-        schema[field.name] = types[field.type.__name__ if is_plain else str(field.type)]
+        schema[field.name] = types[field.type]
         if field.default is MISSING:
             needed[field.name] = schema[field.name]
     check(record, schema, name, is_closed=True)

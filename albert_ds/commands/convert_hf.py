@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 
 from albert_ds import cli
+from albert_ds.data.vocab import MODEL_NAME
 from albert_ds.errors import UserError
 
 
@@ -63,7 +64,6 @@ def build_parser() -> cli.Parser:
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
-    from albert_ds.data.vocab import MODEL_NAME
     from albert_ds.interop import export
     from albert_ds.interop.folder import ModelFolder
 

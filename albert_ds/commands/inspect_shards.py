@@ -29,23 +29,16 @@ from albert_ds.json_files import check, read_json
 from albert_ds.text.survey import describe_figures
 
 # Of index.json what it says about the text, which only this command reads.
+COUNTS = ("unknown_tokens", "tokens", "one_sentence_sequences", "sequences")
+FIGURES = (
+    *("sampled_sentences", "characters", "changed_characters", "lower_cased_characters"),
+    *("words", "merged_words", "case_merged_words"),
+)
 TEXT = {
     "language": str,
     "form": str,
-    "counts": dict.fromkeys(
-        ("unknown_tokens", "tokens", "one_sentence_sequences", "sequences"), natural
-    ),
-    "text": {
-        **dict.fromkeys(
-            (
-                *("sampled_sentences", "characters", "changed_characters"),
-                *("lower_cased_characters", "words", "merged_words", "case_merged_words"),
-            ),
-            natural,
-        ),
-        "merged_examples": [str],
-        "script": str,
-    },
+    "counts": dict.fromkeys(COUNTS, natural),
+    "text": {**dict.fromkeys(FIGURES, natural), "merged_examples": [str], "script": str},
 }
 
 

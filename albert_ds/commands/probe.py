@@ -24,6 +24,7 @@ from albert_ds import cli
 from albert_ds.errors import UserError
 from albert_ds.files import write_report
 from albert_ds.model.depth import read_span
+from albert_ds.process.quiet import quiet_libraries
 
 
 def build_parser() -> cli.Parser:
@@ -74,8 +75,6 @@ def main(argv: list[str]) -> None:
         raise UserError("--precision: allowed only with --minimal-pairs")
     if (args.data is None) == (args.minimal_pairs is None):
         raise UserError("--data and --minimal-pairs: one of them is needed, and not both")
-    from albert_ds.process.quiet import quiet_libraries
-
     quiet_libraries()  # before they are imported
     from albert_ds.evals.probe import run_probe
 

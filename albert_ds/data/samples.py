@@ -53,7 +53,7 @@ class MicroBatch:
         return cls(packed=packed, lengths={n: len(x) for n, x in tensors.items()}, **others)
 
     @property
-    def tensors(self) -> dict[str, "torch.Tensor | int"]:
+    def tensors(self) -> dict:
         """The model's keywords on the host."""
         return self._unpack(self.packed)
 
@@ -61,20 +61,18 @@ class MicroBatch:
         """A copy in pinned memory, which a thread of torch's loader makes for CUDA."""
         return replace(self, packed=self.packed.pin_memory())
 
-    def on(self, device: "torch.device") -> dict[str, "torch.Tensor | int"]:
+    def on(self, device: "torch.device") -> dict:
         """The model's keywords on `device`."""
         return self._unpack(send(self.packed, device))
 
-    def _unpack(self, packed: "torch.Tensor") -> dict[str, "torch.Tensor | int"]:
+    def _unpack(self, packed: "torch.Tensor") -> dict:
         parts = packed.split(list(self.lengths.values()))
         tensors = dict(zip(self.lengths, parts, strict=True))
         tensors["cu_seqlens"] = tensors["cu_seqlens"].int()
         return {**tensors, "max_seqlen": self.max_seqlen}
 
 
-def to_device(
-    tensors: dict[str, "torch.Tensor | int"], device: "torch.device"
-) -> dict[str, "torch.Tensor | int"]:
+def to_device(tensors: dict, device: "torch.device") -> dict:
     """Tensors of the host, copied to `device` without waiting for it; other values as they are."""
     return {name: x if isinstance(x, int) else send(x, device) for name, x in tensors.items()}
 

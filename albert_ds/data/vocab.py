@@ -120,13 +120,9 @@ class Normalisation:
             steps.append(normalizers.Precompiled(charsmap))
         return normalizers.Sequence(steps)
 
-    def build_for_text(self) -> Callable[[str], str]:
-        """The function text -> normalised text, with the map that new vocabularies have."""
-        return self.build(_default_charsmap())
-
-    def build(self, charsmap: bytes) -> Callable[[str], str]:
-        """The function text -> normalised text; `charsmap` is the model's own."""
-        full = self.build_steps(charsmap).normalize_str
+    def build(self, charsmap: bytes | None = None) -> Callable[[str], str]:
+        """The function text -> normalised text; `charsmap`: the model's own, else a new one's."""
+        full = self.build_steps(_default_charsmap() if charsmap is None else charsmap).normalize_str
 
         def normalise(text: str) -> str:
             if text.isascii() and text.isprintable():  # the same, several times faster

@@ -34,11 +34,10 @@ def encode_pairs(
     features, labels = [], []
     for batch in batches:
         tensors = batch.on(device)
-        first = torch.as_tensor(tensors["cu_seqlens"])[:-1].long()
-        encoded = _encode(model, tensors, output_positions=first)
+        encoded = _encode(model, tensors, output_positions=tensors["cu_seqlens"][:-1].long())
         found = encoded["pooled"]
         found = encoded["last_hidden_state"] if found is None else found
-        answers = torch.as_tensor(tensors["pair_labels"])
+        answers = tensors["pair_labels"]
         features.append(found[answers >= 0].float().cpu().numpy())
         labels.append(answers[answers >= 0].cpu().numpy())
     return np.concatenate(features), np.concatenate(labels)
@@ -103,7 +102,7 @@ def measure_depths(
             outputs[depth] = states[depth]
         before = states[0]
         for row, depth in zip(sums, depths, strict=True):
-            hidden = outputs[depth][torch.as_tensor(tensors["masked_positions"])]
+            hidden = outputs[depth][tensors["masked_positions"]]
             found = model.mlm_head(hidden, tensors["masked_labels"], word)
             row += torch.cat([torch.stack(found).double(), _compare(before, outputs[depth])])
             before = outputs[depth]

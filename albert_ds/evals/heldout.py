@@ -28,16 +28,15 @@ def read_batches(
     batches = []
     with raise_together(mesh):
         if read_index(data)["splits"]["heldout"]["samples"] > 0:
-            batches = list(
-                heldout_batches(
-                    open_shards(data, "heldout"),
-                    stream,
-                    limit=limit,
-                    micro_batch_size=micro_batch_size,
-                    dp_rank=mesh.dp_rank,
-                    dp_size=mesh.dp_size,
-                )
+            found = heldout_batches(
+                open_shards(data, "heldout"),
+                stream,
+                limit=limit,
+                micro_batch_size=micro_batch_size,
+                dp_rank=mesh.dp_rank,
+                dp_size=mesh.dp_size,
             )
+            batches = list(found)
     return batches
 
 

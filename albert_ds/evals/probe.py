@@ -92,7 +92,7 @@ def probe(args: Namespace, folder: ModelFolder, device: torch.device) -> dict:
             continue
         right = train_head(features, known, held) == labels
         values[f"heldout_{task}_accuracy"] = float(right.mean())
-    masked = torch.cat([torch.as_tensor(b.tensors["masked_labels"]) for b in batches])
+    masked = torch.cat([batch.tensors["masked_labels"] for batch in batches])
     frequent = masked.mode().values
     loss, count = values["heldout_mlm_loss"], values["heldout_masked"]
     assert loss is not None and count, "every sample has a masked token"

@@ -127,12 +127,10 @@ def list_groups(config: ModelConfig) -> list[tuple[int, int]]:
     the sharing. G = L always does.
     """
     plan = config.plan
-    for size in range(len(plan), 0, -1):  # layers a group
-        if len(plan) % size == 0:
-            groups = plan[::size]
-            if plan == [group for group in groups for _ in range(size)]:
-                return groups
-    raise AssertionError("one group a layer expresses every sharing")
+    sizes = range(len(plan), 0, -1)  # layers a group
+    return next(
+        plan[::size] for size in sizes if plan == [g for g in plan[::size] for _ in range(size)]
+    )
 
 
 def to_hf(config: ModelConfig, state: Weights) -> tuple[dict, Weights]:

@@ -10,17 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from albert_ds.cli import (
-    Parser,
-    add_flag,
-    add_flags,
-    flag,
-    flags_of,
-    natural,
-    path,
-    positive,
-    whole,
-)
+from albert_ds import cli
 from albert_ds.errors import UserError
 from albert_ds.files import PACKAGE, RUN_MARKS, RUN_NAMES, check_folder
 from albert_ds.json_files import check, read_json
@@ -45,11 +35,11 @@ DS_CONFIG = PACKAGE / "ds_configs" / "zero1_fp32_adamw.json"
 EVALUATIONS = 10  # of the dev set in a run, unless --eval-every says otherwise
 START = "where to start"
 SETTINGS = "settings"
-start, setting = partial(flag, group=START), partial(flag, group=SETTINGS)
+start, setting = partial(cli.flag, group=START), partial(cli.flag, group=SETTINGS)
 BY_TASK = "that of the task"
 NARROWEST = 768  # hidden size of ALBERT-base, the narrowest model that rates were published for
 HIGHEST = 1e-3  # learning rate by default
-SHARED = flags_of(SharedConfig)
+SHARED = cli.flags_of(SharedConfig)
 # They fill parts of fields.
 PARTS = {
     "learning_rate": replace(
@@ -58,13 +48,13 @@ PARTS = {
         group=SETTINGS,
     ),
     "dropout": replace(
-        flags_of(ModelConfig)["dropout"],
+        cli.flags_of(ModelConfig)["dropout"],
         help="probability of dropout, in ALBERT and before the task's head",
         shown_default=BY_TASK,
         group=SETTINGS,
     ),
     "sequence_length": replace(
-        flags_of(Lengths)["sequence"], shown_default=BY_TASK, group=SETTINGS
+        cli.flags_of(Lengths)["sequence"], shown_default=BY_TASK, group=SETTINGS
     ),
 }
 
@@ -79,21 +69,21 @@ class FinetuneConfig(SharedConfig):
         "{train,dev}-{v1.1,v2.0}.json; {train,dev,test}/{middle,high}/*.txt; or with labels of "
         "your own: {train,dev,test}.{csv,tsv,jsonl} for text, .{conll,txt,jsonl} for tokens",
         "TASKDIR",
-        path,
+        cli.path,
         may_change=True,
     )
     checkpoint: str = what(
         "pretrained run, converted checkpoint or Hugging Face folder: vocabulary and encoder to "
         "start from",
         "RUN_OR_HF",
-        path,
+        cli.path,
         may_change=True,
     )
     from_task: str | None = start(
         "start from the encoder of a model fine-tuned on another task (the paper: RTE, STS-B and "
         "MRPC from MNLI): its --output, or the name of a folder beside this --output",
         "DIR",
-        path,
+        cli.path,
         default=None,
         shown_default="the encoder of --checkpoint",
         may_change=True,
@@ -108,62 +98,62 @@ class FinetuneConfig(SharedConfig):
     vocab_sha256: str
     lengths: Lengths
     features: dict[str, str]  # split -> fingerprint of its content and how it was tokenised
-    steps: int = flag(SHARED["steps"], shown_default=BY_TASK, group=SETTINGS, may_change=False)
-    batch_size: int = flag(
+    steps: int = cli.flag(SHARED["steps"], shown_default=BY_TASK, group=SETTINGS, may_change=False)
+    batch_size: int = cli.flag(
         SHARED["batch_size"],
         help="examples (SQuAD: windows) of one optimizer step, all ranks together",
         shown_default=BY_TASK,
         group=SETTINGS,
     )
-    micro_batch_size: int = flag(
+    micro_batch_size: int = cli.flag(
         SHARED["micro_batch_size"], shown_default="a rank's share of the batch", group=LAYOUT
     )
-    warmup_steps: int = flag(
+    warmup_steps: int = cli.flag(
         SHARED["warmup_steps"], shown_default=BY_TASK, group=SETTINGS, may_change=False
     )
-    deepspeed_config: str = flag(
+    deepspeed_config: str = cli.flag(
         SHARED["deepspeed_config"], shown_default="ds_configs/zero1_fp32_adamw.json", group=LAYOUT
     )
     seed: int = what(
         "seed of the head's weights, the order of the examples and dropout; the first of --seeds",
         "N",
-        whole(0, (1 << 63) - 1),
+        cli.whole(0, (1 << 63) - 1),
         default=0,
     )
     seeds: int = what(
         "number of runs. With more than one, each has the next seed and a folder DIR/seed-S, and "
         "DIR/results.json has the median, mean and spread",
         "RUNS",
-        whole(1, 10_000),
+        cli.whole(1, 10_000),
         default=1,
         may_change=True,
     )
-    log_every: int = flag(SHARED["log_every"], default=50)
-    eval_every: int = flag(
+    log_every: int = cli.flag(SHARED["log_every"], default=50)
+    eval_every: int = cli.flag(
         SHARED["eval_every"], shown_default="a tenth of --steps", may_change=False
     )
-    save_every: int = flag(SHARED["save_every"], shown_default="that of --eval-every")
+    save_every: int = cli.flag(SHARED["save_every"], shown_default="that of --eval-every")
     # The best evaluation is kept in any case.
     patience: int | None = setting(
         "stop after this many evaluations without a better one",
         "EVALUATIONS",
-        positive,
+        cli.positive,
         default=None,
         shown_default="all steps are run",
     )
 
 
-def build_parser() -> Parser:
+def build_parser() -> cli.Parser:
     """The parser of finetune.py, from the fields that the flags fill."""
-    parser = Parser(
+    parser = cli.Parser(
         description="Fine-tune ALBERT on a task and evaluate it on its dev set (section 4.9 of the "
         "paper). Given the same --output again, resumes.",
     )
     for title in (WHAT, START, SETTINGS, LAYOUT, RHYTHM):
         parser.add_argument_group(title)
-    add_flags(parser, FinetuneConfig)
+    cli.add_flags(parser, FinetuneConfig)
     for name, part in PARTS.items():
-        add_flag(parser, name, part)
+        cli.add_flag(parser, name, part)
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
     return parser
 
@@ -203,7 +193,7 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
         examples = task.count_examples(data)
         steps = recipe.count_steps(examples=examples, batch_size=args.batch_size)
     eval_every = args.eval_every or -(-steps // EVALUATIONS)
-    typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(FinetuneConfig)}
+    typed: dict[str, Any] = {name: getattr(args, name) for name in cli.flags_of(FinetuneConfig)}
     resolved: dict[str, Any] = {
         "command": join_command("finetune", argv),
         "checkpoint": str(source.checkpoint or source.path),
@@ -260,7 +250,7 @@ def find_task_model(args) -> Path:
         return folder
     found = read_json(results)
     best = found.get("best_seed")
-    check(best, (natural, None), f"{results}: best_seed")
+    check(best, (cli.natural, None), f"{results}: best_seed")
     return folder / f"seed-{best}" if best is not None else folder
 
 

@@ -11,19 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from albert_ds import cli
 from albert_ds.checkpoint.folder import list_checkpoints, step_of
-from albert_ds.cli import (
-    Number,
-    Parser,
-    add_flag,
-    add_flags,
-    as_flag,
-    flags_of,
-    path,
-    positive,
-    require,
-    whole,
-)
 from albert_ds.data.stream_config import TASK, VARYING, DataPlan, StreamConfig, read_varying, task
 from albert_ds.errors import UserError
 from albert_ds.files import RUN_MARKS, RUN_NAMES, check_folder
@@ -78,13 +67,17 @@ class RunConfig(SharedConfig):
     )
     stream: StreamConfig
     data: list[str] = what(
-        "folders of shards, made by `albert-ds shards`", "DATA", path, nargs="+", may_change=True
+        "folders of shards, made by `albert-ds shards`",
+        "DATA",
+        cli.path,
+        nargs="+",
+        may_change=True,
     )
     data_sha256: list[str]  # identifies the content of each DATA, wherever it lies
     data_weights: list[float] = task(
         "weight of each DATA in the samples; config.json holds them scaled to a sum of 1",
         "WEIGHT",
-        Number(above=0, high=1e9),
+        cli.Number(above=0, high=1e9),
         shown_default="its size",
         nargs="+",
     )
@@ -97,14 +90,14 @@ class RunConfig(SharedConfig):
         "folder on a disk of each node, to which the shards are copied before the first step, once "
         "a node, and where they are then read; what is there and whole is not copied again",
         "DIR",
-        path,
+        cli.path,
         default=None,
         shown_default="shards are read where they lie",
     )
     num_workers: int | None = layout(  # resolved once the device is known
         "data loader processes of a rank; 0: the trainer itself loads",
         "PROCESSES",
-        whole(0, 1024),
+        cli.whole(0, 1024),
         default=None,
         shown_default="2 on CUDA, else 0",
     )
@@ -112,7 +105,7 @@ class RunConfig(SharedConfig):
         "start from the weights of a run or of a Hugging Face folder. A layer takes the blocks of "
         "the layer at the same relative depth, so depth may differ and fewer layers may share",
         "RUN_OR_HF",
-        path,
+        cli.path,
         default=None,
         shown_default="random weights",
     )
@@ -125,13 +118,13 @@ class RunConfig(SharedConfig):
     final_rate: float = optimization(
         "learning rate at the end, as a share of --learning-rate",
         "SHARE",
-        Number(low=0, high=1),
+        cli.Number(low=0, high=1),
         default=0.0,
     )
     cooldown: float | None = optimization(
         "share of --steps at the end in which the rate falls, with wsd",
         "SHARE",
-        Number(low=0, high=1),
+        cli.Number(low=0, high=1),
         default=None,
         shown_default=f"{COOLDOWN} with wsd",
         may_change=True,
@@ -154,14 +147,14 @@ class RunConfig(SharedConfig):
     z_loss: float = optimization(
         "weight of log(Z)^2 in the last layer's MLM loss, Z what softmax divides by, such as 1e-4",
         "WEIGHT",
-        Number(low=0, high=1),
+        cli.Number(low=0, high=1),
         default=0.0,
     )
     average: float | None = optimization(
         "keep an average of the weights too, in which those after a step count DECAY times as much "
         "as those after the next, such as 0.999; probe, export, finetune and fill-mask read it",
         "DECAY",
-        Number(above=0, below=1),
+        cli.Number(above=0, below=1),
         default=None,
         shown_default="no average",
     )
@@ -169,17 +162,17 @@ class RunConfig(SharedConfig):
     eval_samples: int = rhythm(
         "held-out samples of an evaluation, at most",
         "SAMPLES",
-        positive,
+        cli.positive,
         default=4096,
         may_change=False,
     )
     keep_last: int = rhythm(
-        "number of newest checkpoints to keep", "CHECKPOINTS", positive, default=3
+        "number of newest checkpoints to keep", "CHECKPOINTS", cli.positive, default=3
     )
     keep_every: int | None = rhythm(
         "keep the checkpoint of every multiple of this many steps as well",
         "STEPS",
-        positive,
+        cli.positive,
         default=None,
         shown_default="none of them",
     )
@@ -255,24 +248,24 @@ class RunConfig(SharedConfig):
         return total
 
 
-def build_parser() -> Parser:
+def build_parser() -> cli.Parser:
     """The parser of train.py, from the fields that the flags fill."""
-    parser = Parser(
+    parser = cli.Parser(
         description="Pretrain ALBERT (or a BERT baseline). Given the same --output again, resumes.",
         epilog=f"{_describe_layers()}\n{EXPLANATION}",
     )
     for title in (WHAT, SHAPE, TASK, OPTIMIZATION, LAYOUT, RHYTHM):
         parser.add_argument_group(title)
-    declared = flags_of(RunConfig) | flags_of(StreamConfig)
+    declared = cli.flags_of(RunConfig) | cli.flags_of(StreamConfig)
     varying = {
         name: replace(declared[name], type=kind, help=f"{declared[name].help}; or a schedule")
         for name, kind in VARYING.items()
     }
-    add_flags(parser, RunConfig, instead=varying)
-    add_flags(parser, ModelConfig, suppress=True)
-    add_flags(parser, StreamConfig, instead=varying)
+    cli.add_flags(parser, RunConfig, instead=varying)
+    cli.add_flags(parser, ModelConfig, suppress=True)
+    cli.add_flags(parser, StreamConfig, instead=varying)
     shown = f"{DEFAULT_LEARNING_RATE}, the paper's"
-    add_flag(parser, "learning_rate", replace(LEARNING_RATE, shown_default=shown))
+    cli.add_flag(parser, "learning_rate", replace(LEARNING_RATE, shown_default=shown))
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
     return parser
 
@@ -296,7 +289,7 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     model = _resolve_model(args, sources, initial)
     weights = _resolve_weights(args, sources)
     built = min(source.sequence_length for source in sources)
-    drawn: dict[str, Any] = {name: getattr(args, name) for name in flags_of(StreamConfig)}
+    drawn: dict[str, Any] = {name: getattr(args, name) for name in cli.flags_of(StreamConfig)}
     drawn["sequence_length"] = args.sequence_length or min(built, model.max_position_embeddings)
     stream = StreamConfig(**drawn)
     micro, deepspeed = resolve_deepspeed(
@@ -308,12 +301,12 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         find_origins(initial, model)
         initial.check_vocab(sources[0].vocab, f"--init-from {args.init_from}")
     if args.wandb:
-        require("wandb", "wandb", "--wandb")
+        cli.require("wandb", "wandb", "--wandb")
     if args.cooldown is not None and args.learning_rate_schedule != "wsd":
         raise UserError("--cooldown: only with --learning-rate-schedule wsd")
     inputs = [*args.data, *filter(None, [args.init_from])]
     check_folder(Path(args.output), inputs, names=RUN_NAMES, marks=RUN_MARKS)
-    typed: dict[str, Any] = {name: getattr(args, name) for name in flags_of(RunConfig)}
+    typed: dict[str, Any] = {name: getattr(args, name) for name in cli.flags_of(RunConfig)}
     resolved: dict[str, Any] = {
         "command": join_command("train", argv),
         "size": args.size or args.init_from,
@@ -392,7 +385,7 @@ def _open_sources(folders: list[str]):
 
 
 def _resolve_model(args, sources, initial) -> ModelConfig:
-    given = {name: getattr(args, name) for name in flags_of(ModelConfig) if hasattr(args, name)}
+    given = {name: getattr(args, name) for name in cli.flags_of(ModelConfig) if hasattr(args, name)}
     if "hidden_size" in given:
         given.setdefault("ffn_size", 4 * given["hidden_size"])
     if args.size is None and initial is None:
@@ -435,8 +428,9 @@ def _check_resume(config: RunConfig) -> None:
         for step in range(done if old != new else 0):
             if old.at(step) != new.at(step):
                 raise UserError(
-                    f"{as_flag(name)}: {new.at(step)} in step {step + 1}, which {config.output} "
-                    f"has done with {old.at(step)}; allowed: other values after step {done}"
+                    f"{cli.as_flag(name)}: {new.at(step)} in step {step + 1}, which "
+                    f"{config.output} has done with {old.at(step)}; allowed: other values after "
+                    f"step {done}"
                 )
 
 

@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from albert_ds.cli import log_line
 from albert_ds.data.samples import concatenate
@@ -173,8 +176,6 @@ def collate(features: Features, units, *, with_targets: bool) -> dict:
     [B]. Span tasks also get `allowed` bool [N]: the tokens where an answer may lie, and [CLS], for
     no answer.
     """
-    import torch
-
     arrays, units = features.arrays, np.asarray(units)
     rows = (units[:, None] * features.choices + np.arange(features.choices)).reshape(-1)
     sequences = [features.sequence(int(row)) for row in rows]
@@ -207,8 +208,6 @@ def fingerprint(data: Path, files: Iterable[Path], **settings) -> str:
 
 def cached(folder: Path, key: str, build: Callable[[], Features]) -> Features:
     """The features of a fingerprint: read from `folder`, or built and written there."""
-    from safetensors.numpy import save
-
     path = folder / f"{key}.safetensors"
     if path.is_file():
         try:
@@ -225,8 +224,6 @@ def cached(folder: Path, key: str, build: Callable[[], Features]) -> Features:
 
 def read_features(path: Path) -> Features:
     """Read features that `cached` has written. Raises DamagedData if they are not whole."""
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, framework="numpy") as file:
             about = parse_json((file.metadata() or {}).get("about", "").encode(), str(path))

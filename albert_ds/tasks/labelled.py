@@ -45,14 +45,14 @@ class Sentence:
     tags: list[str] | None
 
 
-def find_files(data: Path, split: str, endings: tuple[str, ...]) -> list[Path]:
-    """The one file of a split, as a list. Raises UserError if there is none, or more than one."""
+def find_file(data: Path, split: str, endings: tuple[str, ...]) -> Path:
+    """The one file of a split. Raises UserError if there is none, or more than one."""
     names = [f"{split}{ending}" for ending in endings]
     found = [data / name for name in names if (data / name).is_file()]
     if len(found) != 1:
         has = " and ".join(path.name for path in found) or "none"
         raise UserError(f"--data {data}: must hold one of {', '.join(names)}; it has {has}")
-    return found
+    return found[0]
 
 
 def read_examples(path: Path) -> Iterator[tuple[str, dict]]:

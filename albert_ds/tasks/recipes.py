@@ -28,9 +28,9 @@ class Lengths:
     sequence: int = flag(
         "longest sequence, with [CLS] and [SEP]; what is kept of a question, and the step from "
         "window to window, are at most two thirds of it",
+        "TOKENS",
+        positive,
         default=512,
-        type=positive,
-        metavar="TOKENS",
         name="--sequence-length",
     )
     question: int = 64  # SQuAD: the question's first; RACE: the last of question and option

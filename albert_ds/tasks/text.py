@@ -22,7 +22,7 @@ from albert_ds.errors import UserError
 from albert_ds.files import write_file
 from albert_ds.tasks.features import FeatureBuilder, Features, Split, encode_examples
 from albert_ds.tasks.glue import score_glue
-from albert_ds.tasks.labelled import find_files, need_one, read_examples, read_text, write_scores
+from albert_ds.tasks.labelled import find_file, need_one, read_examples, read_text, write_scores
 from albert_ds.tasks.recipes import Lengths
 
 ENDINGS = (".csv", ".tsv", ".jsonl")
@@ -61,7 +61,7 @@ class TextTask:
         return ("accuracy", "f1_macro") if self.labels else ("pearson", "spearman")
 
     def files(self, data: Path, split: str) -> list[Path]:
-        return find_files(data, split, ENDINGS)
+        return [find_file(data, split, ENDINGS)]
 
     def count_examples(self, data: Path) -> int:
         """Examples of the training set."""
@@ -180,7 +180,7 @@ def _read(data: Path, split: str) -> Iterator[tuple[str, list[str], str | None]]
 
 
 def _read_rows(data: Path, split: str) -> Iterator[tuple[str, dict]]:
-    (path,) = find_files(data, split, ENDINGS)
+    path = find_file(data, split, ENDINGS)
     return need_one(path, read_examples(path))
 
 

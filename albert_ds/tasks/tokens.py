@@ -17,7 +17,7 @@ from albert_ds.data.vocab import Vocab
 from albert_ds.errors import UserError
 from albert_ds.files import write_file
 from albert_ds.tasks.features import NO_TAG, FeatureBuilder, Features, Split, encode_examples
-from albert_ds.tasks.labelled import Sentence, find_files, need_one, read_sentences, write_scores
+from albert_ds.tasks.labelled import Sentence, find_file, need_one, read_sentences, write_scores
 from albert_ds.tasks.recipes import Lengths
 
 ENDINGS = (".conll", ".txt", ".jsonl")
@@ -53,7 +53,7 @@ class TokensTask:
         return cls(labels=(OUTSIDE, *(f"{kind}-{name}" for name in sorted(found) for kind in "BI")))
 
     def files(self, data: Path, split: str) -> list[Path]:
-        return find_files(data, split, ENDINGS)
+        return [find_file(data, split, ENDINGS)]
 
     def count_examples(self, data: Path) -> int:
         """Sentences of the training set."""
@@ -178,7 +178,7 @@ def _measure(right: int, said: int, there: int) -> dict[str, float]:
 
 def _read(data: Path, split: str) -> Iterator[Sentence]:
     """The sentences of a split; only those of a test set may be without tags."""
-    (path,) = find_files(data, split, ENDINGS)
+    path = find_file(data, split, ENDINGS)
     for sentence in need_one(path, read_sentences(path)):
         if sentence.tags is None and split != "test":
             raise UserError(f"{sentence.where[0]}: no tag")

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, NamedTuple
 
-from albert_ds.cli import Number, check_ranges, flag, path, utf8
+from charset_normalizer import from_bytes
+
+from albert_ds.cli import Number, check_ranges, flag, path, utf8, whole
 from albert_ds.errors import UserError
 from albert_ds.text.languages import (
     SCRIPTS,
@@ -26,7 +28,7 @@ from albert_ds.text.languages import (
 from albert_ds.text.segmented import SPACE, ZERO_WIDTH, remove_spaces
 
 SHARE = Number(low=0, high=1)
-SEED = Number(low=0, high=(1 << 63) - 1, whole=True)
+SEED = whole(0, (1 << 63) - 1)
 LINE_KINDS = ("paragraph", "sentence", "wrapped")
 MAX_LINE_BYTES = 16 << 20  # a longer line is damage, and never in memory
 MIN_ODD_BYTES = 8  # not ASCII, from which an encoding is guessed
@@ -71,8 +73,8 @@ class TextConfig:
     language: str = flag(
         "language of the text, as a code (ko, de, zh, ...): its rules end a sentence, and its "
         "script is checked",
+        "CODE",
         default="en",
-        metavar="CODE",
     )
     lines: str = flag(
         "what a line of a document is: a paragraph, which is split into sentences; a sentence; or "
@@ -96,9 +98,9 @@ class TextConfig:
     word_mark: str = SPACE  # of segmented text, SPACE or ZERO_WIDTH, as choose_word_mark finds it
     text_field: str = flag(
         "the field of JSON lines or the column of a table that holds the text",
+        "NAME",
+        utf8,
         default="text",
-        type=utf8,
-        metavar="NAME",
     )
     any_script: bool = flag(
         "accept text whose letters are not of the script of the language", default=False
@@ -106,15 +108,15 @@ class TextConfig:
     max_damaged: float = flag(
         "largest share (0 to 1) of the documents that may be damaged: not UTF-8, not JSON, ...; "
         "they are dropped and counted, and above this share nothing is written",
+        "SHARE",
+        SHARE,
         default=0.01,
-        type=SHARE,
-        metavar="SHARE",
     )
     max_unknown: float = flag(
         "largest share (0 to 1) of unknown tokens; above it nothing is written",
+        "SHARE",
+        SHARE,
         default=0.01,
-        type=SHARE,
-        metavar="SHARE",
     )
 
     def __post_init__(self):
@@ -226,11 +228,8 @@ def describe_encoding(head: bytes) -> str:
 
     A few odd bytes in ASCII text tell nothing: those are damage.
     """
-    from charset_normalizer import from_bytes
-
     if sum(byte > 127 or not byte for byte in head) < MIN_ODD_BYTES:
         return ""
-
     best = from_bytes(head).best()
     if best is None or best.encoding in ("ascii", "utf_8"):
         return ""

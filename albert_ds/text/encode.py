@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from albert_ds.cli import Number, flag
+from albert_ds.cli import Number, flag, whole
 from albert_ds.data.segments import PACKINGS, pack_sentences
 from albert_ds.data.shards import pack_sequence, token_dtype
 from albert_ds.data.vocab import UNK, Vocab
@@ -44,10 +44,7 @@ class BuildConfig(TextConfig):
     """How shards are built of text. Raises UserError, naming the flag, for a wrong value."""
 
     sequence_length: int = flag(
-        "longest sequence, with [CLS] and two [SEP]",
-        default=512,
-        type=Number(low=8, high=1 << 15, whole=True),
-        metavar="TOKENS",
+        "longest sequence, with [CLS] and two [SEP]", "TOKENS", whole(8, 1 << 15), default=512
     )
     packing: str = flag(
         "whole: a sequence holds whole sentences only. full: sentences are added until the length "
@@ -57,21 +54,15 @@ class BuildConfig(TextConfig):
     )
     holdout: float = flag(
         "share (0 to 1) of the documents that are held out",
+        "SHARE",
+        Number(low=0, below=1),
         default=0.01,
-        type=Number(low=0, below=1),
-        metavar="SHARE",
     )
     samples_per_shard: int = flag(
-        "mean number of sequences in a shard",
-        default=2048,
-        type=Number(low=1, high=1 << 20, whole=True),
-        metavar="SEQUENCES",
+        "mean number of sequences in a shard", "SEQUENCES", whole(1, 1 << 20), default=2048
     )
     seed: int = flag(
-        "seed of the order and of the choice of held-out documents",
-        default=0,
-        type=SEED,
-        metavar="N",
+        "seed of the order and of the choice of held-out documents", "N", SEED, default=0
     )
     dedup: bool = flag(
         "keep one of the documents with the very same text (by default all are kept, and the "

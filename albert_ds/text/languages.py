@@ -8,6 +8,8 @@ Khmer or Tibetan: those have rules here.
 import re
 import unicodedata
 
+from sentencex import segment  # ty: ignore[import-not-found]
+
 from albert_ds.data.words import is_unspaced
 
 _BY_SCRIPT = {
@@ -82,8 +84,6 @@ def split_paragraph(paragraph: str, language: str, ends: str | None) -> list[str
     if ends == "spaces":
         found = _split_at_spaces(paragraph)
     else:
-        from sentencex import segment  # ty: ignore[import-not-found]
-
         found = segment(language, paragraph)
         if language in _OWN_MARKS:
             found = [part for text in found for part in _OWN_MARKS[language].split(text)]

@@ -64,8 +64,8 @@ def survey_text(
             f"and {shares[script]:.0%} are {script}; name the language of the text, or accept it "
             "with --any-script"
         )
-    uncased = replace(normalisation, lower_case=False).build_for_text()
-    normalise = normalisation.build_for_text()
+    uncased = replace(normalisation, lower_case=False).build()
+    normalise = normalisation.build()
     before = [uncased(sentence) for sentence in sentences]
     after = [normalise(sentence) for sentence in sentences]
     words = Counter(word for sentence in kept for word in _split_words(sentence))

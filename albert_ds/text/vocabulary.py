@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from albert_ds.cli import Number, flag
+from albert_ds.cli import Number, flag, whole
 from albert_ds.data.vocab import FILES, NUM_FIXED, Normalisation, train_vocab
 from albert_ds.files import check_folder, new_folder
 from albert_ds.text.documents import SEED, TextConfig
@@ -21,9 +21,9 @@ class VocabConfig(TextConfig):
 
     vocab_size: int = flag(
         "number of pieces, special ones included",
+        "PIECES",
+        whole(NUM_FIXED + 1, 10_000_000),
         default=30_000,
-        type=Number(low=NUM_FIXED + 1, high=10_000_000, whole=True),
-        metavar="PIECES",
     )
     keep_case: bool = flag(
         "keep capital letters (by default text is lower-cased if its script has case)",
@@ -36,9 +36,9 @@ class VocabConfig(TextConfig):
     )
     character_coverage: float = flag(
         "share (0 to 1) of all characters in the text that get a piece; the rest is unknown",
+        "SHARE",
+        Number(above=0, high=1),
         default=0.99995,
-        type=Number(above=0, high=1),
-        metavar="SHARE",
     )
     byte_fallback: bool = flag(
         "write a character without a piece as the bytes of its UTF-8 form; takes 256 pieces",
@@ -46,11 +46,11 @@ class VocabConfig(TextConfig):
     )
     sample_size: int = flag(
         "number of sentences to train on, drawn at random if there are more",
+        "SENTENCES",
+        whole(1, 1 << 31),
         default=10_000_000,
-        type=Number(low=1, high=1 << 31, whole=True),
-        metavar="SENTENCES",
     )
-    seed: int = flag("seed of that drawing", default=0, type=SEED, metavar="N")
+    seed: int = flag("seed of that drawing", "N", SEED, default=0)
 
     @property
     def normalisation(self) -> Normalisation:
