@@ -145,12 +145,12 @@ def flags_of(config: Any) -> dict[str, Flag]:
 def check_ranges(config: Any) -> None:
     """Raise UserError for the first field of a dataclass whose value its flag does not allow."""
     for name, declared in flags_of(config).items():
-        value, allowed = getattr(config, name), declared.type
-        if isinstance(allowed, Number) and value is not None and value not in allowed:
-            raise UserError(f"{declared.name or as_flag(name)} {value}: must be {allowed}")
-        if declared.choices is not None and value not in (None, *declared.choices):
-            words = ", ".join(declared.choices)
-            raise UserError(f"{declared.name or as_flag(name)} {value}: must be one of {words}")
+        value, choices = getattr(config, name), declared.choices
+        where = f"{declared.name or as_flag(name)} {value}: must be"
+        if isinstance(declared.type, Number) and value is not None and value not in declared.type:
+            raise UserError(f"{where} {declared.type}")
+        if choices is not None and value not in (None, *choices):
+            raise UserError(f"{where} one of {', '.join(choices)}")
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -308,7 +308,7 @@ def open_closed_streams() -> None:
     """Give a process that was started without them (cron, `>&-`) streams that go nowhere."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (as long as the process)
+            setattr(sys, name, open(os.devnull, "w"))
 
 
 def has_reader(stream: TextIO) -> bool:

@@ -11,7 +11,7 @@ from albert_ds.process.ending import run_trainer
 from albert_ds.process.trainer import TrainerProcess
 from albert_ds.process.world import check_memory
 from albert_ds.report.traffic import record_traffic
-from albert_ds.settings.pretrain import read_config, resolve_workers, write_run_files
+from albert_ds.settings.pretrain import read_config, resolve_workers
 from albert_ds.settings.shared import fingerprint
 
 
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         lock = process.lock()
         with raise_together(mesh):
             if mesh.rank == 0:
-                write_run_files(config)
+                loop.write_run_files(config)
         run = loop.prepare(staged, mesh, process.device, traffic, lock)
         process.track(run)
         loop.print_header(run, config)

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 
 from albert_ds.checkpoint.folder import BEST
 from albert_ds.errors import DamagedData, UserError
+from albert_ds.finetuning.loop import write_run_files
 from albert_ds.process.run_folder import RunLock
-from albert_ds.settings.finetune import read_config, write_run_files
+from albert_ds.settings.finetune import read_config
 from tests.distributed import run_ranks
 from tests.finetuning import flags, open_run, tune_ranks
 from tests.training import join

@@ -51,12 +51,17 @@ def run_probe(args: Namespace) -> tuple[dict, str]:
     return about | values, table
 
 
-def open_model(folder: ModelFolder, vocab, device, span: tuple[int, int] | None):
-    """A model on `device`, at its greatest depth; UserError if its vocabulary is not the data's."""
-    folder.check_vocab(vocab, str(folder.path))
+def open_heldout(args, folder: ModelFolder, device: torch.device, objective: str) -> tuple:
+    """The held-out set, the model on `device` at its greatest depth, and its samples as batches.
+
+    Raises UserError if the model's vocabulary is not the data's.
+    """
+    source = open_shards(args.data, "heldout")
+    folder.check_vocab(source.vocab, str(folder.path))
     model = folder.build_model()
-    model.albert.encoder.set_depth(span[1] if span else model.config.num_layers)
-    return model.to(device)
+    if args.num_layers:
+        model.albert.encoder.set_depth(args.num_layers[1])
+    return source, model.to(device), draw_batches(args, source, objective, args.samples, model)
 
 
 def draw_batches(args, source, objective: str, samples: int, model) -> list:
@@ -69,13 +74,11 @@ def draw_batches(args, source, objective: str, samples: int, model) -> list:
 
 def probe(args: Namespace, folder: ModelFolder, device: torch.device) -> dict:
     """Held-out accuracies and their baselines."""
-    source = open_shards(args.data, "heldout")
-    model = open_model(folder, source.vocab, device, args.num_layers)
     # The objective of its two-way head; ALBERT's SOP for a Hugging Face folder.
     stream = folder.record.get("stream", {}) if folder.is_ours else {}
     check(stream, dict, f"{folder.root / 'config.json'}: stream")
-    own = stream.get("objective", "sop") if model.config.pair_head else "none"
-    batches = draw_batches(args, source, own, args.samples, model)
+    own = stream.get("objective", "sop") if folder.config.pair_head else "none"
+    source, model, batches = open_heldout(args, folder, device, own)
     values = evaluate(model, batches, build_mesh(1), device, own)
     for task in TASKS.keys() - {own}:
         found = draw_batches(args, source, task, args.samples, model)
@@ -156,10 +159,8 @@ def probe_pairs(args: Namespace, folder: ModelFolder, device: torch.device) -> t
 
 def probe_depths(args: Namespace, folder: ModelFolder, device: torch.device) -> tuple[dict, str]:
     """Masked words at every depth of --num-layers, and a table with a bar for each accuracy."""
-    source = open_shards(args.data, "heldout")
-    model = open_model(folder, source.vocab, device, args.num_layers)
+    _, model, batches = open_heldout(args, folder, device, "none")
     depths = find_depths(model.config, *args.num_layers)
-    batches = draw_batches(args, source, "none", args.samples, model)
     rows, masked = measure_depths(model, batches, depths, device), sum(b.masked for b in batches)
     header = ("layers", "MLM loss", "MLM accuracy", "", "L2", "degrees")
     lines = [f"| {' | '.join(header)} |", "| ---: | ---: | ---: | --- | ---: | ---: |"]
@@ -180,10 +181,9 @@ def compare_layers(args: Namespace, device: torch.device) -> dict:
     labels = args.labels or [checkpoint.name for checkpoint in checkpoints]
     if len({*labels}) != len(checkpoints):
         raise UserError(f"--labels {' '.join(labels)}: must be {len(checkpoints)} different names")
-    source, found = open_shards(args.data, "heldout"), {}
+    found = {}
     for label, checkpoint in zip(labels, checkpoints, strict=True):
-        model = open_model(ModelFolder(checkpoint), source.vocab, device, args.num_layers)
-        batches = draw_batches(args, source, "none", args.samples, model)
+        _, model, batches = open_heldout(args, ModelFolder(checkpoint), device, "none")
         measured = measure_similarity(model, batches, device)
         found[label] = {"sharing": model.config.sharing, **measured}
     return {"models": found}

@@ -50,7 +50,8 @@ from albert_ds.process.trainer import TrainerProcess
 from albert_ds.report.health import Progress
 from albert_ds.report.metrics import Metrics
 from albert_ds.report.screen import describe_run, print_facts
-from albert_ds.settings.finetune import FinetuneConfig, describe_rate, write_run_files
+from albert_ds.settings.finetune import FinetuneConfig, describe_rate
+from albert_ds.settings.shared import check_resume, write_config
 from albert_ds.tasks.features import Split, collate
 from albert_ds.tasks.inference import predict
 from albert_ds.tasks.registry import Task, find_task
@@ -403,6 +404,21 @@ def prepare(config: FinetuneConfig, mesh: Mesh) -> dict[str, Split]:
                     f"{before}, so the positions behind them are untrained"
                 )
     return splits
+
+
+def write_run_files(config: FinetuneConfig, longest: int) -> int:
+    """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN.
+
+    `longest` are the tokens of the longest training sequence; returns those of the longest that
+    the weights have seen before. Raises UserError where RUN was started with other settings.
+    """
+    check_resume(config)
+    source = ModelFolder(config.checkpoint)
+    seen = ModelFolder(config.from_task) if config.from_task else source
+    before = 0 if config.from_scratch else seen.trained_length
+    write_config(config, trained_length=max(longest, before))
+    source.vocab.write(config.run)
+    return before
 
 
 def tune_seeds(

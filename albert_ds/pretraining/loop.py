@@ -39,7 +39,8 @@ from albert_ds.report.health import Progress
 from albert_ds.report.metrics import Metrics, Window, last_tokens
 from albert_ds.report.screen import describe_run, print_facts
 from albert_ds.report.traffic import Traffic
-from albert_ds.settings.pretrain import RunConfig
+from albert_ds.settings.pretrain import RunConfig, check_start
+from albert_ds.settings.shared import write_config
 
 
 @dataclass(kw_only=True, slots=True)
@@ -304,6 +305,17 @@ def stage(config: RunConfig, mesh: Mesh) -> RunConfig:
     if mesh.rank == 0:
         log_line(f"--stage {folder}: {copied / 1e6:,.1f} MB copied on {hosts[0]}")
     return replace(config, data=[str(find_copy(source, folder)) for source in config.data])
+
+
+def write_run_files(config: RunConfig) -> None:
+    """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN."""
+    # Another start may have written RUN/config.json since the command line was read.
+    check_start(config)
+    vocab = open_shards(config.data[0], "train").vocab
+    before = ModelFolder(config.init_from).trained_length if config.init_from else 0
+    length = max(before, config.stream.sequence_length)  # --sequence-length may grow
+    write_config(config, vocab_sha256=vocab.sha256, trained_length=length)
+    vocab.write(config.run)
 
 
 def open_stream(

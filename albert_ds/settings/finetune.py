@@ -27,7 +27,6 @@ from albert_ds.settings.shared import (
     resolve_deepspeed,
     resolve_warmup,
     what,
-    write_config,
 )
 from albert_ds.tasks.recipes import RECIPES, SHORTEST, Lengths, Recipe
 
@@ -283,20 +282,3 @@ def _resolve_lengths(typed: int | None, published: Lengths, model: ModelConfig) 
             f"fine-tuning needs {SHORTEST}"
         )
     return published.cut_to(sequence)
-
-
-def write_run_files(config: FinetuneConfig, longest: int) -> int:
-    """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN.
-
-    `longest` are the tokens of the longest training sequence; returns those of the longest that
-    the weights have seen before. Raises UserError where RUN was started with other settings.
-    """
-    from albert_ds.interop.folder import ModelFolder
-
-    check_resume(config)
-    source = ModelFolder(config.checkpoint)
-    seen = ModelFolder(config.from_task) if config.from_task else source
-    before = 0 if config.from_scratch else seen.trained_length
-    write_config(config, trained_length=max(longest, before))
-    source.vocab.write(config.run)
-    return before

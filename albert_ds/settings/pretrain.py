@@ -45,7 +45,6 @@ from albert_ds.settings.shared import (
     resolve_warmup,
     rhythm,
     what,
-    write_config,
 )
 
 DEFAULT_LEARNING_RATE = 0.00176  # the paper's, for a batch of 4096
@@ -322,7 +321,7 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     }
     config = RunConfig(**typed | resolved)
     _check_schedules(config, built, world_size // config.tensor_parallel)
-    _check_resume(config)
+    check_start(config)
     return config
 
 
@@ -409,7 +408,7 @@ def _resolve_weights(args, sources) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def _check_resume(config: RunConfig) -> None:
+def check_start(config: RunConfig) -> None:
     """Raise UserError for a value that may not change, or one that a step done had otherwise."""
     check_resume(config)
     before, folder = read_previous(config.output), config.run / "checkpoints"
@@ -432,17 +431,3 @@ def _check_resume(config: RunConfig) -> None:
                     f"{config.output} has done with {old.at(step)}; allowed: other values after "
                     f"step {done}"
                 )
-
-
-def write_run_files(config: RunConfig) -> None:
-    """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN."""
-    from albert_ds.data.shards import open_shards
-    from albert_ds.interop.folder import ModelFolder
-
-    # Another start may have written RUN/config.json since the command line was read.
-    _check_resume(config)
-    vocab = open_shards(config.data[0], "train").vocab
-    before = ModelFolder(config.init_from).trained_length if config.init_from else 0
-    length = max(before, config.stream.sequence_length)  # --sequence-length may grow
-    write_config(config, vocab_sha256=vocab.sha256, trained_length=length)
-    vocab.write(config.run)

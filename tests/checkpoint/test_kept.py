@@ -24,7 +24,8 @@ from albert_ds.checkpoint.folder import (
     write_folder,
 )
 from albert_ds.errors import Diverged, MachineFailed, UserError
-from albert_ds.settings.pretrain import read_config, write_run_files
+from albert_ds.pretraining.loop import write_run_files
+from albert_ds.settings.pretrain import read_config
 from tests.conftest import finish, start_ranks, train_command
 from tests.models import folder_of
 

@@ -12,8 +12,9 @@ from albert_ds.commands.fill_mask import main as fill_mask
 from albert_ds.data.vocab import MODEL_NAME, TOKENIZER_NAME, read_vocab, train_vocab
 from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
+from albert_ds.pretraining.loop import write_run_files
 from albert_ds.settings import finetune
-from albert_ds.settings.pretrain import read_config, write_run_files
+from albert_ds.settings.pretrain import read_config
 from tests.conftest import train_command
 from tests.finetuning import flags, write_checkpoint, write_cola
 from tests.models import Bomb, run_export, run_import
