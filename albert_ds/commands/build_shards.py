@@ -10,7 +10,6 @@ where one of the N hands out the work. Killed, the same command goes on.
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.cli import whole
 from albert_ds.data.storage import find_files
 from albert_ds.data.vocab import read_vocab
 from albert_ds.text.documents import add_input_flag
@@ -25,7 +24,7 @@ def build_parser() -> cli.Parser:
     add("--vocab", "spiece.model of `albert-ds vocab`", "FILE", cli.path, required=True)
     add("--output", "folder to write to; is made", "DATA", Path, required=True)
     text = "processes of this machine that build together; for several machines, mpirun"
-    add("--processes", text, "N", whole(1, 1024), default=1)
+    add("--processes", text, "N", cli.whole(1, 1024), default=1)
     cli.add_flags(parser, BuildConfig)
     return parser
 

@@ -24,9 +24,8 @@ def main(argv: list[str]) -> None:
     from albert_ds.evals.fill_mask import fill_masks
     from albert_ds.interop.folder import ModelFolder
 
-    filled = fill_masks(
-        ModelFolder(args.checkpoint, average=args.average), args.sentences, args.top
-    )
+    folder = ModelFolder(args.checkpoint, average=args.average)
+    filled = fill_masks(folder, args.sentences, args.top)
     for sentence, masks in zip(args.sentences, filled, strict=True):
         print(sentence)
         for best in masks:

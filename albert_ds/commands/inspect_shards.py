@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.cli import Number, natural
 from albert_ds.data.samples import Sample
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import INDEX_NAME, ShardSet, open_shards, read_index
@@ -37,8 +36,8 @@ FIGURES = (
 TEXT = {
     "language": str,
     "form": str,
-    "counts": dict.fromkeys(COUNTS, natural),
-    "text": {**dict.fromkeys(FIGURES, natural), "merged_examples": [str], "script": str},
+    "counts": dict.fromkeys(COUNTS, cli.natural),
+    "text": {**dict.fromkeys(FIGURES, cli.natural), "merged_examples": [str], "script": str},
 }
 
 
@@ -69,7 +68,7 @@ def show_step(run: Path, step: int) -> None:
     config = read_json(path)
     if "stream" not in config:
         raise UserError(f"--run {run}: {path} is not of a pretraining run")
-    check(config, {"data": [str], "data_weights": [Number(above=0)]}, str(path))
+    check(config, {"data": [str], "data_weights": [cli.Number(above=0)]}, str(path))
     plan = DataPlan.read(config, str(run))
     if step > plan.steps:
         raise UserError(f"--step {step}: {run} has {plan.steps:,} steps")

@@ -18,7 +18,6 @@ albert-ds plots layers --input FILE --output FILE.png
 """
 
 from pathlib import Path
-from typing import Any
 
 from albert_ds import cli
 from albert_ds.errors import UserError
@@ -40,10 +39,10 @@ def build_parser() -> cli.Parser:
     add("--minimal-pairs", text, "FOLDER", Path)
     text = "of the encoder with --minimal-pairs; bf16 is faster on processors with units for it"
     add("--precision", text, choices=("fp32", "bf16"), default="fp32")
-    count: dict[str, Any] = {"type": cli.positive, "metavar": "SAMPLES"}
-    add("--samples", default=4096, help="largest number of held-out samples", **count)
-    add("--head-samples", default=8192, help="training samples for a missing head", **count)
-    add("--micro-batch-size", default=8, help="samples of one forward pass", **count)
+    add("--samples", "largest number of held-out samples", "SAMPLES", cli.positive, default=4096)
+    text = "training samples for a missing head"
+    add("--head-samples", text, "SAMPLES", cli.positive, default=8192)
+    add("--micro-batch-size", "samples of one forward pass", "SAMPLES", cli.positive, default=8)
     text = "longest sequence (default: that of the shards or of the model, the smaller)"
     add("--sequence-length", text, "TOKENS", cli.positive)
     text = (

@@ -131,7 +131,7 @@ def open_file(location: str) -> IO[bytes]:
     """
     if not is_url(location):
         return open(location, "rb")
-    copy = tempfile.NamedTemporaryFile()  # noqa: SIM115
+    copy = tempfile.NamedTemporaryFile()
     try:
         with_retries(location, lambda system, path: system.get_file(path, copy.name))
     except BaseException:

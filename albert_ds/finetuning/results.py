@@ -112,7 +112,7 @@ def read_outputs(folder: Path, split: str) -> tuple[dict[str, np.ndarray], dict[
     path = folder / f"outputs.{split}.safetensors"
     try:
         with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays = {name: file.get_tensor(name) for name in file.keys()}
             about = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None

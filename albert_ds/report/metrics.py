@@ -164,7 +164,7 @@ class Metrics:
             return
         path = run / "metrics.jsonl"
         cut_back(path, step)
-        self._path, self._file = path, open(path, "ab", buffering=0)  # noqa: SIM115 (see `close`)
+        self._path, self._file = path, open(path, "ab", buffering=0)
         self._screen = Screen(step=step, num_steps=num_steps, work_of=work_of)
         self._copies: dict[str, Screen | TensorBoard | WeightsAndBiases] = {"stdout": self._screen}
         with self._optional("TensorBoard"):

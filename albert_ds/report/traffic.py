@@ -1,16 +1,13 @@
-"""Count the calls and bytes of every collective of this process, in `torch.distributed` itself.
+"""Count the bytes of every collective of this process, in `torch.distributed` itself.
 
 DeepSpeed's own logger sees only the calls made through `deepspeed.comm`; megatron-core and this
 trainer call torch.distributed directly. The bytes are those of the full tensor: the input of an
 all-reduce, the output of a gather, the input of a reduce-scatter.
 """
 
-from __future__ import annotations
-
 import functools
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 # Function -> position of the argument that is the full tensor (or list of tensors).
@@ -34,21 +31,10 @@ Observer = Callable[[str, Any, int, Callable[[], Any]], Any]
 
 @dataclass(kw_only=True, slots=True)
 class Traffic:
-    """Calls and bytes by collective. An `observer`, if there is one, makes each call itself."""
+    """Bytes of all collectives so far. An `observer`, if there is one, makes each call itself."""
 
-    calls: Counter[str] = field(default_factory=Counter)
-    bytes: Counter[str] = field(default_factory=Counter)
+    total_bytes: int = 0
     observer: Observer | None = None
-
-    @property
-    def total_bytes(self) -> int:
-        return self.bytes.total()
-
-    def copy(self) -> Traffic:
-        return Traffic(calls=self.calls.copy(), bytes=self.bytes.copy())
-
-    def __sub__(self, earlier: Traffic) -> Traffic:
-        return Traffic(calls=self.calls - earlier.calls, bytes=self.bytes - earlier.bytes)
 
 
 def record_traffic() -> Traffic:
@@ -70,8 +56,7 @@ def _counting(function, name: str, position: int, traffic: Traffic):
     @functools.wraps(function)
     def counted(*args, **kwargs):
         size = _num_bytes([*args, *kwargs.values()][position])
-        traffic.calls[name] += 1
-        traffic.bytes[name] += size
+        traffic.total_bytes += size
         if traffic.observer is None:
             return function(*args, **kwargs)
         group = args[GROUPS[name]] if len(args) > GROUPS[name] else kwargs.get("group")

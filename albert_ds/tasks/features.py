@@ -227,7 +227,7 @@ def read_features(path: Path) -> Features:
     try:
         with safe_open(path, framework="numpy") as file:
             about = parse_json((file.metadata() or {}).get("about", "").encode(), str(path))
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            arrays = {name: file.get_tensor(name) for name in file.keys()}
         if about.pop("crc32", None) != _checksum(arrays):
             raise UserError(f"{path}: its checksum is wrong")
     except (SafetensorError, UserError) as error:

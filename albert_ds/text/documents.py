@@ -6,7 +6,6 @@ kinds.py tells which of them a stream holds, tables.py reads tables. A document 
 is passed on as damaged, and the caller counts it.
 """
 
-import argparse
 import contextlib
 import json
 import math
@@ -16,7 +15,7 @@ from typing import IO, NamedTuple
 
 from charset_normalizer import from_bytes
 
-from albert_ds.cli import Number, check_ranges, flag, path, utf8, whole
+from albert_ds.cli import Number, Parser, check_ranges, flag, path, utf8, whole
 from albert_ds.errors import UserError
 from albert_ds.text.languages import (
     SCRIPTS,
@@ -153,19 +152,15 @@ class TextConfig:
         return [line.replace(self.word_mark, SPACE) for line in lines]
 
 
-def add_input_flag(parser: argparse.ArgumentParser) -> None:
+def add_input_flag(parser: Parser) -> None:
     """--input, the same wherever text is read."""
-    parser.add_argument(
-        "--input",
-        nargs="+",
-        required=True,
-        type=path,
-        metavar="GLOB",
-        help="files, folders or URLs of fsspec (http://, s3://, hf://datasets/OWNER/NAME@REVISION/"
+    text = (
+        "files, folders or URLs of fsspec (http://, s3://, hf://datasets/OWNER/NAME@REVISION/"
         "..., ...) of Parquet, Arrow, CSV or TSV with a header, JSON lines, WikiExtractor <doc> "
         "elements, or plain text with a blank line between documents; packed by their .gz, .bz2, "
-        ".xz, .zst or .tar; ** descends into folders",
+        ".xz, .zst or .tar; ** descends into folders"
     )
+    parser.add("--input", text, "GLOB", path, nargs="+", required=True)
 
 
 def split_documents(

@@ -27,7 +27,6 @@ class SquadQuestion:
     id: str
     text: str
     answers: tuple[tuple[str, int], ...]
-    is_impossible: bool
 
 
 def read_squad(
@@ -75,6 +74,4 @@ def _read_question(path: Path, entry, context: str, answerable: bool, has_answer
             problem = f"answer {text[:40]!r} is not in its context at character {start}"
     if problem:
         raise DamagedData(f"{path}: question {entry['id']}: {problem}")
-    return SquadQuestion(
-        id=entry["id"], text=entry["question"], answers=answers, is_impossible=is_impossible
-    )
+    return SquadQuestion(id=entry["id"], text=entry["question"], answers=answers)

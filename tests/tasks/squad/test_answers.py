@@ -120,7 +120,6 @@ def draw_predictions(seed):
             id=name,
             text="?",
             answers=(("red house", 0),) if has[name] else (),
-            is_impossible=not has[name],
         )
         for name in names
     ]
@@ -142,9 +141,7 @@ def test_the_threshold_is_that_of_the_official_search(seed, present):
 
 
 def test_partial_predictions_are_scored_both_ways():
-    asked = [
-        SquadQuestion(id=name, text="?", answers=(("x", 0),), is_impossible=False) for name in "ab"
-    ]
+    asked = [SquadQuestion(id=name, text="?", answers=(("x", 0),)) for name in "ab"]
     assert summarise(score_answers(asked, {}, answerable=True), 2)["exact"] == 0
     scores = score_answers(asked, {"a": "X."}, answerable=False)
     assert scores == {"a": (1.0, 1.0)}
