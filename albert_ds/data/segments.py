@@ -176,11 +176,7 @@ DRAWS: dict[str, Callable[..., Labelled]] = {"sop": _swap, "nsp": _replace, "non
 
 
 def draw_pair(
-    sequence: Sequence,
-    target: int,
-    objective: str,
-    draw_other: DrawOther,
-    rng: np.random.Generator,
+    sequence: Sequence, target: int, objective: str, draw_other: DrawOther, rng: np.random.Generator
 ) -> Pair:
     """Draw a window of `target` tokens and make two segments of it, labelled by `DRAWS`.
 

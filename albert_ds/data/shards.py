@@ -146,7 +146,7 @@ def write_shard(folder: Path, name: str, records: list[bytes], tokens: int) -> S
 
     Raises UserError if it is larger than a reader takes.
     """
-    stem, tar = name[: -len(".tar")], io.BytesIO()
+    stem, tar = name.removesuffix(".tar"), io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w", format=tarfile.USTAR_FORMAT) as writer:
         for number, record in enumerate(records):
             member = tarfile.TarInfo(f"{stem}-{number:05d}.seq")  # owner 0, time 0, mode 644
@@ -224,7 +224,7 @@ class Shard:
         return places
 
     def _key(self, number: int) -> str:
-        return f"{self._info.name[:-4]}-{number:05d}.seq"
+        return f"{self._info.name.removesuffix('.tar')}-{number:05d}.seq"
 
     def _damaged(self, number: int, what: str) -> DamagedData:
         return DamagedData(f"{self._path}: record {self._key(number)}: {what}")

@@ -48,9 +48,8 @@ def read_pairs(folder: Path) -> list[Pair]:
             record = parse_json(line, name)
             check(record, {"sentence_good": str, "sentence_bad": str}, name)
             term = str(record.get("linguistics_term", ""))
-            phenomenon = PHENOMENA.get(term, term)
             good, bad = record["sentence_good"], record["sentence_bad"]
-            pairs.append(Pair(path.stem, phenomenon, good, bad))
+            pairs.append(Pair(path.stem, PHENOMENA.get(term, term), good, bad))
     if not pairs:
         raise UserError(f"--minimal-pairs {folder}: no pair in its *.jsonl files")
     return pairs

@@ -69,12 +69,7 @@ def score_splits(task: Task, splits: dict[str, Split], outputs: dict) -> dict[st
 
 
 def write_results(
-    folder: Path,
-    task_name: str,
-    task: Task,
-    splits: dict[str, Split],
-    outputs: dict,
-    about: dict,
+    folder: Path, task_name: str, task: Task, splits: dict[str, Split], outputs: dict, about: dict
 ) -> dict:
     """Score; write predictions, outputs and at the end results.json; returns its content."""
     metrics = score_splits(task, splits, outputs)

@@ -149,10 +149,8 @@ def run_theirs(
     if head is not None and head.kind == "choice":
         inputs = {name: x.unsqueeze(0) for name, x in inputs.items()}
     out = model(**inputs, output_hidden_states=True)
-    logits = {}
-    for name, x in out.items():
-        if name.endswith("logits"):
-            logits[name] = x[real] if x.shape[:2] == real.shape else x
+    found = {name: x for name, x in out.items() if name.endswith("logits")}
+    logits = {n: x[real] if x.shape[:2] == real.shape else x for n, x in found.items()}
     if head is None and "logits" in logits:  # AlbertForMaskedLM
         logits = {"prediction_logits": logits["logits"]}
     return logits, [x[real] for x in out.hidden_states]

@@ -30,7 +30,8 @@ from albert_ds.text.tables import read_rows
 T = TypeVar("T")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 DAMAGED_LINES = {
-    **{WRONG_ENCODING: "not UTF-8", NUL_BYTES: "has a NUL byte"},
+    WRONG_ENCODING: "not UTF-8",
+    NUL_BYTES: "has a NUL byte",
     OVERLONG_LINE: f"has more than {MAX_LINE_BYTES >> 20} MB",
 }
 DRAWS = 1000  # of the examples, for an interval

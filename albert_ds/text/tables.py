@@ -53,9 +53,8 @@ def find_delimiter(head: str, column: str) -> str:
     found: dict[str, int] = {}
     for delimiter in DELIMITERS:
         try:
-            rows = list(
-                islice(csv.reader(io.StringIO(head, newline=""), delimiter=delimiter), HEAD_ROWS)
-            )
+            reader = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter)
+            rows = list(islice(reader, HEAD_ROWS))
         except csv.Error:
             continue
         if len(rows) < 2:
