@@ -142,6 +142,11 @@ def flags_of(config: Any) -> dict[str, Flag]:
     return {f.name: f.metadata["flag"] for f in fields(config) if "flag" in f.metadata}
 
 
+def values_of(args: argparse.Namespace, config: Any) -> dict[str, Any]:
+    """Field name -> parsed value, of every flag of a dataclass that the namespace has."""
+    return {name: getattr(args, name) for name in flags_of(config) if hasattr(args, name)}
+
+
 def check_ranges(config: Any) -> None:
     """Raise UserError for the first field of a dataclass whose value its flag does not allow."""
     for name, declared in flags_of(config).items():

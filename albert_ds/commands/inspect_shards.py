@@ -117,9 +117,8 @@ def show_set(args: Namespace) -> None:
     index = read_index(args.data)
     check(index, TEXT, join(args.data, INDEX_NAME))
     source = open_shards(args.data, args.split)
-    typed = {name: getattr(args, name) for name in cli.flags_of(StreamConfig)}
-    typed["sequence_length"] = args.sequence_length or source.sequence_length
-    config = StreamConfig(**typed)
+    args.sequence_length = args.sequence_length or source.sequence_length
+    config = StreamConfig(**cli.values_of(args, StreamConfig))
     reader = MicroBatchReader([source], None, config)
     count = min(args.count, int(source.sizes.sum()))
     found = Statistics()

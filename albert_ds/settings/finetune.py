@@ -192,7 +192,6 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
         examples = task.count_examples(data)
         steps = recipe.count_steps(examples=examples, batch_size=args.batch_size)
     eval_every = args.eval_every or -(-steps // EVALUATIONS)
-    typed: dict[str, Any] = {name: getattr(args, name) for name in cli.flags_of(FinetuneConfig)}
     resolved: dict[str, Any] = {
         "command": join_command("finetune", argv),
         "checkpoint": str(source.checkpoint or source.path),
@@ -209,7 +208,7 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
         "eval_every": eval_every,
         "save_every": args.save_every or eval_every,
     }
-    config = FinetuneConfig(**typed | resolved)
+    config = FinetuneConfig(**cli.values_of(args, FinetuneConfig) | resolved)
     check_resume(config)
     return config
 

@@ -288,9 +288,8 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     model = _resolve_model(args, sources, initial)
     weights = _resolve_weights(args, sources)
     built = min(source.sequence_length for source in sources)
-    drawn: dict[str, Any] = {name: getattr(args, name) for name in cli.flags_of(StreamConfig)}
-    drawn["sequence_length"] = args.sequence_length or min(built, model.max_position_embeddings)
-    stream = StreamConfig(**drawn)
+    args.sequence_length = args.sequence_length or min(built, model.max_position_embeddings)
+    stream = StreamConfig(**cli.values_of(args, StreamConfig))
     micro, deepspeed = resolve_deepspeed(
         args, model, world_size=world_size, default_learning_rate=DEFAULT_LEARNING_RATE
     )
@@ -305,7 +304,6 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         raise UserError("--cooldown: only with --learning-rate-schedule wsd")
     inputs = [*args.data, *filter(None, [args.init_from])]
     check_folder(Path(args.output), inputs, names=RUN_NAMES, marks=RUN_MARKS)
-    typed: dict[str, Any] = {name: getattr(args, name) for name in cli.flags_of(RunConfig)}
     resolved: dict[str, Any] = {
         "command": join_command("train", argv),
         "size": args.size or args.init_from,
@@ -319,7 +317,7 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         "warmup_steps": resolve_warmup(args.warmup_steps, args.steps, _default_warmup(args)),
         "deepspeed": deepspeed,
     }
-    config = RunConfig(**typed | resolved)
+    config = RunConfig(**cli.values_of(args, RunConfig) | resolved)
     _check_schedules(config, built, world_size // config.tensor_parallel)
     check_start(config)
     return config
@@ -384,7 +382,7 @@ def _open_sources(folders: list[str]):
 
 
 def _resolve_model(args, sources, initial) -> ModelConfig:
-    given = {name: getattr(args, name) for name in cli.flags_of(ModelConfig) if hasattr(args, name)}
+    given = cli.values_of(args, ModelConfig)
     if "hidden_size" in given:
         given.setdefault("ffn_size", 4 * given["hidden_size"])
     if args.size is None and initial is None:
