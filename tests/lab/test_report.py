@@ -219,9 +219,22 @@ def test_a_name_is_the_shortest_that_tells_runs_apart(tmp_path, paths, names):
 def test_a_run_without_metrics_is_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match="no metrics.jsonl there; allowed"):
         make(tmp_path, tmp_path)
+    other = tmp_path / "report.json"
+    other.write_text('{"cells": []}\n')
+    with pytest.raises(UserError, match="report.json: none of its lines is a record of a step"):
+        make(tmp_path, other)
     run = write_run(tmp_path / "run", [])
     with pytest.raises(UserError, match="must be a new file"):
         main([str(run), "--output", str(run / "metrics.jsonl")])
+
+
+def test_a_seed_s_run_ended_as_all_seeds_did_wherever_one_stands(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "seed-3", [{"step": 1, "loss": 7.0, "dev_f1": 0.5}], config={})
+    (tmp_path / "exit.json").write_text('{"code": 0}')
+    monkeypatch.chdir(run)
+    for name in (run, "."):
+        page, _ = make(tmp_path, name)
+        assert "finished" in page.words
 
 
 def test_what_is_missing_or_damaged_is_said_on_the_page(tmp_path, runs):

@@ -24,9 +24,7 @@ FIGURE = re.compile(r"-?|[-+]?[\d.,]+(e[-+]?\d+)?( ?%|x)?( \(.*\))?")
 _COUNT, _SECONDS = whole(1, 1 << 32), Number(low=0)
 _ROUND = {
     "seconds_a_step": Number(above=0),
-    "forward_seconds": _SECONDS,
-    "backward_seconds": _SECONDS,
-    "communication_seconds": _SECONDS,
+    **dict.fromkeys(SECONDS.values(), _SECONDS),
     "kinds": dict,
 }
 _CELL = {
@@ -51,6 +49,8 @@ def read_report(path: Path) -> dict:
     check(report, {"cells": [_CELL]}, name)
     if not report["cells"] or not all(cell["rounds"] for cell in report["cells"]):
         raise UserError(f"{name}: must have measured cells")
+    for kinds in (turn["kinds"] for cell in report["cells"] for turn in cell["rounds"]):
+        check(kinds, dict.fromkeys(kinds, {"wire_bytes": Number(low=0)}), f"{name}: kinds")
     return report
 
 

@@ -69,6 +69,22 @@ def test_the_parts_of_the_baselines_step_are_one_step(tmp_path, monkeypatch):
     assert sum(end == pytest.approx(1, abs=0.01) for end in ends) == of_baseline
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimizer_seconds": None}, "rounds.0.optimizer_seconds null: must be a number"),
+        ({"kinds": {"gradients": 3}}, "kinds: gradients 3: must be an object"),
+        ({"kinds": {"gradients": {}}}, 'kinds: no "gradients.wire_bytes" in it'),
+    ],
+)
+def test_a_report_without_what_is_drawn_is_refused(changes, said, tmp_path):
+    report, file = json.loads(REPORT.read_text()), tmp_path / "report.json"
+    report["cells"][0]["rounds"][0] |= changes
+    file.write_text(json.dumps(report))
+    with pytest.raises(UserError, match=re.escape(said)):
+        plot("split", "--input", file, "--output", tmp_path / "split.png")
+
+
 def test_cells_of_two_configurations_are_told_apart(tmp_path, monkeypatch):
     """Of one stage and precision: all are drawn, each over its own configuration's baseline."""
     figures, file = [], tmp_path / "report.json"

@@ -70,10 +70,12 @@ def read_folder(path: Path, number: int, name: str) -> RunFolder:
     """Read a RUN folder or a metrics.jsonl; UserError where there is no metrics.jsonl."""
     metrics, notes = metrics_path(path), []
     folder = metrics.parent
-    # Runs of several seeds end together.
-    ended = folder.parent if folder.name.startswith("seed-") else folder
+    # Runs of several seeds end together. `.` has no name.
+    ended = folder.absolute().parent if folder.absolute().name.startswith("seed-") else folder
     records = read_lines(metrics)
     damaged = len(metrics.read_bytes().splitlines()) - len(records)
+    if damaged and not records:
+        raise UserError(f"{metrics}: none of its lines is a record of a step, as in metrics.jsonl")
     if damaged:
         notes.append(f"{damaged} damaged lines of metrics.jsonl are left out")
     if not records:
