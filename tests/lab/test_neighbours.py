@@ -10,7 +10,8 @@ from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import ModelConfig
-from albert_ds.settings.pretrain import read_config, write_run_files
+from albert_ds.pretraining.loop import write_run_files
+from albert_ds.settings.pretrain import read_config
 from tests.conftest import train_command
 
 SHAPES = {
