@@ -74,6 +74,9 @@ def show_step(run: Path, step: int) -> None:
         raise UserError(f"--step {step}: {run} has {plan.steps:,} steps")
     positions, stream = plan.batch_at(step - 1)
     sources = [open_shards(folder, "train") for folder in config["data"]]
+    held = [source.fingerprint for source in sources]
+    if config.get("data_sha256", held) != held:
+        raise UserError(f"--run {run}: {', '.join(config['data'])}: no longer the data of this run")
     reader = MicroBatchReader(sources, config["data_weights"], stream)
     for position in positions:
         number, place, shard = reader.locate(position)

@@ -90,5 +90,9 @@ def test_a_step_of_a_run_is_what_its_ranks_read(data, tmp_path):
     for flags in (["--run", str(run)], ["--step", "3"], ["--run", str(run), "--data", str(data)]):
         done = run_command("inspect", *flags)
         assert done.code == 2 and "--run with --step" in done.err
+    recorded = {**config, "stream": asdict(stream), "data_sha256": ["0" * 64]}
+    (run / "config.json").write_text(json.dumps(recorded))
+    done = run_command("inspect", "--run", run, "--step", 3)
+    assert done.code == 2 and f"{data}: no longer the data of this run" in done.err
     done = run_command("inspect", "--run", run, "--step", 10)
     assert done.code == 2 and f"--step 10: {run} has 9 steps" in done.err and not done.out

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from albert_lab.commands.report import main
 from albert_lab.report.chart import HEIGHT, LEFT, RIGHT, WIDTH, Chart, Line, Point, thin
-from albert_lab.report.corpus import read_corpus
+from albert_lab.report.corpus import Data, read_corpus
 from albert_lab.report.folder import name_runs
 from PIL import Image
 
@@ -139,7 +139,7 @@ def test_guessing_is_computed_from_the_tokens_that_the_run_predicts(runs):
     changing = {"sequence_length": "16@0,32@5", "masked_fraction": "0.3..0.15@100%"}
     first = replace(stream, sequence_length=16, masked_fraction=0.3)
     config = {"stream": asdict(first), "schedules": changing, "batch_size": 8, "steps": 10}
-    corpus = read_corpus(str(data), config, eval_samples=12)
+    corpus = read_corpus(Data(str(data)), config, eval_samples=12)
     assert corpus.unigram is not None and not corpus.notes
     drawn = {"limit": 12, "micro_batch_size": 4, "dp_rank": 0, "dp_size": 1}
     batches = heldout_batches(open_shards(data, "heldout"), stream, **drawn)
@@ -159,6 +159,19 @@ def test_guessing_is_computed_from_the_tokens_that_the_run_predicts(runs):
         "Words of a masked stretch",
         "Frequency of pieces",
     ]
+
+
+def test_other_data_at_the_place_of_a_run_s_are_no_baseline(tmp_path, runs):
+    """They were built anew, or a run of another folder names its data alike."""
+    config = json.loads((runs[0] / "config.json").read_text())
+    records = [{"step": 1, "heldout_mlm_loss": 6.0, "heldout_mlm_accuracy": 0.1}]
+    other = write_run(tmp_path / "other", records, config=config | {"data_sha256": ["0" * 64]})
+    page, _ = make(tmp_path, other)
+    assert "holds other data than the run has read" in page.words
+    assert "frequencies alone" not in page.words
+    page, _ = make(tmp_path, runs[0], other)
+    assert "holds other data than the run has read" in page.words
+    assert "frequencies alone:" in page.words and "(A)" not in page.words
 
 
 def test_all_schedules_of_a_run_are_drawn(tmp_path):

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,13 @@ from albert_lab.report.chart import Chart, Line, Point
 SAMPLES = 1000  # drawn for the pictures
 MOST_SHARDS = 4  # whose pieces are counted
 MOST_HELDOUT = 4096  # samples, whose masked tokens are guessed
+
+
+class Data(NamedTuple):
+    """A DATA folder as a run names it, and what it held then."""
+
+    folder: str
+    sha256: str = ""  # of its content; "" where it is not recorded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,16 +48,18 @@ class Corpus:
     notes: list[str]
 
 
-def read_corpus(folder: str, config: dict, eval_samples: int) -> Corpus:
+def read_corpus(data: Data, config: dict, eval_samples: int) -> Corpus:
     """`config` is config.json of a run that reads this folder; its last step's draws are shown."""
-    index, unigram, pictures, notes = {}, None, [], []
+    index, unigram, pictures, notes, folder = {}, None, [], [], data.folder
     try:
         if is_url(folder):
             raise UserError(f"{folder}: is not on this machine; its baselines are left out")
+        train = open_shards(folder, "train")
+        if data.sha256 not in ("", train.fingerprint):
+            raise UserError(f"{folder}: holds other data than the run has read")
         index = read_index(folder)
         plan = DataPlan.read(config, folder)
         stream = plan.stream_at(plan.steps)
-        train = open_shards(folder, "train")
         pictures = draw_pictures(look_at(train, stream), stream)
         if index["splits"]["heldout"]["samples"]:
             held = open_shards(folder, "heldout")

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from albert_ds.errors import UserError
 from albert_lab.report import chart
 from albert_lab.report.chart import as_percent
-from albert_lab.report.corpus import Corpus, read_corpus
+from albert_lab.report.corpus import Corpus, Data, read_corpus
 from albert_lab.report.folder import RunFolder, is_number
 from albert_lab.report.panels import PAIRS, draw_losses, draw_others, evaluated_data, interval
 
@@ -91,15 +91,15 @@ def split_groups(runs: Sequence[RunFolder]) -> dict[str, list[RunFolder]]:
     return {title: found for title, found in groups.items() if found}
 
 
-def read_corpora(runs: Sequence[RunFolder]) -> dict[str, Corpus]:
+def read_corpora(runs: Sequence[RunFolder]) -> dict[Data, Corpus]:
     """The data sets that runs are evaluated on, each read once."""
-    found: dict[str, Corpus] = {}
+    found: dict[Data, Corpus] = {}
     for run in runs:
-        folder = "" if run.is_finetuning else evaluated_data(run)
-        if folder and folder not in found:
+        data = evaluated_data(run)
+        if data.folder and data not in found and not run.is_finetuning:
             samples = run.config.get("eval_samples")
             limit = int(samples) if is_number(samples) else 4096
-            found[folder] = read_corpus(folder, run.config, limit)
+            found[data] = read_corpus(data, run.config, limit)
     return found
 
 
@@ -111,7 +111,7 @@ def tell_state(run: RunFolder) -> tuple[str, str]:
     return STATES.get(show(code), ("\u2715", f"ended with code {show(code)}"))
 
 
-def list_results(run: RunFolder, corpora: dict[str, Corpus]) -> list[tuple[str, str, str]]:
+def list_results(run: RunFolder, corpora: dict[Data, Corpus]) -> list[tuple[str, str, str]]:
     """(what, value, what to compare it with) of the last records of a run."""
     found = [("steps", f"{run.steps:,}", f"of {count(run.config.get('steps'))}")]
     if (samples := run.last("samples")) is not None:

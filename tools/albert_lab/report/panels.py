@@ -8,7 +8,7 @@ from scipy.stats import binomtest
 
 from albert_ds.data.stream_config import list_pair_tasks
 from albert_lab.report.chart import Chart, Level, Line, Point, as_percent, thin
-from albert_lab.report.corpus import Corpus
+from albert_lab.report.corpus import Corpus, Data
 from albert_lab.report.folder import RunFolder
 
 MOST_POINTS = 240  # of a line; more are merged
@@ -52,10 +52,10 @@ BOTH = [
 ]
 
 
-def draw_losses(runs: Sequence[RunFolder], corpora: dict[str, Corpus]) -> list[Chart]:
+def draw_losses(runs: Sequence[RunFolder], corpora: dict[Data, Corpus]) -> list[Chart]:
     """A chart of every loss and score that one of `runs` has; all pretrain or all fine-tune.
 
-    `corpora` are by the folder's name; the first folder of a run is the one that is evaluated.
+    The first folder of a run is the one that is evaluated.
     """
     levels: dict[str, list[Level]] = {}
     if not runs[0].is_finetuning:
@@ -96,16 +96,16 @@ def largest_differences(first: RunFolder, other: RunFolder) -> dict[str, tuple[f
     return found
 
 
-def list_levels(runs: Sequence[RunFolder], corpora: dict[str, Corpus]) -> dict[str, list[Level]]:
+def list_levels(runs: Sequence[RunFolder], corpora: dict[Data, Corpus]) -> dict[str, list[Level]]:
     """What guessing by the frequencies of pieces reaches, a line for each data set."""
     found: dict[str, list[Level]] = {"mlm_loss": [], "mlm_accuracy": []}
-    readers: dict[str, str] = {}
+    readers: dict[Data, str] = {}
     for run in runs:
-        folder = evaluated_data(run)
-        if folder in corpora and corpora[folder].unigram:
-            readers[folder] = readers.get(folder, "") + run.letter
-    for folder, letters in readers.items():
-        unigram = corpora[folder].unigram
+        data = evaluated_data(run)
+        if data in corpora and corpora[data].unigram:
+            readers[data] = readers.get(data, "") + run.letter
+    for data, letters in readers.items():
+        unigram = corpora[data].unigram
         assert unigram is not None
         name = "" if len(readers) == 1 else f" ({letters})"
         share = as_percent(unigram.share)
@@ -116,10 +116,11 @@ def list_levels(runs: Sequence[RunFolder], corpora: dict[str, Corpus]) -> dict[s
     return found
 
 
-def evaluated_data(run: RunFolder) -> str:
-    """The DATA folder whose held-out part the run evaluates, "" where it is not recorded."""
-    data = run.config.get("data")
-    return data[0] if isinstance(data, list) and data and isinstance(data[0], str) else ""
+def evaluated_data(run: RunFolder) -> Data:
+    """The DATA whose held-out part the run evaluates; "" where it is not recorded."""
+    recorded = (run.config.get(key) for key in ("data", "data_sha256"))
+    folder, content = (x[0] if isinstance(x, list) and x else "" for x in recorded)
+    return Data(*(x if isinstance(x, str) else "" for x in (folder, content)))
 
 
 def _draw(runs: Sequence[RunFolder], panel: Panel, levels: Sequence[Level]) -> Chart | None:
