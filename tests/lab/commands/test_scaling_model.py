@@ -101,6 +101,13 @@ def test_the_rows_add_up_and_the_rule_is_printed(capsys):
     assert speeds == sorted(speeds, reverse=True) and len(speeds) == 5
 
 
+def test_the_hours_of_a_short_run_are_not_zero(capsys):
+    found = read_plan(ask(capsys, *PLAN, "--model", "albert-base", "--gpus", "8"))
+    hours = 1000 * float(found["step, seconds"]) / 3600
+    assert float(found["hours for 1,000 steps"]) == pytest.approx(hours, rel=0.05)
+    assert float(found["GPU-hours"]) == pytest.approx(8 * hours, rel=0.05)
+
+
 def test_each_size_takes_as_long_as_it_did_on_one_h100(capsys):
     """The largest micro-batch that was measured of each size; two of them are a step."""
     lines = (ROOT / "docs/raw/gpu_h100_3_results.jsonl").read_text().splitlines()

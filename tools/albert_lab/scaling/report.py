@@ -27,6 +27,7 @@ def plan_as_text(
     layout, step = best.layout, best.step
     changing = {"depth_schedule": depth_schedule, "schedules": schedules}
     hours = find_hours(best, machine, link=link, steps=steps, **changing)
+    gpu_hours = hours * layout.ranks
     # Rounded first, so that the rows add up as printed.
     live = {part: round(size / 1e9, 2) for part, size in best.memory.at_peak.items()}
     in_memory = (
@@ -47,10 +48,10 @@ def plan_as_text(
         ("samples/s", f"{best.samples_per_second:,.0f}", "as the step"),
         (
             f"hours for {steps:,} steps",
-            f"{hours:,.1f}",
+            format(hours, ",.1f" if hours >= 10 else ".2g"),
             "as the step; without evaluation, checkpoints, restarts",
         ),
-        ("GPU-hours", f"{hours * layout.ranks:,.0f}", "as the step"),
+        ("GPU-hours", format(gpu_hours, ",.0f" if gpu_hours >= 10 else ".2g"), "as the step"),
         ("MB sent by a GPU per step", f"{step.wire_bytes / 1e6:,.1f}", "2 % (a test checks it)"),
         ("TB over a node's link in all", f"{step.link_bytes * steps / 1e12:,.2f}", "2 %"),
     ]
