@@ -179,6 +179,12 @@ def list_checkpoints(root: Path) -> list[Path]:
     return sorted(ours, key=step_of, reverse=True)
 
 
+def list_kept(root: Path) -> list[Path]:
+    """`list_checkpoints`, but for folders that --keep-last has emptied of all but the user's."""
+    names = (STATE, *FILES)
+    return [f for f in list_checkpoints(root) if any((f / name).exists() for name in names)]
+
+
 def find_newest(output: Path, shapes: Shapes | None = None) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint of a run, and one line for each newer one that is damaged.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, list_checkpoints, write_folder
+from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, list_kept, write_folder
 from albert_ds.data.vocab import CONFIG_NAME, TOKENIZER_NAME
 from albert_ds.errors import UserError
 from albert_ds.files import check_folder, new_folder, write_json
@@ -79,7 +79,7 @@ def open_checkpoints(run: Path, *, average: bool = False) -> list[ModelFolder]:
     Raises UserError if there is none, DamagedData if one is damaged.
     """
     try:
-        found = list_checkpoints(run / "checkpoints")
+        found = list_kept(run / "checkpoints")
     except OSError:
         found = []
     if not found:

@@ -22,7 +22,7 @@ from albert_ds.checkpoint.folder import (
     WEIGHTS,
     find_damage,
     find_newest,
-    list_checkpoints,
+    list_kept,
     read_tensors,
 )
 from albert_ds.cli import log_line, positive
@@ -212,7 +212,7 @@ class ModelFolder:
         """The mean of the weights of a run's newest checkpoints, computed in float64."""
         newest = self.checkpoint if self.root == self.path else None
         is_run = newest is not None and FOLDER_NAME.fullmatch(newest.name)
-        found = list_checkpoints(self.path / "checkpoints")[: self.last] if is_run else []
+        found = list_kept(self.path / "checkpoints")[: self.last] if is_run else []
         if len(found) < self.last:
             raise UserError(
                 f"--average-last {self.last}: must be a pretraining run with as many checkpoints; "

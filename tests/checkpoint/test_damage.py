@@ -285,6 +285,17 @@ def test_an_imported_folder_has_its_own_place_and_a_checksum_too(text_file, tmp_
     ).read_bytes()
 
 
+def test_what_the_user_has_kept_in_a_deleted_checkpoint_is_none(text_file, tmp_path):
+    run = write_checkpoint(tmp_path / "run", small_vocab(text_file))
+    kept = folder_of(run, 0)
+    kept.mkdir()
+    (kept / "probe.json").write_text("{}")
+    run_export(run, tmp_path / "hf", "--revision-per-checkpoint")
+    assert [path.name for path in (tmp_path / "hf").iterdir()] == ["step-00000001"]
+    with pytest.raises(UserError, match="has 1$"):
+        run_export(run, tmp_path / "mean", "--average-last", "2")
+
+
 def test_a_damaged_checkpoint_stops_the_export_of_all_before_the_first(text_file, tmp_path):
     run = write_checkpoint(tmp_path / "run", small_vocab(text_file))
     shutil.copytree(folder_of(run, 1), folder_of(run, 2))
