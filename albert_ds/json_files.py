@@ -109,11 +109,8 @@ def build(kind: type[T], record: Any, name: str) -> T:
         tuple[str, ...]: [str],
     }
     declared: Any = [f for f in fields(kind) if f.init]  # ty: ignore[invalid-argument-type]
-    schema, needed = {}, {}
-    for field in declared:
-        schema[field.name] = types[field.type]
-        if field.default is MISSING:
-            needed[field.name] = schema[field.name]
+    schema = {field.name: types[field.type] for field in declared}
+    needed = {field.name: types[field.type] for field in declared if field.default is MISSING}
     check(record, schema, name, is_closed=True)
     check(record, needed, name)
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in record.items()})

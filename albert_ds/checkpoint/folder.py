@@ -227,7 +227,7 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def find_damage(folder: Path, shapes: Shapes | None = None) -> str | None:
+def find_damage(folder: Path, shapes: Shapes | None) -> str | None:
     """What is wrong with a checkpoint, None if nothing is.
 
     A `step-N` has all of FILES, and AVERAGE if state.json names it; any other folder the weights.

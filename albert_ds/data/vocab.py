@@ -299,7 +299,7 @@ def open_vocab(model: bytes, normalisation: Normalisation, name: str) -> Vocab:
         raise UserError(f"{name}: not a vocabulary of ALBERT's: {error}") from None
 
 
-def read_normalisation(config: dict, name: str = CONFIG_NAME) -> Normalisation:
+def read_normalisation(config: dict, name: str) -> Normalisation:
     """What a `tokenizer_config.json` says; without "normalization" it is AlbertTokenizer's."""
     schema = {"normalization": FORMS, "keep_accents": bool, "do_lower_case": bool}
     check({key: config[key] for key in schema if key in config}, schema, name, is_closed=True)

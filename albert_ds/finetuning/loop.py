@@ -248,7 +248,7 @@ def train_step(run: Run) -> tuple[float, float, int]:
         engine.backward(scaled, is_last=begin + size >= len(units))
         total = total + loss.detach()
     norm, applied = engine.take_step()
-    run.add_step(applied=applied)
+    run.count_step(applied=applied)
     return total, norm, tokens
 
 

@@ -4,7 +4,6 @@ A folder is written beside its place and renamed when it is complete and checked
 fails leaves nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -28,9 +27,9 @@ def export_hf(
     folder: ModelFolder,
     output: Path,
     *,
-    max_length: int | None = None,
-    licence: str | None = None,
-    probes: Sequence[dict] = (),
+    max_length: int | None,
+    licence: str | None,
+    probes: list[dict],
 ) -> None:
     """Write the model of a folder as a Hugging Face folder, with its first `max_length` positions.
 
@@ -73,7 +72,7 @@ def export_hf(
         (partial / "README.md").write_text(card, encoding="utf-8")
 
 
-def open_checkpoints(run: Path, *, average: bool = False) -> list[ModelFolder]:
+def open_checkpoints(run: Path, *, average: bool) -> list[ModelFolder]:
     """All checkpoints RUN/checkpoints/step-N of a run, oldest first, proven whole.
 
     Raises UserError if there is none, DamagedData if one is damaged.

@@ -201,7 +201,7 @@ def build_identity(config: ModelConfig) -> Weights:
 
 
 def from_hf(
-    hf_config: dict, hf_state: Weights, where: str, *, encoder_only: bool = False
+    hf_config: dict, hf_state: Weights, where: str, *, encoder_only: bool
 ) -> tuple[ModelConfig, Weights]:
     """Read config.json and the state dict of an AlbertForPreTraining or AlbertForMaskedLM.
 

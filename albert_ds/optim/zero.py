@@ -34,11 +34,10 @@ def read_layout(engine) -> list[ParamFragment]:
         groups = wrapper.round_robin_bit16_groups
         return list(_flat_fragments(wrapper, names, groups, offsets, flats))
     if hasattr(wrapper, "fp32_groups_flat_partition"):  # ZeRO-1, bf16 with fp32 accumulation
+        flats = wrapper.fp32_groups_flat_partition
         groups = wrapper.bf16_groups
         offsets = [[0, *accumulate(p.numel() for p in group[:-1])] for group in groups]
-        return list(
-            _flat_fragments(wrapper, names, groups, offsets, wrapper.fp32_groups_flat_partition)
-        )
+        return list(_flat_fragments(wrapper, names, groups, offsets, flats))
     return [  # no ZeRO: the parameters themselves
         ParamFragment(name=names[id(p)], group=index, flat=p, start=0, offset=0, numel=p.numel())
         for index, group in enumerate(wrapper.param_groups)

@@ -167,7 +167,7 @@ def update(run: Run, batch: Batch) -> float:
     model = run.config.model_at(run.step)
     heads = run.config.count_heads(model.num_layers)
     run.window.add_step(batch.counts, model, heads=heads, applied=applied)
-    run.add_step(applied=applied)
+    run.count_step(applied=applied)
     run.tokens += batch.counts.tokens
     if applied:
         run.engine.update_average(run.updates)

@@ -29,7 +29,7 @@ class Progress:
         """Whether work that is done every `every` steps, and at the last step, is due now."""
         return self.step % every == 0 or self.step == self.config.steps
 
-    def add_step(self, *, applied: bool) -> None:
+    def count_step(self, *, applied: bool) -> None:
         """Count a step, and whether its update was applied."""
         self.step += 1
         self.updates += applied

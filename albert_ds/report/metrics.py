@@ -106,9 +106,7 @@ class Window:
     def add_outputs(self, outputs: dict[str, Tensor]) -> None:
         self.outputs += torch.stack([outputs[name].detach().double() for name in OUTPUTS])
 
-    def add_step(
-        self, counts: Counts, model: ModelConfig, *, heads: int = 1, applied: bool
-    ) -> None:
+    def add_step(self, counts: Counts, model: ModelConfig, *, heads: int, applied: bool) -> None:
         """Count a step of `model`, whose depth may change from step to step.
 
         heads: the depths at which its MLM loss was computed.

@@ -262,12 +262,12 @@ def _find_document(file: IO[bytes], kind: str, offset: int, size: int) -> int:
     return size
 
 
-def open_streams(label: str, raw: IO[bytes], name: str | None = None) -> Iterator[tuple[str, Any]]:
+def open_streams(label: str, raw: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
     """(what to call it in messages, unpacked file) of a file, or of every member of a tar.
 
     Raises DamagedData for a tar that is cut short or damaged; of the others, reading does.
     """
-    stem, suffix = os.path.splitext(name or label)
+    stem, suffix = os.path.splitext(name)
     if suffix in _SHORT:
         yield from open_streams(label, raw, stem + _SHORT[suffix])
     elif suffix in UNPACKERS:
