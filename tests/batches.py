@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from albert_ds.data.samples import MicroBatch
+from albert_ds.data.micro_batch import MicroBatch
 
 IGNORED = -100
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from albert_ds.data.samples import StreamConfig
+from albert_ds.data.stream_config import StreamConfig
 from albert_ds.engine.deepspeed_config import read_ds_config, resolve_ds_config
 from albert_ds.model.config import SIZES, ModelConfig
 from albert_ds.settings.pretrain import RunConfig

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from albert_ds import cli
-from albert_ds.data.samples import Sample
+from albert_ds.data.samples import Sample, SampleReader
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import INDEX_NAME, ShardSet, open_shards, read_index
 from albert_ds.data.storage import join
-from albert_ds.data.stream import MicroBatchReader
 from albert_ds.data.stream_config import OBJECTIVES, DataPlan, StreamConfig
 from albert_ds.data.vocab import MASK, SPECIAL_PIECES, WORD_MARK
 from albert_ds.errors import UserError
@@ -77,7 +76,7 @@ def show_step(run: Path, step: int) -> None:
     held = [source.fingerprint for source in sources]
     if config.get("data_sha256", held) != held:
         raise UserError(f"--run {run}: {', '.join(config['data'])}: no longer the data of this run")
-    reader = MicroBatchReader(sources, config["data_weights"], stream)
+    reader = SampleReader(sources, config["data_weights"], stream)
     for position in positions:
         number, place, shard = reader.locate(position)
         source = sources[number]
@@ -122,7 +121,7 @@ def show_set(args: Namespace) -> None:
     source = open_shards(args.data, args.split)
     args.sequence_length = args.sequence_length or source.sequence_length
     config = StreamConfig(**cli.values_of(args, StreamConfig))
-    reader = MicroBatchReader([source], None, config)
+    reader = SampleReader([source], None, config)
     count = min(args.count, int(source.sizes.sum()))
     found = Statistics()
     for position in range(count):

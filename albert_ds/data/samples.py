@@ -1,88 +1,24 @@
-"""From a stored sequence to a masked sample, and from samples to a micro-batch.
+"""From a position of the stream to a stored sequence, and from that to a masked sample.
 
-A micro-batch is the concatenation of its sequences, [CLS] A [SEP] B [SEP] each (paper Sec. 3.1),
-or [CLS] A [SEP] where the window is one sentence. Nothing is ever padded.
-Shapes: B sequences, N tokens, P predicted positions of a micro-batch; T tokens of a sequence.
+A sample is [CLS] A [SEP] B [SEP] (paper Sec. 3.1), or [CLS] A [SEP] if its window is one sentence.
+Shapes: T tokens of a sequence, V vocabulary.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from albert_ds.data.masking import count_predictions, draw_positions, draw_replacements
-from albert_ds.data.segments import NO_LABEL, draw_pair, draw_target
-from albert_ds.data.shards import Sequence
+from albert_ds.data.order import SAMPLE_DRAWS, Draws, Place, ShardOrder, SourceOrder
+from albert_ds.data.segments import SentenceRuns, draw_pair, draw_target
+from albert_ds.data.shards import Sequence, Shard, ShardSet
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.data.vocab import CLS, MASK, SEP
-from albert_ds.data.words import find_word_starts
-
-if TYPE_CHECKING:
-    import torch
+from albert_ds.data.words import build_word_starts, find_word_starts
+from albert_ds.errors import UserError
 
 NUM_MARKS = 3  # [CLS] and two [SEP]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MicroBatch:
-    """The model's keywords, and counts for the metrics.
-
-    input_ids, token_type_ids, position_ids int64 [N]; cu_seqlens int32 [B+1]; max_seqlen int;
-    masked_positions, masked_labels int64 [P]; pair_labels int64 [B]. All tensors are one in memory:
-    each tensor of a loader's worker takes a file descriptor, and each copy to a device its time.
-    """
-
-    packed: "torch.Tensor"  # int64: the tensors, one after the other
-    lengths: dict[str, int]  # of each tensor, in their order
-    max_seqlen: int
-    samples: int  # B; 0 for the dummy that a rank without a sample is given
-    tokens: int  # N of those samples
-    masked: int  # P
-    pairs: int  # sequences with a pair label
-    unpaired: int  # sequences whose sop or nsp label is ignored: no pair could be made
-    truncated_tokens: int  # stored tokens left out by a short draw
-    available: int  # stored tokens of these sequences
-    sample_ids: list[int]  # positions of the samples in the global stream
-
-    @classmethod
-    def pack(cls, tensors: "dict[str, torch.Tensor]", **others) -> "MicroBatch":
-        import torch
-
-        packed = torch.cat([x.long() for x in tensors.values()])
-        return cls(packed=packed, lengths={n: len(x) for n, x in tensors.items()}, **others)
-
-    @property
-    def tensors(self) -> dict:
-        """The model's keywords on the host."""
-        return self._unpack(self.packed)
-
-    def pin_memory(self) -> "MicroBatch":
-        """A copy in pinned memory, which a thread of torch's loader makes for CUDA."""
-        return replace(self, packed=self.packed.pin_memory())
-
-    def on(self, device: "torch.device") -> dict:
-        """The model's keywords on `device`."""
-        return self._unpack(send(self.packed, device))
-
-    def _unpack(self, packed: "torch.Tensor") -> dict:
-        parts = packed.split(list(self.lengths.values()))
-        tensors = dict(zip(self.lengths, parts, strict=True))
-        tensors["cu_seqlens"] = tensors["cu_seqlens"].int()
-        return {**tensors, "max_seqlen": self.max_seqlen}
-
-
-def to_device(tensors: dict, device: "torch.device") -> dict:
-    """Tensors of the host, copied to `device` without waiting for it; other values as they are."""
-    return {name: x if isinstance(x, int) else send(x, device) for name, x in tensors.items()}
-
-
-def send(x: "torch.Tensor", device: "torch.device") -> "torch.Tensor":
-    """x of the host, copied to `device` without waiting for it.
-
-    CUDA copies from pinned memory while the host goes on, and from other memory it does not.
-    """
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
 class Sample(NamedTuple):
@@ -132,56 +68,69 @@ def draw_sample(
     return Sample(ids, first, positions, labels, pair.label, pair.used, available, starts)
 
 
-def collate(samples: list[Sample], sample_ids: list[int], objective: str) -> MicroBatch:
-    """Concatenate samples; without samples, a dummy [CLS] [SEP] on which no loss depends."""
-    import torch
+class SampleReader:
+    """Draws the samples of any positions of the stream."""
 
-    none = np.empty(0, int)
-    dummy = Sample(np.array([CLS, SEP]), 2, none, none, NO_LABEL, 0, 0, np.ones(2, bool))
-    parts = samples or [dummy]
-    inputs = concatenate([part.ids for part in parts], [part.first for part in parts])
-    begins = inputs["cu_seqlens"].tolist()[:-1]
-    positions = [part.positions + begin for part, begin in zip(parts, begins, strict=True)]
-    labels = np.concatenate([part.labels for part in parts])
-    pair_labels = torch.tensor([part.pair_label for part in parts])
-    pairs = int((pair_labels != NO_LABEL).sum())
-    used = sum(sample.used for sample in samples)
-    available = sum(sample.available for sample in samples)
-    max_seqlen = inputs.pop("max_seqlen")
-    return MicroBatch.pack(
-        {
-            **inputs,
-            "masked_positions": torch.from_numpy(np.concatenate(positions)),
-            "masked_labels": torch.from_numpy(labels),
-            "pair_labels": pair_labels,
-        },
-        max_seqlen=max_seqlen,
-        samples=len(samples),
-        tokens=len(inputs["input_ids"]) if samples else 0,
-        masked=len(labels),
-        pairs=pairs,
-        unpaired=0 if objective == "none" else len(samples) - pairs,
-        truncated_tokens=available - used,
-        available=available,
-        sample_ids=sample_ids,
-    )
+    def __init__(self, sources: list[ShardSet], weights: list[float] | None, config: StreamConfig):
+        assert all(source.vocab.sha256 == sources[0].vocab.sha256 for source in sources)
+        for source in sources:
+            if config.sequence_length > source.sequence_length:
+                raise UserError(
+                    f"--sequence-length {config.sequence_length}: the sequences of "
+                    f"{source.folder} have at most {source.sequence_length} tokens"
+                )
+        if weights is None:
+            weights = [float(source.sizes.sum()) for source in sources]
+        self._mixture = SourceOrder(list(weights), config.seed)
+        self._sources = [
+            _SourceReader(source, number, config.seed) for number, source in enumerate(sources)
+        ]
+        self.word_starts = build_word_starts(sources[0].vocab.pieces, config.word_boundaries)
+        self._draws = Draws(SAMPLE_DRAWS, config.seed)
+        self._config = config
+
+    def locate(self, position: int) -> tuple[int, Place, Shard]:
+        """The number of the source, the place in it, and the shard of a position of the stream."""
+        number, local = self._mixture.locate(position)
+        return number, *self._sources[number].find(local)
+
+    def draw(self, position: int, config: StreamConfig | None = None) -> Sample:
+        """The sample at a position of the stream; `config` may have another length and masks."""
+        number, place, shard = self.locate(position)
+        sequence = shard[place.sample]
+        with self._draws.at(number, place.epoch, place.number) as rng:
+
+            def draw_other(length: int) -> np.ndarray | None:
+                runs = self._sources[number].find_runs(place.shard)
+                found = runs.find(length, sequence.document, rng)
+                return found and shard[found[0]].ids[found[1] : found[2]]
+
+            return draw_sample(sequence, config or self._config, self.word_starts, draw_other, rng)
 
 
-def concatenate(sequences: list[np.ndarray], firsts: list[int]) -> dict[str, Any]:
-    """The encoder's keywords for sequences of ids end to end, each with its tokens of segment A.
+class _SourceReader:
+    """One source; in memory are those shards of the current round that were needed so far."""
 
-    input_ids, token_type_ids, position_ids int64 [N]; cu_seqlens int32 [B + 1]; max_seqlen int.
-    """
-    import torch
+    def __init__(self, source: ShardSet, number: int, seed: int):
+        self._source = source
+        self._order = ShardOrder(source.sizes, seed, number)
+        self._loaded: dict[int, Shard] = {}
+        self._runs: dict[int, SentenceRuns] = {}
 
-    lengths = np.array([len(ids) for ids in sequences])
-    ends = np.cumsum(lengths)
-    positions = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-    segments = positions >= np.repeat(firsts, lengths)
-    return {
-        "input_ids": torch.from_numpy(np.concatenate(sequences)).long(),
-        "token_type_ids": torch.from_numpy(segments).long(),
-        "position_ids": torch.from_numpy(positions),
-        "cu_seqlens": torch.from_numpy(np.concatenate([[0], ends])).int(),
-        "max_seqlen": int(lengths.max()),
-    }
+    def find(self, position: int) -> tuple[Place, Shard]:
+        """The place of a local position, and the shard that holds it."""
+        place = self._order.locate(position)
+        if place.shard not in self._loaded:
+            current = self._order.round_shards
+            for tables in (self._loaded, self._runs):
+                for gone in tables.keys() - set(current):
+                    del tables[gone]
+            self._loaded[place.shard] = Shard(self._source, place.shard)
+        return place, self._loaded[place.shard]
+
+    def find_runs(self, number: int) -> SentenceRuns:
+        """The index of a loaded shard, made when it is first needed (nsp)."""
+        if number not in self._runs:
+            shard = self._loaded[number]
+            self._runs[number] = SentenceRuns(shard[i] for i in range(len(shard)))
+        return self._runs[number]

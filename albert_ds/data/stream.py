@@ -20,15 +20,13 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 
-import numpy as np
+from webdataset import compat, pipeline, shardlists
 
-from albert_ds.data.order import SAMPLE_DRAWS, Draws, Place, ShardOrder, SourceOrder
-from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate, draw_sample
-from albert_ds.data.segments import SentenceRuns
-from albert_ds.data.shards import Shard, ShardSet
-from albert_ds.data.stream_config import DataPlan
-from albert_ds.data.words import build_word_starts
-from albert_ds.errors import ENDINGS, UserError
+from albert_ds.data.micro_batch import MicroBatch, collate
+from albert_ds.data.samples import SampleReader
+from albert_ds.data.shards import ShardSet
+from albert_ds.data.stream_config import DataPlan, StreamConfig
+from albert_ds.errors import ENDINGS
 
 MAX_PREFETCH = 16  # micro-batches that a worker is ahead
 
@@ -63,8 +61,6 @@ def training_batches(
     assert step >= 0 and not any(size % (dp_size * micro_batch_size) for size in sizes)
     reader = MicroBatchReader(sources, weights, plan.stream)
     cuts = functools.partial(plan_training, plan, step, micro_batch_size, dp_rank, dp_size)
-    from webdataset import compat, pipeline, shardlists
-
     read = functools.partial(itertools.starmap, reader.read)
     batches = pipeline.DataPipeline(cuts, shardlists.split_by_worker, read)
     if not num_workers:
@@ -151,74 +147,10 @@ def _raise_endings(batches: Iterable[MicroBatch | Exception]) -> Iterator[MicroB
         yield batch
 
 
-class MicroBatchReader:
+class MicroBatchReader(SampleReader):
     """Makes micro-batches from any positions of the stream."""
-
-    def __init__(self, sources: list[ShardSet], weights: list[float] | None, config: StreamConfig):
-        assert all(source.vocab.sha256 == sources[0].vocab.sha256 for source in sources)
-        for source in sources:
-            if config.sequence_length > source.sequence_length:
-                raise UserError(
-                    f"--sequence-length {config.sequence_length}: the sequences of "
-                    f"{source.folder} have at most {source.sequence_length} tokens"
-                )
-        if weights is None:
-            weights = [float(source.sizes.sum()) for source in sources]
-        self._mixture = SourceOrder(list(weights), config.seed)
-        self._sources = [
-            _SourceReader(source, number, config.seed) for number, source in enumerate(sources)
-        ]
-        self.word_starts = build_word_starts(sources[0].vocab.pieces, config.word_boundaries)
-        self._draws = Draws(SAMPLE_DRAWS, config.seed)
-        self._config = config
 
     def read(self, positions: range, config: StreamConfig | None = None) -> MicroBatch:
         """The micro-batch of the samples at `positions` of the stream."""
         samples = [self.draw(position, config) for position in positions]
         return collate(samples, list(positions), self._config.objective)
-
-    def locate(self, position: int) -> tuple[int, Place, Shard]:
-        """The number of the source, the place in it, and the shard of a position of the stream."""
-        number, local = self._mixture.locate(position)
-        return number, *self._sources[number].find(local)
-
-    def draw(self, position: int, config: StreamConfig | None = None) -> Sample:
-        """The sample at a position of the stream; `config` may have another length and masks."""
-        number, place, shard = self.locate(position)
-        sequence = shard[place.sample]
-        with self._draws.at(number, place.epoch, place.number) as rng:
-
-            def draw_other(length: int) -> np.ndarray | None:
-                runs = self._sources[number].find_runs(place.shard)
-                found = runs.find(length, sequence.document, rng)
-                return found and shard[found[0]].ids[found[1] : found[2]]
-
-            return draw_sample(sequence, config or self._config, self.word_starts, draw_other, rng)
-
-
-class _SourceReader:
-    """One source; in memory are those shards of the current round that were needed so far."""
-
-    def __init__(self, source: ShardSet, number: int, seed: int):
-        self._source = source
-        self._order = ShardOrder(source.sizes, seed, number)
-        self._loaded: dict[int, Shard] = {}
-        self._runs: dict[int, SentenceRuns] = {}
-
-    def find(self, position: int) -> tuple[Place, Shard]:
-        """The place of a local position, and the shard that holds it."""
-        place = self._order.locate(position)
-        if place.shard not in self._loaded:
-            current = self._order.round_shards
-            for tables in (self._loaded, self._runs):
-                for gone in tables.keys() - set(current):
-                    del tables[gone]
-            self._loaded[place.shard] = Shard(self._source, place.shard)
-        return place, self._loaded[place.shard]
-
-    def find_runs(self, number: int) -> SentenceRuns:
-        """The index of a loaded shard, made when it is first needed (nsp)."""
-        if number not in self._runs:
-            shard = self._loaded[number]
-            self._runs[number] = SentenceRuns(shard[i] for i in range(len(shard)))
-        return self._runs[number]

@@ -5,7 +5,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from albert_ds.data.samples import concatenate
+from albert_ds.data.micro_batch import concatenate
 from albert_ds.data.vocab import CLS, MASK, SEP
 from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder

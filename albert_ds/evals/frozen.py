@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from albert_ds.data.samples import MicroBatch
+from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.model.albert import AlbertForPretraining
 
 _ENCODER_INPUTS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "max_seqlen")

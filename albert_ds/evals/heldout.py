@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 
 from albert_ds.cli import log_line
-from albert_ds.data.samples import MicroBatch, StreamConfig
+from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.data.shards import open_shards, read_index
 from albert_ds.data.stream import heldout_batches
+from albert_ds.data.stream_config import StreamConfig
 from albert_ds.parallel.consensus import Counts, agree, raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.report.metrics import OUTPUTS, summarise

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from albert_ds.checkpoint.folder import BEST, WEIGHTS, read_best, read_tensors, write_folder
 from albert_ds.checkpoint.gather import Saver, find_start, gather, restore
 from albert_ds.cli import log_line
-from albert_ds.data.samples import to_device
+from albert_ds.data.micro_batch import to_device
 from albert_ds.engine.deepspeed_config import precision_of
 from albert_ds.engine.engine import build_engine
 from albert_ds.errors import DamagedData, UserError

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from albert_ds.cli import log_line
-from albert_ds.data.samples import concatenate
+from albert_ds.data.micro_batch import concatenate
 from albert_ds.data.vocab import SPECIAL_PIECES, Vocab
 from albert_ds.errors import UserError
 from albert_ds.interop.folder import ModelFolder

@@ -18,7 +18,7 @@ import torch
 from albert_ds.checkpoint.folder import WEIGHTS, folder_name, read_tensors
 from albert_ds.checkpoint.gather import Saver, TrainState, find_start, restore
 from albert_ds.cli import as_flag, log_line
-from albert_ds.data.samples import MicroBatch
+from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.data.shards import open_shards, read_index
 from albert_ds.data.staging import copy_folders, find_copy
 from albert_ds.data.stream import training_batches

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from albert_ds.cli import log_line
-from albert_ds.data.samples import concatenate
+from albert_ds.data.micro_batch import concatenate
 from albert_ds.data.segments import cut_pair
 from albert_ds.data.vocab import CLS, SEP, Vocab
 from albert_ds.errors import DamagedData, UserError

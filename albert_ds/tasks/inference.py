@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from albert_ds.data.samples import to_device
+from albert_ds.data.micro_batch import to_device
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.tasks.features import Features, collate
 

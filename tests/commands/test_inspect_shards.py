@@ -5,10 +5,9 @@ import re
 import shutil
 from dataclasses import asdict
 
-from albert_ds.data.samples import StreamConfig
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import training_batches
-from albert_ds.data.stream_config import DataPlan
+from albert_ds.data.stream_config import DataPlan, StreamConfig
 from tests.command import run_command
 
 

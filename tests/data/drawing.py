@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from albert_ds.data.samples import MicroBatch, StreamConfig
+from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.data.shards import Sequence, Shard, ShardSet
 from albert_ds.data.stream import training_batches
-from albert_ds.data.stream_config import DataPlan
+from albert_ds.data.stream_config import DataPlan, StreamConfig
 from tests.data.corpus import SEQUENCE_LENGTH
 
 CONFIG = StreamConfig(sequence_length=SEQUENCE_LENGTH, seed=3)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from albert_ds.data.samples import StreamConfig
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import Shard, ShardSet, open_shards, pack_sequence, write_shard
 from albert_ds.data.stream import MicroBatchReader
+from albert_ds.data.stream_config import StreamConfig
 from albert_ds.data.vocab import SEP, SPECIAL_PIECES, Normalisation, train_vocab
 from albert_ds.text.documents import TextConfig
 from tests.data.corpus import build, read_all

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from albert_ds.data.samples import StreamConfig
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import open_shards, read_index
+from albert_ds.data.stream_config import StreamConfig
 from albert_ds.data.vocab import CLS, MASK, SEP
 from albert_ds.data.words import build_word_starts
 from tests.data.corpus import SEQUENCE_LENGTH, build, write_wiki

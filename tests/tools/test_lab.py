@@ -9,7 +9,7 @@ from albert_lab.measurement import synthetic_batches
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from albert_ds.data.samples import StreamConfig
+from albert_ds.data.stream_config import StreamConfig
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import SIZES, count_flops
 from albert_ds.optim.lamb import Lamb, decay_groups

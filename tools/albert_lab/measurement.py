@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.profiler import profile, record_function
 
-from albert_ds.data.samples import MicroBatch, Sample, StreamConfig, collate
+from albert_ds.data.micro_batch import MicroBatch, collate
+from albert_ds.data.samples import Sample
+from albert_ds.data.stream_config import StreamConfig
 from albert_ds.data.vocab import NUM_FIXED
 from albert_ds.engine.deepspeed_config import check_device, precision_of
 from albert_ds.files import MARK

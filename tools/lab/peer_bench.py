@@ -32,7 +32,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from albert_ds import cli
 from albert_ds.cli import Number, Parser, natural, positive
-from albert_ds.data.samples import MicroBatch
+from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.files import write_report
 from albert_ds.interop.hugging_face import to_hf
 from albert_ds.model.config import SIZES, ModelConfig

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from albert_ds.commands.inspect_shards import Statistics
+from albert_ds.data.samples import SampleReader
 from albert_ds.data.shards import Shard, ShardSet, open_shards, read_index
 from albert_ds.data.storage import is_url
-from albert_ds.data.stream import MicroBatchReader
 from albert_ds.data.stream_config import DataPlan, StreamConfig
 from albert_ds.errors import DamagedData, UserError
 from albert_lab.report.chart import Chart, Line, Point
@@ -71,7 +71,7 @@ def read_corpus(data: Data, config: dict, eval_samples: int) -> Corpus:
 
 def draw_labels(source: ShardSet, stream: StreamConfig, limit: int) -> np.ndarray:
     """The first masked tokens that the held-out evaluation of a run predicts, int64 [masked]."""
-    reader = MicroBatchReader([source], None, stream)
+    reader = SampleReader([source], None, stream)
     count = min(limit, MOST_HELDOUT, int(source.sizes.sum()))
     return np.concatenate([reader.draw(position).labels for position in range(count)])
 
@@ -102,7 +102,7 @@ def count_pieces(train: ShardSet) -> np.ndarray:
 
 def look_at(train: ShardSet, stream: StreamConfig) -> Statistics:
     """Counts over the first samples that a training reads."""
-    reader = MicroBatchReader([train], None, stream)
+    reader = SampleReader([train], None, stream)
     seen = Statistics()
     for position in range(min(SAMPLES, int(train.sizes.sum()))):
         seen.add(reader.draw(position))
