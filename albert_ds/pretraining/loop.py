@@ -40,7 +40,7 @@ from albert_ds.report.metrics import Metrics, Window, last_tokens
 from albert_ds.report.screen import describe_run, print_facts
 from albert_ds.report.traffic import Traffic
 from albert_ds.settings.pretrain import RunConfig, check_start
-from albert_ds.settings.shared import write_config
+from albert_ds.settings.shared import read_previous, write_config
 
 
 @dataclass(kw_only=True, slots=True)
@@ -312,8 +312,11 @@ def write_run_files(config: RunConfig) -> None:
     # Another start may have written RUN/config.json since the command line was read.
     check_start(config)
     vocab = open_shards(config.data[0], "train").vocab
-    before = ModelFolder(config.init_from).trained_length if config.init_from else 0
-    length = max(before, config.stream.sequence_length)  # --sequence-length may grow
+    # What a resumed run has started from may be gone, or may have gone on.
+    length = (read_previous(config.output) or {}).get("trained_length")
+    if length is None:
+        before = ModelFolder(config.init_from).trained_length if config.init_from else 0
+        length = max(before, config.stream.sequence_length)  # --sequence-length may grow
     write_config(config, vocab_sha256=vocab.sha256, trained_length=length)
     vocab.write(config.run)
 

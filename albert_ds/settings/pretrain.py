@@ -16,6 +16,7 @@ from albert_ds.checkpoint.folder import list_checkpoints, step_of
 from albert_ds.data.stream_config import TASK, VARYING, DataPlan, StreamConfig, read_varying, task
 from albert_ds.errors import UserError
 from albert_ds.files import RUN_MARKS, RUN_NAMES, check_folder
+from albert_ds.json_files import build
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops, reshape
 from albert_ds.model.depth import draw_depth, read_depths, read_exits
 from albert_ds.model.sharing import ADDITIONS, list_patterns
@@ -284,7 +285,7 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     args = build_parser().parse_args(argv)
     schedules = _take_schedules(args)
     sources = _open_sources(args.data)
-    initial = _open_initial(args.init_from)
+    initial = _open_initial(args)
     model = _resolve_model(args, sources, initial)
     weights = _resolve_weights(args, sources)
     built = min(source.sequence_length for source in sources)
@@ -351,14 +352,18 @@ def resolve_workers(config: RunConfig, device_type: str) -> RunConfig:
     return replace(config, num_workers=2 if device_type == "cuda" else 0)
 
 
-def _open_initial(folder: str | None):
-    if folder is None:
+def _open_initial(args):
+    """The model of --init-from. None without one, and if it is gone since the run was saved."""
+    if args.init_from is None:
         return None
     from albert_ds.interop.folder import ModelFolder, hint_download
 
-    if not Path(folder).is_dir():
-        raise UserError(f"--init-from {folder}: no such folder{hint_download(Path(folder))}")
-    return ModelFolder(folder)
+    folder = Path(args.init_from)
+    if folder.is_dir():
+        return ModelFolder(folder)
+    if any(Path(args.output).glob("checkpoints/step-*")):
+        return None
+    raise UserError(f"--init-from {folder}: no such folder{hint_download(folder)}")
 
 
 def _default_warmup(args) -> int:
@@ -385,10 +390,17 @@ def _resolve_model(args, sources, initial) -> ModelConfig:
     given = cli.values_of(args, ModelConfig)
     if "hidden_size" in given:
         given.setdefault("ffn_size", 4 * given["hidden_size"])
-    if args.size is None and initial is None:
+    if args.size is None and args.init_from is None:
         raise UserError(f"--model: must be one of {', '.join(SIZES)}, if there is no --init-from")
+    if args.size:
+        size = SIZES[args.size]
+    elif initial is not None:
+        size = initial.config
+    else:  # a resumed run's
+        before = read_previous(args.output) or {}
+        size = build(ModelConfig, before.get("model"), f"{args.output}/config.json: model")
     return reshape(
-        SIZES[args.size] if args.size else initial.config,
+        size,
         **given,
         vocab_size=sources[0].vocab.size,
         pair_head=args.objective != "none",

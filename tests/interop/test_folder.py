@@ -17,7 +17,7 @@ from albert_ds.settings import finetune
 from albert_ds.settings.pretrain import read_config
 from tests.conftest import train_command
 from tests.finetuning import flags, write_checkpoint, write_cola
-from tests.models import Bomb, run_export, run_import
+from tests.models import Bomb, folder_of, run_export, run_import
 
 
 @pytest.fixture
@@ -181,6 +181,15 @@ def test_sizes_and_what_was_trained_are_those_of_init_from(data, run, tmp_path):
     above = [*map(str, words), "--init-from", str(run), "--output", str(run.parent)]
     with pytest.raises(UserError, match="holds the input"):
         read_config(above, world_size=2)
+    # Once the new run has a checkpoint it goes on without the old one.
+    run.rename(run.with_name("gone"))
+    with pytest.raises(UserError, match=f"--init-from {run}: no such folder"):
+        read_config([*map(str, words), "--init-from", str(run)], world_size=2)
+    folder_of(tmp_path / "new", 1).mkdir(parents=True)
+    again = read_config([*map(str, words), "--init-from", str(run)], world_size=2)
+    assert again == config
+    write_run_files(again)
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["trained_length"] == 56
 
 
 def test_weights_are_used_with_their_own_vocabulary_only(data, run, tmp_path, text_file):
