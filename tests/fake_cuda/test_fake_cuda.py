@@ -91,7 +91,7 @@ def check(report: dict, steps: int, *, groups: int = 2, pinned: int = 0) -> None
     """
     norms = (f"{UTILS}:mask_nan_or_inf_with_val_inplace", f"{UTILS}:is_invalid_grad_norm")
     allowed = WAITS | dict(zip(norms, (groups, groups + 1), strict=True))
-    allowed["albert_ds/data/samples.py"] = pinned
+    allowed["albert_ds/data/micro_batch.py"] = pinned
     assert report["mixed"] == {}
     assert len(report["steps"]) == steps
     for number, step in enumerate(report["steps"]):
