@@ -182,9 +182,17 @@ class AlbertForPretraining(nn.Module):
         init_weights(self, config.initializer_range, seed)
 
     def forward(
-        self, masked_positions: Tensor, masked_labels: Tensor, pair_labels: Tensor, **tokens
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        position_ids: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        masked_positions: Tensor,
+        masked_labels: Tensor,
+        pair_labels: Tensor,
     ) -> dict[str, Tensor]:
-        """Compute the losses of a micro-batch: masked int64 [P], and `tokens` as of AlbertModel.
+        """Compute the losses of a micro-batch: ids int64 [N], ends int32 [B + 1], masked int64 [P].
 
         Returns `mlm_loss_sum`, `pair_loss_sum` (fp32 sums of cross entropies), `mlm_correct` and
         `pair_correct` (int64 counts), all scalars. Pair labels are int64 [B]; -100 counts in
@@ -193,8 +201,10 @@ class AlbertForPretraining(nn.Module):
         of log(Z)^2; both are 0 in evaluation.
         """
         # The heads need the last state of these tokens only: [CLS] and the masked ones.
-        output_positions, _ = torch.cat([tokens["cu_seqlens"][:-1], masked_positions]).sort()
-        encoded = self.albert(**tokens, output_positions=output_positions)
+        output_positions, _ = torch.cat([cu_seqlens[:-1], masked_positions]).sort()
+        encoded = self.albert(
+            input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen, output_positions
+        )
         place = torch.searchsorted(output_positions, masked_positions)
         masked = encoded["last_hidden_state"].index_select(0, place)  # [P, H]
         word = self.albert.embeddings.word.weight
