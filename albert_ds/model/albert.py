@@ -116,7 +116,7 @@ class MlmHead(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.transform = nn.Linear(config.hidden_size, config.embedding_size)
+        self.transform = Linear(config.hidden_size, config.embedding_size)
         self.layer_norm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
@@ -126,7 +126,7 @@ class MlmHead(nn.Module):
 
     def logits(self, hidden: Tensor, word: Tensor) -> Tensor:
         """Score the vocabulary: states [P, H], embedding [V, E]; returns fp32 [P, V]."""
-        return F.linear(self.project(hidden), word, self.bias).float()
+        return linear(self.project(hidden), word, self.bias).float()
 
     def forward(
         self, hidden: Tensor, labels: Tensor, word: Tensor, z_loss: bool = False

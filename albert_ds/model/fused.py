@@ -1,7 +1,8 @@
 """What several operators of torch do, as one: on CUDA by the kernels of `model/kernels.py`.
 
 Elsewhere, for few values, and on CUDA without Triton, torch's operators do the same, and their
-results differ by rounding only. Dropout draws other random numbers there.
+results differ by rounding only. Dropout draws other random numbers there. On a CPU a product adds
+its bias itself.
 Shapes: N tokens, H hidden.
 """
 
@@ -12,6 +13,7 @@ from importlib.util import find_spec
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from albert_ds.model.dropout import drop
 
@@ -89,11 +91,47 @@ def linear_norm(
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W^T + b: x [N, in], W [out, in], b [out] -> [N, out]."""
-    if not gains_by_kernels(x):
-        return F.linear(x, weight, bias)
-    from albert_ds.model import kernels
+    if gains_by_kernels(x):
+        from albert_ds.model import kernels
 
-    return kernels.Linear.apply(x, weight, bias)
+        return kernels.Linear.apply(x, weight, bias)
+    form = OneDnnLinear.apply if has_onednn(x.device.type, x.dtype) else F.linear
+    return form(x, weight, bias)
+
+
+@functools.cache
+def has_onednn(device: str, dtype: torch.dtype) -> bool:
+    """Whether `OneDnnLinear` gains: in bf16 on a CPU with AVX-512.
+
+    In fp32 it would too, but prepares a product for every new number of rows (`even_shapes.py`).
+    """
+    if (device, dtype) != ("cpu", torch.bfloat16) or not torch.backends.mkldnn.is_available():
+        return False
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+class OneDnnLinear(torch.autograd.Function):
+    """`linear` whose product adds the bias itself; torch's is copied to each row beforehand.
+
+    By the operator that torch's compiler takes. On a Zen 4 both give the same bits.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        function = "none", [], ""  # of the sum
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, *function)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            dy @ weight if of_x else None,
+            dy.T @ x if of_weight else None,
+            dy.sum(0) if of_bias else None,
+        )
 
 
 class Linear(nn.Linear):

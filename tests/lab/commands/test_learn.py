@@ -51,7 +51,7 @@ def test_the_trainer_takes_the_recipe(data, tmp_path, ranks, precision):
     alone = [*flags, *Layout(1, 1, layout.ds_config).flags, *SIZE, "--output", start]
     neighbours.main(alone)
     config = read_config([*flags, "--init-from", start], world_size=ranks)
-    assert config.batch_size == 64 and config.micro_batch_size == 32 // ranks
+    assert config.batch_size == 64 and config.micro_batch_size == 64 // ranks
     assert config.deepspeed["optimizer"]["type"] == "Muon" and config.learning_rate == 0.003
     assert config.model.embedding_size == 256
     assert config.rate_at(99) < 0.02 * max(map(config.rate_at, range(100)))

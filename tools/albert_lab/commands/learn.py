@@ -79,8 +79,8 @@ class Layout:
 
     @property
     def flags(self) -> list[str]:
-        """Those of the trainer; a larger batch is more micro-batches, and needs no more memory."""
-        batches = ("--batch-size", self.batch, "--micro-batch-size", BATCH // self.ranks)
+        """Those of the trainer. A rank takes all its samples at once, which is faster than in parts."""
+        batches = ("--batch-size", self.batch, "--micro-batch-size", self.batch // self.ranks)
         return [*map(str, batches), "--deepspeed_config", str(PACKAGE / self.ds_config)]
 
     def __str__(self) -> str:
