@@ -79,7 +79,7 @@ class Layout:
 
     @property
     def flags(self) -> list[str]:
-        """Those of the trainer. A rank takes all its samples at once, which is faster than in parts."""
+        """Those of the trainer. A rank takes all its samples at once: in parts takes longer."""
         batches = ("--batch-size", self.batch, "--micro-batch-size", self.batch // self.ranks)
         return [*map(str, batches), "--deepspeed_config", str(PACKAGE / self.ds_config)]
 
