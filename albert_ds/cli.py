@@ -187,6 +187,7 @@ class Parser(argparse.ArgumentParser):
         how |= {"allow_abbrev": False, "formatter_class": HelpFormatter}
         super().__init__(**how)
         self.register("type", Path, lambda text: Path(path(text)))
+        self.register("action", None, _Store)
         if how.get("add_help", True):
             self.add_argument(
                 "--version", action=_PrintVersion, help="print the version of albert-ds and exit"
@@ -208,6 +209,16 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str):
         # "argument --steps: 0: must be ..." -> "--steps 0: must be ..."
         raise UserError(re.sub(r"^argument (\S+): (.*: must be )", r"\1 \2", message))
+
+
+class _Store(argparse._StoreAction):
+    """Lists of a flag that is typed again add up; the first takes the place of the default."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        before = getattr(namespace, self.dest, self.default)
+        if isinstance(values, list) and before is not self.default:
+            values = [*before, *values]
+        setattr(namespace, self.dest, values)
 
 
 class _PrintVersion(argparse.Action):

@@ -157,6 +157,27 @@ def test_help_says_what_each_flag_does_its_unit_and_its_default(monkeypatch):
             assert wrong not in shown, command
 
 
+def test_a_list_may_be_typed_in_parts(monkeypatch):
+    """Of every command, every flag that takes one: its lists add up, in place of the default."""
+    names = set()
+    for command in ALL:
+        for action in list_actions(parser_of(command, monkeypatch)):
+            if action.nargs not in ("+", "*") or not action.option_strings:
+                continue
+            value = next(iter(action.choices)) if action.choices else "1"
+            typed, lone = action.option_strings[-1], Parser(add_help=False)
+            lone._add_action(action)
+            once = lone.parse_args([typed, value, value, value])
+            assert lone.parse_args([typed, value, value, typed, value]) == once, (command, typed)
+            assert len(getattr(once, action.dest)) == 3
+            names.add(f"{command} {typed}")
+    assert {f"albert-ds {name}" for name in LISTS} <= names
+
+
+LISTS = ("shards --input", "vocab --input", "train --data", "train --data-weights")
+LISTS += ("ensemble --members", "learn --text")
+
+
 def test_help_answers_without_heavy_libraries():
     heavy = {"torch", "deepspeed", "megatron", "transformers", "webdataset", "scipy"}
     for command in USERS:

@@ -279,16 +279,36 @@ def open_streams(label: str, raw: IO[bytes], name: str) -> Iterator[tuple[str, A
         yield label, raw
 
 
-def _open_members(label: str, raw: IO[bytes]) -> Iterator[tuple[str, Any]]:
+class _Member(tarfile.TarInfo):
+    """The header of a member; to tarfile a damaged one is the end of the tar."""
+
+    @classmethod
+    def frombuf(cls, buf, encoding, errors):
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) == tarfile.BLOCKSIZE and not any(buf):  # the real end
+                raise
+            raise tarfile.ReadError(f"the tar is cut short or damaged: {error}") from None
+
+
+def _open_members(label: str, raw: Any) -> Iterator[tuple[str, Any]]:
+    """The members of a tar, and of others that were put behind it."""
+    is_first = True
     try:
-        with tarfile.open(fileobj=raw, mode="r|") as tar:
-            for member in tar:
-                content = tar.extractfile(member) if member.isreg() else None
-                if content is not None:
-                    yield from open_streams(f"{label}: {member.name}", content, member.name)
-            # To tarfile a damaged header is the end; the real one is a block of zeros and more.
-            rest = tar.fileobj.read(tarfile.RECORDSIZE)
+        while is_first or raw.peek(1):
+            is_first = False
+            # It reads whole blocks, and none ahead: behind the end another tar may begin.
+            block = tarfile.BLOCKSIZE
+            with tarfile.open(fileobj=raw, mode="r|", bufsize=block, tarinfo=_Member) as tar:
+                for member in tar:
+                    content = tar.extractfile(member) if member.isreg() else None
+                    if content is not None:
+                        yield from open_streams(f"{label}: {member.name}", content, member.name)
+            zeros = raw.read(block)  # the second block of the end, and what fills up the record
+            while zeros and not any(zeros) and raw.peek(1)[:1] == b"\0":
+                zeros = raw.read(block)
+            if not zeros or any(zeros):
+                raise tarfile.ReadError("the tar is cut short or damaged")
     except READ_ERRORS as error:
         raise DamagedData(f"{label}: cannot be read: {error}") from None
-    if not rest or any(rest):
-        raise DamagedData(f"{label}: the tar is cut short or damaged")

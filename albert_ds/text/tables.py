@@ -40,6 +40,7 @@ HOW_TO_READ: Any = {
     "pre_buffer": False,
     "page_checksum_verification": True,
 }
+PARQUET_MAGIC = b"PAR1"  # begins a file, and ends it
 ARROW_FILE = b"ARROW1"  # begins a file, and ends it
 ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream
 
@@ -172,20 +173,36 @@ def read_parquet(
 
 
 def read_arrow(file: IO[bytes], name: str, text_field: str) -> Iterator[Document]:
-    """The rows of an open file that begins with an Arrow stream."""
+    """The rows of an open file that begins with an Arrow stream; others may stand behind it."""
     require("pyarrow", "parquet", name)
     from pyarrow import ipc
 
+    begin, end = (8, ARROW_FILE) if file.read(8)[:6] == ARROW_FILE else (0, ARROW_END)
     with _naming(name):
-        begin, end = (8, ARROW_FILE) if file.read(8)[:6] == ARROW_FILE else (0, ARROW_END)
-        file.seek(-len(end), os.SEEK_END)
+        size = file.seek(-len(end), os.SEEK_END) + len(end)
         if file.read() != end:  # cut between two batches it would just end there
             raise DamagedData(f"{name}: the Arrow file is cut short")
-        file.seek(begin)
-        stream = ipc.open_stream(file)
-    place = _find_text(name, stream.schema, text_field)
-    for number, value in enumerate(_read_values(stream, place, name), 1):
-        yield _make_document(value, number)
+    file.seek(begin)
+    number = 0
+    while file.tell() < size:
+        with _naming(name):
+            stream = ipc.open_stream(file)
+        place = _find_text(name, stream.schema, text_field)
+        for value in _read_values(stream, place, name):
+            number += 1
+            yield _make_document(value, number)
+        if end == ARROW_FILE:  # its footer is the rest of the file
+            at = file.tell()
+            file.seek(size - len(end) - 4)
+            footer = int.from_bytes(file.read(4), "little")
+            file.seek(at)
+            if any(file.read(min(READ_BYTES, size - len(end) - 4 - footer - at))):
+                raise _refuse_several(name, "Arrow")
+            return
+
+
+def _refuse_several(name: str, kind: str) -> UserError:
+    return UserError(f"{name}: is several {kind} files, one behind the other; take them apart")
 
 
 @contextmanager
@@ -196,8 +213,31 @@ def _open_parquet(location: str, text_field: str) -> Generator[Any]:
     with open_parts(location) as raw:
         with _naming(f"{location}: not a whole Parquet file"):
             file = ParquetFile(raw, **HOW_TO_READ)
+            if _is_behind_another(raw, file.metadata):
+                raise _refuse_several(location, "Parquet")
         _find_text(location, file.schema_arrow, text_field)
         yield file
+
+
+def _is_behind_another(raw: Any, metadata: Any) -> bool:
+    """Whether another Parquet file stands before the one that this metadata, at the end, is of.
+
+    Then there is more between the pages and the metadata than indexes, by as much as the other
+    file holds, and it ends within as many bytes from the start.
+    """
+    pages = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            begin = column.dictionary_page_offset or column.data_page_offset
+            pages = max(pages, begin + column.total_compressed_size)
+    size, tail = raw.seek(0, os.SEEK_END), b""
+    left = size - 8 - metadata.serialized_size - pages + len(PARQUET_MAGIC)
+    raw.seek(0)
+    while left > 0 and (block := raw.read(min(left, READ_BYTES))):
+        if 2 * PARQUET_MAGIC in tail + block:
+            return True
+        left, tail = left - len(block), block[-2 * len(PARQUET_MAGIC) :]
+    return False
 
 
 def _find_text(name: str, schema: Any, text_field: str) -> int:

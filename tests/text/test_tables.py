@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import io
 import json
 import os
 import random
@@ -121,6 +122,33 @@ def test_text_of_any_type_of_parquet_and_arrow(tmp_path, values):
     assert lines_of(tmp_path / "stream") == lines_of(tmp_path / "file") == DOCUMENTS
     parquet.write_table(table, tmp_path / "parquet")
     assert lines_of(tmp_path / "parquet") == DOCUMENTS
+
+
+def pack_table(texts, write) -> bytes:
+    table, packed = pyarrow.table({"id": range(len(texts)), "text": texts}), io.BytesIO()
+    if write is parquet.write_table:
+        write(table, packed, row_group_size=7)
+        return packed.getvalue()
+    with write(packed, table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize("sizes", [(20, 20), (3, 40), (40, 3), (1, 1), (9, 9, 9)])
+def test_tables_put_together_are_read_to_the_last_or_refused(tmp_path, vocab, sizes):
+    """As `cat` does it: no part goes missing. Of streams of Arrow, all are read."""
+    parts = [[f"Text {n} of {size}. More of it." for n in range(size)] for size in sizes]
+    for write, name in ((pyarrow.ipc.new_file, "Arrow"), (parquet.write_table, "Parquet")):
+        path = tmp_path / f"{name} {len(sizes)}"
+        path.write_bytes(b"".join(pack_table(texts, write) for texts in parts))
+        done = shards(tmp_path, vocab, "--input", path)
+        assert done.code == 2 and not (tmp_path / "out/index.json").exists(), done
+        assert f"{path}: is several {name} files, one behind the other" in done.err
+        path.write_bytes(pack_table(parts[0], write))  # alone it is read
+        assert lines_of(path) == [[text] for text in parts[0]]
+    streams = [pack_table(texts, pyarrow.ipc.new_stream) for texts in parts]
+    (tmp_path / "streams").write_bytes(b"".join(streams))
+    assert lines_of(tmp_path / "streams") == [[text] for texts in parts for text in texts]
 
 
 def test_a_row_that_is_not_utf_8_is_damage_by_itself(tmp_path):
