@@ -20,5 +20,5 @@ MODELS="bert-large albert-large albert-xlarge albert-xxlarge"
 launch "$PYTHON" -u -m albert_ds bench --models $MODELS --micro-batch 8,32 \
     --deepspeed_config ds_configs/zero1_bf16.json --output "$REPORT/throughput.json" "$@"
 first=$code
-launch "$PYTHON" -u -m albert_ds traffic --models $MODELS --output "$REPORT/comm_volume.json"
+launch "$PYTHON" -u -m albert_ds traffic --measure --models $MODELS --output "$REPORT/comm_volume.json"
 exit $((first > code ? first : code))

@@ -29,8 +29,7 @@ def start_ranks(ranks: int, *more: str) -> int:
     more: flags that each rank gets after those of this process.
     Raises UserError if they are too many for any machine.
     """
-    if ranks > (most := max(MOST, os.cpu_count() or 1)):
-        raise UserError(f"--ranks {ranks}: at most {most} processes on this machine")
+    check_ranks(ranks)
     meeting = find_port()
     threads = str(max(1, (os.cpu_count() or 1) // ranks))
     command = [sys.executable, *sys.orig_argv[1:], *more]
@@ -41,6 +40,12 @@ def start_ranks(ranks: int, *more: str) -> int:
         started.append(subprocess.Popen(command, env=environ))
     codes = [process.wait() for process in started]
     return next((code for code in codes if code), 0)
+
+
+def check_ranks(ranks: int) -> None:
+    """Raise UserError if they are too many for any machine."""
+    if ranks > (most := max(MOST, os.cpu_count() or 1)):
+        raise UserError(f"--ranks {ranks}: at most {most} processes on this machine")
 
 
 def rank_environment(rank: int, ranks: int, local_rank: int) -> dict[str, str]:

@@ -1,9 +1,12 @@
-"""Count every byte that an optimizer step moves, by kind, and compare with the minimum.
+"""Count the bytes that an optimizer step moves, by kind, and compare with the minimum.
 
-The bytes are counted in the trainer's own step, at `torch.distributed`, which DeepSpeed,
-megatron-core and the trainer all call. "On the wire" is what a rank sends in a ring: 2 (n - 1) / n
-of the tensor for an all-reduce, (n - 1) / n for a gather, a scatter or a reduction to one rank.
-"Hidden" is the share of a collective's time for which the step did not wait. The minimum at ZeRO-0
+They are counted from the shapes of the model, without training, for the settings of the files in
+ds_configs/; tests compare them with what the engine moves (ZeRO adds a few bytes of padding to a
+group). `--measure`, or a JSON with other settings, takes two steps on real ranks and counts every
+byte at `torch.distributed`, norms, flags and counts (some kB) too. "On the wire" is what a rank
+sends in a ring: 2 (n - 1) / n of the tensor for an all-reduce, (n - 1) / n for a gather, a scatter
+or a reduction to one rank. "Hidden" is the share of a collective's time for which the step did not
+wait. The minimum at ZeRO-0
 is an all-reduce of the unique parameters' gradients; at ZeRO-1 a reduce-scatter in the gradients'
 type and a gather in the weights' type; at ZeRO-2 one reduce-scatter per micro-batch, at ZeRO-3 one
 gather too; of tensor parallelism two all-reduces per layer, forward and backward.
@@ -16,18 +19,21 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from albert_ds import cli
 from albert_ds.cli import Parser, positive
-from albert_ds.engine.deepspeed_config import precision_of
+from albert_ds.engine.deepspeed_config import precision_of, read_ds_config
 from albert_ds.files import PACKAGE, write_report
 from albert_ds.model.config import SIZES, reshape
 from albert_ds.process.world import read_world
 from albert_ds.report.traffic import Traffic, record_traffic
 from albert_lab.bench_run import accumulation_of, bench_config, count_gpus, stage_of
-from albert_lab.ranks import enter_world, start_ranks
+from albert_lab.ranks import check_ranks, enter_world, start_ranks
 from albert_lab.scaling.collectives import (
     ACTIVATIONS,
     GRADIENTS,
+    SMALL,
     WEIGHTS,
     count_collectives,
     ring_bytes,
@@ -36,9 +42,12 @@ from albert_lab.scaling.layout import PRECISIONS, Layout
 from albert_lab.tables import table
 
 if TYPE_CHECKING:
-    from albert_ds.parallel.mesh import Mesh
     from albert_ds.pretraining.loop import Run
     from albert_ds.settings.pretrain import RunConfig
+
+# What --measure takes of a machine: rounded up from albert-large, albert-xlarge and bert-base.
+RANK_BYTES, STATE_BYTES = 5e8, 24  # of a process; of a parameter at ZeRO-0 in the update
+START_SECONDS, SECONDS_A_PARAMETER, FLOPS = 15.0, 1e-7, 1e10
 
 
 def build_parser() -> Parser:
@@ -49,7 +58,8 @@ def build_parser() -> Parser:
     text = "patterns of train.py --sharing to count, of each size (default: the size's own)"
     add("--sharing", text, "HOW", nargs="+", default=[None])
     add("--per-layer", "what layers have of their own", "WHAT", default="none")
-    text = "processes to start without a launcher (default: one for each GPU; 2 on a CPU)"
+    add("--measure", "take two steps on real ranks, with times", action="store_true")
+    text = "ranks; --measure without a launcher starts them (default: one a GPU; 2 on a CPU)"
     add("--ranks", text, "RANKS", positive)
     add("--tensor-parallel", "ranks that share a block", "RANKS", positive, default=1)
     text = "DeepSpeed's JSON files (default: zero0_fp32.json and zero1_bf16.json of ds_configs/)"
@@ -74,12 +84,44 @@ def main(argv: list[str]) -> int:
     is_alone = world.launcher == "none"
     ranks = (args.ranks or count_gpus() or 2) if is_alone else world.size
     configs = list_configs(args, ranks)
-    if is_alone and ranks > 1:
-        return start_ranks(ranks)
-    reports = measure_configs(configs, record_traffic())
+    others = sorted({c.deepspeed_config for c in configs if not is_counted(c.deepspeed)})
+    if args.measure or others:
+        if is_alone:
+            check_ranks(ranks)
+            announce(configs, ranks, "" if args.measure else f"{', '.join(others)}: other settings")
+        if is_alone and ranks > 1:
+            return start_ranks(ranks)
+        reports = measure_configs(configs, record_traffic())
+    else:
+        reports = [count_step(config, ranks) for config in configs]
+        if world.rank == 0:
+            print("\n".join(as_table(report, reports) for report in reports))
     if args.output and world.rank == 0:
         write_report(args.output, {"reports": reports})
     return 0
+
+
+def is_counted(ds_config: dict) -> bool:
+    """Whether a JSON moves what a shipped one does, which `count_collectives` lists."""
+    keys = ("zero_optimization", "bf16", "fp16", "data_types", "communication_data_type")
+    files = [*Path(f"{PACKAGE}/ds_configs").glob("*_fp32.json")]
+    files += Path(f"{PACKAGE}/ds_configs").glob("*_bf16.json")
+    shipped = [read_ds_config(file) for file in files]
+    return any(all(ds_config.get(k) == known.get(k) for k in keys) for known in shipped)
+
+
+def announce(configs: list[RunConfig], ranks: int, why: str) -> None:
+    """Say what the measured steps will take of this machine, before they take it."""
+    layouts = [layout_of(config, ranks) for config in configs]
+    needed = ranks * (RANK_BYTES + STATE_BYTES * max(x.parameters for x in layouts))
+    seconds = START_SECONDS + sum(
+        2 * layout.flops / FLOPS + layout.parameters * SECONDS_A_PARAMETER for layout in layouts
+    )
+    free = psutil.virtual_memory().available
+    cli.log_line(
+        f"{why and why + '; '}measured on {ranks} ranks: at most {needed / 1e9:.1f} GB here "
+        f"({free / 1e9:.1f} are free), about {seconds / 60:.1f} minutes with a core a rank"
+    )
 
 
 def list_configs(args, ranks: int) -> list[RunConfig]:
@@ -120,7 +162,7 @@ def measure_configs(configs: list[RunConfig], traffic: Traffic) -> list[dict]:
         reports.append(measure_step(run, traffic))
         run.engine.deepspeed.destroy()
         if mesh.rank == 0:
-            print(as_table(reports[-1]), flush=True)
+            print(as_table(reports[-1], reports), flush=True)
     leave_world(mesh)
     return reports
 
@@ -131,17 +173,34 @@ def measure_step(run: Run, traffic: Traffic) -> dict:
 
     take_step(run)
     kinds = measure_round(run, 1, traffic)["kinds"]
-    parameters = count_parameters(run)
-    minimum = count_minimum(run.config, run.mesh, parameters)
+    layout, parameters = layout_of(run.config, run.mesh.world_size), count_parameters(run)
+    assert layout.parameters == parameters, (layout.parameters, parameters)
+    return describe_step(run.config, layout, kinds)
+
+
+def count_step(config: RunConfig, ranks: int) -> dict:
+    """The traffic of a step by kind, from the shapes of the model alone."""
+    layout = layout_of(config, ranks)
+    kinds = {
+        found.kind: {"calls": found.calls, "bytes": found.bytes, "wire_bytes": found.wire_bytes}
+        for found in count_collectives(layout)
+        if found.kind != SMALL and found.calls
+    }
+    return describe_step(config, layout, dict(sorted(kinds.items())))
+
+
+def describe_step(config: RunConfig, layout: Layout, kinds: dict[str, dict]) -> dict:
+    """A report of a step whose collectives were measured or counted."""
+    minimum = count_minimum(config, layout)
     return {
-        "model": run.config.size,
-        "sharing": run.config.model.sharing,
-        "per_layer": run.config.model.per_layer,
-        "deepspeed_config": run.config.deepspeed_config,
-        "ranks": run.mesh.world_size,
-        "tensor_parallel": run.mesh.tp_size,
-        "accumulation": accumulation_of(run.config, run.mesh.dp_size),
-        "parameters_a_rank": parameters,
+        "model": config.size,
+        "sharing": config.model.sharing,
+        "per_layer": config.model.per_layer,
+        "deepspeed_config": config.deepspeed_config,
+        "ranks": layout.ranks,
+        "tensor_parallel": layout.tensor_parallel,
+        "accumulation": layout.accumulation,
+        "parameters_a_rank": layout.parameters,
         "kinds": {
             kind: {**found, "minimum_wire_bytes": minimum.get(kind)}
             for kind, found in kinds.items()
@@ -149,65 +208,79 @@ def measure_step(run: Run, traffic: Traffic) -> dict:
     }
 
 
-def count_minimum(config: RunConfig, mesh: Mesh, parameters: int) -> dict[str, float]:
+def layout_of(config: RunConfig, ranks: int) -> Layout:
+    return Layout(
+        name=config.size,
+        model=config.model,
+        ranks=ranks,
+        zero=stage_of(config.deepspeed),
+        tensor_parallel=config.tensor_parallel,
+        micro_batch_size=config.micro_batch_size,
+        accumulation=accumulation_of(config, ranks // config.tensor_parallel),
+        sequence_length=config.stream.sequence_length,
+        precision=precision_of(config.deepspeed),
+        activation_checkpointing=config.activation_checkpointing,
+        muon=config.deepspeed["optimizer"]["type"] == "Muon",
+    )
+
+
+def count_minimum(config: RunConfig, layout: Layout) -> dict[str, float]:
     """Bytes that a rank must send per step in any implementation, by kind."""
-    ds_config, model = config.deepspeed, config.model
-    precision = precision_of(ds_config)
-    reduced_as = ds_config.get("communication_data_type", precision)
-    passes = accumulation_of(config, mesh.dp_size)
+    reduced_as = config.deepspeed.get("communication_data_type", layout.precision)
+    passes = layout.accumulation
 
     def scattered(width: int) -> float:
-        return ring_bytes(width * parameters, mesh.dp_size, is_all_reduce=False)
+        return ring_bytes(width * layout.parameters, layout.data_parallel, is_all_reduce=False)
 
-    gradient, weight = scattered(PRECISIONS[reduced_as]), scattered(PRECISIONS[precision])
+    gradient, weight = scattered(PRECISIONS[reduced_as]), scattered(layout.weight_bytes)
     minimum = {
         0: {GRADIENTS: 2 * gradient},
         1: {GRADIENTS: gradient, WEIGHTS: weight},
         2: {GRADIENTS: gradient * passes, WEIGHTS: weight},
         3: {GRADIENTS: gradient * passes, WEIGHTS: weight * passes},
-    }[stage_of(ds_config)]
-    if mesh.tp_size > 1:  # the trainer sends no more than it must: what the scaling model counts
-        layout = Layout(
-            name=config.size,
-            model=model,
-            ranks=mesh.world_size,
-            tensor_parallel=mesh.tp_size,
-            micro_batch_size=config.micro_batch_size,
-            accumulation=passes,
-            sequence_length=config.stream.sequence_length,
-            precision=precision,
-        )
-        (activations,) = (c for c in count_collectives(layout) if c.kind == ACTIVATIONS)
-        minimum[ACTIVATIONS] = activations.wire_bytes
-    return minimum
+    }[layout.zero]
+    # Of activations the trainer sends no more than it must: what the scaling model counts.
+    activations = (c for c in count_collectives(layout) if c.kind == ACTIVATIONS)
+    return minimum | {found.kind: found.wire_bytes for found in activations}
 
 
-def as_table(report: dict) -> str:
+def as_table(report: dict, reports: list[dict]) -> str:
+    """Lines for one of the reports; its bytes are compared with the first model's of that JSON."""
+    first = next(r for r in reports if r["deepspeed_config"] == report["deepspeed_config"])
     rows = []
     wire = least = 0.0
     for kind, found in report["kinds"].items():
         minimum = found["minimum_wire_bytes"]
         wire, least = wire + found["wire_bytes"], least + (minimum or 0.0)
-        hidden = 1 - min(1.0, found["exposed_seconds"] / found["seconds"])
-        rows.append(
-            [
-                kind,
-                ", ".join(f"{number:g} {name}" for name, number in found["collectives"].items()),
-                f"{found['bytes'] / 1e6:.3f}",
-                f"{found['wire_bytes'] / 1e6:.3f}",
-                f"{minimum / 1e6:.3f}" if minimum else "",
-                f"{found['wire_bytes'] / minimum:.3f}" if minimum else "",
-                f"{1e3 * found['seconds']:.1f}",
-                f"{hidden:.0%}",
-            ]
-        )
+        row = [
+            kind,
+            f"{found['calls']:g}",
+            f"{found['bytes'] / 1e6:.3f}",
+            f"{found['wire_bytes'] / 1e6:.3f}",
+            f"{minimum / 1e6:.3f}" if minimum else "",
+            f"{found['wire_bytes'] / minimum:.3f}" if minimum else "",
+        ]
+        if "seconds" in found:
+            calls = [f"{number:g} {name}" for name, number in found["collectives"].items()]
+            row[1] = ", ".join(calls)
+            hidden = 1 - min(1.0, found["exposed_seconds"] / found["seconds"])
+            row += [f"{1e3 * found['seconds']:.1f}", f"{hidden:.0%}"]
+        rows.append(row)
     multiple = f"{wire / least:.3f}" if least else ""
-    rows.append(["all", "", "", f"{wire / 1e6:.3f}", f"{least / 1e6:.3f}", multiple, "", ""])
-    header = ("kind", "collectives", "MB of tensors", "MB on the wire per rank", "minimum MB")
+    total = ["all", "", "", f"{wire / 1e6:.3f}", f"{least / 1e6:.3f}", multiple]
+    header = ["kind", "collectives", "MB of tensors", "MB on the wire per rank", "minimum MB"]
+    header.append("wire / minimum")
+    if any("seconds" in found for found in report["kinds"].values()):
+        header += ["ms", "hidden"]
+    rows.append([*total, *[""] * (len(header) - len(total))])
+    before = sum(found["wire_bytes"] for found in first["kinds"].values())
+    compared = ""
+    if wire and report["model"] != first["model"]:
+        compared = f"\n{first['model']} sends {before / wire:.1f} times as much.\n"
     return (
         f"{report['model']}, --sharing {report['sharing']}, --per-layer {report['per_layer']}, "
         f"{Path(report['deepspeed_config']).name}: {report['ranks']} ranks, "
         f"tensor parallel {report['tensor_parallel']}, accumulation {report['accumulation']}, "
         f"{report['parameters_a_rank']:,} parameters per rank\n\n"
-        f"{table((*header, 'wire / minimum', 'ms', 'hidden'), rows)}\n"
+        f"{table(header, rows)}\n{compared}"
     )

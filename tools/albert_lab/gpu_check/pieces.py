@@ -254,7 +254,7 @@ def use_all_gpus(check: Check) -> list[Finding]:
         what = f"{model}, {cell['ranks']} ranks, tensor parallel {cell['tensor_parallel']}"
         findings.append(Finding(what=what, passed=None, says=says))
     config = ("--deepspeed_config", "ds_configs/zero1_bf16.json", "--models", model)
-    ranks = ("--ranks", check.gpus)
+    ranks = ("--measure", "--ranks", check.gpus)
     volume = check.run("gpus/traffic", "tools/comm_volume.py", *config, *ranks, seconds=300)
     findings.append(ended("bytes of each kind", volume, "in cells/gpus/traffic.log"))
     for word in ("KILL", "STOP"):
