@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from albert_ds.model import fused_block, kernels
+from albert_ds.model import fp8, fused_block, kernels
 
 WIDTHS = [(torch.float32, 128), (torch.float16, 768)]
 WIDTHS += [(torch.bfloat16, width) for width in (768, 1024, 2048, 4096)]
@@ -69,6 +69,13 @@ def launch_all(dtype: torch.dtype, width: int, tokens: int) -> None:
         sum(squares, loss).backward()
 
 
+def cast_all(dtype: torch.dtype, width: int, tokens: int) -> None:
+    x = torch.ones(tokens, width, dtype=dtype)
+    for kind in fp8.TOP:
+        fp8.quantise(x, kind)
+        fp8.quantise(x, kind, columns=False)
+
+
 def run_block(make, width: int, tokens: int, dropout: float, sums: list[fused_block.Sums]) -> None:
     heads = make(tokens, width), make(3 * width, width), make(3 * width)
     *qkv, x = fused_block.LinearHeads.apply(*heads, sums[0])
@@ -84,3 +91,5 @@ if __name__ == "__main__":
         triton.runtime.driver.set_active(Device(int(capability)))
         for kind, tokens in itertools.product(WIDTHS, (64, 63)):
             launch_all(*kind, tokens)
+            if int(capability) >= 90:
+                cast_all(*kind, tokens)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from albert_ds.model import fused, fused_block, kernels
+from albert_ds.model import fp8, fused, fused_block, kernels
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.cross_entropy import sum_cross_entropy
 from tests.command import run_python
@@ -243,10 +243,13 @@ def test_every_kernel_compiles_for_an_a100_and_an_h100(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     told = [json.loads(line) for line in done.stdout.splitlines()]
     functions = (InterpretedFunction, JITFunction)
-    named = {name for name, value in vars(kernels).items() if isinstance(value, functions)}
+    named, casts = (
+        {name for name, value in vars(module).items() if isinstance(value, functions)}
+        for module in (kernels, fp8)
+    )
     named -= {"_scale_kept", "_store_part", "_gelu_slope"}  # parts of others
-    for target in ("sm_80", "sm_90a"):
-        assert {each["kernel"] for each in told if each["target"] == target} == named
+    for target, kinds in (("sm_80", named), ("sm_90a", named | casts)):
+        assert {each["kernel"] for each in told if each["target"] == target} == kinds
     assert {each["target"] for each in told} == {"sm_80", "sm_90a"}
     for each in told:
         assert each["code"] > 1000 and each["shared"] <= 48 << 10, each

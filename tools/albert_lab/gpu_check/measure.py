@@ -9,6 +9,7 @@ from pathlib import Path
 
 from albert_ds import cli
 from albert_ds.cli import Number
+from albert_lab.gpu_check.eight_bits import measure_eight_bits
 from albert_lab.gpu_check.rates import describe_machine, measure_shapes
 from albert_lab.gpu_check.records import Records
 
@@ -16,7 +17,7 @@ from albert_lab.gpu_check.records import Records
 def build_parser() -> cli.Parser:
     parser = cli.Parser(prog="albert_lab.gpu_check.measure", description=__doc__)
     add = parser.add
-    add("piece", "what to measure", choices=("machine", "smoke", "speed", "rates"))
+    add("piece", "what to measure", choices=("machine", "smoke", "speed", "rates", "fp8"))
     text = "from the start of the process; what cannot begin in them is left out"
     add("--seconds", text, "S", Number(above=0), required=True)
     add("--data", "folder of shards, for `speed`", default="")
@@ -32,6 +33,8 @@ def main(argv: list[str]) -> None:
         records.measure("machine", partial(describe_machine, args.quick))
     elif args.piece == "rates":
         measure_shapes(records, args.quick)
+    elif args.piece == "fp8":
+        measure_eight_bits(records, args.quick)
     else:  # DeepSpeed takes seconds to import
         from albert_lab.gpu_check.steps import measure_speeds, smoke
 

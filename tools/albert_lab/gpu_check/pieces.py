@@ -271,6 +271,7 @@ PIECES: dict[str, Callable[[Check], list[Finding]]] = {
     "smoke": partial(measure_and_tell, piece="smoke", seconds=90),
     "speed": measure_speed,
     "rates": partial(measure_and_tell, piece="rates", seconds=60),
+    "fp8": partial(measure_and_tell, piece="fp8", seconds=40),
     "train": train,
     "peer": compare_with_peer,
     "gpus": use_all_gpus,
