@@ -47,6 +47,11 @@ def build_parser() -> cli.Parser:
     )
     add("--max-length", text, "TOKENS", cli.whole(3))
     text = (
+        "of the weights in the file; transformers computes in fp32 with either, and the logits are "
+        "compared before and after they are rounded"
+    )
+    add("--precision", text, choices=("fp32", "bf16"), default="fp32")
+    text = (
         "licence of the weights for the model card, such as apache-2.0 (default: none, and "
         "the card marks its place)"
     )
@@ -82,6 +87,11 @@ def main(argv: list[str]) -> None:
     probes = export.read_probes(args.probe, list(exported.values()))
     for output, folder in exported.items():
         export.export_hf(
-            folder, output, max_length=args.max_length, licence=args.license, probes=probes
+            folder,
+            output,
+            max_length=args.max_length,
+            licence=args.license,
+            probes=probes,
+            precision=args.precision,
         )
         print(f"wrote {output}")

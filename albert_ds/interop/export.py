@@ -15,7 +15,7 @@ from albert_ds.data.vocab import CONFIG_NAME, TOKENIZER_NAME
 from albert_ds.errors import UserError
 from albert_ds.files import check_folder, new_folder, write_json
 from albert_ds.interop.card import write_card
-from albert_ds.interop.check import check_export
+from albert_ds.interop.check import check_export, check_rounded
 from albert_ds.interop.folder import HF_FILES, ModelFolder
 from albert_ds.interop.hugging_face import task_to_hf, to_hf
 from albert_ds.json_files import check, read_json
@@ -30,13 +30,15 @@ def export_hf(
     max_length: int | None,
     licence: str | None,
     probes: list[dict],
+    precision: str = "fp32",
 ) -> None:
     """Write the model of a folder as a Hugging Face folder, with its first `max_length` positions.
 
     Its tokenizer cuts texts to the longest sequence that the weights have seen. Its card names the
     licence, and has the numbers of those reports of `albert-ds probe` that are about these weights.
     If transformers is installed, it loads what was written; its logits and its token ids must be
-    ours. Raises UserError, and leaves `output` as it was, if they are not.
+    ours. Raises UserError, and leaves `output` as it was, if they are not. `precision` is that of
+    the file; what is rounded is compared before and after.
     """
     check_folder(output, [folder.root], names=["checkpoints"])
     config, head, state = folder.config, folder.head, folder.read_weights()
@@ -66,6 +68,10 @@ def export_hf(
         copies = {name: tensor.clone() for name, tensor in hf_state.items()}
         save_file(copies, partial / HF_FILES[0], metadata={"format": "pt"})
         checked = check_export(partial, folder, config, state)
+        if precision == "bf16":
+            rounded = {name: tensor.bfloat16() for name, tensor in copies.items()}
+            save_file(rounded, partial / HF_FILES[0], metadata={"format": "pt"})
+            checked += check_rounded(partial, folder, config, state)
         mine = [probe for probe in probes if probe["weights"] == folder.name]
         (kind,) = hf_config["architectures"]
         card = write_card(folder, config, state, kind, trained_length, licence, mine, checked)

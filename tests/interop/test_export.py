@@ -1,16 +1,21 @@
 """Exports are compared with transformers before they are kept; folders are written whole."""
 
 import json
+import re
 import stat
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
 
 from albert_ds.data.vocab import Vocab
 from albert_ds.errors import UserError
 from albert_ds.interop import check, export, hugging_face
+from albert_ds.interop.folder import ModelFolder
 from albert_ds.model.albert import AlbertForPretraining
 from tests.finetuning import MODEL
 from tests.models import run_export, run_import, shake, write_run
@@ -113,6 +118,27 @@ def test_a_refused_export_leaves_the_older_one_alone(make_run, tmp_path, monkeyp
     monkeypatch.undo()
     run_export(run, tmp_path / "hf")
     assert (tmp_path / "hf" / "notes.txt").read_text() == "mine"
+
+
+def test_weights_in_bf16_are_the_rounded_ones_and_load_in_fp32(make_run, tmp_path):
+    run = make_run(per_layer="scale")
+    exact = load_file(run_export(run, tmp_path / "fp32") / "model.safetensors")
+    folder = run_export(run, tmp_path / "bf16", "--precision", "bf16")
+    written = load_file(folder / "model.safetensors")
+    assert {x.dtype for x in written.values()} == {torch.bfloat16}
+    assert all(torch.equal(written[name], x.bfloat16()) for name, x in exact.items())
+    theirs = transformers.AutoModelForPreTraining.from_pretrained(folder)
+    assert {x.dtype for x in theirs.parameters()} == {torch.float32}
+    assert {x.dtype for x in ModelFolder(folder).read_weights().values()} == {torch.float32}
+    card = (folder / "README.md").read_text()
+    assert re.search(r"rounded to bf16: logits then differ by [01]\.\d% of their size", card)
+
+
+def test_rounding_that_changes_what_the_model_says_is_refused(make_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(Tensor, "bfloat16", lambda x: x.to(torch.float8_e5m2).to(torch.bfloat16))
+    with pytest.raises(UserError, match="rounded, its .* differ by .*% of their size, over 5%"):
+        run_export(make_run(), tmp_path / "hf", "--precision", "bf16")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
 @pytest.mark.parametrize("place", [".", "./", "../hf"])
