@@ -2,7 +2,7 @@
 # ALBERT-base as in the paper (section 4.1, Tables 1 and 2): 12M parameters, 12 layers, H 768.
 # Command:  sbatch slurm/base.sh        (cluster: slurm/site.env; trainer flags may follow)
 # Hardware: 1 node x 8 GPUs with 80 GB
-# Time:     PREDICTED for H100, not measured: 14.7 h, 118 GPU-hours on one node,
+# Time:     PREDICTED for H100, not measured: 13.1 h, 105 GPU-hours on one node,
 #           without evaluation, checkpoints, restarts
 # Plan:     albert-ds plan --model albert-base --gpus 8 --link 100 --steps 125000 --micro-batch-size 64
 # Expected: held-out SOP accuracy 86.5 % (Table 5); SQuAD 1.1 F1 89.3, MNLI 81.6 (Table 2)

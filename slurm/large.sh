@@ -2,8 +2,8 @@
 # ALBERT-large as in the paper (section 4.1, Tables 1 and 2): 18M parameters, 24 layers, H 1024.
 # Command:  sbatch slurm/large.sh       (cluster: slurm/site.env; trainer flags may follow)
 # Hardware: 2 nodes x 8 GPUs with 80 GB
-# Time:     PREDICTED for H100, not measured: 22.3 h, 358 GPU-hours with 100 Gb/s a node
-#           (23.9 h with 25, 22.0 h with 400), without evaluation, checkpoints, restarts
+# Time:     PREDICTED for H100, not measured: 20.3 h, 325 GPU-hours with 100 Gb/s a node
+#           (21.9 h with 25, 19.9 h with 400), without evaluation, checkpoints, restarts
 # Plan:     albert-ds plan --model albert-large --gpus 16 --link 100 --steps 125000 --micro-batch-size 64
 # Expected: SQuAD 1.1 F1 90.6, MNLI 83.5, average 82.4 (Table 2)
 #SBATCH --job-name=albert-large

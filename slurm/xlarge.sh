@@ -2,8 +2,8 @@
 # ALBERT-xlarge as in the paper (section 4.1, Tables 1 and 2): 60M parameters, 24 layers, H 2048.
 # Command:  sbatch slurm/xlarge.sh      (cluster: slurm/site.env; trainer flags may follow)
 # Hardware: 8 nodes x 8 GPUs with 80 GB
-# Time:     PREDICTED for H100, not measured: 18.6 h, 1,188 GPU-hours with 100 Gb/s a node
-#           (23.9 h with 25, 17.2 h with 400), without evaluation, checkpoints, restarts
+# Time:     PREDICTED for H100, not measured: 17.6 h, 1,128 GPU-hours with 100 Gb/s a node
+#           (23.0 h with 25, 16.3 h with 400), without evaluation, checkpoints, restarts
 # Plan:     albert-ds plan --model albert-xlarge --gpus 64 --link 100 --steps 125000
 # Expected: SQuAD 1.1 F1 92.5, MNLI 86.4, average 85.5 (Table 2)
 #SBATCH --job-name=albert-xlarge

@@ -14,9 +14,9 @@ from albert_ds.errors import UserError
 from albert_ds.json_files import check, read_json
 from albert_lab.scaling.step_time import Machine
 
-# Hidden size -> share of the peak that a step of large passes reached on one H100: rows of 512
-# tokens, 256, 128, 32 and 32 a micro-batch (docs/raw/gpu_h100_3_report.md). Between them: a line.
-MFU = {768: 0.359, 1024: 0.418, 2048: 0.529, 4096: 0.630}
+# Hidden size -> share of the peak that a step of large passes reached on one H200: rows of 512
+# tokens, 256, 128, 32 and 32 a micro-batch (docs/raw/gpu_h200_2_report.md). Between them: a line.
+MFU = {768: 0.404, 1024: 0.461, 2048: 0.561, 4096: 0.644}
 # Share of the peak in one large matrix product, and of the memory's bandwidth in one large copy
 # (docs/raw/gpu_h100_1_report.md).
 LARGE_PRODUCT, LARGE_COPY = 0.77, 0.89
@@ -30,13 +30,14 @@ ALPHA = 5e-6  # seconds of a message between nodes (assumed)
 # the gradient of each parameter is cast and summed, and its weight is cast.
 WEIGHT_BYTES, UPDATE_BYTES, PARAMETER_BYTES = 10, 64, 20
 # The host's, of a layer, forward and backward: what albert-large took with 8 rows of 512 tokens a
-# micro-batch on one H100 (docs/raw/gpu_h100_5_report.md); albert-base took 2.1e-3.
+# micro-batch on one H100 (docs/raw/gpu_h100_5_report.md); albert-base took 2.1e-3, and 2.7e-3 on a
+# slower host (docs/raw/gpu_h200_2_report.md).
 LAUNCH_SECONDS = 1.7e-3
 
 SOURCES = (
     "peak, memory and NVLink: NVIDIA's A100, H100 and H200 SXM datasheets; share of the peak by "
-    "hidden size, and the host's time: measured on one H100 (docs/gpu.md); the rest is assumed and "
-    "stated in tools/albert_lab/scaling/hardware.py"
+    "hidden size: measured on one H200, the host's time: on one H100 (docs/gpu.md); the rest is "
+    "assumed and stated in tools/albert_lab/scaling/hardware.py"
 )
 
 
