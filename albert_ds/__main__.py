@@ -8,14 +8,14 @@ import sys
 from functools import partial
 from importlib import import_module
 
-from albert_ds import cli
+from albert_ds.base import cli
 
 # Heading: command: its module, whose `main` takes the words that follow, and what it does.
 COMMANDS = {
     "text": {
-        "vocab": ("albert_ds.commands.build_vocab", "train a vocabulary on text"),
-        "shards": ("albert_ds.commands.build_shards", "split, encode and pack text for training"),
-        "inspect": ("albert_ds.commands.inspect_shards", "look at shards before training on them"),
+        "vocab": ("albert_ds.commands.vocab", "train a vocabulary on text"),
+        "shards": ("albert_ds.commands.shards", "split, encode and pack text for training"),
+        "inspect": ("albert_ds.commands.inspect", "look at shards before training on them"),
     },
     "training": {
         "train": ("albert_ds.train", "pretrain ALBERT, or a BERT baseline"),
@@ -28,8 +28,8 @@ COMMANDS = {
         "probe": ("albert_ds.commands.probe", "held-out accuracies of a checkpoint"),
         "fill-mask": ("albert_ds.commands.fill_mask", "fill the masks of a sentence"),
         "ensemble": ("albert_ds.commands.ensemble", "average several fine-tuned models"),
-        "export": ("albert_ds.commands.convert_hf", "write a checkpoint for Hugging Face"),
-        "import": ("albert_ds.commands.convert_hf", "read a folder of Hugging Face"),
+        "export": ("albert_ds.commands.export", "write a checkpoint for Hugging Face"),
+        "import": ("albert_ds.commands.export", "read a folder of Hugging Face"),
     },
     "measuring": {
         "report": ("albert_lab.commands.report", "make one page of what runs did"),

@@ -1,6 +1,6 @@
 """Pretrain ALBERT under DeepSpeed: `deepspeed albert_ds/train.py --model ... --data ...`.
 
-The loop is pretraining/loop.py. It is imported after the command line has been read, because it
+The loop is training/pretrain.py. It is imported after the command line has been read, because it
 imports torch: so `--help` and a mistyped flag answer at once.
 """
 
@@ -8,11 +8,11 @@ import sys
 
 from albert_ds.model.shapes import count_params
 from albert_ds.process.ending import run_trainer
-from albert_ds.process.trainer import TrainerProcess
 from albert_ds.process.world import check_memory
-from albert_ds.report.traffic import record_traffic
 from albert_ds.settings.pretrain import read_config, resolve_workers
 from albert_ds.settings.shared import fingerprint
+from albert_ds.training.traffic import record_traffic
+from albert_ds.training.trainer import TrainerProcess
 
 
 def main(argv: list[str]) -> int:
@@ -21,22 +21,22 @@ def main(argv: list[str]) -> int:
         config = read_config(argv, world_size=world.size)
         traffic = record_traffic()  # before DeepSpeed takes references to the collectives
         from albert_ds.parallel.consensus import raise_together
-        from albert_ds.pretraining import loop
+        from albert_ds.training import pretrain
 
         mesh = process.connect(config, fingerprint(config, world.size))
         check_memory(sum(count_params(config.model).values()), world, process.device.type)
         config = resolve_workers(config, process.device.type)
-        staged = loop.stage(config, mesh)
+        staged = pretrain.stage(config, mesh)
         lock = process.lock()
         with raise_together(mesh):
             if mesh.rank == 0:
-                loop.write_run_files(config)
-        run = loop.prepare(staged, mesh, process.device, traffic, lock)
+                pretrain.write_run_files(config)
+        run = pretrain.prepare(staged, mesh, process.device, traffic, lock)
         process.track(run)
-        loop.print_header(run, config)
-        loop.train(run, process.stop_request)
+        pretrain.print_header(run, config)
+        pretrain.train(run, process.stop_request)
         if mesh.rank == 0:
-            loop.print_results(config)
+            pretrain.print_results(config)
     return process.code
 
 

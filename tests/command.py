@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from albert_ds import __main__ as albert_ds
-from albert_ds import cli
+from albert_ds.base import cli
 
 ROOT = Path(__file__).parents[1]
 
@@ -60,7 +60,7 @@ def run_on_rank(rank: int, words: list) -> Done:
 
 def kill_after(rank: int, words: list, step: int) -> None:
     """A trainer on one rank, for `end_ranks`; SIGKILL comes when it has logged this step."""
-    from albert_ds.report.metrics import Metrics
+    from albert_ds.training.metrics import Metrics
 
     def write_and_die(self, at, values, write=Metrics.write):
         write(self, at, values)

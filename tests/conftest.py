@@ -70,7 +70,7 @@ def data(text_file, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def vocab(text_file):
     """300 pieces; tests of a folder may have another one."""
-    from albert_ds.data.vocab import Normalisation, train_vocab
+    from albert_ds.vocab.vocab import Normalisation, train_vocab
 
     lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
     return train_vocab(lines, Normalisation(), vocab_size=300)

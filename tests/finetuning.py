@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from albert_ds.data.vocab import Vocab
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import ModelConfig
+from albert_ds.vocab.vocab import Vocab
 from tests.models import write_run
 
 MODEL = ModelConfig(
@@ -171,8 +171,8 @@ def tune_ranks(rank: int, argv: list[str]) -> int:
 
 def open_run(argv: list[str], device, mesh):
     """A fine-tuning run, as finetune.py opens it in this process."""
-    from albert_ds.finetuning.loop import prepare, start
     from albert_ds.settings.finetune import read_config
+    from albert_ds.training.finetune import prepare, start
 
     config = read_config(argv, world_size=1)
     splits = prepare(config, mesh)

@@ -17,7 +17,7 @@ from albert_ds.checkpoint.folder import (
     folder_name,
     write_folder,
 )
-from albert_ds.data.vocab import RELEASED, Vocab, train_vocab
+from albert_ds.vocab.vocab import RELEASED, Vocab, train_vocab
 
 OLD_RUN = Path(__file__).parent / "fixtures" / "run_7085d03"
 
@@ -91,14 +91,14 @@ def folder_of(run: Path, step: int) -> Path:
 
 def run_export(checkpoint: Path, output: Path, *words) -> Path:
     """`albert-ds export` in this process; returns the folder."""
-    from albert_ds.commands.convert_hf import main
+    from albert_ds.commands.export import main
 
     main(["export", "--checkpoint", str(checkpoint), "--output", str(output), *map(str, words)])
     return output
 
 
 def run_import(folder: Path, output: Path) -> Path:
-    from albert_ds.commands.convert_hf import main
+    from albert_ds.commands.export import main
 
     main(["import", "--input", str(folder), "--output", str(output)])
     return output

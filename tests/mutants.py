@@ -33,7 +33,7 @@ class Mutant:
 MUTANTS = (
     Mutant(
         trap="random numbers of each rank's own on replicated activations",
-        file="albert_ds/pretraining/loop.py",
+        file="albert_ds/training/pretrain.py",
         fix="seed_step(run.config.seed, run.step, run.mesh.dp_rank)",
         without="seed_step(run.config.seed, run.step, run.mesh.rank)",
         test="tests/test_traps.py::test_dropout_on_replicas_is_the_same_on_all_peers",
@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     Mutant(
         trap="losses that are means of the micro-batches' means",
-        file="albert_ds/pretraining/loop.py",
+        file="albert_ds/training/pretrain.py",
         fix='outputs["mlm_loss_sum"] * mlm_scale',
         without='outputs["mlm_loss_sum"] / micro_batch.masked / len(batch.micro_batches)',
         test="tests/test_global_batch.py::test_any_cut_gives_the_same_update",
@@ -116,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         trap="checkpoints of steps that were skipped, which push the good ones out",
-        file="albert_ds/pretraining/loop.py",
+        file="albert_ds/training/pretrain.py",
         fix="(is_due and not run.skipped_in_a_row)",
         without="is_due",
         test="tests/test_divergence.py::"
@@ -124,7 +124,7 @@ MUTANTS = (
     ),
     Mutant(
         trap="a data stream that starts again where a run is resumed",
-        file="albert_ds/pretraining/loop.py",
+        file="albert_ds/training/pretrain.py",
         fix="open_stream(config, mesh, counted, device)",
         without="open_stream(config, mesh, 0, device)",
         test="tests/test_layout_change.py::test_no_sample_is_repeated_and_none_is_skipped",

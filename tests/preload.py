@@ -4,7 +4,7 @@ Collectives are counted from before DeepSpeed and megatron-core take references 
 trainer itself does it.
 """
 
-from albert_ds.report.traffic import record_traffic
+from albert_ds.training.traffic import record_traffic
 
 TRAFFIC = record_traffic()
 
@@ -15,6 +15,6 @@ import torch._dynamo  # noqa: E402, F401  # optimizers of torch that tests compa
 
 import albert_ds.checkpoint.gather  # noqa: E402, F401
 import albert_ds.evals.probe  # noqa: E402, F401
-import albert_ds.finetuning.loop  # noqa: E402, F401
 import albert_ds.parallel.tensor  # noqa: E402, F401
-import albert_ds.pretraining.loop  # noqa: E402, F401
+import albert_ds.training.finetune  # noqa: E402, F401
+import albert_ds.training.pretrain  # noqa: E402, F401

@@ -1,8 +1,6 @@
 """Which room of albert_ds imports which: `python -m tests.rooms` prints the diagram of the page."""
 
-from tests.test_layers import IMPORTS, LEVELS, package_of
-
-BASE = {name for name, level in LEVELS.items() if level <= LEVELS["json_files"]}
+from tests.test_layers import IMPORTS, package_of
 
 
 def draw() -> str:
@@ -19,14 +17,8 @@ def find_imports() -> dict[str, set[str]]:
     """The rooms that each room imports; without the entry, which imports all."""
     found: dict[str, set[str]] = {}
     for module, imported in IMPORTS.items():
-        found.setdefault(room_of(module), set()).update(map(room_of, imported))
+        found.setdefault(package_of(module), set()).update(map(package_of, imported))
     return {room: found[room] - {room} for room in found if room not in ("__main__", "base")}
-
-
-def room_of(module: str) -> str:
-    """The package of a module, or the file itself if it has a level of its own."""
-    package = package_of(module)
-    return "base" if package in BASE else package.rpartition(".")[2]
 
 
 def reach(room: str) -> set[str]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from albert_ds.base.errors import UserError
 from albert_ds.commands.probe import build_parser as build_probe_parser
-from albert_ds.errors import UserError
 from albert_ds.settings.finetune import build_parser
 from albert_ds.settings.pretrain import read_config
 from tests.command import ROOT, write_scripts

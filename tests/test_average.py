@@ -6,15 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.commands import fill_mask
-from albert_ds.interop.folder import ModelFolder
 from albert_ds.model.albert import AlbertForPretraining
 from tests.command import run_command
 from tests.distributed import run_ranks
 from tests.finetuning import MODEL, flags, tune_ranks
 from tests.models import folder_of, run_export, shake, write_run, write_weights
 from tests.optim import muon
-from tests.training import gather, open_small_run, small_batches, small_config, take_step
+from tests.runs import gather, open_small_run, small_batches, small_config, take_step
 
 DECAY = 0.7
 BATCHES = small_batches(4, max_length=24)

@@ -351,7 +351,7 @@ def test_a_model_that_no_memory_holds_ends_with_2_before_anything_is_written(dat
 
 
 def test_a_run_in_use_is_refused_and_its_ending_left_alone(data, tmp_path):
-    from albert_ds.process.run_folder import RunLock
+    from albert_ds.checkpoint.run_folder import RunLock
 
     run = tmp_path / "run"
     run.mkdir()

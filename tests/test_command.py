@@ -8,9 +8,9 @@ import sysconfig
 import pytest
 
 from albert_ds.__main__ import COMMANDS, main, run
-from albert_ds.cli import Number, Parser, flags_of, require
+from albert_ds.base.cli import Number, Parser, flags_of, require
+from albert_ds.base.errors import UserError
 from albert_ds.commands import path, recipes
-from albert_ds.errors import UserError
 from albert_ds.settings.pretrain import RunConfig, build_parser
 from tests.command import ROOT, run_python
 from tests.conftest import train_command

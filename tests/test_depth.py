@@ -12,16 +12,16 @@ from albert_ds.checkpoint.folder import FILES, WEIGHTS, read_tensors
 from albert_ds.data.shards import open_shards
 from albert_ds.model.config import count_flops
 from albert_ds.model.depth import read_depths
-from albert_ds.report import screen
+from albert_ds.training import screen
 from tests.batches import concatenate
 from tests.command import run_command
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
 from tests.reference import update_error
+from tests.runs import SMALL, gather, open_small_run, small_batches, small_config, take_step
 from tests.test_bad_input import argv_of, find_faults
 from tests.test_layout_change import Leg, config_of, run_leg
 from tests.test_resume import files_of, records
-from tests.training import SMALL, gather, open_small_run, small_batches, small_config, take_step
 
 SCHEDULE = "1@0,2@25%,3@3"  # of 4 steps
 LEGS = (Leg(stage=3, data_parallel=2), Leg(stage=1, data_parallel=1, tensor_parallel=2))
@@ -133,7 +133,7 @@ def test_wrong_words_are_refused(data, tmp_path):
 
 def hold_out(rank: int, config, samples: list) -> tuple[float, list[float]]:
     """The held-out loss that a step which drew one layer logs; those of each depth."""
-    from albert_ds.pretraining.loop import evaluate
+    from albert_ds.training.pretrain import evaluate
 
     run = open_small_run(config, [samples])
     take_step(run)

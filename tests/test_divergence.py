@@ -20,7 +20,7 @@ from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
 from tests.finetuning import flags, open_run
 from tests.models import write_run
-from tests.training import gather, join, open_small_run, small_batches, small_config, take_step
+from tests.runs import gather, join, open_small_run, small_batches, small_config, take_step
 
 MODES = [("fp32", stage) for stage in (0, 1, 2, 3)]
 MODES += [(kind, stage) for kind in ("bf16", "fp16") for stage in (1, 2, 3)]
@@ -111,8 +111,8 @@ def evaluate_leak(rank: int) -> list[str]:
     import contextlib
     import io
 
-    from albert_ds.evals.heldout import evaluate
-    from albert_ds.report.metrics import OUTPUTS
+    from albert_ds.training.heldout import evaluate
+    from albert_ds.training.metrics import OUTPUTS
 
     device, mesh, _ = join(1)
     batch, model, said = concatenate(BATCHES[0]), torch.nn.Module(), []
@@ -194,7 +194,7 @@ class Request:
 def pretrain(scenario: Scenario, folder: Path, is_overflow: bool, common: list) -> None:
     from unittest.mock import patch
 
-    from albert_ds.pretraining import loop
+    from albert_ds.training import pretrain as loop
 
     config = small_config(
         world_size=1, steps=scenario.steps, batch_size=4, output=str(folder / "run")
@@ -210,8 +210,8 @@ def pretrain(scenario: Scenario, folder: Path, is_overflow: bool, common: list) 
 
 
 def fine_tune(scenario: Scenario, folder: Path, is_overflow: bool, common: list) -> None:
-    from albert_ds.finetuning import loop
-    from albert_ds.report.metrics import Metrics
+    from albert_ds.training import finetune as loop
+    from albert_ds.training.metrics import Metrics
 
     device, mesh, _ = join(1)
     given = {"patience": scenario.patience} if scenario.patience else {}
@@ -224,7 +224,7 @@ def fine_tune(scenario: Scenario, folder: Path, is_overflow: bool, common: list)
 
 def train_all(rank: int, trainer: str, folder: Path, common: list) -> dict[str, str]:
     """How each scenario ended."""
-    from albert_ds.errors import Diverged, Stopped
+    from albert_ds.base.errors import Diverged, Stopped
 
     endings = {}
     train = {PRETRAINING: pretrain, FINE_TUNING: fine_tune}[trainer]

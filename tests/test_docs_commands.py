@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from albert_ds import __main__ as albert_ds
-from albert_ds.cli import Number, Parser
-from albert_ds.errors import UserError
+from albert_ds.base.cli import Number, Parser
+from albert_ds.base.errors import UserError
 from tests.conftest import ROOT
 from tests.models import copy_old_run, run_export
 from tests.test_command import ALL, parser_of

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn
 
+from albert_ds.base.errors import UserError
 from albert_ds.data.segments import DRAWS
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream_config import OBJECTIVES, Objective, list_pair_tasks
-from albert_ds.errors import UserError
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.per_layer import BUILD, fold
 from albert_ds.model.shapes import count_params
 from albert_ds.model.sharing import ADDITIONS, PATTERNS, Addition, Pattern
 from tests.distributed import run_ranks
+from tests.runs import SMALL, gather, join, take_step
 from tests.test_layout_change import Leg, config_of
-from tests.training import SMALL, gather, join, take_step
 
 
 class Gate(nn.Module):
@@ -67,7 +67,7 @@ def toys(monkeypatch):
 
 def train_toys(rank: int, data, vocab_size: int, folder):
     """Two steps of the product; the weights after them and the metrics."""
-    from albert_ds.pretraining.loop import prepare
+    from albert_ds.training.pretrain import prepare
 
     for known, rows in zip(TABLES, ROWS, strict=True):
         known.update(rows)

@@ -159,7 +159,7 @@ def test_a_stop_is_a_checkpoint_and_75(checkpoint, cola, tmp_path):
 
 def tune_on_a_clock(rank: int, argv: list[str]) -> int:
     """finetune.py by a clock that evaluation and saving move by 1,000 s, any look by 1 s."""
-    from albert_ds.finetuning import loop
+    from albert_ds.training import finetune
 
     clock = {"now": 0}
 
@@ -170,8 +170,8 @@ def tune_on_a_clock(rank: int, argv: list[str]) -> int:
     def slow(function):
         return lambda *given: (look(1000), function(*given))[1]
 
-    loop.evaluate, loop.save = slow(loop.evaluate), slow(loop.save)
-    loop.time = SimpleNamespace(perf_counter=look)
+    finetune.evaluate, finetune.save = slow(finetune.evaluate), slow(finetune.save)
+    finetune.time = SimpleNamespace(perf_counter=look)
     return tune_ranks(rank, argv)
 
 
@@ -291,10 +291,10 @@ def tune_and_count(rank, argv):
     import weakref
 
     from albert_ds.finetune import main
-    from albert_ds.finetuning import loop
+    from albert_ds.training import finetune
 
     engines, weights, alive = [], [], []
-    start, write_predictions = loop.start, loop.write_predictions
+    start, write_predictions = finetune.start, finetune.write_predictions
 
     def start_and_follow(*given):
         run = start(*given)
@@ -306,7 +306,7 @@ def tune_and_count(rank, argv):
         alive.append([sum(ref() is not None for ref in refs) for refs in (engines, weights)])
         return write_predictions(run)
 
-    loop.start, loop.write_predictions = start_and_follow, count_and_write
+    finetune.start, finetune.write_predictions = start_and_follow, count_and_write
     assert main(argv) == 0
     return alive
 

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file
 
+from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.checkpoint.folder import BEST
-from albert_ds.errors import DamagedData, UserError
-from albert_ds.finetuning.loop import write_run_files
-from albert_ds.process.run_folder import RunLock
+from albert_ds.checkpoint.run_folder import RunLock
 from albert_ds.settings.finetune import read_config
+from albert_ds.training.finetune import write_run_files
 from tests.distributed import run_ranks
 from tests.finetuning import flags, open_run, tune_ranks
-from tests.training import join
+from tests.runs import join
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ def common(cola, checkpoint):
 
 def tune_and_resume(rank: int, common: list, folder: Path):
     """Train four of six steps; then what `start` finds after each change to the folder."""
-    from albert_ds.finetuning import loop as finetune
-    from albert_ds.report.metrics import Metrics
+    from albert_ds.training import finetune as finetune
+    from albert_ds.training.metrics import Metrics
 
     device, mesh, _ = join(1)
     argv = flags(*common, folder / "run", steps=6, eval_every=1, save_every=2)

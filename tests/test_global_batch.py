@@ -8,7 +8,7 @@ import pytest
 
 from tests.distributed import run_ranks
 from tests.reference import update_error
-from tests.training import small_batches, small_config, train_ranks
+from tests.runs import small_batches, small_config, train_ranks
 
 BATCHES = small_batches(4)
 

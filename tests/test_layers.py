@@ -14,9 +14,8 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 # Lowest first. A package or top-level module imports itself and lower levels, nothing else.
 ORDER = (
-    *("errors", "files", "cli", "json_files schedules locks", "model data optim parallel"),
-    *("text engine", "process", "checkpoint", "report tasks interop", "evals settings"),
-    *("pretraining finetuning", "train finetune", "commands", "__main__"),
+    *("base", "vocab model optim parallel process", "data engine", "text checkpoint"),
+    *("tasks interop", "settings", "training", "evals train finetune", "commands", "__main__"),
 )
 LEVELS = {name: level for level, names in enumerate(ORDER) for name in names.split()}
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")

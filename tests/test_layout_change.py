@@ -14,7 +14,7 @@ import torch
 from albert_ds.checkpoint.folder import AVERAGE, FILES
 from tests.distributed import run_ranks
 from tests.reference import update_error
-from tests.training import SMALL, gather, join, small_config
+from tests.runs import SMALL, gather, join, small_config
 
 STEPS_PER_LEG = 2
 KINDS = (*FILES, AVERAGE)
@@ -59,7 +59,7 @@ def config_of(leg: Leg, data: Path, vocab_size: int, output: Path):
 def run_leg(rank: int, config, num_steps: int):
     """Continue RUN; returns losses, this rank's sample ids by step, tensors at start and end."""
     from albert_ds.checkpoint.gather import Saver
-    from albert_ds.pretraining.loop import next_batch, prepare, save, train_step
+    from albert_ds.training.pretrain import next_batch, prepare, save, train_step
 
     device, mesh, traffic = join(config.tensor_parallel)
     run = prepare(config, mesh, device, traffic)

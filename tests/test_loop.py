@@ -13,7 +13,7 @@ from albert_ds.settings.pretrain import read_config
 from tests.command import run_on_rank
 from tests.conftest import train_command
 from tests.distributed import run_ranks
-from tests.training import open_small_run, small_batches, small_config
+from tests.runs import open_small_run, small_batches, small_config
 
 BATCHES = small_batches(6, 4)
 
@@ -24,9 +24,9 @@ def train_watched(rank: int, folder: Path) -> dict:
 
 
 def train_one(name: str, output: Path) -> tuple:
+    from albert_ds.base.errors import DamagedData, Stopped
     from albert_ds.checkpoint.gather import find_newest
-    from albert_ds.errors import DamagedData, Stopped
-    from albert_ds.pretraining import loop
+    from albert_ds.training import pretrain
 
     output.mkdir()
     given = dict(batch_size=4, micro_batch_size=4, steps=5, output=str(output))
@@ -50,11 +50,11 @@ def train_one(name: str, output: Path) -> tuple:
     if name == "damaged":
         run.batches = damage(run.batches)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "evaluate", lambda run: {})
+        patch.setattr(pretrain, "evaluate", lambda run: {})
         for what, of_loop in (("fetch", "next_batch"), ("passes", "run_passes"), ("update",) * 2):
-            patch.setattr(loop, of_loop, watch(what, getattr(loop, of_loop)))
+            patch.setattr(pretrain, of_loop, watch(what, getattr(pretrain, of_loop)))
         try:
-            loop.train(run, request)
+            pretrain.train(run, request)
         except (DamagedData, Stopped) as caught:
             ending = str(caught)
     for thread in threading.enumerate():  # python itself waits for this one

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from albert_ds.interop.folder import ModelFolder
+from albert_ds.checkpoint.model_folder import ModelFolder
 from tests.command import run_on_rank
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks

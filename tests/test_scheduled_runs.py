@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from albert_ds.base.errors import UserError
+from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches, training_batches
 from albert_ds.data.stream_config import DataPlan, StreamConfig
-from albert_ds.errors import UserError
-from albert_ds.interop.folder import ModelFolder
 from albert_ds.settings.pretrain import read_config
 from tests.batches import random_samples
 from tests.command import run_command
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
 from tests.reference import reference_training, update_error
+from tests.runs import SMALL, small_config, train_ranks
 from tests.test_resume import files_of, records
-from tests.training import SMALL, small_config, train_ranks
 
 STEPS = 12
 SCHEDULES = {

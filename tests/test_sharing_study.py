@@ -13,7 +13,7 @@ from albert_ds.model.shapes import count_params
 from albert_ds.settings.pretrain import read_config
 from tests.command import ROOT, run_bash
 from tests.recipes import ask_recipe
-from tests.training import SMALL
+from tests.runs import SMALL
 from tools.lab.sharing_table import main as compare
 from tools.lab.sharing_table import read_curve
 

@@ -13,7 +13,7 @@ from tests.batches import concatenate
 from tests.distributed import run_ranks
 from tests.mutants import MUTANTS, ROOT
 from tests.reference import update_error
-from tests.training import (
+from tests.runs import (
     SMALL,
     gather,
     join,
@@ -146,7 +146,7 @@ def test_every_parameter_group_has_its_state_from_the_start(started):
 
 def kept_gradients(rank: int) -> list[str]:
     """What the passes of a step in bf16 leave beside the fp32 sums of the gradients."""
-    from albert_ds.pretraining.loop import next_batch, run_passes
+    from albert_ds.training.pretrain import next_batch, run_passes
 
     run = open_small_run(small_config(world_size=1, ds_file="zero1_bf16.json"), BATCHES)
     run_passes(run, next_batch(run))

@@ -3,4 +3,4 @@
 
 from albert_lab.clone import start
 
-start("albert_ds.commands.build_vocab")
+start("albert_ds.commands.vocab")

@@ -3,4 +3,4 @@
 
 from albert_lab.clone import start
 
-start("albert_ds.commands.convert_hf")
+start("albert_ds.commands.export")

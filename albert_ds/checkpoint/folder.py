@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
-from albert_ds.cli import log_line, natural
-from albert_ds.errors import DamagedData, Diverged, MachineFailed, UserError
-from albert_ds.files import compute_crc32, open_to_readers, sync_file, write_file
-from albert_ds.json_files import check, parse_json, read_json
-from albert_ds.process.run_folder import RunLock
+from albert_ds.base.cli import log_line, natural
+from albert_ds.base.errors import DamagedData, Diverged, MachineFailed, UserError
+from albert_ds.base.files import compute_crc32, open_to_readers, sync_file, write_file
+from albert_ds.base.json_files import check, parse_json, read_json
+from albert_ds.checkpoint.run_folder import RunLock
 
 if TYPE_CHECKING:
     from torch import Tensor

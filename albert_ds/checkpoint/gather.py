@@ -17,6 +17,7 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
+from albert_ds.base.cli import log_line
 from albert_ds.checkpoint.folder import (
     AVERAGE,
     FILES,
@@ -26,13 +27,12 @@ from albert_ds.checkpoint.folder import (
     read_state,
     write_checkpoint,
 )
-from albert_ds.cli import log_line
+from albert_ds.checkpoint.run_folder import RunLock
 from albert_ds.engine.engine import Engine
 from albert_ds.optim.lamb import ParamFragment
 from albert_ds.optim.zero import set_step_count
 from albert_ds.parallel.consensus import from_rank_0, raise_first_error, raise_together
 from albert_ds.parallel.mesh import Mesh
-from albert_ds.process.run_folder import RunLock
 
 
 def list_files(engine: Engine) -> tuple[str, ...]:

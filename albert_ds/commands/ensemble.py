@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from albert_ds import cli
-from albert_ds.errors import UserError
-from albert_ds.files import check_folder, new_folder
-from albert_ds.json_files import check, read_json
+from albert_ds.base import cli
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import check_folder, new_folder
+from albert_ds.base.json_files import check, read_json
 from albert_ds.tasks.recipes import RECIPES, Lengths
 
 
@@ -35,10 +35,10 @@ def build_parser() -> cli.Parser:
 
 def combine(folders: list[Path], output: Path) -> dict:
     """Average the members, score them and write the results; returns those of results.json."""
-    from albert_ds.finetuning.results import read_outputs, read_split, write_results
-    from albert_ds.interop.folder import ModelFolder
+    from albert_ds.checkpoint.model_folder import ModelFolder
     from albert_ds.tasks.features import FEATURES
     from albert_ds.tasks.registry import find_task, fingerprint_splits
+    from albert_ds.training.results import read_outputs, read_split, write_results
 
     check_folder(output, folders, names=["results.json"])
     members = [seed for folder in folders for seed in sorted(folder.glob("seed-*")) or [folder]]

@@ -5,7 +5,7 @@ albert-ds fill-mask --checkpoint RUN_OR_HF "A list is a [MASK] of items."
 
 from pathlib import Path
 
-from albert_ds import cli
+from albert_ds.base import cli
 
 
 def build_parser() -> cli.Parser:
@@ -21,8 +21,8 @@ def build_parser() -> cli.Parser:
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
+    from albert_ds.checkpoint.model_folder import ModelFolder
     from albert_ds.evals.fill_mask import fill_masks
-    from albert_ds.interop.folder import ModelFolder
 
     folder = ModelFolder(args.checkpoint, average=args.average)
     filled = fill_masks(folder, args.sentences, args.top)

@@ -1,7 +1,7 @@
 """Print where a file of the package lies: deepspeed --num_gpus 8 $(albert-ds path train) ..."""
 
-from albert_ds import cli
-from albert_ds.files import PACKAGE
+from albert_ds.base import cli
+from albert_ds.base.files import PACKAGE
 
 FILES = {
     "train": "train.py",

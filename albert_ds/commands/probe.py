@@ -19,9 +19,9 @@ albert-ds plots layers --input FILE --output FILE.png
 
 from pathlib import Path
 
-from albert_ds import cli
-from albert_ds.errors import UserError
-from albert_ds.files import write_report
+from albert_ds.base import cli
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import write_report
 from albert_ds.model.depth import read_span
 from albert_ds.process.quiet import quiet_libraries
 

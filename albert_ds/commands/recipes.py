@@ -5,8 +5,8 @@ Writes DIR/ds_configs and DIR/slurm. A file that is there already and differs is
 
 from pathlib import Path
 
-from albert_ds import cli
-from albert_ds.files import PACKAGE, check_folder, new_folder
+from albert_ds.base import cli
+from albert_ds.base.files import PACKAGE, check_folder, new_folder
 
 FILES = ("ds_configs/*.json", "ds_configs/README.md", "slurm/*.sh", "slurm/site.env.example")
 NEED_A_CLONE = {"slurm/check.sh"}  # it runs the project's tests

@@ -11,7 +11,7 @@ import torch
 
 from albert_ds.data.samples import Sample
 from albert_ds.data.segments import NO_LABEL
-from albert_ds.data.vocab import CLS, SEP
+from albert_ds.vocab.vocab import CLS, SEP
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

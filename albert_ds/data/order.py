@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 
 ROUND_SHARDS = 8  # interleaved, and held in memory, at a time
 BLOCK_SAMPLES = 10_000  # positions in a block; the weights are exact within each

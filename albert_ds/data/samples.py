@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from albert_ds.base.errors import UserError
 from albert_ds.data.masking import count_predictions, draw_positions, draw_replacements
 from albert_ds.data.order import SAMPLE_DRAWS, Draws, Place, ShardOrder, SourceOrder
 from albert_ds.data.segments import SentenceRuns, draw_pair, draw_target
 from albert_ds.data.shards import Sequence, Shard, ShardSet
 from albert_ds.data.stream_config import StreamConfig
-from albert_ds.data.vocab import CLS, MASK, SEP
-from albert_ds.data.words import build_word_starts, find_word_starts
-from albert_ds.errors import UserError
+from albert_ds.vocab.vocab import CLS, MASK, SEP
+from albert_ds.vocab.words import build_word_starts, find_word_starts
 
 NUM_MARKS = 3  # [CLS] and two [SEP]
 

@@ -33,12 +33,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_ds.cli import whole
-from albert_ds.data.storage import is_url, join, read_bytes
-from albert_ds.data.vocab import MODEL_NAME, Vocab, read_vocab
-from albert_ds.errors import DamagedData, UserError
-from albert_ds.files import write_file
-from albert_ds.json_files import MAX_BYTES, check, parse_json
+from albert_ds.base.cli import whole
+from albert_ds.base.errors import DamagedData, UserError
+from albert_ds.base.files import write_file
+from albert_ds.base.json_files import MAX_BYTES, check, parse_json
+from albert_ds.base.storage import is_url, join, read_bytes
+from albert_ds.vocab.vocab import MODEL_NAME, Vocab, read_vocab
 
 INDEX_NAME = "index.json"
 FORMAT = 1

@@ -15,12 +15,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from albert_ds.base.errors import DamagedData, UserError
+from albert_ds.base.files import write_file
+from albert_ds.base.json_files import MAX_BYTES
+from albert_ds.base.storage import join, read_bytes
 from albert_ds.data.shards import INDEX_NAME, SPLITS, ShardInfo, list_shards, read_index
-from albert_ds.data.storage import join, read_bytes
-from albert_ds.data.vocab import CONFIG_NAME, MODEL_NAME
-from albert_ds.errors import DamagedData, UserError
-from albert_ds.files import write_file
-from albert_ds.json_files import MAX_BYTES
+from albert_ds.vocab.vocab import CONFIG_NAME, MODEL_NAME
 
 PAUSE = 1.0  # seconds between two looks at a DIR to which another process copies
 

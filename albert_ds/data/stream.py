@@ -22,11 +22,11 @@ from collections.abc import Iterable, Iterator
 
 from webdataset import compat, pipeline, shardlists
 
+from albert_ds.base.errors import ENDINGS
 from albert_ds.data.micro_batch import MicroBatch, collate
 from albert_ds.data.samples import SampleReader
 from albert_ds.data.shards import ShardSet
 from albert_ds.data.stream_config import DataPlan, StreamConfig
-from albert_ds.errors import ENDINGS
 
 MAX_PREFETCH = 16  # micro-batches that a worker is ahead
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
-from albert_ds.cli import Number, as_flag, check_ranges, flag, flags_of, positive, whole
-from albert_ds.errors import UserError
-from albert_ds.json_files import build, check
-from albert_ds.schedules import Schedule, Varying, cut, read_schedule
+from albert_ds.base.cli import Number, as_flag, check_ranges, flag, flags_of, positive, whole
+from albert_ds.base.errors import UserError
+from albert_ds.base.json_files import build, check
+from albert_ds.base.schedules import Schedule, Varying, cut, read_schedule
 
 WORD_RULES = ("scripts", "released")
 MIN_SEQUENCE_LENGTH = 5  # [CLS] A [SEP] B [SEP] with one token in A and in B

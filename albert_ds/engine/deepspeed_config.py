@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from albert_ds.cli import Number, positive, whole
-from albert_ds.errors import UserError
-from albert_ds.json_files import check, read_json
+from albert_ds.base.cli import Number, positive, whole
+from albert_ds.base.errors import UserError
+from albert_ds.base.json_files import check, read_json
 
 AUTO_COUNT = ("auto", positive)
 COUNT = whole(1, 1 << 31)

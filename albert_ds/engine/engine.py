@@ -17,8 +17,8 @@ import torch.distributed as dist
 from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
 from torch import Tensor, nn
 
+from albert_ds.base.errors import UserError
 from albert_ds.engine.deepspeed_config import precision_of
-from albert_ds.errors import UserError
 from albert_ds.model.encoder import SelfAttention
 from albert_ds.optim.lamb import Lamb, ParamFragment, decay_groups
 from albert_ds.optim.muon import Muon, assign, is_matrix, muon_groups

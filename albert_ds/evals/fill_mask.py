@@ -5,10 +5,10 @@ from itertools import islice
 import numpy as np
 import torch
 
+from albert_ds.base.errors import UserError
+from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.data.micro_batch import concatenate
-from albert_ds.data.vocab import CLS, MASK, SEP
-from albert_ds.errors import UserError
-from albert_ds.interop.folder import ModelFolder
+from albert_ds.vocab.vocab import CLS, MASK, SEP
 
 MASK_WORD = "[MASK]"
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from albert_ds.data.vocab import CLS, MASK, SEP, Vocab
-from albert_ds.errors import UserError
-from albert_ds.json_files import check, parse_json
+from albert_ds.base.errors import UserError
+from albert_ds.base.json_files import check, parse_json
 from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.vocab.vocab import CLS, MASK, SEP, Vocab
 
 TOKENS_A_PASS = 8192
 # The paper's tables have twelve phenomena; the files name one of them by two terms.

@@ -8,20 +8,20 @@ from argparse import Namespace
 import torch
 from scipy.stats import binomtest
 
-from albert_ds.cli import log_line
+from albert_ds.base.cli import log_line
+from albert_ds.base.errors import UserError
+from albert_ds.base.json_files import check
+from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches
 from albert_ds.data.stream_config import StreamConfig, list_pair_tasks
-from albert_ds.errors import UserError
 from albert_ds.evals.frozen import encode_pairs, measure_depths, measure_similarity, train_head
-from albert_ds.evals.heldout import evaluate
 from albert_ds.evals.minimal_pairs import read_pairs, score_pairs, summarise
-from albert_ds.interop.folder import ModelFolder
-from albert_ds.json_files import check
 from albert_ds.model.depth import find_depths
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.process.rendezvous import join_world
 from albert_ds.process.world import read_world
+from albert_ds.training.heldout import evaluate
 
 TASKS = list_pair_tasks()
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
+from albert_ds.base.errors import UserError
+from albert_ds.base.json_files import read_json, read_lines
 from albert_ds.checkpoint.folder import BEST
+from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.engine.deepspeed_config import precision_of
-from albert_ds.errors import UserError
-from albert_ds.interop.folder import ModelFolder
-from albert_ds.interop.hugging_face import ARCHITECTURES, ENCODER, Weights, list_groups
-from albert_ds.json_files import read_json, read_lines
 from albert_ds.model.config import ModelConfig
+from albert_ds.model.hugging_face import ARCHITECTURES, ENCODER, Weights, list_groups
 
 TEXT = Path(__file__).with_name("card.jinja")
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from albert_ds.cli import log_line
+from albert_ds.base.cli import log_line
+from albert_ds.base.errors import UserError
+from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.data.micro_batch import concatenate
-from albert_ds.data.vocab import SPECIAL_PIECES, Vocab
-from albert_ds.errors import UserError
-from albert_ds.interop.folder import ModelFolder
-from albert_ds.interop.hugging_face import Weights
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.model.hugging_face import Weights
 from albert_ds.model.task_heads import AlbertForTask
+from albert_ds.vocab.vocab import SPECIAL_PIECES, Vocab
 
 LENGTHS = (3, 17, 33, 60)  # CHOICES of them, so that they can be the options of one question
 TOLERANCE = 1e-5  # of logits and hidden states, absolute

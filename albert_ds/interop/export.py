@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import check_folder, new_folder, write_json
+from albert_ds.base.json_files import check, read_json
 from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, list_kept, write_folder
-from albert_ds.data.vocab import CONFIG_NAME, TOKENIZER_NAME
-from albert_ds.errors import UserError
-from albert_ds.files import check_folder, new_folder, write_json
+from albert_ds.checkpoint.model_folder import HF_FILES, ModelFolder
 from albert_ds.interop.card import write_card
 from albert_ds.interop.check import check_export, check_rounded
-from albert_ds.interop.folder import HF_FILES, ModelFolder
-from albert_ds.interop.hugging_face import task_to_hf, to_hf
-from albert_ds.json_files import check, read_json
+from albert_ds.model.hugging_face import task_to_hf, to_hf
+from albert_ds.vocab.vocab import CONFIG_NAME, TOKENIZER_NAME
 
 POSITIONS = "albert.embeddings.position.weight"
 

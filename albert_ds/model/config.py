@@ -8,8 +8,8 @@ size, F feed-forward size, L layers, n heads, D = H / n head width.
 from dataclasses import dataclass, replace
 from functools import partial
 
-from albert_ds.cli import Number, check_ranges, flag, whole
-from albert_ds.errors import UserError
+from albert_ds.base.cli import Number, check_ranges, flag, whole
+from albert_ds.base.errors import UserError
 from albert_ds.model.sharing import (
     ADDITIONS,
     Plan,

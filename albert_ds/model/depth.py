@@ -9,10 +9,10 @@ import argparse
 import hashlib
 from functools import cache
 
-from albert_ds.cli import Number, whole
-from albert_ds.errors import UserError
+from albert_ds.base.cli import Number, whole
+from albert_ds.base.errors import UserError
+from albert_ds.base.schedules import Schedule, read_schedule
 from albert_ds.model.config import ModelConfig
-from albert_ds.schedules import Schedule, read_schedule
 
 LAYERS = whole(1, 10_000)
 

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.fused import linear_norm, residual_norm
 from albert_ds.model.sharing import ADDITIONS, find_loops, read_additions

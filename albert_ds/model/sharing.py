@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 
 Plan = list[tuple[int, int]]
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 import torch
 import torch.distributed as dist
 
-from albert_ds.errors import ENDINGS
+from albert_ds.base.errors import ENDINGS
 from albert_ds.parallel.mesh import Mesh
 
 

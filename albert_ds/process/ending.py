@@ -19,9 +19,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from albert_ds.cli import log_line
-from albert_ds.errors import ENDINGS, MachineFailed, Stopped, UserError, name_system_error
-from albert_ds.files import write_file
+from albert_ds.base.cli import log_line
+from albert_ds.base.errors import ENDINGS, MachineFailed, Stopped, UserError, name_system_error
+from albert_ds.base.files import write_file
 from albert_ds.process.world import World
 
 UNTOUCHED = "; saved checkpoints are untouched"

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from albert_ds.errors import MachineFailed
+from albert_ds.base.errors import MachineFailed
 from albert_ds.process.ending import UNTOUCHED, Ending, leave_process, print_ending
 from albert_ds.process.quiet import name_log
 from albert_ds.process.rendezvous import list_ranks, open_store

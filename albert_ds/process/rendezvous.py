@@ -12,7 +12,7 @@ from ipaddress import ip_address
 import torch
 import torch.distributed as dist
 
-from albert_ds.errors import ENDINGS, MachineFailed, UserError
+from albert_ds.base.errors import ENDINGS, MachineFailed, UserError
 from albert_ds.process.ending import Ending
 from albert_ds.process.world import World, find_gpu_grant, wants_cpu
 

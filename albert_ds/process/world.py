@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from albert_ds.cli import log_line
-from albert_ds.errors import UserError
+from albert_ds.base.cli import log_line
+from albert_ds.base.errors import UserError
 
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 TORCH_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from albert_ds import cli
-from albert_ds.errors import UserError
-from albert_ds.files import PACKAGE, RUN_MARKS, RUN_NAMES, check_folder
-from albert_ds.json_files import check, read_json
+from albert_ds.base import cli
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import PACKAGE, RUN_MARKS, RUN_NAMES, check_folder
+from albert_ds.base.json_files import check, read_json
 from albert_ds.model.config import HeadConfig, ModelConfig
 from albert_ds.settings.shared import (
     LAYOUT,
@@ -164,7 +164,7 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     counted.
     """
     args = build_parser().parse_args(argv)
-    from albert_ds.interop.folder import ModelFolder
+    from albert_ds.checkpoint.model_folder import ModelFolder
     from albert_ds.tasks.registry import fingerprint_splits, head_of, open_task
 
     recipe, data = RECIPES[args.task], Path(args.data)

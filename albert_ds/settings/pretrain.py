@@ -11,16 +11,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from albert_ds import cli
-from albert_ds.checkpoint.folder import list_checkpoints, step_of
-from albert_ds.data.stream_config import TASK, VARYING, DataPlan, StreamConfig, read_varying, task
-from albert_ds.errors import UserError
-from albert_ds.files import RUN_MARKS, RUN_NAMES, check_folder
-from albert_ds.json_files import build
-from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops, reshape
-from albert_ds.model.depth import draw_depth, read_depths, read_exits
-from albert_ds.model.sharing import ADDITIONS, list_patterns
-from albert_ds.schedules import (
+from albert_ds.base import cli
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import RUN_MARKS, RUN_NAMES, check_folder
+from albert_ds.base.json_files import build
+from albert_ds.base.schedules import (
     EXPLANATION,
     SHAPES,
     Schedule,
@@ -29,6 +24,11 @@ from albert_ds.schedules import (
     plateau_end,
     read_counts,
 )
+from albert_ds.checkpoint.folder import list_checkpoints, step_of
+from albert_ds.data.stream_config import TASK, VARYING, DataPlan, StreamConfig, read_varying, task
+from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops, reshape
+from albert_ds.model.depth import draw_depth, read_depths, read_exits
+from albert_ds.model.sharing import ADDITIONS, list_patterns
 from albert_ds.settings.shared import (
     LAYOUT,
     LEARNING_RATE,
@@ -295,7 +295,7 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         args, model, world_size=world_size, default_learning_rate=DEFAULT_LEARNING_RATE
     )
     if initial is not None:
-        from albert_ds.interop.initial import find_origins
+        from albert_ds.checkpoint.initial import find_origins
 
         find_origins(initial, model)
         initial.check_vocab(sources[0].vocab, f"--init-from {args.init_from}")
@@ -356,7 +356,7 @@ def _open_initial(args):
     """The model of --init-from. None without one, and if it is gone since the run was saved."""
     if args.init_from is None:
         return None
-    from albert_ds.interop.folder import ModelFolder, hint_download
+    from albert_ds.checkpoint.model_folder import ModelFolder, hint_download
 
     folder = Path(args.init_from)
     if folder.is_dir():

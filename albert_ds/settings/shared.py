@@ -15,15 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from albert_ds.cli import Flag, Number, as_flag, flag, natural, path, positive, whole
+from albert_ds.base.cli import Flag, Number, as_flag, flag, natural, path, positive, whole
+from albert_ds.base.errors import UserError, hide_passwords
+from albert_ds.base.files import PACKAGE, compute_crc32, write_file
+from albert_ds.base.json_files import check, read_json
+from albert_ds.base.schedules import learning_rate
+from albert_ds.checkpoint.run_folder import read_versions
 from albert_ds.data.stream_config import BATCH_SIZE
 from albert_ds.engine.deepspeed_config import check_device, read_ds_config, resolve_ds_config
-from albert_ds.errors import UserError, hide_passwords
-from albert_ds.files import PACKAGE, compute_crc32, write_file
-from albert_ds.json_files import check, read_json
 from albert_ds.model.config import ModelConfig
-from albert_ds.process.run_folder import read_versions
-from albert_ds.schedules import learning_rate
 
 # Of DeepSpeed's JSON only these change results; the rest is layout.
 FIXED_DS_KEYS = ("optimizer", "gradient_clipping", "bf16", "fp16")
@@ -268,7 +268,7 @@ def fingerprint(config: SharedConfig, world_size: int) -> dict[str, str]:
     for name in WEIGHTS:
         folder = found.pop(name, None)
         if folder is not None and not (config.run / "checkpoints").is_dir():
-            from albert_ds.interop.folder import ModelFolder
+            from albert_ds.checkpoint.model_folder import ModelFolder
 
             checksum = compute_crc32(ModelFolder(folder).weights_file)
             found[f"{name} (CRC-32 of its weights)"] = f"{checksum:08x}"

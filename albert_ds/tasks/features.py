@@ -25,14 +25,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from albert_ds.cli import log_line
+from albert_ds.base.cli import log_line
+from albert_ds.base.errors import DamagedData, UserError
+from albert_ds.base.files import write_file
+from albert_ds.base.json_files import parse_json
 from albert_ds.data.micro_batch import concatenate
 from albert_ds.data.segments import cut_pair
-from albert_ds.data.vocab import CLS, SEP, Vocab
-from albert_ds.errors import DamagedData, UserError
-from albert_ds.files import write_file
-from albert_ds.json_files import parse_json
 from albert_ds.tasks.recipes import Lengths
+from albert_ds.vocab.vocab import CLS, SEP, Vocab
 
 FEATURES = "features"  # folder in RUN; of the runs with several seeds, beside them
 FORMAT = 1  # of the cached arrays; another number makes every older file a different one

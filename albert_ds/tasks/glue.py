@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from albert_ds.data.vocab import Vocab
-from albert_ds.errors import DamagedData, UserError
-from albert_ds.files import write_file
+from albert_ds.base.errors import DamagedData, UserError
+from albert_ds.base.files import write_file
 from albert_ds.tasks.features import FeatureBuilder, Features, Split, encode_examples
 from albert_ds.tasks.recipes import Lengths
+from albert_ds.vocab.vocab import Vocab
 
 ENTAILMENT = ("entailment", "not_entailment")
 DIAGNOSTIC = "test_diagnostic"

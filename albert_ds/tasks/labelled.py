@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from albert_ds.cli import log_line
-from albert_ds.errors import UserError
-from albert_ds.files import write_json
-from albert_ds.json_files import check, parse_json
+from albert_ds.base.cli import log_line
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import write_json
+from albert_ds.base.json_files import check, parse_json
 from albert_ds.text.documents import (
     MAX_LINE_BYTES,
     NUL_BYTES,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from albert_ds.data.vocab import Vocab
-from albert_ds.errors import DamagedData, UserError
-from albert_ds.files import write_json
-from albert_ds.json_files import read_data
+from albert_ds.base.errors import DamagedData, UserError
+from albert_ds.base.files import write_json
+from albert_ds.base.json_files import read_data
 from albert_ds.tasks.features import FeatureBuilder, Features, Split
 from albert_ds.tasks.recipes import Lengths
+from albert_ds.vocab.vocab import Vocab
 
 LEVELS = ("middle", "high")
 OPTIONS = "ABCD"

@@ -16,7 +16,7 @@ second version of its models. SQuAD 1.1 agrees: Table 14's 3,649 steps are two e
 
 from dataclasses import dataclass, replace
 
-from albert_ds.cli import flag, positive
+from albert_ds.base.cli import flag, positive
 
 SHORTEST = 10  # tokens of a sequence: three marks, a question and at least one of a passage
 

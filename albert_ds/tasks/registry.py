@@ -5,8 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
-from albert_ds.data.vocab import Vocab
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from albert_ds.tasks.features import Features, Split, fingerprint
 from albert_ds.tasks.glue import GLUE
 from albert_ds.tasks.race import RaceTask
@@ -14,6 +13,7 @@ from albert_ds.tasks.recipes import RECIPES, Lengths
 from albert_ds.tasks.squad.task import SQUAD
 from albert_ds.tasks.text import TextTask
 from albert_ds.tasks.tokens import TokensTask
+from albert_ds.vocab.vocab import Vocab
 
 
 class Task(Protocol):

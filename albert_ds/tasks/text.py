@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from albert_ds.data.vocab import Vocab
-from albert_ds.errors import UserError
-from albert_ds.files import write_file
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import write_file
 from albert_ds.tasks.features import FeatureBuilder, Features, Split, encode_examples
 from albert_ds.tasks.glue import score_glue
 from albert_ds.tasks.labelled import find_file, need_one, read_examples, read_text, write_scores
 from albert_ds.tasks.recipes import Lengths
+from albert_ds.vocab.vocab import Vocab
 
 ENDINGS = (".csv", ".tsv", ".jsonl")
 PAIR = ("text_a", "text_b")

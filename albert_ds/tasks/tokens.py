@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from albert_ds.cli import require
-from albert_ds.data.vocab import Vocab
-from albert_ds.errors import UserError
-from albert_ds.files import write_file
+from albert_ds.base.cli import require
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import write_file
 from albert_ds.tasks.features import NO_TAG, FeatureBuilder, Features, Split, encode_examples
 from albert_ds.tasks.labelled import Sentence, find_file, need_one, read_sentences, write_scores
 from albert_ds.tasks.recipes import Lengths
+from albert_ds.vocab.vocab import Vocab
 
 ENDINGS = (".conll", ".txt", ".jsonl")
 OUTSIDE = "O"

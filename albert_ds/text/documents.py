@@ -15,8 +15,8 @@ from typing import IO, NamedTuple
 
 from charset_normalizer import from_bytes
 
-from albert_ds.cli import Number, Parser, check_ranges, flag, path, utf8, whole
-from albert_ds.errors import UserError
+from albert_ds.base.cli import Number, Parser, check_ranges, flag, path, utf8, whole
+from albert_ds.base.errors import UserError
 from albert_ds.text.languages import (
     SCRIPTS,
     SENTENCE_ENDS,

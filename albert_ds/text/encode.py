@@ -13,14 +13,14 @@ from hashlib import blake2b
 
 import numpy as np
 
-from albert_ds.cli import Number, flag, whole
+from albert_ds.base.cli import Number, flag, whole
 from albert_ds.data.segments import PACKINGS, pack_sentences
 from albert_ds.data.shards import pack_sequence, token_dtype
-from albert_ds.data.vocab import UNK, Vocab
 from albert_ds.text.documents import DAMAGE, SEED, TextConfig
 from albert_ds.text.external_sort import KEYS, RunWriter, SortRecord
 from albert_ds.text.segmented import LONGEST_WORD, ZERO_WIDTH, encode_segmented, find_starts
 from albert_ds.text.sources import Reading
+from albert_ds.vocab.vocab import UNK, Vocab
 
 COUNTS = (
     "documents",

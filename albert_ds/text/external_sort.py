@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from albert_ds.base.files import write_file
 from albert_ds.data.shards import SPLITS, ShardInfo, write_shard
-from albert_ds.files import write_file
 
 RUN_BYTES = 16 << 20  # of records
 KEYS = 1 << 64  # keys are hashes under this

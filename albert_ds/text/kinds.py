@@ -3,7 +3,7 @@
 import codecs
 import re
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from albert_ds.text.documents import begins_document, describe_encoding
 from albert_ds.text.tables import find_delimiter
 

@@ -10,7 +10,7 @@ import unicodedata
 
 from sentencex import segment  # ty: ignore[import-not-found]
 
-from albert_ds.data.words import is_unspaced
+from albert_ds.vocab.words import is_unspaced
 
 _BY_SCRIPT = {
     "LATIN": "af an ast az bar br bs ca co cs cy da de en eo es et eu fi fo fr fy ga gd gl gn ha "

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from albert_ds.errors import UserError
-from albert_ds.files import write_file
-from albert_ds.json_files import check, read_json
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import write_file
+from albert_ds.base.json_files import check, read_json
 
 
 class Piece(NamedTuple):

@@ -23,12 +23,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from albert_ds.cli import log_line
+from albert_ds.base.cli import log_line
+from albert_ds.base.errors import ENDINGS, DamagedData, MachineFailed, UserError
+from albert_ds.base.files import check_folder, publish, write_json
+from albert_ds.base.locks import FileLock
 from albert_ds.data.shards import FORMAT, INDEX_NAME, SPLITS, token_dtype
-from albert_ds.data.vocab import Vocab
-from albert_ds.errors import ENDINGS, DamagedData, MachineFailed, UserError
-from albert_ds.files import check_folder, publish, write_json
-from albert_ds.locks import FileLock
 from albert_ds.text.documents import DAMAGE
 from albert_ds.text.encode import COUNTS, BuildConfig, encode_documents
 from albert_ds.text.external_sort import DUPLICATES, KEYS, RunWriter, cut_ranges, write_range
@@ -43,6 +42,7 @@ from albert_ds.text.sources import (
     read_documents,
 )
 from albert_ds.text.survey import choose_word_mark, report_survey, survey_text
+from albert_ds.vocab.vocab import Vocab
 
 WORK_NAME, LOCK_NAME = "building", ".albert-ds.lock"
 # Settings that may change without encoding the text again.

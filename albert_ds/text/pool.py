@@ -14,8 +14,8 @@ from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from typing import TypeVar
 
-from albert_ds.cli import require
-from albert_ds.errors import MachineFailed, UserError
+from albert_ds.base.cli import require
+from albert_ds.base.errors import MachineFailed, UserError
 
 Result = TypeVar("Result")
 POLL_SECONDS = 0.5

@@ -11,8 +11,8 @@ import unicodedata
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
-from albert_ds.data.vocab import WORD_END, Vocab
 from albert_ds.text.languages import needs_no_space
+from albert_ds.vocab.vocab import WORD_END, Vocab
 
 SPACE, ZERO_WIDTH = " ", "\u200b"
 LONGEST_WORD = 32  # characters; writers leave whole sentences without a zero-width space

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import IO, Any, NamedTuple
 
-from albert_ds.data.storage import FileInfo, is_url, open_file, read_bytes, split_query, stat
-from albert_ds.errors import DamagedData, UserError, hide_passwords
+from albert_ds.base.errors import DamagedData, UserError, hide_passwords
+from albert_ds.base.storage import FileInfo, is_url, open_file, read_bytes, split_query, stat
 from albert_ds.text.documents import (
     MAX_LINE_BYTES,
     Document,

@@ -13,13 +13,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from albert_ds.cli import log_line
-from albert_ds.data.vocab import UNK, Normalisation, Vocab
-from albert_ds.errors import UserError
+from albert_ds.base.cli import log_line
+from albert_ds.base.errors import UserError
 from albert_ds.text.documents import NO_TEXT_FIELD, NUL_BYTES, WRONG_ENCODING, TextConfig
 from albert_ds.text.languages import SCRIPTS, WITHOUT_SPACES, default_ends
 from albert_ds.text.segmented import SPACE, ZERO_WIDTH
 from albert_ds.text.sources import Slice, read_documents
+from albert_ds.vocab.vocab import UNK, Normalisation, Vocab
 
 T = TypeVar("T", bound=TextConfig)
 SURVEY_SENTENCES = 20_000

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import IO, Any, NamedTuple
 
-from albert_ds.cli import require
-from albert_ds.data.storage import open_parts
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.base.cli import require
+from albert_ds.base.errors import DamagedData, UserError
+from albert_ds.base.storage import open_parts
 from albert_ds.text.documents import (
     BROKEN_ROW,
     MAX_LINE_BYTES,

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from albert_ds.cli import Number, flag, whole
-from albert_ds.data.vocab import FILES, NUM_FIXED, Normalisation, train_vocab
-from albert_ds.files import check_folder, new_folder
+from albert_ds.base.cli import Number, flag, whole
+from albert_ds.base.files import check_folder, new_folder
 from albert_ds.text.documents import SEED, TextConfig
 from albert_ds.text.pipeline import check_damage, open_bar
 from albert_ds.text.segmented import split_into_words
 from albert_ds.text.sources import Slice, cut_units, describe_files, read_documents
 from albert_ds.text.survey import choose_word_mark, report_survey, survey_text
+from albert_ds.vocab.vocab import FILES, NUM_FIXED, Normalisation, train_vocab
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

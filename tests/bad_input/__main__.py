@@ -50,7 +50,7 @@ def try_all(folder: Path, data: Path, share: float, seed: int = 0) -> Iterator[t
 
 def build_data(folder: Path) -> Path:
     """A small built folder."""
-    from albert_ds.data.vocab import RELEASED, train_vocab
+    from albert_ds.vocab.vocab import RELEASED, train_vocab
     from tests.data.corpus import build, make_documents, write_wiki
 
     documents = make_documents(60)

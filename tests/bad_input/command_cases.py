@@ -30,7 +30,7 @@ from pathlib import Path
 from albert_lab.ranks import find_port, rank_environment
 
 from albert_ds import __main__ as albert_ds
-from albert_ds import cli
+from albert_ds.base import cli
 from tests.bad_input.file_cases import HOW, damage
 from tests.bad_input.judge import AS_PROMISED, HANG, TRACEBACK, WRONG
 from tests.bad_input.room import READS, WRITES, build_inputs, content_of

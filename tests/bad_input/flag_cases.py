@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import patch
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from tests.bad_input.judge import Case, SilentlyWrong, must_refuse
 from tests.conftest import ROOT
 
@@ -28,7 +28,7 @@ NAMES = ("", " ", "a\0b", "\udcff")
 
 def find_parser(command: str) -> argparse.ArgumentParser | None:
     """The parser of a command, as it is when --help is asked for."""
-    from albert_ds.cli import Parser
+    from albert_ds.base.cli import Parser
 
     found: list[argparse.ArgumentParser] = []
 
@@ -83,7 +83,7 @@ def _must_name(action, parse: Callable[[], object]) -> Callable[[], object]:
 
 
 def _wrong_values(action) -> tuple[str, ...]:
-    from albert_ds.cli import Number
+    from albert_ds.base.cli import Number
 
     if action.choices is not None:
         return ("nonsense", "", "0")
@@ -104,7 +104,7 @@ def _wrong_values(action) -> tuple[str, ...]:
 
 def _fill(action) -> list[str]:
     """A value that the parser accepts."""
-    from albert_ds.cli import Number
+    from albert_ds.base.cli import Number
 
     value = "x.svg"
     if action.choices is not None:

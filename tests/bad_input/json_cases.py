@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from albert_ds.errors import DamagedData
+from albert_ds.base.errors import DamagedData
 from tests.bad_input.file_cases import with_content
 from tests.bad_input.judge import Case, must_refuse
 from tests.conftest import ROOT
@@ -124,18 +124,18 @@ def _configurations(folder: Path, data: Path) -> dict[str, Reader]:
 
     from safetensors.torch import save_file
 
+    from albert_ds.checkpoint.model_folder import ModelFolder
     from albert_ds.data.shards import open_shards
-    from albert_ds.data.tokenizer_json import read_tokenizer_json
-    from albert_ds.data.vocab import read_vocab
     from albert_ds.engine.deepspeed_config import read_ds_config
-    from albert_ds.interop.folder import ModelFolder
-    from albert_ds.interop.hugging_face import build_hf_config, to_hf
     from albert_ds.model.albert import AlbertForPretraining
     from albert_ds.model.config import HeadConfig
+    from albert_ds.model.hugging_face import build_hf_config, to_hf
     from albert_ds.model.task_heads import AlbertForTask
     from albert_ds.settings.shared import read_previous
+    from albert_ds.vocab.tokenizer_json import read_tokenizer_json
+    from albert_ds.vocab.vocab import read_vocab
     from tests.models import write_weights
-    from tests.training import SMALL
+    from tests.runs import SMALL
 
     own, native, hf, run = (folder / name for name in ("data", "native", "hf", "run"))
     shutil.copytree(data, own)

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.base.errors import DamagedData, UserError
 
 LIMIT = 120.0  # seconds after which a case hangs; each takes milliseconds
 AS_PROMISED, TRACEBACK, HANG, WRONG = "as promised", "traceback", "hang", "silently wrong"

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from albert_ds.files import write_report
+from albert_ds.base.files import write_report
 from tests.command import run_command
 from tests.conftest import ROOT
 from tests.distributed import run_ranks
@@ -91,7 +91,7 @@ def build_inputs(folder: Path) -> Path:
     """A room from nothing."""
     from pydoc_data.topics import topics
 
-    from albert_ds.data.vocab import Normalisation, train_vocab
+    from albert_ds.vocab.vocab import Normalisation, train_vocab
 
     text = folder / "topics.txt"
     documents = ("\n".join(filter(str.strip, text.splitlines())) for text in topics.values())

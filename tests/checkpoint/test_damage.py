@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from albert_ds.base.errors import DamagedData, MachineFailed, UserError
+from albert_ds.base.files import compute_crc32
 from albert_ds.checkpoint.folder import AVERAGE, FILES, find_newest, read_best
-from albert_ds.data.vocab import MODEL_NAME, read_vocab
-from albert_ds.errors import DamagedData, MachineFailed, UserError
-from albert_ds.files import compute_crc32
+from albert_ds.vocab.vocab import MODEL_NAME, read_vocab
 from tests.command import run_command, run_main
 from tests.distributed import run_ranks
 from tests.finetuning import MODEL, flags, write_checkpoint, write_cola
@@ -202,8 +202,8 @@ def read_all_everywhere(rank: int, runs: list[Path], data: Path, work: Path) -> 
 
 def read_everywhere(run: Path, data: Path, work: Path) -> dict[str, str]:
     """By command: its code and what it says on stderr of the run."""
-    from albert_ds.interop.folder import ModelFolder
-    from albert_ds.interop.initial import read_initial_weights
+    from albert_ds.checkpoint.initial import read_initial_weights
+    from albert_ds.checkpoint.model_folder import ModelFolder
     from albert_ds.settings.finetune import read_config
 
     def start_tuning(argv: list[str]) -> None:

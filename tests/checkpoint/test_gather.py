@@ -9,7 +9,7 @@ from albert_ds.checkpoint.folder import FILES
 from tests.distributed import run_ranks
 from tests.models import folder_of
 from tests.optim import muon
-from tests.training import gather, join, open_small_run, small_batches, small_config, take_step
+from tests.runs import gather, join, open_small_run, small_batches, small_config, take_step
 
 BATCHES = small_batches(6)
 
@@ -31,7 +31,7 @@ def train_and_save(rank: int, configs, batches, output: Path):
 def read_back(rank: int, configs, folder: Path):
     from albert_ds.checkpoint.folder import TrainState, read_tensors
     from albert_ds.checkpoint.gather import restore
-    from albert_ds.pretraining.loop import build
+    from albert_ds.training.pretrain import build
 
     device, mesh, _ = join(configs[0].tensor_parallel)
     held = []

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from albert_ds.base.errors import Diverged, MachineFailed, UserError
 from albert_ds.checkpoint.folder import (
     BEST,
     FILES,
@@ -23,9 +24,8 @@ from albert_ds.checkpoint.folder import (
     write_checkpoint,
     write_folder,
 )
-from albert_ds.errors import Diverged, MachineFailed, UserError
-from albert_ds.pretraining.loop import write_run_files
 from albert_ds.settings.pretrain import read_config
+from albert_ds.training.pretrain import write_run_files
 from tests.conftest import finish, start_ranks, train_command
 from tests.models import folder_of
 

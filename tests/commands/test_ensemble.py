@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from albert_ds.base.errors import UserError
 from albert_ds.commands.ensemble import average, main
-from albert_ds.errors import UserError
 from tests.distributed import run_ranks
 from tests.finetuning import (
     flags,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from albert_ds.base.errors import UserError
 from albert_ds.commands.fill_mask import main
-from albert_ds.errors import UserError
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import SIZES
 from tests.models import small_vocab, write_run

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from albert_ds import __main__ as albert_ds
-from albert_ds import cli
 from albert_ds.__main__ import COMMANDS
-from albert_ds.data.vocab import Vocab
-from albert_ds.errors import UserError
-from albert_ds.files import write_file
+from albert_ds.base import cli
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import write_file
+from albert_ds.vocab.vocab import Vocab
 from tests.bad_input.room import WRITES, build_room, content_of
 from tests.command import run_command, run_main
 from tools.demo import small_tasks

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches
 from albert_ds.data.stream_config import StreamConfig
-from albert_ds.interop.folder import ModelFolder
 from tests.command import run_on_rank
 from tests.conftest import ROOT
 from tests.data.corpus import SHARED

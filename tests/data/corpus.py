@@ -4,11 +4,11 @@ import random
 from pathlib import Path
 from unittest.mock import patch
 
-from albert_ds.data.vocab import Vocab
 from albert_ds.text import sources
 from albert_ds.text.documents import Document
 from albert_ds.text.pipeline import BuildConfig, build_shards
 from albert_ds.text.pool import Pool
+from albert_ds.vocab.vocab import Vocab
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"

@@ -10,8 +10,8 @@ import os
 import signal
 import time
 
-from albert_ds import cli
-from albert_ds.commands import build_shards
+from albert_ds.base import cli
+from albert_ds.commands import shards
 from albert_ds.text import external_sort, pipeline, sources
 
 sources.UNIT_BYTES, external_sort.RUN_BYTES, external_sort.RANGE_BYTES = 4000, 3000, 3000
@@ -32,4 +32,4 @@ def write_or_die(*args):
 
 pipeline.write_note = write_or_die
 if __name__ == "__main__":  # and not again in the processes that it starts
-    cli.run(build_shards.main)
+    cli.run(shards.main)

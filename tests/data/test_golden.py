@@ -18,7 +18,7 @@ import pytest
 from albert_ds.data.shards import ShardSet, pack_sequence, write_shard
 from albert_ds.data.stream import MicroBatchReader
 from albert_ds.data.stream_config import OBJECTIVES, WORD_RULES, StreamConfig
-from albert_ds.data.vocab import SPECIAL_PIECES
+from albert_ds.vocab.vocab import SPECIAL_PIECES
 from tests.data.drawing import samples_of
 
 GOLDEN = Path(__file__).with_name("golden_draws.json")

@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from albert_ds.data.tokenizer_json import NORMALISATIONS, read_tokenizer_json
-from albert_ds.data.vocab import RELEASED, UNK, Normalisation, Vocab, read_vocab, train_vocab
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
+from albert_ds.vocab.tokenizer_json import NORMALISATIONS, read_tokenizer_json
+from albert_ds.vocab.vocab import RELEASED, UNK, Normalisation, Vocab, read_vocab, train_vocab
 from tests.data.corpus import SHARED, read_all
 
 # Short sentences of our own: what must not become another word.

@@ -14,8 +14,8 @@ from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import Shard, ShardSet, open_shards, pack_sequence, write_shard
 from albert_ds.data.stream import MicroBatchReader
 from albert_ds.data.stream_config import StreamConfig
-from albert_ds.data.vocab import SEP, SPECIAL_PIECES, Normalisation, train_vocab
 from albert_ds.text.documents import TextConfig
+from albert_ds.vocab.vocab import SEP, SPECIAL_PIECES, Normalisation, train_vocab
 from tests.data.corpus import build, read_all
 from tests.data.drawing import restore, samples_of
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from albert_ds.base.errors import UserError
 from albert_ds.data.order import (
     BLOCK_SAMPLES,
     ROUND_SHARDS,
@@ -12,7 +13,6 @@ from albert_ds.data.order import (
     SourceOrder,
     count_quotas,
 )
-from albert_ds.errors import UserError
 
 
 @given(

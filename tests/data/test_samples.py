@@ -7,8 +7,8 @@ import torch
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import open_shards, read_index
 from albert_ds.data.stream_config import StreamConfig
-from albert_ds.data.vocab import CLS, MASK, SEP
-from albert_ds.data.words import build_word_starts
+from albert_ds.vocab.vocab import CLS, MASK, SEP
+from albert_ds.vocab.words import build_word_starts
 from tests.data.corpus import SEQUENCE_LENGTH, build, write_wiki
 from tests.data.drawing import BATCH, CONFIG, restore, samples_of, stored_sequences, stream, take
 

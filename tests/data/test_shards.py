@@ -18,6 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from albert_ds.base.errors import DamagedData, UserError
+from albert_ds.base.storage import read_bytes
 from albert_ds.data.shards import (
     MAX_SHARD_BYTES,
     Shard,
@@ -28,8 +30,6 @@ from albert_ds.data.shards import (
     unpack_sequence,
     write_shard,
 )
-from albert_ds.data.storage import read_bytes
-from albert_ds.errors import DamagedData, UserError
 from tests.data.corpus import SAMPLES_PER_SHARD
 from tests.data.drawing import stored_sequences
 from tests.models import Bomb

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.data import staging
 from albert_ds.data.staging import copy_folders, find_copy
-from albert_ds.errors import DamagedData, UserError
 from tests.command import run_command
 from tests.conftest import start_ranks, train_command
 from tests.data.test_storage import Server
@@ -110,8 +110,8 @@ def stage_as(rank: int, data: str, cases: list) -> list[tuple[bool, str]]:
     """
     from dataclasses import replace
 
-    from albert_ds.pretraining import loop as train
-    from tests.training import join, small_config
+    from albert_ds.training import pretrain as train
+    from tests.runs import join, small_config
 
     _, mesh, _ = join(1)
     asked, found = [], []

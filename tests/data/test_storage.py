@@ -13,11 +13,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from albert_ds.cli import log_line
-from albert_ds.data import storage
+from albert_ds.base import storage
+from albert_ds.base.cli import log_line
+from albert_ds.base.errors import DamagedData, MachineFailed, UserError, hide_passwords
+from albert_ds.base.storage import find_files, read_bytes
 from albert_ds.data.shards import open_shards
-from albert_ds.data.storage import find_files, read_bytes
-from albert_ds.errors import DamagedData, MachineFailed, UserError, hide_passwords
 from albert_ds.text import pipeline
 from albert_ds.text.sources import cut_units, read_documents
 from tests.data.drawing import samples_of, stream, take

@@ -10,13 +10,13 @@ from dataclasses import fields
 
 import pytest
 
+from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import MicroBatchReader, heldout_batches
 from albert_ds.data.stream_config import StreamConfig
-from albert_ds.data.vocab import CLS, SEP, Normalisation, train_vocab
-from albert_ds.errors import DamagedData, UserError
 from albert_ds.settings.pretrain import read_config
+from albert_ds.vocab.vocab import CLS, SEP, Normalisation, train_vocab
 from tests.conftest import train_command
 from tests.data.corpus import SEQUENCE_LENGTH, build, make_documents, write_wiki
 from tests.data.drawing import BATCH, CONFIG, restore, samples_of, stored_sequences, stream, take

@@ -10,7 +10,7 @@ from albert_ds.evals.frozen import encode_pairs, train_head
 from albert_ds.model.albert import AlbertForPretraining
 from tests.batches import concatenate, random_samples
 from tests.model.conftest import INPUTS
-from tests.training import SMALL
+from tests.runs import SMALL
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from tests.distributed import run_ranks
 from tests.exactness.modes import Mode
 from tests.optim import muon
 from tests.reference import Reference, reference_training
-from tests.training import SMALL, open_small_run, rank_batches, small_config
+from tests.runs import SMALL, open_small_run, rank_batches, small_config
 
 if TYPE_CHECKING:
-    from albert_ds.pretraining.loop import Run
+    from albert_ds.training.pretrain import Run
 
 NUM_STEPS = 5
 RESUMED_AFTER = 3  # steps
@@ -100,7 +100,7 @@ def config_of(mode: Mode, output: str = "unused") -> RunConfig:
 def resume(run: "Run", batches: list[list[dict]]) -> "Run":
     """The run as its checkpoint continues it, with another engine."""
     from albert_ds.checkpoint.gather import Saver
-    from albert_ds.pretraining.loop import save, start
+    from albert_ds.training.pretrain import save, start
 
     run.config.run.mkdir(exist_ok=True)
     saver = Saver(run.engine, run.config.run, keep_last=run.config.keep_last)
@@ -115,7 +115,7 @@ def resume(run: "Run", batches: list[list[dict]]) -> "Run":
 def train_modes(rank: int, modes: list[Mode], folder: Path) -> list[Outcome]:
     """Train each mode, one after the other in the same processes; checkpoints go to `folder`."""
     from albert_ds.checkpoint.gather import gather
-    from albert_ds.pretraining.loop import next_batch, train_step
+    from albert_ds.training.pretrain import next_batch, train_step
 
     outcomes = []
     for number, mode in enumerate(modes):

@@ -20,8 +20,8 @@ from tests.fake_cuda import torch_cuda
 ROOTS = ("albert_ds/", "site-packages/deepspeed/", "site-packages/megatron/")
 # The module of a trainer's loop, and its functions that are one step.
 STEP = {
-    "albert_ds.train": ("albert_ds.pretraining.loop", "run_passes", "update"),
-    "albert_ds.finetune": ("albert_ds.finetuning.loop", "train_step"),
+    "albert_ds.train": ("albert_ds.training.pretrain", "run_passes", "update"),
+    "albert_ds.finetune": ("albert_ds.training.finetune", "train_step"),
 }
 
 

@@ -130,7 +130,7 @@ def test_resuming_exporting_and_fine_tuning(fake_cuda, data, tmp_path):
             train(data, run, "zero1_bf16.json", steps=4),
             train(data, run, "zero1_bf16.json", steps=6),
             (
-                "albert_ds.commands.convert_hf",
+                "albert_ds.commands.export",
                 ["export", "--checkpoint", str(run), "--output", f"{run}-hf"],
             ),
             ("albert_ds.finetune", rte),

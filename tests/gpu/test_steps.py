@@ -16,7 +16,7 @@ from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.finetuning import flags, tune_ranks, write_squad
 from tests.models import run_export
-from tests.training import SMALL, Trained, small_config, train_ranks
+from tests.runs import SMALL, Trained, small_config, train_ranks
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from albert_ds.commands.convert_hf import build_parser
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
+from albert_ds.commands.export import build_parser
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import HeadConfig
 from albert_ds.model.task_heads import AlbertForTask

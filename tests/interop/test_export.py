@@ -12,11 +12,11 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from albert_ds.data.vocab import Vocab
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
+from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.interop import check, export, hugging_face
-from albert_ds.interop.folder import ModelFolder
 from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.vocab.vocab import Vocab
 from tests.finetuning import MODEL
 from tests.models import run_export, run_import, shake, write_run
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from albert_ds.errors import UserError
-from albert_ds.interop.folder import ModelFolder
+from albert_ds.base.errors import UserError
+from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import HeadConfig, reshape
 from albert_ds.model.task_heads import AlbertForTask
+from tests.checkpoint.test_model_folder import change_config, change_weights
 from tests.finetuning import MODEL, write_checkpoint
-from tests.interop.test_folder import change_config, change_weights
 from tests.models import run_export, run_import, shake, write_run
 
 CONFIG = replace(MODEL, num_layers=4)

@@ -8,7 +8,7 @@ from albert_lab.commands import comm_volume
 from albert_lab.scaling.collectives import ACTIVATIONS, SMALL
 from albert_lab.scaling.layout import CHECKPOINTING
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from albert_ds.model.config import SIZES
 from albert_ds.model.shapes import count_params
 from tests.command import ROOT, run_command

@@ -20,7 +20,7 @@ from albert_lab.gpu_check.pieces import interrupt_and_resume, measure_speed, tel
 from albert_lab.gpu_check.records import Records
 from torch.profiler import DeviceType
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from tests.command import run_python
 from tests.distributed import wait_for
 from tests.fake_cuda.test_fake_cuda import fake_cuda  # noqa: F401 (a fixture)

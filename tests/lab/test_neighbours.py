@@ -6,12 +6,12 @@ import pytest
 import torch
 from albert_lab.neighbours import OFFSETS, attend_to_neighbours, main
 
-from albert_ds.errors import UserError
-from albert_ds.interop.folder import ModelFolder
+from albert_ds.base.errors import UserError
+from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import ModelConfig
-from albert_ds.pretraining.loop import write_run_files
 from albert_ds.settings.pretrain import read_config
+from albert_ds.training.pretrain import write_run_files
 from tests.conftest import train_command
 
 SHAPES = {
@@ -72,7 +72,7 @@ def test_cls_attends_to_the_whole_sequence(name):
 
 
 def test_a_run_can_start_so(data, tmp_path):
-    """Its weights are those of --init-from in every layout: interop/test_initial_weights.py."""
+    """Its weights are those of --init-from in every layout: checkpoint/test_initial_weights.py."""
     given, start = {"seed": 3, "num_heads": 4}, tmp_path / "start"
     main(train_command(data, start, **given)[2:])
     with pytest.raises(UserError, match="is of no pretraining run"):  # it is not written over

@@ -16,10 +16,10 @@ from albert_lab.report.corpus import Data, read_corpus
 from albert_lab.report.folder import name_runs
 from PIL import Image
 
+from albert_ds.base.errors import UserError
 from albert_ds.data.shards import Shard, open_shards
 from albert_ds.data.stream import heldout_batches
 from albert_ds.data.stream_config import StreamConfig
-from albert_ds.errors import UserError
 from tests.browser import with_page
 from tests.models import copy_old_run
 

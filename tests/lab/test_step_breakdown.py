@@ -10,7 +10,7 @@ import pytest
 from albert_lab.step_breakdown import PARTS, Span, split
 
 from tests.distributed import METHOD, run_ranks
-from tests.training import join, open_small_run, small_batches, small_config, take_step
+from tests.runs import join, open_small_run, small_batches, small_config, take_step
 
 DELAY = 0.3
 on_one_clock = pytest.mark.skipif(

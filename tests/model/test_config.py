@@ -2,7 +2,7 @@
 
 import pytest
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from albert_ds.model.config import SIZES, reshape
 from albert_ds.model.shapes import build_shapes, count_params
 from albert_ds.model.sharing import name_plan, share

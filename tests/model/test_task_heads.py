@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from albert_ds.interop.hugging_face import ARCHITECTURES, name_pairs, task_to_hf
 from albert_ds.model.config import HeadConfig
+from albert_ds.model.hugging_face import ARCHITECTURES, name_pairs, task_to_hf
 from albert_ds.model.task_heads import AlbertForTask
 from tests.model.conftest import INPUTS, build_batch, build_config
 from tests.models import shake

@@ -14,7 +14,7 @@ from albert_lab.tables import table
 from albert_ds.model.albert import AlbertForPretraining
 from tests.batches import concatenate, random_samples
 from tests.exactness.document import replace_section
-from tests.training import SMALL
+from tests.runs import SMALL
 
 NUM_STEPS = 5
 RATE = 0.01

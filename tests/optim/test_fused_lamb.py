@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from albert_ds.base.errors import UserError
 from albert_ds.engine.deepspeed_config import check_device
-from albert_ds.errors import UserError
 from tests.distributed import run_ranks
 from tests.optim.fused_lamb import DEEPSPEED, RATE, compare_terms, fused_update
-from tests.training import (
+from tests.runs import (
     gather,
     join,
     open_small_run,
@@ -72,7 +72,7 @@ def train_and_resume(rank: int, folder: Path):
 
     from albert_ds.checkpoint.folder import read_tensors
     from albert_ds.checkpoint.gather import Saver, restore
-    from albert_ds.pretraining.loop import build
+    from albert_ds.training.pretrain import build
 
     fused_lamb.FusedLambBuilder = Kernel
     device, mesh, _ = join(1)

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from albert_ds.base.schedules import learning_rate
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.optim.lamb import Lamb, decay_groups
-from albert_ds.schedules import learning_rate
-from tests.training import SMALL
+from tests.runs import SMALL
 
 
 def released_lamb(weight, gradients, *, lr, decay, adapt, bias_correction=False):

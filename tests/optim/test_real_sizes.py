@@ -12,7 +12,7 @@ from albert_ds.optim.lamb import Lamb, ParamFragment
 from albert_ds.optim.norms import compute_norms
 from tests.batches import random_samples
 from tests.distributed import run_ranks
-from tests.training import SMALL, gather, open_small_run, small_config, take_step
+from tests.runs import SMALL, gather, open_small_run, small_config, take_step
 
 # ALBERT's word embedding, an attention matrix of ALBERT-xxlarge, and its feed-forward matrix.
 SHAPES = [(30_000, 128), (4096, 4096), (16_384, 4096)]

@@ -11,7 +11,7 @@ from albert_ds.model.albert import AlbertForPretraining
 from tests.distributed import run_ranks
 from tests.optim import muon
 from tests.reference import reference_training, update_error
-from tests.training import SMALL, gather, join, small_batches, small_config, train_ranks
+from tests.runs import SMALL, gather, join, small_batches, small_config, train_ranks
 
 NUM_STEPS = 5
 BATCHES = small_batches(NUM_STEPS)
@@ -56,7 +56,7 @@ def build_half(rank: int, configs: list, weights: dict) -> list[tuple]:
     """
     from deepspeed.accelerator import get_accelerator
 
-    from albert_ds.pretraining.loop import build
+    from albert_ds.training.pretrain import build
 
     get_accelerator().is_fp16_supported = lambda: True  # any CPU can hold fp16 weights
     device, mesh, _ = join(configs[0].tensor_parallel)

@@ -10,7 +10,7 @@ import torch
 
 from tests.batches import concatenate, random_samples
 from tests.distributed import run_ranks
-from tests.training import SMALL, join
+from tests.runs import SMALL, join
 
 SAMPLES = random_samples(6, vocab_size=SMALL.vocab_size, max_length=32, seed=0)
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from albert_ds.errors import DamagedData, MachineFailed, Stopped, UserError
+from albert_ds.base.errors import DamagedData, MachineFailed, Stopped, UserError
 from albert_ds.process.ending import Ending, explain, leave_process
 from albert_ds.process.heartbeat import LOST, SILENCE, TOGETHER, Beat, Monitor
 from albert_ds.process.rendezvous import list_ranks
@@ -146,7 +146,7 @@ def trainer(rank: int, run: str, failing: int, what: str) -> None:
     import torch.distributed as dist
 
     from albert_ds.process import heartbeat
-    from albert_ds.process.trainer import TrainerProcess
+    from albert_ds.training.trainer import TrainerProcess
 
     with open(f"{run}-{rank}", "w") as terminal:
         os.dup2(terminal.fileno(), 1)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from torch.distributed import TCPStore
 
-from albert_ds.errors import MachineFailed
+from albert_ds.base.errors import MachineFailed
 from albert_ds.process.rendezvous import host_store, wait_for_ranks
 from albert_ds.process.world import World
 from tests.conftest import start_ranks, train_command

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from albert_ds.data.vocab import read_vocab
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.process.heartbeat import Beat
 from albert_ds.process.rendezvous import listen_at, open_store
 from albert_ds.process.world import World
 from albert_ds.settings.pretrain import read_config
 from albert_ds.settings.shared import fingerprint
+from albert_ds.vocab.vocab import read_vocab
 from tests.command import run_command
 from tests.conftest import ROOT, finish, start_each, train_command
 from tests.distributed import take_port

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.utils.cpp_extension
 
+from albert_ds.base.errors import UserError
 from albert_ds.engine.engine import build_optimizer, check_head_width
-from albert_ds.errors import UserError
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.process.rendezvous import check_kinds, choose_device, order_kernels
 from albert_ds.process.world import World, check_memory, find_gpu_grant, read_world, wants_cpu
@@ -222,7 +222,7 @@ def test_a_header_that_the_toolkit_lacks_is_named(monkeypatch):
 
 def choose(rank: int) -> tuple:
     """What stands in the environment at the first question about CUDA; what is chosen."""
-    from albert_ds.process.trainer import TrainerProcess
+    from albert_ds.training.trainer import TrainerProcess
 
     seen = []
     torch.cuda.is_available = lambda: seen.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))

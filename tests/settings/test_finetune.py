@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from albert_ds.data.vocab import Normalisation, train_vocab
-from albert_ds.errors import UserError
-from albert_ds.finetuning.loop import read_start
-from albert_ds.interop.folder import ModelFolder
+from albert_ds.base.errors import UserError
+from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.settings.finetune import read_config
 from albert_ds.settings.shared import as_json, check_resume, write_config
 from albert_ds.tasks.recipes import RECIPES, Lengths
+from albert_ds.training.finetune import read_start
+from albert_ds.vocab.vocab import Normalisation, train_vocab
 from tests.command import ROOT, run_python
 from tests.distributed import run_ranks
 from tests.finetuning import (

@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 
+from albert_ds.base.errors import UserError
 from albert_ds.data.stream_config import OBJECTIVES
-from albert_ds.errors import UserError
 from albert_ds.settings.pretrain import read_config, resolve_workers
 from albert_ds.settings.shared import write_config
 from tests.conftest import train_command

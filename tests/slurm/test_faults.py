@@ -156,7 +156,7 @@ def test_the_users_mistake_is_not_requeued(cluster, submit, data):
 
 
 def test_a_run_in_use_is_not_requeued_and_keeps_its_ending(cluster, submit, data, tmp_path):
-    from albert_ds.process.run_folder import RunLock
+    from albert_ds.checkpoint.run_folder import RunLock
 
     (tmp_path / "run").mkdir()
     lock = RunLock(tmp_path / "run")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.data.segments import cut_pair
-from albert_ds.errors import DamagedData, UserError
 from albert_ds.tasks.features import FeatureBuilder, cached, collate, fingerprint, read_features
 
 

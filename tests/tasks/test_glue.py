@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.tasks.features import Split
 from albert_ds.tasks.glue import GLUE, score_glue
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from albert_ds.tasks.features import NO_TAG, Split
 from albert_ds.tasks.recipes import Lengths
 from albert_ds.tasks.registry import open_task

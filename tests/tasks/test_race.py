@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.tasks.features import Split
 from albert_ds.tasks.race import RaceTask
 from albert_ds.tasks.recipes import Lengths

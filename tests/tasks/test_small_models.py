@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from albert_ds.finetuning.results import find_constant
 from albert_ds.model.config import SIZES
 from albert_ds.settings.finetune import find_rate
 from albert_ds.tasks.recipes import RECIPES
 from albert_ds.tasks.registry import TASKS
+from albert_ds.training.results import find_constant
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from itertools import chain, pairwise
 
 import pytest
 
+from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.data.shards import open_shards
-from albert_ds.errors import DamagedData, UserError
 from albert_ds.text.documents import TextConfig
 from tests.data.corpus import SEQUENCE_LENGTH, build, make_documents, read_all, write_wiki
 from tests.data.drawing import stored_sequences

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from albert_ds.text.pool import Pool, count_started
 from tests.data.corpus import ROOT, SEQUENCE_LENGTH, make_documents, write_wiki
 from tests.distributed import wait_for

@@ -8,12 +8,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from albert_ds.base.errors import UserError
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import MicroBatchReader
 from albert_ds.data.stream_config import StreamConfig
-from albert_ds.data.vocab import CLS, SEP, WORD_END, Normalisation, train_vocab
-from albert_ds.data.words import build_word_starts, find_word_starts
-from albert_ds.errors import UserError
 from albert_ds.text.documents import TextConfig
 from albert_ds.text.segmented import (
     encode_segmented,
@@ -21,6 +19,8 @@ from albert_ds.text.segmented import (
     remove_spaces,
     split_into_words,
 )
+from albert_ds.vocab.vocab import CLS, SEP, WORD_END, Normalisation, train_vocab
+from albert_ds.vocab.words import build_word_starts, find_word_starts
 from tests.command import run_command
 from tests.data.drawing import stored_sequences
 from tests.data.test_languages import encode_elsewhere, load_in_hugging_face

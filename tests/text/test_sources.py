@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
-from albert_ds.data.storage import find_files
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.base.errors import DamagedData, UserError
+from albert_ds.base.storage import find_files
 from albert_ds.text.documents import MAX_LINE_BYTES
 from albert_ds.text.sources import cut_units, read_documents
 from tests.data.corpus import make_documents, read_all, write_wiki

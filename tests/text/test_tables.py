@@ -14,7 +14,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from albert_ds.data.storage import find_files
+from albert_ds.base.storage import find_files
 from albert_ds.text import documents, sources
 from albert_ds.text.sources import cut_units, read_documents
 from albert_ds.text.tables import ARROW_END

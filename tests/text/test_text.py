@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from albert_ds.data.vocab import RELEASED, Normalisation
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.text.documents import TextConfig
 from albert_ds.text.languages import SCRIPTS
 from albert_ds.text.sources import cut_units
 from albert_ds.text.survey import report_survey, survey_text
 from albert_ds.text.vocabulary import VocabConfig, build_vocab
+from albert_ds.vocab.vocab import RELEASED, Normalisation
 from tests.data.corpus import build, make_documents, write_wiki
 from tests.data.test_languages import SENTENCES
 

@@ -9,7 +9,7 @@ import tarfile
 
 import pytest
 
-from albert_ds.errors import DamagedData
+from albert_ds.base.errors import DamagedData
 from albert_ds.text.sources import zstd
 from tests.data.corpus import make_documents, read_all, write_wiki
 from tests.text.test_documents import DOCUMENTS, TEXT, WIKI

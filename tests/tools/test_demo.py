@@ -2,7 +2,7 @@
 
 import pytest
 
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.tasks.glue import GLUE
 from albert_ds.tasks.race import read_passage
 from albert_ds.tasks.squad.dataset import read_squad

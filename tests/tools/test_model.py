@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.evals.fill_mask import fill_masks
 from albert_ds.evals.minimal_pairs import Pair, score_pairs
-from albert_ds.interop.folder import ModelFolder
 from tests.conftest import ROOT
 
 MODEL = ROOT / "tools" / "demo" / "model"

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
+from albert_ds.base.errors import UserError
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.engine.deepspeed_config import read_ds_config, resolve_ds_config
-from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
 from albert_ds.process.world import wants_cpu
 from albert_ds.settings.pretrain import RunConfig

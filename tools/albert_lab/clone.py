@@ -13,6 +13,6 @@ def start(module: str) -> None:
     sys.path[:0] = PLACES
     inherited = filter(None, [os.environ.get("PYTHONPATH")])
     os.environ["PYTHONPATH"] = os.pathsep.join([*PLACES, *inherited])  # for what it starts
-    from albert_ds import cli
+    from albert_ds.base import cli
 
     cli.run(import_module(module).main)

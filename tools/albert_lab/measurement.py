@@ -17,20 +17,20 @@ import torch
 import torch.distributed as dist
 from torch.profiler import profile, record_function
 
+from albert_ds.base.files import MARK
 from albert_ds.data.micro_batch import MicroBatch, collate
 from albert_ds.data.samples import Sample
 from albert_ds.data.stream_config import StreamConfig
-from albert_ds.data.vocab import NUM_FIXED
 from albert_ds.engine.deepspeed_config import check_device, precision_of
-from albert_ds.files import MARK
 from albert_ds.model.config import count_flops
 from albert_ds.model.shapes import count_params
 from albert_ds.parallel.consensus import Counts
 from albert_ds.parallel.mesh import Mesh
-from albert_ds.pretraining.loop import Batch, Run, build, next_batch, open_stream, train_step
-from albert_ds.report.metrics import Window
-from albert_ds.report.traffic import Traffic
 from albert_ds.settings.pretrain import RunConfig
+from albert_ds.training.metrics import Window
+from albert_ds.training.pretrain import Batch, Run, build, next_batch, open_stream, train_step
+from albert_ds.training.traffic import Traffic
+from albert_ds.vocab.vocab import NUM_FIXED
 from albert_lab.bench_run import accumulation_of, stage_of
 from albert_lab.comm_trace import sum_up
 from albert_lab.peak_memory import PeakMemory

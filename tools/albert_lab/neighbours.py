@@ -20,10 +20,10 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
+from albert_ds.base.cli import run
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import check_folder, new_folder, write_json
 from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, write_folder
-from albert_ds.cli import run
-from albert_ds.errors import UserError
-from albert_ds.files import check_folder, new_folder, write_json
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.settings.pretrain import read_config
 

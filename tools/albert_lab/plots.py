@@ -11,11 +11,11 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from albert_ds import cli
-from albert_ds.cli import Number
-from albert_ds.errors import UserError
-from albert_ds.files import MARK, write_file
-from albert_ds.json_files import check, read_json
+from albert_ds.base import cli
+from albert_ds.base.cli import Number
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import MARK, write_file
+from albert_ds.base.json_files import check, read_json
 from albert_lab.tables import PARTS, read_report
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from albert_ds.process.quiet import quiet_libraries
 from albert_ds.process.world import World, read_world
 from albert_ds.text.pool import end_with

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from torch.profiler import record_function
 
-from albert_ds.pretraining.loop import Run
-from albert_ds.report.traffic import Traffic
+from albert_ds.training.pretrain import Run
+from albert_ds.training.traffic import Traffic
 from albert_lab.comm_trace import Event, EventRecorder, clock_of
 from albert_lab.tables import PARTS
 

@@ -5,9 +5,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from albert_ds.cli import Number, whole
-from albert_ds.errors import UserError
-from albert_ds.json_files import check, read_json
+from albert_ds.base.cli import Number, whole
+from albert_ds.base.errors import UserError
+from albert_ds.base.json_files import check, read_json
 
 # Parts of a step, and their titles in tables and pictures.
 PARTS = {

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
 
-from albert_ds.cli import Parser, run
+from albert_ds.base.cli import Parser, run
 
 MIN_WORDS = 6  # of a sentence
 MIN_SENTENCES = 3  # of a document

@@ -5,8 +5,8 @@ python tools/demo/demo_verdict.py demo/probe.json
 
 from pathlib import Path
 
-from albert_ds.cli import Number, Parser, positive, run
-from albert_ds.json_files import check, read_json
+from albert_ds.base.cli import Number, Parser, positive, run
+from albert_ds.base.json_files import check, read_json
 
 _SHARE, _COUNT = Number(low=0, high=1), positive
 REPORT = {

@@ -12,10 +12,10 @@ import random
 import shutil
 from pathlib import Path
 
-from albert_ds.cli import Parser, natural, positive, run
-from albert_ds.errors import DamagedData, UserError
-from albert_ds.files import refuse_input, write_file
-from albert_ds.json_files import read_data
+from albert_ds.base.cli import Parser, natural, positive, run
+from albert_ds.base.errors import DamagedData, UserError
+from albert_ds.base.files import refuse_input, write_file
+from albert_ds.base.json_files import read_data
 from albert_ds.tasks.glue import GLUE
 from albert_ds.tasks.race import read_passage
 from albert_ds.tasks.squad.dataset import WITHOUT_ANSWERS

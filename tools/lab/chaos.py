@@ -21,10 +21,10 @@ from pathlib import Path
 
 from albert_lab.ranks import find_port, rank_environment
 
-from albert_ds import cli
-from albert_ds.cli import Parser, positive
-from albert_ds.errors import MachineFailed, UserError
-from albert_ds.json_files import parse_json
+from albert_ds.base import cli
+from albert_ds.base.cli import Parser, positive
+from albert_ds.base.errors import MachineFailed, UserError
+from albert_ds.base.json_files import parse_json
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # for the server of the tests that forks ranks

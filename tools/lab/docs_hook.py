@@ -12,7 +12,7 @@ from contextlib import suppress
 from unittest.mock import patch
 
 from albert_ds.__main__ import COMMANDS, main
-from albert_ds.cli import Number, Parser
+from albert_ds.base.cli import Number, Parser
 
 FLAGS = "<!-- flags -->"
 DIAGRAM = re.compile(r"```mermaid\n(.*?)```\n", re.S)

@@ -15,10 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from albert_ds import cli
-from albert_ds.cli import Parser, natural
-from albert_ds.errors import MachineFailed, Stopped
-from albert_ds.files import write_report
+from albert_ds.base import cli
+from albert_ds.base.cli import Parser, natural
+from albert_ds.base.errors import MachineFailed, Stopped
+from albert_ds.base.files import write_report
 from tools.lab.chaos import Trainer, compare
 
 TINY = ("--model", "albert-tiny", "--num-layers", "2", "--hidden-size", "32", "--num-heads", "2")

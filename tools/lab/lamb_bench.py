@@ -11,9 +11,9 @@ import time
 import torch
 from albert_lab.tables import table, three
 
-from albert_ds import cli
-from albert_ds.cli import Parser, positive
-from albert_ds.files import write_report
+from albert_ds.base import cli
+from albert_ds.base.cli import Parser, positive
+from albert_ds.base.files import write_report
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import SIZES
 from albert_ds.optim.lamb import Lamb, ParamFragment, decay_groups

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from albert_lab.tables import count_steps, table
 
-from albert_ds import cli
-from albert_ds.cli import Number, Parser
+from albert_ds.base import cli
+from albert_ds.base.cli import Number, Parser
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import write_report
+from albert_ds.base.json_files import build, check, read_json, read_lines
 from albert_ds.data.stream_config import list_pair_tasks
-from albert_ds.errors import UserError
-from albert_ds.files import write_report
-from albert_ds.json_files import build, check, read_json, read_lines
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.shapes import count_params
 from albert_ds.tasks.registry import TASKS

@@ -30,22 +30,22 @@ from albert_lab.bench_run import bench_config
 from albert_lab.tables import table, three
 from torch.nn.utils.rnn import pad_sequence
 
-from albert_ds import cli
-from albert_ds.cli import Number, Parser, natural, positive
+from albert_ds.base import cli
+from albert_ds.base.cli import Number, Parser, natural, positive
+from albert_ds.base.files import write_report
+from albert_ds.checkpoint.run_folder import read_versions
 from albert_ds.data.micro_batch import MicroBatch
-from albert_ds.files import write_report
-from albert_ds.interop.hugging_face import to_hf
 from albert_ds.model.config import SIZES, ModelConfig
+from albert_ds.model.hugging_face import to_hf
 from albert_ds.parallel.consensus import Counts
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.process.rendezvous import join_world
-from albert_ds.process.run_folder import read_versions
 from albert_ds.process.world import read_world
-from albert_ds.report.traffic import record_traffic
 from albert_ds.settings.pretrain import RunConfig
+from albert_ds.training.traffic import record_traffic
 
 if TYPE_CHECKING:
-    from albert_ds.pretraining.loop import Run
+    from albert_ds.training.pretrain import Run
 
 OURS = "albert-ds"
 PEERS = ("sdpa", "eager", "sdpa compiled", "eager compiled")
@@ -166,7 +166,7 @@ def measure(args) -> dict:
     traffic = record_traffic()
     from albert_lab.measurement import count_step_flops, open_bench_run
 
-    from albert_ds.pretraining.loop import next_batch
+    from albert_ds.training.pretrain import next_batch
 
     device = join_world(read_world())
     fill_defaults(args, on_gpu=device.type == "cuda")
@@ -208,7 +208,7 @@ def measure(args) -> dict:
 
 def take_round(run: Run, peers: dict[str, Peer], batch, number: int) -> dict[str, tuple]:
     """What `clock` says of a step of each program; another one begins in each round."""
-    from albert_ds.pretraining.loop import train_step
+    from albert_ds.training.pretrain import train_step
 
     kinds = [OURS, *peers]
     turns: dict[str, tuple] = dict.fromkeys(kinds, ())

@@ -24,10 +24,10 @@ from albert_lab.tables import table
 from scipy.optimize import minimize_scalar
 from scipy.stats import t as student
 
-from albert_ds import cli
-from albert_ds.cli import Parser
-from albert_ds.errors import UserError
-from albert_ds.json_files import read_json, read_lines
+from albert_ds.base import cli
+from albert_ds.base.cli import Parser
+from albert_ds.base.errors import UserError
+from albert_ds.base.json_files import read_json, read_lines
 
 PATTERNS = [f"loop:1,{core}x{runs},1" for core, runs in ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4))]
 

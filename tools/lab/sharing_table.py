@@ -18,11 +18,11 @@ from albert_lab.scaling.collectives import GRADIENT_BYTES
 from albert_lab.tables import table
 from scipy.stats import t
 
-from albert_ds import cli
-from albert_ds.cli import Number, Parser, natural, positive
-from albert_ds.errors import UserError
-from albert_ds.files import write_report
-from albert_ds.json_files import build, check, read_json, read_lines
+from albert_ds.base import cli
+from albert_ds.base.cli import Number, Parser, natural, positive
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import write_report
+from albert_ds.base.json_files import build, check, read_json, read_lines
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.depth import draw_depth, read_depths
 from albert_ds.model.shapes import count_params

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from albert_ds.cli import Number
-from albert_ds.errors import DamagedData
-from albert_ds.json_files import read_data
+from albert_ds.base.cli import Number
+from albert_ds.base.errors import DamagedData
+from albert_ds.base.json_files import read_data
 
 _QUESTION = {"id": str, "question": str}
 _ANSWER = {"text": str, "answer_start": Number(low=0, whole=True)}

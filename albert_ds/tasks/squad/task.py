@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from albert_ds.data.vocab import Vocab
-from albert_ds.files import write_file
+from albert_ds.base.files import write_file
 from albert_ds.tasks.features import Features, Split
 from albert_ds.tasks.recipes import Lengths
 from albert_ds.tasks.squad.answers import best_spans, conditional_spans, linear_spans, name_answers
 from albert_ds.tasks.squad.dataset import read_squad
 from albert_ds.tasks.squad.score import find_threshold, score_answers, summarise
 from albert_ds.tasks.squad.windows import build_squad
+from albert_ds.vocab.vocab import Vocab
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from albert_ds.data.vocab import COMPOSED_AGAIN, WORD_MARK, Vocab
 from albert_ds.tasks.features import FeatureBuilder, Features
 from albert_ds.tasks.squad.dataset import SquadQuestion
+from albert_ds.vocab.vocab import COMPOSED_AGAIN, WORD_MARK, Vocab
 
 CLS_POSITION = 0
 # Pairs of characters that normalisation makes one.

@@ -24,7 +24,7 @@ from albert_lab.commands.learn import (
     trainer,
 )
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from albert_ds.settings.pretrain import read_config
 from tests.command import ROOT, run_command, run_python
 from tests.distributed import wait_for

@@ -8,7 +8,7 @@ import pytest
 from albert_lab import plots
 from albert_lab.commands.plots import main
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from tests.conftest import ROOT
 
 REPORT = ROOT / "docs/raw/bench_base_2.json"

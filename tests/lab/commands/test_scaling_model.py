@@ -9,7 +9,7 @@ from albert_lab.scaling.hardware import GPUS, describe_gpu, read_gpu
 from albert_lab.scaling.layout import Layout
 from albert_lab.scaling.step_time import predict_step
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from albert_ds.model.config import SIZES
 from albert_ds.settings.pretrain import read_config
 from tests.conftest import ROOT

@@ -13,13 +13,13 @@ from albert_lab.bench_run import bench_config
 from albert_lab.commands import throughput_bench
 from albert_lab.throughput_tables import PAPER
 
-from albert_ds.errors import UserError
-from albert_ds.files import may_replace
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import may_replace
 from albert_ds.model.config import SIZES
 from albert_ds.process.world import World
 from tests.command import ROOT, run_python
 from tests.distributed import run_ranks
-from tests.training import join
+from tests.runs import join
 
 SMALL = ("--sequence-length", "16", "--vocab-size", "50")
 PARTS = ("forward", "backward", "communication", "optimizer", "data_wait", "other")

@@ -12,7 +12,7 @@ from albert_lab.scaling.memory import predict_memory
 
 from albert_ds.model.config import SIZES
 from tests.distributed import run_ranks
-from tests.training import join
+from tests.runs import join
 
 
 def measure(rank: int, cases: list[tuple[str, dict, str]]) -> list[dict]:

@@ -16,7 +16,7 @@ from albert_lab.scaling.planner import (
 )
 from albert_lab.scaling.step_time import Machine, predict_step
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from albert_ds.model.config import SIZES
 from tests.conftest import ROOT
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from albert_ds.errors import DamagedData, UserError
+from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.tasks.recipes import RECIPES, Lengths
 from albert_ds.tasks.squad.dataset import read_squad
 from albert_ds.tasks.squad.task import SQUAD

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from albert_ds.data.vocab import Normalisation, train_vocab
 from albert_ds.tasks.squad.windows import cover, encode_with_characters
+from albert_ds.vocab.vocab import Normalisation, train_vocab
 from tests.data.corpus import make_documents
 
 TRICKY = (

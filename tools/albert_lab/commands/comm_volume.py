@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from albert_ds import cli
-from albert_ds.cli import Parser, positive
+from albert_ds.base import cli
+from albert_ds.base.cli import Parser, positive
+from albert_ds.base.files import PACKAGE, write_report
 from albert_ds.engine.deepspeed_config import precision_of, read_ds_config
-from albert_ds.files import PACKAGE, write_report
 from albert_ds.model.config import SIZES, reshape
 from albert_ds.process.world import read_world
-from albert_ds.report.traffic import Traffic, record_traffic
+from albert_ds.training.traffic import Traffic, record_traffic
 from albert_lab.bench_run import accumulation_of, bench_config, count_gpus, stage_of
 from albert_lab.ranks import check_ranks, enter_world, start_ranks
 from albert_lab.scaling.collectives import (
@@ -42,8 +42,8 @@ from albert_lab.scaling.layout import PRECISIONS, Layout
 from albert_lab.tables import table
 
 if TYPE_CHECKING:
-    from albert_ds.pretraining.loop import Run
     from albert_ds.settings.pretrain import RunConfig
+    from albert_ds.training.pretrain import Run
 
 # What --measure takes of a machine: rounded up from albert-large, albert-xlarge and bert-base.
 RANK_BYTES, STATE_BYTES = 5e8, 24  # of a process; of a parameter at ZeRO-0 in the update

@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from albert_ds.cli import Number, Parser, log_line
+from albert_ds.base.cli import Number, Parser, log_line
+from albert_ds.base.errors import UserError
 from albert_ds.data.shards import open_shards
-from albert_ds.errors import UserError
 
 
 def build_parser() -> Parser:
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
         open_shards(args.data, "train")
     import torch
 
-    from albert_ds.process.run_folder import read_commit
+    from albert_ds.checkpoint.run_folder import read_commit
     from albert_lab.bench_run import count_gpus
 
     gpus = count_gpus()

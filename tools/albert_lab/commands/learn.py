@@ -21,14 +21,14 @@ from statistics import fmean
 
 import psutil
 
-from albert_ds import cli
-from albert_ds.cli import Number, log_line
-from albert_ds.data.storage import find_files, is_url, stat
+from albert_ds.base import cli
+from albert_ds.base.cli import Number, log_line
+from albert_ds.base.errors import ENDINGS, MachineFailed, Stopped, UserError
+from albert_ds.base.files import PACKAGE, check_folder, write_file, write_json
+from albert_ds.base.json_files import read_json, read_lines
+from albert_ds.base.locks import FileLock
+from albert_ds.base.storage import find_files, is_url, stat
 from albert_ds.data.stream_config import StreamConfig
-from albert_ds.errors import ENDINGS, MachineFailed, Stopped, UserError
-from albert_ds.files import PACKAGE, check_folder, write_file, write_json
-from albert_ds.json_files import read_json, read_lines
-from albert_ds.locks import FileLock
 from albert_ds.process.world import name_device
 from albert_ds.settings.finetune import FinetuneConfig
 from albert_lab.ranks import take_port
@@ -163,8 +163,8 @@ def stop(number: int, frame: object) -> None:
 
 def find_vocab(initial: Path) -> Path:
     """The vocabulary of --init-from; UserError unless the recipe can begin with its weights."""
-    from albert_ds.interop.folder import ModelFolder
-    from albert_ds.interop.initial import find_origins
+    from albert_ds.checkpoint.initial import find_origins
+    from albert_ds.checkpoint.model_folder import ModelFolder
 
     folder = ModelFolder(initial)
     vocab, config = folder.root / "spiece.model", folder.config

@@ -3,10 +3,10 @@
 import argparse
 from pathlib import Path
 
-from albert_ds import cli
-from albert_ds.cli import Parser
-from albert_ds.errors import UserError
-from albert_ds.files import refuse_input, write_file
+from albert_ds.base import cli
+from albert_ds.base.cli import Parser
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import refuse_input, write_file
 from albert_lab import plots
 
 

@@ -6,8 +6,8 @@ may be on one page.
 
 from pathlib import Path
 
-from albert_ds import cli
-from albert_ds.files import write_file
+from albert_ds.base import cli
+from albert_ds.base.files import write_file
 
 
 def build_parser() -> cli.Parser:

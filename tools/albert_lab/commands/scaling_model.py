@@ -9,9 +9,9 @@ import itertools
 import json
 from pathlib import Path
 
-from albert_ds.cli import Number, Parser, flags_of, positive
+from albert_ds.base.cli import Number, Parser, flags_of, positive
+from albert_ds.base.errors import UserError
 from albert_ds.data.stream_config import BATCH_SIZE, VARYING, read_varying
-from albert_ds.errors import UserError
 from albert_ds.model.config import SIZES, reshape
 from albert_ds.settings.shared import SharedConfig
 from albert_lab.scaling.hardware import GPUS, LARGE_PRODUCT, MFU, Gpu, describe_gpu, read_gpu

@@ -15,16 +15,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from albert_ds import cli
-from albert_ds.cli import Number, Parser, log_line, natural, positive, whole
-from albert_ds.data.vocab import NUM_FIXED
-from albert_ds.errors import UserError
-from albert_ds.files import PACKAGE, write_report
-from albert_ds.json_files import read_json
+from albert_ds.base import cli
+from albert_ds.base.cli import Number, Parser, log_line, natural, positive, whole
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import PACKAGE, write_report
+from albert_ds.base.json_files import read_json
 from albert_ds.model.config import SIZES
 from albert_ds.process.world import World
-from albert_ds.report.traffic import record_traffic
 from albert_ds.settings.pretrain import RunConfig
+from albert_ds.training.traffic import record_traffic
+from albert_ds.vocab.vocab import NUM_FIXED
 from albert_lab.bench_run import bench_config, count_gpus
 from albert_lab.ranks import enter_world, start_ranks
 from albert_lab.scaling.layout import CHECKPOINTING
@@ -211,8 +211,8 @@ def start_each(args, layouts: list[tuple[int, int]]) -> int:
 def describe_machine(args, device) -> dict:
     import torch
 
-    from albert_ds.process.run_folder import read_versions
-    from albert_ds.report.metrics import peak_flops
+    from albert_ds.checkpoint.run_folder import read_versions
+    from albert_ds.training.metrics import peak_flops
 
     on_gpu = device.type == "cuda"
     threads = torch.get_num_threads()

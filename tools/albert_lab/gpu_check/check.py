@@ -20,10 +20,10 @@ from pathlib import Path
 
 import psutil
 
-from albert_ds.cli import log_line
-from albert_ds.errors import UserError
-from albert_ds.files import check_folder, write_file
-from albert_ds.json_files import read_json
+from albert_ds.base.cli import log_line
+from albert_ds.base.errors import UserError
+from albert_ds.base.files import check_folder, write_file
+from albert_ds.base.json_files import read_json
 from albert_lab.tables import table
 
 ROOT = Path(__file__).parents[3]

@@ -7,8 +7,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from albert_ds import cli
-from albert_ds.cli import Number
+from albert_ds.base import cli
+from albert_ds.base.cli import Number
 from albert_lab.gpu_check.eight_bits import measure_eight_bits
 from albert_lab.gpu_check.rates import describe_machine, measure_shapes
 from albert_lab.gpu_check.records import Records

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from statistics import median
 
-from albert_ds.errors import Stopped, UserError
-from albert_ds.files import write_file, write_json
-from albert_ds.json_files import read_json, read_lines
+from albert_ds.base.errors import Stopped, UserError
+from albert_ds.base.files import write_file, write_json
+from albert_ds.base.json_files import read_json, read_lines
 from albert_lab.gpu_check.check import ROOT, Check, Finding, ended
 from albert_lab.tables import spread
 

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch.cuda import nccl
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from albert_ds.checkpoint.run_folder import read_versions
 from albert_ds.model.config import SIZES
-from albert_ds.process.run_folder import read_versions
-from albert_ds.report.metrics import peak_flops
+from albert_ds.training.metrics import peak_flops
 from albert_lab.gpu_check.records import Records
 
 TRIES = 9

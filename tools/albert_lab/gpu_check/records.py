@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from albert_ds.files import write_report
+from albert_ds.base.files import write_report
 
 SECONDS_TO_END = 10  # kept free for the measurement that runs when the time is over
 

@@ -16,11 +16,11 @@ from torch.profiler import profile as watch
 from albert_ds.model import fused
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh
-from albert_ds.pretraining.loop import Run, next_batch, train_step
 from albert_ds.process.rendezvous import join_world
 from albert_ds.process.world import read_world
-from albert_ds.report.metrics import peak_flops
-from albert_ds.report.traffic import record_traffic
+from albert_ds.training.metrics import peak_flops
+from albert_ds.training.pretrain import Run, next_batch, train_step
+from albert_ds.training.traffic import record_traffic
 from albert_lab.bench_run import bench_config
 from albert_lab.gpu_check.records import Records
 from albert_lab.measurement import count_step_flops, open_bench_run, take_step

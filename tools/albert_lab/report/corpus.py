@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_ds.commands.inspect_shards import Statistics
+from albert_ds.base.errors import DamagedData, UserError
+from albert_ds.base.storage import is_url
+from albert_ds.commands.inspect import Statistics
 from albert_ds.data.samples import SampleReader
 from albert_ds.data.shards import Shard, ShardSet, open_shards, read_index
-from albert_ds.data.storage import is_url
 from albert_ds.data.stream_config import DataPlan, StreamConfig
-from albert_ds.errors import DamagedData, UserError
 from albert_lab.report.chart import Chart, Line, Point
 
 SAMPLES = 1000  # drawn for the pictures

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from albert_ds.cli import Number
-from albert_ds.errors import UserError
-from albert_ds.json_files import check, parse_json, read_json, read_lines
+from albert_ds.base.cli import Number
+from albert_ds.base.errors import UserError
+from albert_ds.base.json_files import check, parse_json, read_json, read_lines
 from albert_lab.report.chart import LETTERS
 
 NUMBER = Number(low=-1e99, high=1e99)  # what an axis can show

@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from albert_lab.report import chart
 from albert_lab.report.chart import as_percent
 from albert_lab.report.corpus import Corpus, Data, read_corpus

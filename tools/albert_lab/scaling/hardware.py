@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from albert_ds.cli import Number
-from albert_ds.errors import UserError
-from albert_ds.json_files import check, read_json
+from albert_ds.base.cli import Number
+from albert_ds.base.errors import UserError
+from albert_ds.base.json_files import check, read_json
 from albert_lab.scaling.step_time import Machine
 
 # Hidden size -> share of the peak that a step of large passes reached on one H200: rows of 512

@@ -7,7 +7,7 @@ form a tensor-parallel group (as in parallel/mesh.py); every node has the same n
 from dataclasses import dataclass
 from functools import cached_property
 
-from albert_ds.errors import UserError
+from albert_ds.base.errors import UserError
 from albert_ds.model.config import ModelConfig, count_flops
 from albert_ds.model.shapes import count_params
 

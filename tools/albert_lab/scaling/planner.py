@@ -12,11 +12,11 @@ import itertools
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from albert_ds.base.errors import UserError
+from albert_ds.base.schedules import cut
 from albert_ds.data.stream_config import read_varying
-from albert_ds.errors import UserError
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.depth import read_depths
-from albert_ds.schedules import cut
 from albert_lab.scaling.layout import CHECKPOINTING, Layout
 from albert_lab.scaling.memory import Memory, predict_memory
 from albert_lab.scaling.step_time import Machine, StepTime, predict_step

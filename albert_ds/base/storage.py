@@ -1,0 +1,275 @@
+"""Files at a path, or at any URL that fsspec reads (http://, s3://, ...).
+
+A request that fails or gets no answer is repeated, after pauses that double; a request for a
+missing object is not. No location is ever run as a command.
+"""
+
+import errno
+import glob
+import io
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NamedTuple, TypeVar
+
+import fsspec
+import tenacity
+
+from albert_ds.base.cli import require
+from albert_ds.base.errors import DamagedData, MachineFailed, UserError
+from albert_ds.base.json_files import read_json
+
+T = TypeVar("T")
+TRIES = 6
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+PATIENCE = 60.0  # seconds without an answer after which a request has failed
+
+
+class FileInfo(NamedTuple):
+    """Size and time of a stored file: if either differs, its content has changed."""
+
+    size: int  # bytes
+    modified: str
+
+
+def is_url(location: str) -> bool:
+    return "://" in location
+
+
+def join(folder: str, name: str) -> str:
+    """The location of a file in a folder. A query of a URL, which may sign it, stays at the end."""
+    path, query = split_query(folder)
+    return f"{path.rstrip('/')}/{name}{query}"
+
+
+def beside(location: str, name: str) -> str:
+    """The location of another file in the folder of this one."""
+    path, query = split_query(location)
+    return join((path.rpartition("/")[0] or ".") + query, name)
+
+
+def split_query(location: str) -> tuple[str, str]:
+    """A location without the query of a URL, and that query with its mark."""
+    path, mark, query = location.partition("?") if is_url(location) else (location, "", "")
+    return path, mark + query
+
+
+def find_files(patterns: Iterable[str], flag: str = "--input") -> list[str]:
+    """The files of paths, folders and globs (`**` descends), sorted, each once.
+
+    A folder stands for all files in it and below that are not hidden, and one that `datasets` has
+    saved for its data. Raises UserError for a pattern that no file matches.
+    """
+    found: dict[str, str] = {}
+    for pattern in patterns:
+        if is_url(pattern):
+            matches = _match_urls(pattern)
+        else:
+            matches = sorted(map(str, _match_paths(pattern)), key=lambda name: (len(name), name))
+        if not matches:
+            raise UserError(f"{flag} {pattern}: matches no file")
+        for match in matches:
+            found.setdefault(match if is_url(match) else os.path.realpath(match), match)
+    return sorted(found.values())
+
+
+def _match_paths(pattern: str) -> Iterator[Path]:
+    if Path(pattern).is_dir():
+        pattern = f"{glob.escape(pattern)}/**"
+    elif Path(pattern).is_file():  # a name may look like a pattern
+        yield Path(pattern)
+    for path in map(Path, glob.glob(pattern, recursive=True)):
+        if path.is_file() and _is_data(path):
+            yield path
+
+
+def _is_data(path: Path) -> bool:
+    """False for what `save_to_disk` of the library datasets writes beside the data."""
+    state = path.with_name("state.json")
+    if not state.is_file() or not path.with_name("dataset_info.json").is_file():
+        return path.name != "dataset_dict.json"
+    listed = read_json(state).get("_data_files")
+    return not isinstance(listed, list) or {"filename": path.name} in listed
+
+
+def _match_urls(pattern: str) -> list[str]:
+    def find(system: Any, path: str) -> list[str]:
+        if pattern.startswith("hf://datasets/"):
+            path = _pin_revision(system, path)
+        found = glob.has_magic(path) and system.glob(path, detail=True)
+        if not found:  # a name may look like a pattern
+            found = {path: system.info(path)}
+            if found[path]["type"] == "directory":
+                found = system.find(path, detail=True)
+        files = (name for name, about in found.items() if about["type"] == "file")
+        return [system.unstrip_protocol(name) for name in files]
+
+    try:
+        return with_retries(pattern, find)
+    except FileNotFoundError:
+        return []
+
+
+def _pin_revision(system: Any, path: str) -> str:
+    """A path in a repository of the hub, at the commit that its branch is at now."""
+    from huggingface_hub import HfApi
+
+    found = system.resolve_path(path)
+    hub = HfApi(endpoint=system.endpoint, token=system.token)
+    about = hub.repo_info(found.repo_id, repo_type=found.repo_type, revision=found.revision)
+    return type(found)(found.repo_type, found.repo_id, about.sha, found.path_in_repo).unresolve()
+
+
+def open_file(location: str) -> IO[bytes]:
+    """Open for reading; of a URL a whole copy, in a temporary file that goes when it is closed.
+
+    Raises OSError, UserError, DamagedData if all tries have failed, MachineFailed if the copy has
+    no space.
+    """
+    if not is_url(location):
+        return open(location, "rb")
+    copy = tempfile.NamedTemporaryFile()
+    try:
+        with_retries(location, lambda system, path: system.get_file(path, copy.name))
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+def open_parts(location: str) -> Any:
+    """Open for reading here and there; of a URL only the bytes that are asked for are loaded.
+
+    Raises what `open_file` raises, when it is opened or read.
+    """
+    return _Parts(location) if is_url(location) else open(location, "rb")
+
+
+class _Parts(io.RawIOBase):
+    def __init__(self, location: str):
+        self._location, self._size, self._at = location, stat(location).size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def readinto(self, buffer) -> int:
+        begin, end = self._at, min(self._at + len(buffer), self._size)
+        if begin >= end:
+            return 0
+        content = with_retries(self._location, partial(_read_range, begin=begin, end=end))
+        if len(content) != end - begin:
+            raise DamagedData(f"{self._location}: its server sends no parts of files: download it")
+        buffer[: len(content)] = content
+        self._at = end
+        return len(content)
+
+
+def _read_range(system: Any, path: str, *, begin: int, end: int) -> bytes:
+    # That of the hub reads 5 MB ahead.
+    how = {"cache_type": "none"} if system.protocol == "hf" else {}
+    return system.cat_file(path, begin, end, **how)
+
+
+def stat(location: str) -> FileInfo:
+    """Size and time of change; raises OSError, UserError or DamagedData."""
+    if not is_url(location):
+        status = Path(location).stat()
+        return FileInfo(status.st_size, str(status.st_mtime_ns))
+    info = with_retries(location, lambda system, path: system.info(path))
+    marks = (info[name] for name in ("ETag", "LastModified", "mtime", "created") if info.get(name))
+    return FileInfo(info.get("size") or 0, str(next(marks, "")))
+
+
+def read_bytes(location: str, limit: int) -> bytes:
+    """The content of a file, at most `limit` bytes: a wrong file may be of any size.
+
+    Raises OSError, UserError for what is no file, DamagedData if all tries have failed.
+    """
+    if is_url(location):  # not every server heeds the range
+        return with_retries(location, partial(_read_range, begin=0, end=limit))[:limit]
+    if Path(location).exists() and not Path(location).is_file():
+        raise UserError(f"{location}: not a file")
+    with open(location, "rb") as file:
+        return file.read(min(limit, os.fstat(file.fileno()).st_size))
+
+
+def with_retries(location: str, request: Callable[[Any, str], T]) -> T:
+    """What `request` gives in the end, of the file system of a URL and the path in it.
+
+    Raises FileNotFoundError, UserError for what is no URL, DamagedData if all tries have failed,
+    MachineFailed if this machine has no space.
+    """
+    attempts = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(TRIES),
+        wait=tenacity.wait_random_exponential(FIRST_PAUSE, LONGEST_PAUSE),
+        retry=tenacity.retry_if_exception(_may_pass),
+        reraise=True,
+    )
+    try:
+        return attempts(lambda: request(*_find_system(location)))
+    except (UserError, MachineFailed):
+        raise
+    except ValueError as error:
+        raise UserError(f"{location}: not a URL: {_explain(error)}") from None
+    except Exception as error:  # every file system has errors of its own
+        if isinstance(error, FileNotFoundError) and not _may_pass(error):
+            raise
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            raise MachineFailed(
+                f"{location}: no copy in {tempfile.gettempdir()}: {error.strerror}; the variable "
+                "TMPDIR names another folder"
+            ) from None
+        raise DamagedData(
+            f"{location}: cannot be read after {attempts.statistics['attempt_number']} tries: "
+            f"{_explain(error)}"
+        ) from None
+
+
+def _find_system(location: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path there.
+
+    Never kept: a file system from before a fork does not work after it, and fsspec keeps track.
+    """
+    if "::" in location:  # to fsspec this is a chain of file systems, with options of each
+        raise UserError(f"{location}: must be one URL, without ::")
+    for protocol, package, extra in (("s3:", "s3fs", "s3"), ("hf:", "huggingface_hub", "hf")):
+        if location.startswith(protocol):
+            require(package, extra, location)
+    options: dict[str, Any] = {}
+    if location.startswith("http"):
+        import aiohttp  # which takes longer than all else here
+
+        patience = aiohttp.ClientTimeout(total=None, sock_connect=PATIENCE, sock_read=PATIENCE)
+        options["client_kwargs"] = {"timeout": patience}
+    try:
+        return fsspec.core.url_to_fs(location, **options)
+    except (ValueError, ImportError) as error:
+        raise UserError(f"{location}: {error}; allowed: a path or a URL of fsspec") from None
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same request may succeed later."""
+    if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
+        # To fsspec every failure to look up a size over HTTP is a missing file.
+        error = error.__cause__
+        answer = getattr(error, "response", None)  # of the hub
+        status = getattr(answer, "status_code", getattr(error, "status", 500))
+        return not isinstance(error, ValueError) and status >= 500
+    is_final = isinstance(error, FileNotFoundError | PermissionError | ValueError)
+    has_no_space = isinstance(error, OSError) and error.errno in NO_SPACE
+    return isinstance(error, Exception) and not is_final and not has_no_space
+
+
+def _explain(error: BaseException) -> str:
+    error = error.__cause__ or error
+    return " ".join(str(error).split())[:200] or type(error).__name__

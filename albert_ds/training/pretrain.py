@@ -1,0 +1,412 @@
+"""The loop of pretraining, and what it is made of.
+
+`train` is the loop, `run_passes` and `update` are one optimizer step, `build` makes the model and
+its engine. albert_ds/train.py starts it.
+"""
+
+import time
+from bisect import bisect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from shlex import quote
+
+import torch
+
+from albert_ds.base.cli import as_flag, log_line
+from albert_ds.base.errors import DamagedData
+from albert_ds.checkpoint.folder import WEIGHTS, folder_name, read_tensors
+from albert_ds.checkpoint.gather import Saver, TrainState, find_start, restore
+from albert_ds.checkpoint.initial import read_initial_weights
+from albert_ds.checkpoint.model_folder import ModelFolder
+from albert_ds.checkpoint.run_folder import RunLock
+from albert_ds.data.micro_batch import MicroBatch
+from albert_ds.data.shards import open_shards, read_index
+from albert_ds.data.staging import copy_folders, find_copy
+from albert_ds.data.stream import training_batches
+from albert_ds.engine.engine import Engine, build_engine
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.per_layer import find_idle
+from albert_ds.model.shapes import build_shapes
+from albert_ds.parallel.consensus import Counts, agree, from_rank_0, gather_hosts, raise_together
+from albert_ds.parallel.mesh import Mesh
+from albert_ds.parallel.random import seed_step
+from albert_ds.process.stop_request import StopRequest
+from albert_ds.settings.pretrain import RunConfig, check_start
+from albert_ds.settings.shared import read_previous, write_config
+from albert_ds.training import heldout
+from albert_ds.training.health import Progress
+from albert_ds.training.metrics import Metrics, Window, last_tokens
+from albert_ds.training.screen import describe_run, print_facts
+from albert_ds.training.traffic import Traffic
+
+
+@dataclass(kw_only=True, slots=True)
+class Run(Progress):
+    """Everything a step needs."""
+
+    config: RunConfig
+    device: torch.device
+    batches: Iterator[MicroBatch]
+    window: Window
+    heldout: list[MicroBatch] | None = None  # this rank's held-out data, once it has been read
+    lock: RunLock | None = None  # on rank 0
+    span: Callable[[str], AbstractContextManager] = nullcontext  # around each named part of a step
+    tokens: int = 0  # of the finished steps; counted with --save-at-tokens
+
+    @property
+    def milestones(self) -> int:
+        """How many of --save-at-tokens are reached."""
+        return bisect(self.config.save_at_tokens or (), self.tokens)
+
+    def find_idle(self) -> set[str]:
+        """The parameters of layers that the step after `step` finished ones does not run."""
+        model, depth = self.config.model, self.config.model_at(self.step).num_layers
+        return find_idle(self.engine.shapes, model.running_layers(depth))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """This rank's micro-batches of one step, and what all ranks agreed on before it."""
+
+    micro_batches: list[MicroBatch]
+    counts: Counts  # of the global batch
+    stop: bool  # a rank was asked to stop
+    error: DamagedData | None = None  # raised where the batch is used
+
+
+def build(
+    config: RunConfig, mesh: Mesh, device: torch.device, weights: dict | None = None
+) -> Engine:
+    """Build the model, cut it for tensor parallelism, and wrap it in an engine. Collective.
+
+    `weights` (whole fp32 tensors by name) replace the initialisation from the seed.
+    """
+    with torch.device("meta" if weights else "cpu"):
+        model = AlbertForPretraining(
+            config.model,
+            seed=config.seed,
+            activation_checkpointing=config.activation_checkpointing,
+            exits=config.exits,
+            z_loss=config.z_loss,
+        )
+    if weights:
+        model.load_state_dict(weights, assign=True)
+    if mesh.tp_size > 1:
+        from albert_ds.parallel.tensor import apply_tensor_parallel  # imports megatron-core
+
+        apply_tensor_parallel(model, mesh)
+    return build_engine(model.to(device), mesh, config.deepspeed, average=config.average)
+
+
+def next_batch(run: Run, *, ahead: int = 0, stop: bool = False) -> Batch:
+    """Take the next global batch, of the step that is `ahead` of the run's. Collective.
+
+    Every rank learns whether any rank was asked to stop or found damaged data.
+    """
+    config, started = run.config, time.perf_counter()
+    error = None
+    micro_batches: list[MicroBatch] = []
+    size = config.plan.schedule("batch_size").at(run.step + ahead)
+    accumulation = size // (config.micro_batch_size * run.mesh.dp_size)
+    try:
+        with run.span("data_wait"):
+            micro_batches = [next(run.batches) for _ in range(accumulation)]
+    except DamagedData as caught:
+        error = caught
+    run.window.data_seconds += time.perf_counter() - started
+    mine = sum((Counts.of(batch) for batch in micro_batches), Counts())
+    try:
+        counts, stop = agree(run.mesh, mine, stop=stop, error=error)
+    except DamagedData as found:  # on any rank
+        return Batch(micro_batches=[], counts=Counts(), stop=False, error=found)
+    return Batch(micro_batches=micro_batches, counts=counts, stop=stop)
+
+
+def train_step(run: Run, batch: Batch) -> float:
+    """One optimizer step over the global batch; returns the gradient norm before clipping."""
+    run_passes(run, batch)
+    return update(run, batch)
+
+
+def run_passes(run: Run, batch: Batch) -> None:
+    """The gradients of the global batch. On CUDA they are still being computed on return.
+
+    Losses are normalised over the GLOBAL batch, so that the update does not depend on how the
+    batch is cut into ranks and micro-batches. Raises DamagedData on every rank if one rank
+    found damaged data in this batch.
+    """
+    if batch.error is not None:
+        raise batch.error
+    engine = run.engine
+    seed_step(run.config.seed, run.step, run.mesh.dp_rank)
+    engine.set_learning_rate(run.config.rate_at(run.step))
+    depth = run.config.model_at(run.step).num_layers
+    engine.deepspeed.module.albert.encoder.set_depth(depth)
+    if run.find_idle():
+        engine.clear_gradients()
+    # DeepSpeed averages gradients over data-parallel ranks; the losses need their sum.
+    mlm_scale = run.mesh.dp_size / max(batch.counts.masked, 1)
+    pair_scale = run.mesh.dp_size / max(batch.counts.pairs, 1)
+    for number, micro_batch in enumerate(batch.micro_batches, start=1):
+        with run.span("forward"):
+            outputs = engine.deepspeed(**micro_batch.on(run.device))
+        loss = outputs["mlm_loss_sum"] * mlm_scale + outputs["pair_loss_sum"] * pair_scale
+        loss = loss + (outputs["exit_loss_sum"] + outputs["z_loss_sum"]) * mlm_scale
+        with run.span("backward"):
+            engine.backward(loss, is_last=number == len(batch.micro_batches))
+        run.window.add_outputs(outputs)
+
+
+def update(run: Run, batch: Batch) -> float:
+    """Update the weights after the passes; returns the gradient norm before clipping."""
+    with run.span("optimizer"):
+        gradient_norm, applied = run.engine.take_step(run.find_idle())
+    model = run.config.model_at(run.step)
+    heads = run.config.count_heads(model.num_layers)
+    run.window.add_step(batch.counts, model, heads=heads, applied=applied)
+    run.count_step(applied=applied)
+    run.tokens += batch.counts.tokens
+    if applied:
+        run.engine.update_average(run.updates)
+    return gradient_norm
+
+
+def train(run: Run, request: StopRequest) -> None:
+    """Train to the last step. Raises Stopped, Diverged, DamagedData or MachineFailed before it."""
+    config = run.config
+    saver = Saver(
+        run.engine,
+        config.run,
+        keep_last=config.keep_last,
+        keep_every=1 if config.save_at_tokens else config.keep_every,
+        keep_step=config.plateau_end,
+        lock=run.lock,
+        resumed_at=run.step,
+    )
+    metrics = Metrics(
+        config.run,
+        run.mesh,
+        run.step,
+        num_steps=config.steps,
+        work_of=config.work_of,
+        wandb=config.wandb,
+    )
+
+    def fetch(step: int) -> Batch | None:
+        if step == config.steps:
+            return None
+        return next_batch(run, ahead=step - run.step, stop=request.reason is not None)
+
+    upcoming, saved = fetch(run.step), run.milestones
+    run.window.reset()  # each step from here on fetches the batch of the next
+    while batch := upcoming:
+        # After a skipped step the weights may have diverged: a stop waits for a step that is not.
+        if batch.stop and not run.skipped_in_a_row:
+            save(run, saver)
+            saver.wait()
+            raise run.stopped(request)
+        run_passes(run, batch)
+        upcoming = fetch(run.step + 1)  # while the device computes
+        gradient_norm = update(run, batch)
+        metrics.advance(run.step)
+        run.check_health()
+        if run.is_due(config.log_every):
+            values = describe_window(run, gradient_norm)
+            metrics.write(run.step, values)
+            if run.step == config.steps and run.skipped_in_a_row and not isfinite(values["loss"]):
+                saver.wait()
+                raise run.diverged()
+        if run.is_due(config.eval_every):
+            metrics.write(run.step, evaluate(run))
+        # No checkpoint is written while steps are skipped, so the newest one is a good one.
+        is_due = run.is_due(config.save_every) or run.milestones > saved
+        is_due |= run.step == config.plateau_end
+        if run.step == config.steps or (is_due and not run.skipped_in_a_row):
+            save(run, saver)
+            saved = run.milestones
+    saver.wait()
+    metrics.close()
+
+
+def prepare(
+    config: RunConfig,
+    mesh: Mesh,
+    device: torch.device,
+    traffic: Traffic,
+    lock: RunLock | None = None,
+) -> Run:
+    """Do all that comes before the first step. Collective."""
+    engine, state = start(config, mesh, device)
+    assert state.samples == config.plan.samples_at(state.step)
+    counted, tokens = state.step, 0
+    if config.save_at_tokens:
+        counted, tokens = from_rank_0(mesh, last_tokens(config.run / "metrics.jsonl", state.step))
+    run = Run(
+        config=config,
+        mesh=mesh,
+        device=device,
+        engine=engine,
+        batches=open_stream(config, mesh, counted, device),
+        window=Window(device, traffic),
+        lock=lock,
+        step=counted,
+        updates=state.updates,
+        tokens=tokens,
+    )
+    while run.step < state.step:  # since the last line of metrics.jsonl; drawn again, to be counted
+        batch = next_batch(run)
+        if batch.error is not None:
+            raise batch.error
+        run.step, run.tokens = run.step + 1, run.tokens + batch.counts.tokens
+    return run
+
+
+def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, TrainState]:
+    """Build the engine from the first of these that exists. Collective.
+
+    1. The newest complete checkpoint of RUN: weights and optimizer.
+    2. --init-from: its weights, a fresh optimizer, step 0.
+    3. The initialisation from --seed.
+    """
+    folder = find_start(config.run, mesh, build_shapes(config.model))
+    if folder is not None:
+        engine = build(config, mesh, device, read_tensors(folder / WEIGHTS))
+        state = restore(folder, engine)
+        if mesh.rank == 0:
+            log_line(f"resuming from {folder}: step {state.step} of {config.steps}")
+        return engine, state
+    weights = None
+    if config.init_from is not None:
+        weights = read_initial_weights(ModelFolder(config.init_from), config.model, config.seed)
+    engine = build(config, mesh, device, weights)
+    return engine, TrainState(step=0, samples=0, updates=0, loss_scale=None)
+
+
+def stage(config: RunConfig, mesh: Mesh) -> RunConfig:
+    """Copy the shards to --stage, once on each node; `config` that reads the copies. Collective.
+
+    All ranks meet after every file, so none waits longer than one takes, and an error ends all.
+    """
+    if config.stage is None:
+        return config
+    hosts, folder = gather_hosts(mesh), Path(config.stage)
+    copying = iter(())
+    if mesh.rank == hosts.index(hosts[mesh.rank]):
+        copying = copy_folders(config.data, folder)
+    copied, is_busy = 0, True
+    while is_busy:
+        with raise_together(mesh):
+            size = next(copying, None)
+        _, is_busy = agree(mesh, Counts(), stop=size is not None)
+        copied += size or 0
+    if mesh.rank == 0:
+        log_line(f"--stage {folder}: {copied / 1e6:,.1f} MB copied on {hosts[0]}")
+    return replace(config, data=[str(find_copy(source, folder)) for source in config.data])
+
+
+def write_run_files(config: RunConfig) -> None:
+    """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN."""
+    # Another start may have written RUN/config.json since the command line was read.
+    check_start(config)
+    vocab = open_shards(config.data[0], "train").vocab
+    # What a resumed run has started from may be gone, or may have gone on.
+    length = (read_previous(config.output) or {}).get("trained_length")
+    if length is None:
+        before = ModelFolder(config.init_from).trained_length if config.init_from else 0
+        length = max(before, config.stream.sequence_length)  # --sequence-length may grow
+    write_config(config, vocab_sha256=vocab.sha256, trained_length=length)
+    vocab.write(config.run)
+
+
+def open_stream(
+    config: RunConfig, mesh: Mesh, step: int, device: torch.device
+) -> Iterator[MicroBatch]:
+    """This rank's endless micro-batches, after `step` finished steps."""
+    return training_batches(
+        [open_shards(folder, "train") for folder in config.data],
+        config.data_weights,
+        config.plan,
+        step=step,
+        micro_batch_size=config.micro_batch_size,
+        dp_rank=mesh.dp_rank,
+        dp_size=mesh.dp_size,
+        num_workers=config.num_workers or 0,
+        timeout=60 * config.timeout_minutes,
+        pin_memory=device.type == "cuda",
+    )
+
+
+def describe_window(run: Run, gradient_norm: float) -> dict:
+    """The metrics of a logging interval. Collective."""
+    values = run.window.close(run.mesh, run.config.stream.objective)
+    if run.config.depth_schedule:
+        values["num_layers"] = run.config.model_at(run.step - 1).num_layers
+    plan = run.config.plan
+    return {
+        "samples": plan.samples_at(run.step),
+        **({"tokens": run.tokens} if run.config.save_at_tokens else {}),
+        **{name: plan.schedule(name).at(run.step - 1) for name in plan.schedules},
+        **values,
+        "lr": run.config.rate_at(run.step - 1),
+        "grad_norm": gradient_norm,
+    }
+
+
+def evaluate(run: Run) -> dict:
+    """Metrics on the held-out sequences of the first DATA folder. Collective."""
+    config = run.config
+    with run.window.paused():
+        if run.heldout is None:
+            run.heldout = heldout.read_batches(
+                config.data[0],
+                config.plan.stream_at(config.steps),
+                limit=config.eval_samples,
+                micro_batch_size=config.micro_batch_size,
+                mesh=run.mesh,
+            )
+        module, objective = run.engine.deepspeed.module, config.stream.objective
+        depths = config.schedule("depth_schedule").at(run.step - 1)
+        module.albert.encoder.set_depth(max(depths))  # of those that may be drawn
+        return heldout.evaluate(module, run.heldout, run.mesh, run.device, objective)
+
+
+def save(run: Run, saver: Saver) -> None:
+    """Start writing a checkpoint of the current state. Collective."""
+    samples = run.config.plan.samples_at(run.step)
+    with run.window.paused():
+        saver.save(step=run.step, samples=samples, updates=run.updates)
+
+
+def print_header(run: Run, config: RunConfig) -> None:
+    """Show what is trained on what; `config` names the data where the user keeps it. Collective."""
+    num_nodes = len({*gather_hosts(run.mesh)})
+    if run.mesh.rank > 0:
+        return
+    sources = []
+    for folder, weight in zip(config.data, config.data_weights, strict=True):
+        held = read_index(folder)["splits"]["train"]
+        epochs = config.plan.samples_at(config.steps) * weight / held["samples"]
+        sources.append(
+            f"{folder}: {held['documents']:,} documents, {held['tokens']:,} tokens; "
+            f"{config.steps:,} steps are {epochs:.3g} epochs"
+        )
+    title = f"pretraining: {config.output}, {run.step:,} of {config.steps:,} steps done"
+    facts = describe_run(config.size, run, num_nodes=num_nodes)
+    if config.schedules:
+        facts["schedules"] = "; ".join(f"{as_flag(k)} {v}" for k, v in config.schedules.items())
+    print_facts(title, facts | {"data": "; ".join(sources)})
+
+
+def print_results(config: RunConfig) -> None:
+    """Show what the run has written, and commands that use it."""
+    run, data = quote(config.output), quote(config.data[0])
+    facts = {
+        "weights": str(config.run / "checkpoints" / folder_name(config.steps)),
+        "curves": f"tensorboard --logdir {run}",
+        "evaluate": f"albert-ds probe --checkpoint {run} --data {data}",
+        "export": f"albert-ds export --checkpoint {run} --output {run}-hf",
+    }
+    print_facts(f"done: {config.output}", facts)

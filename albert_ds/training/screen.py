@@ -1,0 +1,155 @@
+"""What a run shows: facts at its start, a line an interval, and at the end what to do next.
+
+Records and facts go to stdout. Messages (`cli.log_line`) and the progress bar of a terminal go to
+stderr.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from tqdm import tqdm
+from tqdm.contrib import DummyTqdmFile
+
+from albert_ds.base.errors import hide_passwords
+from albert_ds.engine.deepspeed_config import precision_of
+from albert_ds.model.shapes import count_params
+from albert_ds.training.health import Progress
+
+# Of a line: a key of metrics.jsonl, its heading and its format.
+COLUMNS = {"loss": ("loss", "7.4f"), "lr": ("lr", "7.1e"), "grad_norm": ("norm", "7.2g")}
+
+
+def describe_run(size: str, run: Progress, *, num_nodes: int) -> dict[str, str]:
+    """The facts that pretraining and fine-tuning have alike.
+
+    size: the name of the model. The engine holds the whole model, also if layers come step by step.
+    """
+    model, mesh, deepspeed = run.config.model, run.mesh, run.engine.deepspeed
+    num_params = sum(shape.numel() for shape in run.engine.shapes.values())
+    # Each layer's blocks count, shared or not.
+    used, held = (count_params(each) for each in (replace(model, sharing="none"), model))
+    repeated = sum(used[part] - held[part] for part in ("attention", "ffn"))
+    precision = precision_of(run.config.deepspeed)
+    micro_batch_size = deepspeed.train_micro_batch_size_per_gpu()
+    return {
+        "model": f"{size}, {model.num_layers} layers of width {model.hidden_size}, sharing "
+        f"{model.sharing}",
+        "parameters": f"{num_params:,}; {num_params + repeated:,} if counted as often as layers "
+        "use them",
+        "layout": f"{_count(mesh.world_size, 'rank')} ({deepspeed.device.type}) on "
+        f"{_count(num_nodes, 'node')} = {mesh.tp_size} tensor-parallel x {mesh.dp_size} "
+        f"data-parallel; ZeRO-{run.engine.stage}",
+        "precision": precision + ", with fp32 master weights" * (precision != "fp32"),
+        "batch": f"{_count(deepspeed.train_batch_size(), 'sample')} a step = micro-batch "
+        f"{micro_batch_size} x {_count(mesh.dp_size, 'data-parallel rank')} x accumulation "
+        f"{deepspeed.gradient_accumulation_steps()}",
+    }
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def print_facts(title: str, facts: dict[str, str]) -> None:
+    """Print a title, and below it one line a fact."""
+    text = "\n".join([title, *(f"  {name:11} {value}" for name, value in facts.items())])
+    print(hide_passwords(text), flush=True)
+
+
+def format_step(step: int, num_steps: int, values: dict, seconds_left: float | None = None) -> str:
+    """A record of metrics as a line of at most 120 columns (to 999,999 steps, no further losses).
+
+    Lines of the same kind stand in columns. A value that does not exist is "-".
+    """
+    line = f"step {step:{len(str(num_steps))}} of {num_steps}"
+    skipped = values.get("skipped_steps")
+    if skipped:
+        line = f"{line}  {_count(skipped, 'step')} skipped: the gradient was not finite\n{line}"
+    if any(key.startswith("dev_") for key in values):
+        found = (f"  {key[4:]} {_fit(value, '.4f')}" for key, value in values.items())
+        return f"{line}  dev{''.join(found)}"
+    held_out = "heldout_loss" in values
+    values = {key.removeprefix("heldout_"): value for key, value in values.items()}
+    tasks = [key.removesuffix("_loss") for key in values if key.endswith("_loss")]
+    for task in tasks:
+        line += f"  {task} {_fit(values[f'{task}_loss'], '6.3f')}"
+        if f"{task}_accuracy" in values:
+            line += f" {_fit(values[f'{task}_accuracy'], '6.1%')}"
+    if held_out:
+        return f"{line}  held out"
+    if tasks:
+        del values["loss"]  # it is the sum of the tasks' losses
+    for key, (name, form) in COLUMNS.items():
+        if key in values:
+            line += f"  {name} {_fit(values[key], form)}"
+    if "tokens_per_second" in values:
+        line += f"  {tqdm.format_sizeof(values['tokens_per_second']):>5} tok/s"
+    if values.get("mfu") is not None:
+        line += f"  mfu {values['mfu']:3.0%}"
+    return line if seconds_left is None else f"{line}  left {_as_time(seconds_left):>6}"
+
+
+def _fit(value: float | None, form: str) -> str:
+    """A number; "-" of the same width if there is none."""
+    return f"{'-':>{len(format(0.0, form))}}" if value is None else format(value, form)
+
+
+def _as_time(seconds: float) -> str:
+    """At most six characters, rounded to two or three digits."""
+    for unit, size in (("s", 1), ("min", 60), ("h", 3600)):
+        if round(seconds / size) < 100:
+            return f"{seconds / size:.{int(unit == 'h')}f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+class Screen:
+    """The lines of rank 0 while it trains. On a terminal a progress bar stays the last one.
+
+    work_of: the work of the first n steps in any unit, for the time left; all steps alike unless
+    given. It is measured from the end of the first step on, which is slower than all others.
+    """
+
+    def __init__(self, *, step: int, num_steps: int, work_of: Callable[[int], float] = int):
+        self._num_steps, self._work_of = num_steps, work_of
+        self._since: tuple[int, float] | None = None
+        self._bar, self._streams = None, (sys.stdout, sys.stderr)
+        if sys.stderr.isatty():
+            tqdm.monitor_interval = 0  # no thread: loader workers are forked
+            self._bar = tqdm(
+                total=num_steps, initial=step, unit="step", file=sys.stderr, dynamic_ncols=True
+            )
+            # Whatever is printed goes above the bar.
+            sys.stderr = DummyTqdmFile(sys.stderr)
+            if sys.stdout.isatty():
+                sys.stdout = sys.stderr
+
+    def advance(self, step: int) -> None:
+        """Move the bar; after the second step, the first one measured, say how long all take."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+        if self._since is None:
+            self._since = step, time.perf_counter()
+        elif step == self._since[0] + 1 < self._num_steps:
+            left = f"{_as_time(self._measure_left(step))} for the other {self._num_steps - step:,}"
+            how = f"if all are as fast as step {step:,}; evaluation and saving not counted"
+            print(f"  {'time':11} {left} steps, {how}", flush=True)
+
+    def _measure_left(self, step: int) -> float:
+        """Seconds to the last step, by the steps since the first."""
+        assert self._since is not None
+        (first, started), now = self._since, time.perf_counter()
+        to_do = self._work_of(self._num_steps) - self._work_of(step)
+        return to_do * (now - started) / (self._work_of(step) - self._work_of(first))
+
+    def write(self, step: int, values: dict) -> None:
+        """Print a record of metrics, and the time left at the pace since the first step."""
+        is_measured = "lr" in values and self._since is not None and step > self._since[0]
+        left = self._measure_left(step) if is_measured else None
+        print(format_step(step, self._num_steps, values, left), flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            sys.stdout, sys.stderr = self._streams

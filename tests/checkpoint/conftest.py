@@ -1,0 +1,3 @@
+"""The vocabulary of tests/interop."""
+
+from tests.interop.conftest import vocab  # noqa: F401
