@@ -14,7 +14,8 @@ from torch import Tensor
 
 from albert_ds.base.errors import UserError
 from albert_ds.checkpoint.model_folder import ModelFolder
-from albert_ds.interop import check, export, hugging_face
+from albert_ds.interop import check, export
+from albert_ds.model import hugging_face
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.vocab.vocab import Vocab
 from tests.finetuning import MODEL
