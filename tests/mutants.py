@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     Mutant(
         trap="LAMB's ratios of the partitions that ZeRO has made",
-        file="albert_ds/engine/engine.py",
+        file="albert_ds/engine/optimizers.py",
         fix="is_counted=engine.is_counted, reduce=dist.all_reduce)",
         without="is_counted=engine.is_counted)",
         test="tests/optim/test_zero.py::test_update_equals_one_process_in_float64[1-2-lamb]",
@@ -87,7 +87,8 @@ MUTANTS = (
     Mutant(
         trap="states of later parameter groups that DeepSpeed never links",
         file="albert_ds/engine/engine.py",
-        fix="    init_states(optimizer, built.fragments, has_average=average is not None)\n",
+        fix="    init_states(optimizer, built.fragments, kind.moments, "
+        "has_average=average is not None)\n",
         without="",
         test="tests/test_traps.py::test_every_parameter_group_has_its_state_from_the_start",
     ),

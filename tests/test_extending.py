@@ -1,19 +1,28 @@
-"""docs/architecture.md's ways to add a pattern, an addition and an objective, from outside."""
+"""docs/architecture.md's ways to add a row to a table, from outside, each used by a training."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
+import albert_ds
+from albert_ds.base.cli import Number
 from albert_ds.base.errors import UserError
 from albert_ds.data.segments import DRAWS
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream_config import OBJECTIVES, Objective, list_pair_tasks
+from albert_ds.engine.optimizers import OPTIMIZERS, PARAMS, Kind
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.per_layer import BUILD, fold
 from albert_ds.model.shapes import count_params
 from albert_ds.model.sharing import ADDITIONS, PATTERNS, Addition, Pattern
+from albert_ds.optim.adam import MOMENTS, decay_groups
+from tests.command import run_command
+from tests.conftest import train_command
 from tests.distributed import run_ranks
 from tests.runs import SMALL, gather, join, take_step
 from tests.test_layout_change import Leg, config_of
@@ -103,3 +112,66 @@ def test_a_toy_is_known_where_tables_are_read(toys):
     assert list_pair_tasks()["back"] == "BACK"
     with pytest.raises(UserError, match="--per-layer gate,norm: .*result.bias has no place in"):
         fold(config, model.state_dict())
+
+
+class SignOfMomentum(torch.optim.Optimizer):
+    """m = b m + (1 - b) g; w -= lr sign(m)"""
+
+    def __init__(self, parameters, *, lr: float, momentum: float = 0.9, weight_decay: float = 0.0):
+        super().__init__(decay_groups(parameters, weight_decay), {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    state = self.state[p]
+                    state["step"] += 1
+                    state["exp_avg"].lerp_(p.grad, 1 - group["momentum"])
+                    p.add_(state["exp_avg"].sign(), alpha=-group["lr"])
+
+
+def train_with_sign(rank: int, words: list) -> tuple[int, str]:
+    OPTIMIZERS["Sign"] = Kind(
+        build=SignOfMomentum,
+        params={**PARAMS, "momentum": Number(low=0, below=1)},
+        moments=lambda group: ("exp_avg",),
+    )
+    done = run_command("train", *words)
+    return done.code, done.err
+
+
+def test_an_optimizer_is_one_row_and_what_it_computes(data, tmp_path):
+    """Trained, saved and resumed under ZeRO-1, which leaves a rank pieces of the tensors."""
+    ds_config = {
+        "optimizer": {"type": "Sign", "params": {"lr": "auto"}},
+        "zero_optimization": {"stage": 1},
+    }
+    (tmp_path / "sign.json").write_text(json.dumps(ds_config))
+    run, flags = tmp_path / "run", {"learning_rate": 0.0625, "warmup_steps": 0, "save_every": 1}
+    for steps in (2, 3):
+        given = {**flags, "steps": steps, "num_workers": 0, "keep_last": 9}
+        command = train_command(data, run, deepspeed_config=tmp_path / "sign.json", **given)
+        (code, said), _ = run_ranks(train_with_sign, 2, command[2:])
+        assert code == 0, said
+    folders = [run / "checkpoints" / f"step-{step:08d}" for step in (1, 2, 3)]
+    weights = [load_file(folder / "weights.safetensors") for folder in folders]
+    for before, after in zip(weights, weights[1:], strict=False):
+        moved = torch.cat([(after[name] - before[name]).abs().flatten() for name in before])
+        rate = moved.max()
+        assert rate > 0.01
+        assert ((moved - rate).abs() < 1e-6).logical_or(moved == 0).all()
+        assert (moved > 0).float().mean() > 0.5
+    first, second = (load_file(folders[2] / f"{name}.safetensors") for name in MOMENTS)
+    assert all(x.any() for x in first.values()) and not any(x.any() for x in second.values())
+
+
+def test_an_optimizer_is_named_in_its_row_and_its_file_alone():
+    package = Path(albert_ds.__file__).parent
+    for name, module in {"Lamb": "lamb", "Muon": "muon", "FusedLamb": "fused_lamb"}.items():
+        named = {
+            str(path.relative_to(package))
+            for path in package.rglob("*.py")
+            if f'"{name}"' in (text := path.read_text()) or f"albert_ds.optim.{module} " in text
+        }
+        assert named <= {"engine/optimizers.py", f"optim/{module}.py", "optim/fused_lamb.py"}

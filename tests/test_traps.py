@@ -102,7 +102,8 @@ def start_of_training(rank: int):
     """Size of DeepSpeed's hidden step, moments before and after the first step, linked states."""
     import deepspeed
 
-    from albert_ds.optim.lamb import Lamb, decay_groups
+    from albert_ds.optim.adam import decay_groups
+    from albert_ds.optim.lamb import Lamb
 
     join(1)
     model = torch.nn.Linear(8, 8)

@@ -29,8 +29,7 @@ from albert_ds.checkpoint.folder import (
 )
 from albert_ds.checkpoint.run_folder import RunLock
 from albert_ds.engine.engine import Engine
-from albert_ds.optim.lamb import ParamFragment
-from albert_ds.optim.zero import set_step_count
+from albert_ds.optim.fragments import ParamFragment
 from albert_ds.parallel.consensus import from_rank_0, raise_first_error, raise_together
 from albert_ds.parallel.mesh import Mesh
 
@@ -53,7 +52,7 @@ def gather(engine: Engine, file: str) -> dict[str, Tensor]:
 def _piece(engine: Engine, fragment: ParamFragment, file: str) -> Tensor:
     """The fp32 elements of `fragment`, flat: weights, a moment or the average, as `file` says.
 
-    Muon's matrices have no second moment: it is 0 in the file.
+    A moment that the optimizer does not keep is 0 in the file.
     """
     kind, flat = file.removesuffix(".safetensors"), fragment.flat
     if kind != "weights":
@@ -82,8 +81,7 @@ def restore(folder: Path, engine: Engine) -> TrainState:
             for fragment in engine.fragments:
                 whole = tensors.get_tensor(fragment.name)
                 _piece(engine, fragment, file).copy_(engine.cut(fragment, whole))
-    for fragment in engine.fragments:
-        set_step_count(engine.optimizer, fragment.flat, state.updates)
+    engine.set_update_count(state.updates)
     if state.loss_scale is not None:
         _loss_scaler(engine).update(state.loss_scale)
     return state

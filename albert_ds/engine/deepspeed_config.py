@@ -58,26 +58,6 @@ SCHEMA: dict[str, Any] = {
     "wall_clock_breakdown": bool,
     "steps_per_print": positive,
 }
-BETA = Number(low=0, below=1)
-PARAMS = {
-    "lr": ("auto", Number(low=0, high=10)),  # as --learning-rate
-    "betas": [BETA, BETA],
-    "eps": Number(low=0, high=1),
-    "weight_decay": Number(low=0, high=1e30),
-}
-OPTIMIZERS = {
-    "Lamb": {**PARAMS, "bias_correction": bool},
-    "AdamW": PARAMS,
-    # AdamW's: what is no matrix of a block; its rate is "lr" unless stated.
-    "Muon": {**PARAMS, "momentum": BETA, "adam_lr": Number(low=0, high=10)},
-    # DeepSpeed's CUDA kernel, a different LAMB (docs/lamb.md).
-    "FusedLamb": {
-        **PARAMS,
-        "bias_correction": bool,
-        "max_coeff": Number(low=0, high=1e30),
-        "min_coeff": Number(low=0, high=1e30),
-    },
-}
 # Of the JSON or of its zero_optimization: what DeepSpeed accepts and which breaks the update or the
 # checkpoint, and what is stated elsewhere.
 REFUSED = {
@@ -133,13 +113,15 @@ def read_ds_config(path: Path) -> dict:
             f"{name}: zero_optimization.allgather_bucket_size {bucket}: must be even, for NCCL's "
             "alignment"
         )
+    from albert_ds.engine.optimizers import OPTIMIZERS  # only here, since torch is slow to import
+
     block = config.get("optimizer", {})
     kind = block.get("type")
     if not isinstance(kind, str) or kind not in OPTIMIZERS:
         raise UserError(
             f'{name}: "optimizer" needs "type", one of {", ".join(OPTIMIZERS)}; found {kind!r}'
         )
-    allowed = {"optimizer": {"type": kind, "params": OPTIMIZERS[kind]}}
+    allowed = {"optimizer": {"type": kind, "params": OPTIMIZERS[kind].params}}
     check({"optimizer": block}, allowed, name, is_closed=True)
     half = [kind for kind in BROKEN_AT_STAGE_0 if config.get(kind, {}).get("enabled")]
     if len(half) == 2:
@@ -153,7 +135,7 @@ def read_ds_config(path: Path) -> dict:
 
 
 def check_device(path: Path, config: dict, *, tensor_parallel: int) -> None:
-    """Raise UserError if this device or layout cannot run what the JSON asks for."""
+    """Raise UserError if this device or layout cannot run what the resolved JSON asks for."""
     if precision_of(config) == "fp16":
         from deepspeed.accelerator import get_accelerator  # only here, since it is slow to import
 
@@ -162,31 +144,11 @@ def check_device(path: Path, config: dict, *, tensor_parallel: int) -> None:
                 f"--deepspeed_config {path}: fp16.enabled true: this device does not support it; "
                 "use bf16 or fp32"
             )
-    if config["optimizer"]["type"] != "FusedLamb":
-        return
-    import torch  # only here, since it is slow to import
+    from albert_ds.engine.optimizers import OPTIMIZERS  # only here, since torch is slow to import
 
-    stage, reason = config.get("zero_optimization", {}).get("stage", 0), None
-    if stage > 0:
-        reason = (
-            f"ZeRO stage {stage}: it uses the norm of a flat partition as that of a tensor, and "
-            "is 43 to 52 % off its update after three steps on two ranks; allowed: stage 0"
-        )
-    elif tensor_parallel > 1:
-        reason = (
-            f"--tensor-parallel {tensor_parallel}: it uses the norm of a shard as that of a "
-            "tensor, and is 3 % off its update after five steps on two ranks; allowed: 1"
-        )
-    elif not torch.cuda.is_available():
-        reason = (
-            "a machine without CUDA: its kernel exists for CUDA alone, DeepSpeed fails to "
-            "build it in 9 of 9 combinations of stage and precision on a CPU"
-        )
+    reason = OPTIMIZERS[config["optimizer"]["type"]].refuse(config, tensor_parallel)
     if reason is not None:
-        raise UserError(
-            f'--deepspeed_config {path}: "FusedLamb" is refused with {reason}. "Lamb" is exact '
-            "in every layout"
-        )
+        raise UserError(f"--deepspeed_config {path}: {reason}")
 
 
 def resolve_ds_config(
@@ -212,8 +174,6 @@ def resolve_ds_config(
         params["lr"] = default_learning_rate if learning_rate is None else learning_rate
     elif learning_rate is not None:
         _take(params, "lr", "--learning-rate", learning_rate)
-    if "adam_lr" in params and not params["lr"]:
-        raise UserError('--deepspeed_config has "adam_lr", a share of "lr": that must be above 0')
     return resolved
 
 

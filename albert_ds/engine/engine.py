@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from albert_ds.base.errors import UserError
 from albert_ds.engine.deepspeed_config import precision_of
+from albert_ds.engine.optimizers import OPTIMIZERS, Kind
 from albert_ds.model.encoder import SelfAttention
-from albert_ds.optim.lamb import Lamb, ParamFragment, decay_groups
-from albert_ds.optim.muon import Muon, assign, is_matrix, muon_groups
+from albert_ds.optim.fragments import ParamFragment
 from albert_ds.optim.norms import compute_norms
 from albert_ds.optim.zero import fill_masters, hold_still, init_states, read_layout, use_exact_norms
 from albert_ds.parallel.mesh import Mesh, shard, shard_dim
@@ -33,6 +33,7 @@ class Engine:
 
     deepspeed: deepspeed.DeepSpeedEngine
     optimizer: torch.optim.Optimizer  # the one inside DeepSpeed's wrapper
+    kind: Kind  # its row
     fragments: list[ParamFragment]  # this rank's fp32 master weights and moments
     shard_dims: dict[str, int | None]  # logical tensor -> dimension cut by tensor parallelism
     shapes: dict[str, torch.Size]  # logical tensor -> shape before it is cut
@@ -81,6 +82,11 @@ class Engine:
     def set_learning_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["rate_share"]
+
+    def set_update_count(self, updates: int) -> None:
+        """Set the number of updates that the moments contain."""
+        for flat in {fragment.flat for fragment in self.fragments}:
+            self.optimizer.state[flat]["step"] = self.kind.count(updates, flat)
 
     def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
         """Add the gradients of a micro-batch; with the last one of a step they are complete.
@@ -175,10 +181,10 @@ def build_engine(
     shard_dims = {name: shard_dim(p) for name, p in model.named_parameters()}
     shapes = {name: _whole_shape(p, mesh) for name, p in model.named_parameters()}
     block = ds_config["optimizer"]
-    params = {k: v for k, v in block["params"].items() if k not in ("weight_decay", "adam_lr")}
-    groups = _split_parameters(model, block)
-    assert sum(len(g["params"]) for g in groups) == len(shapes), "a parameter is in no group"
-    optimizer = build_optimizer(block["type"], groups, params)
+    kind = OPTIMIZERS[block["type"]]
+    optimizer = kind.build(model.named_parameters(), **block["params"])
+    num_grouped = sum(len(group["params"]) for group in optimizer.param_groups)
+    assert num_grouped == len(shapes), "a parameter is in no group"
     is_half = precision_of(ds_config) != "fp32"
     if is_half:
         check_head_width(model)
@@ -191,6 +197,7 @@ def build_engine(
     built = Engine(
         deepspeed=engine,
         optimizer=optimizer,
+        kind=kind,
         fragments=read_layout(engine),
         shard_dims=shard_dims,
         shapes=shapes,
@@ -204,74 +211,11 @@ def build_engine(
         # At its least scale DeepSpeed would raise; a step that is skipped is counted instead.
         engine.optimizer.loss_scaler.raise_error_at_min_scale = False  # ty: ignore
     use_exact_norms(engine.optimizer)
-    init_states(optimizer, built.fragments, has_average=average is not None)
-    _bind(built)
+    init_states(optimizer, built.fragments, kind.moments, has_average=average is not None)
+    built.set_update_count(0)
+    if kind.bind is not None:
+        kind.bind(built)
     return built
-
-
-def _split_parameters(model: nn.Module, block: dict) -> list[dict]:
-    """The parameter groups of the JSON's optimizer."""
-    named, params = model.named_parameters(), block["params"]
-    decay = params.get("weight_decay", 0.01)
-    if block["type"] != "Muon":
-        return decay_groups(named, decay)
-    share = params["adam_lr"] / params["lr"] if "adam_lr" in params else 1.0
-    return muon_groups(named, decay, share)
-
-
-def _bind(engine: Engine) -> None:
-    """Tell the optimizer what this rank holds: LAMB for norms; Muon, which gives a rank to each
-    matrix of the blocks."""
-    optimizer = engine.optimizer
-    if isinstance(optimizer, Lamb):
-        optimizer.bind(engine.fragments, is_counted=engine.is_counted, reduce=dist.all_reduce)
-    if not isinstance(optimizer, Muon):
-        return
-    names = [name for name in engine.shapes if is_matrix(name)]
-    ranks = assign([engine.shapes[name] for name in names], engine.mesh.world_size)
-    rank_of = dict(zip(names, ranks, strict=True))
-    optimizer.bind(
-        engine.fragments,
-        lambda fragment, piece: engine.collect(fragment, piece, rank_of[fragment.name]),
-        lambda fragment, whole: engine.spread(fragment, whole, rank_of[fragment.name]),
-    )
-
-
-def build_optimizer(kind: str, groups: list[dict], params: dict) -> torch.optim.Optimizer:
-    if kind == "Lamb":
-        optimizer = Lamb(groups, **params)
-        optimizer.disarm()
-        return optimizer
-    if kind == "FusedLamb":
-        return _build_fused_lamb(groups, params)
-    if kind == "Muon":
-        return Muon(groups, **params)
-    return torch.optim.AdamW(groups, **params, fused=True)
-
-
-def _build_fused_lamb(groups: list[dict], params: dict) -> torch.optim.Optimizer:
-    """DeepSpeed's LAMB, whose CUDA extension is compiled here; UserError where it cannot be."""
-    from deepspeed.ops.lamb import FusedLamb
-    from deepspeed.ops.op_builder.builder import CUDAMismatchException, MissingCUDAException
-
-    try:
-        return FusedLamb(groups, **params)
-    except torch.OutOfMemoryError:
-        raise
-    except (
-        CUDAMismatchException,
-        MissingCUDAException,
-        RuntimeError,
-        OSError,
-        ValueError,
-    ) as error:
-        # ValueError: DeepSpeed cannot read an architecture like 9.0a in TORCH_CUDA_ARCH_LIST.
-        lines = [*str(error).splitlines(), ""]  # a failed build's are all that was compiled
-        reason = next((line for line in lines if "error:" in line), lines[0])
-        raise UserError(
-            '--deepspeed_config: "FusedLamb" needs the CUDA toolkit that torch was built with '
-            f'(nvcc, in CUDA_HOME), and does not compile ({reason[:160]}); "Lamb" needs none'
-        ) from None
 
 
 def check_head_width(model: nn.Module) -> None:

@@ -15,17 +15,50 @@ device, since bf16 would be 1e-2 off. This file knows no ranks.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from albert_ds.optim.lamb import ParamFragment, compute_updates, decay_groups
+from albert_ds.optim.adam import (
+    MOMENTS,
+    WEIGHT_DECAY,
+    NamedParameters,
+    compute_updates,
+    decay_groups,
+)
+from albert_ds.optim.fragments import ParamFragment
 from albert_ds.optim.norms import compute_norms
 
 STEPS, COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)  # Jordan's
 EPS = 1e-7  # least norm that a matrix is divided by
 SCALE = 0.2  # root mean square of an update of AdamW
+
+
+def build_muon(
+    parameters: NamedParameters,
+    *,
+    lr: float,
+    weight_decay: float = WEIGHT_DECAY,
+    adam_lr: float | None = None,
+    **params,
+) -> "Muon":
+    """Muon of all parameters; the rate of what AdamW updates is `adam_lr`, or `lr`."""
+    adam_share = 1.0 if adam_lr is None else adam_lr / lr
+    return Muon(muon_groups(parameters, weight_decay, adam_share), lr=lr, **params)
+
+
+def refuse_muon(ds_config: dict, tensor_parallel: int) -> str | None:
+    """Why this configuration cannot run, if it cannot."""
+    params = ds_config["optimizer"]["params"]
+    if "adam_lr" in params and not params["lr"]:
+        return '"adam_lr" is a share of "lr": that must be above 0'
+    return None
+
+
+def muon_moments(group: dict) -> tuple[str, ...]:
+    """Matrices have a momentum and no second moment."""
+    return MOMENTS[:1] if group["orthogonal"] else MOMENTS
 
 
 def is_matrix(name: str) -> bool:
@@ -36,7 +69,7 @@ def is_matrix(name: str) -> bool:
 
 
 def muon_groups(
-    parameters: Iterable[tuple[str, nn.Parameter]],
+    parameters: NamedParameters,
     weight_decay: float,
     adam_share: float = 1.0,
 ) -> list[dict]:

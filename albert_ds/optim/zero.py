@@ -2,7 +2,7 @@
 
 ZeRO flattens a parameter group and gives every rank one slice of the flat vector; tensor
 parallelism cuts some tensors before that. `read_layout` turns the wrapper's bookkeeping into a list
-of `ParamFragment`s. LAMB's trust ratios, Muon's matrices, the fp32 master weights
+of `ParamFragment`s. Norms and matrices of the optimizers, the fp32 master weights
 (`fill_masters`) and the layout-independent checkpoints use that list.
 
 DeepSpeed's issues 88 and 490 ask for LAMB under ZeRO since 2020. A LAMB that uses the norm of a
@@ -11,14 +11,14 @@ flat partition as the norm of a tensor is off by 43 to 52 % of the update after 
 The attribute names are those of DeepSpeed 0.19; `tests/optim/test_zero.py` checks them.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from albert_ds.optim.lamb import ParamFragment
+from albert_ds.optim.fragments import ParamFragment
 from albert_ds.optim.norms import compute_norms
 
 
@@ -82,36 +82,24 @@ def _zero3_fragments(wrapper, names):
 
 
 def init_states(
-    optimizer: torch.optim.Optimizer, fragments: list[ParamFragment], *, has_average: bool = False
+    optimizer: torch.optim.Optimizer,
+    fragments: list[ParamFragment],
+    moments: Callable[[dict], tuple[str, ...]],
+    *,
+    has_average: bool = False,
 ) -> None:
-    """Allocate all optimizer states as zeros, with the names that torch's AdamW and `Lamb` share.
+    """Allocate the states of each group, by the names that `moments` gives it, as zeros.
 
-    Muon's matrices have a momentum and no second moment. An average of the weights is a state too;
-    it starts as the weights.
+    An average of the weights is a state too; it starts as the weights.
 
     DeepSpeed links states to parameters once, after the step of the first group: states that are
     allocated later stay unlinked, and a checkpoint before the first step would find none.
     """
     for flat, group in {fragment.flat: fragment.group for fragment in fragments}.items():
-        is_muon = optimizer.param_groups[group].get("orthogonal", False)
-        moments = ("exp_avg",) if is_muon else ("exp_avg", "exp_avg_sq")
-        optimizer.state[flat] = {moment: torch.zeros_like(flat) for moment in moments}
+        names = moments(optimizer.param_groups[group])
+        optimizer.state[flat] = {moment: torch.zeros_like(flat) for moment in names}
         if has_average:
             optimizer.state[flat]["average"] = flat.detach().clone()
-        set_step_count(optimizer, flat, 0)
-
-
-def set_step_count(optimizer: torch.optim.Optimizer, flat: Tensor, updates: int) -> None:
-    """Set the number of updates that the moments of `flat` contain.
-
-    DeepSpeed's LAMB keeps an int, ours a tensor on the host, torch's fused AdamW one on the device.
-    """
-    count: int | Tensor = updates
-    if not hasattr(optimizer, "fused_lamb_cuda"):
-        count = torch.tensor(float(updates))
-        if isinstance(optimizer, torch.optim.AdamW):
-            count = count.to(flat.device)
-    optimizer.state[flat]["step"] = count
 
 
 def fill_masters(fragments: list[ParamFragment], weights: dict[str, Tensor]) -> None:

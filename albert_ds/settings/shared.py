@@ -144,8 +144,7 @@ def resolve_deepspeed(
     accumulation = count_passes(args.batch_size, micro, ranks)
     file = Path(args.deepspeed_config)
     ds_config = read_ds_config(file)
-    check_device(file, ds_config, tensor_parallel=args.tensor_parallel)
-    return micro, resolve_ds_config(
+    resolved = resolve_ds_config(
         ds_config,
         batch_size=args.batch_size,
         micro_batch_size=micro,
@@ -153,6 +152,8 @@ def resolve_deepspeed(
         learning_rate=args.learning_rate,
         default_learning_rate=default_learning_rate,
     )
+    check_device(file, resolved, tensor_parallel=args.tensor_parallel)
+    return micro, resolved
 
 
 def check_tensor_parallel(tensor_parallel: int, model: ModelConfig, world_size: int) -> None:

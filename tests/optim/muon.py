@@ -2,7 +2,7 @@
 
 import torch
 
-from albert_ds.optim.lamb import ParamFragment
+from albert_ds.optim.fragments import ParamFragment
 from albert_ds.optim.muon import Muon
 
 # What `reference_training(muon=True)` computes; the rate is small_config's.

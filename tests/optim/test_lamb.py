@@ -7,7 +7,8 @@ import torch
 
 from albert_ds.base.schedules import learning_rate
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.optim.lamb import Lamb, decay_groups
+from albert_ds.optim.adam import decay_groups
+from albert_ds.optim.lamb import Lamb
 from tests.runs import SMALL
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from albert_ds.optim.lamb import Lamb, ParamFragment
+from albert_ds.optim.fragments import ParamFragment
+from albert_ds.optim.lamb import Lamb
 from albert_ds.optim.norms import compute_norms
 from tests.batches import random_samples
 from tests.distributed import run_ranks

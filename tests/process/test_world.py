@@ -14,8 +14,9 @@ import torch
 import torch.utils.cpp_extension
 
 from albert_ds.base.errors import UserError
-from albert_ds.engine.engine import build_optimizer, check_head_width
+from albert_ds.engine.engine import check_head_width
 from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.optim.fused_lamb import build_fused_lamb
 from albert_ds.process.rendezvous import check_kinds, choose_device, order_kernels
 from albert_ds.process.world import World, check_memory, find_gpu_grant, read_world, wants_cpu
 from tests.conftest import finish, start_ranks, train_command
@@ -201,7 +202,7 @@ def test_fused_lamb_without_a_toolkit_is_refused(monkeypatch):
     monkeypatch.setattr(torch.utils.cpp_extension, "CUDA_HOME", None)
     weight = torch.nn.Parameter(torch.zeros(2))
     with pytest.raises(UserError, match="CUDA toolkit .*CUDA_HOME"):
-        build_optimizer("FusedLamb", [{"params": [weight]}], {"lr": 0.1})
+        build_fused_lamb([("weight", weight)], lr=0.1)
 
 
 def test_a_header_that_the_toolkit_lacks_is_named(monkeypatch):
@@ -216,7 +217,7 @@ def test_a_header_that_the_toolkit_lacks_is_named(monkeypatch):
     monkeypatch.setattr(fused_lamb, "FusedLambBuilder", Builder)
     weight = torch.nn.Parameter(torch.zeros(2))
     with pytest.raises(UserError, match="CUDA toolkit .*error: cusparse.h") as found:
-        build_optimizer("FusedLamb", [{"params": [weight]}], {"lr": 0.1})
+        build_fused_lamb([("weight", weight)], lr=0.1)
     assert "\n" not in str(found.value)
 
 

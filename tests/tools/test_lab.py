@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import SIZES, count_flops
-from albert_ds.optim.lamb import Lamb, decay_groups
+from albert_ds.optim.adam import decay_groups
+from albert_ds.optim.lamb import Lamb
 from albert_ds.parallel.consensus import Counts
 from tests.batches import IGNORED, concatenate, pad, random_samples
 from tests.command import run_python

@@ -16,8 +16,10 @@ from albert_ds.base.cli import Parser, positive
 from albert_ds.base.files import write_report
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.config import SIZES
-from albert_ds.optim.lamb import Lamb, ParamFragment, decay_groups
-from albert_ds.optim.muon import Muon, muon_groups
+from albert_ds.optim.adam import decay_groups
+from albert_ds.optim.fragments import ParamFragment
+from albert_ds.optim.lamb import Lamb
+from albert_ds.optim.muon import Muon, muon_groups, muon_moments
 from albert_ds.optim.zero import init_states
 
 
@@ -43,7 +45,9 @@ def build_optimizers(name: str, device: torch.device) -> dict[str, torch.optim.O
     groups = muon_groups(named.items(), 0.01)
     fragments = flatten(groups, named, device)
     muon = Muon(groups)
-    init_states(muon, fragments)
+    init_states(muon, fragments, muon_moments)
+    for state in muon.state.values():
+        state["step"] = 0
 
     def collect(fragment: ParamFragment, piece: torch.Tensor) -> torch.Tensor:
         return piece.view(named[fragment.name].shape)
