@@ -22,6 +22,7 @@ from albert_ds.base.errors import DamagedData, MachineFailed, UserError
 from albert_ds.base.json_files import read_json
 
 T = TypeVar("T")
+BUFFER_BYTES = 1 << 16  # of a file that is read through
 TRIES = 6
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -130,8 +131,8 @@ def open_file(location: str) -> IO[bytes]:
     no space.
     """
     if not is_url(location):
-        return open(location, "rb")
-    copy = tempfile.NamedTemporaryFile()
+        return open(location, "rb", BUFFER_BYTES)
+    copy = tempfile.NamedTemporaryFile(buffering=BUFFER_BYTES)
     try:
         with_retries(location, lambda system, path: system.get_file(path, copy.name))
     except BaseException:

@@ -10,8 +10,8 @@ import contextlib
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import IO, NamedTuple
+from dataclasses import dataclass, field
+from typing import IO, Any, NamedTuple
 
 from charset_normalizer import from_bytes
 
@@ -30,6 +30,7 @@ SHARE = Number(low=0, high=1)
 SEED = whole(0, (1 << 63) - 1)
 LINE_KINDS = ("paragraph", "sentence", "wrapped")
 MAX_LINE_BYTES = 16 << 20  # a longer line is damage, and never in memory
+HEAD_BYTES = 1 << 16  # of a stream, which tell what it holds
 MIN_ODD_BYTES = 8  # not ASCII, from which an encoding is guessed
 MAX_DOCUMENT_BYTES = 16 << 20  # longer text is cut there, between two lines
 
@@ -63,6 +64,31 @@ class Line(NamedTuple):
     text: str  # stripped
     damage: str = ""
     raw: bytes = b""  # as it was read, up to its end
+    size: int = 0  # in bytes, its end included
+
+
+@dataclass
+class Stream:
+    """A file, a slice of one or a member of a tar, unpacked, from which documents are read."""
+
+    name: str  # in messages
+    file: Any  # at `begin`, with peek()
+    text_field: str
+    begin: int = 0  # of the slice
+    end: float = math.inf
+    size: int = 0  # bytes that are read; whoever reads from `file` adds them
+    line: int = 0  # number of the last one that is read
+    head: bytearray = field(default_factory=bytearray)  # the first HEAD_BYTES of it that are read
+    done: int | None = None  # bytes of the slice, as stored, where `file` is read here and there
+    other_columns: list[str] = field(default_factory=list)  # of a table, beside that of the text
+
+    def read_lines(self) -> Iterator[Line]:
+        for line in read_lines(self.file, self.end - self.begin, is_start=not self.begin):
+            self.size += line.size
+            self.line = line.number
+            if len(self.head) < HEAD_BYTES:
+                self.head.extend(line.raw[:HEAD_BYTES])
+            yield line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,41 +189,39 @@ def add_input_flag(parser: Parser) -> None:
     parser.add("--input", text, "GLOB", path, nargs="+", required=True)
 
 
-def split_documents(
-    lines: Iterable[Line], kind: str, text_field: str = "text"
-) -> Iterator[Document]:
-    """Every document of "wiki", "json" or "text", in order, empty and damaged ones included."""
-    if kind == "json":
-        return _split_json(lines, text_field)
-    return _split_text(lines, is_wiki=kind == "wiki")
-
-
-def begins_document(line: str, kind: str, *, after_blank: bool) -> bool:
+def begins_wiki(line: str, after_blank: bool) -> bool:
     """Whether a stripped line opens a document."""
-    if kind == "wiki":
-        return line.startswith("<doc ")
-    return bool(line) and (kind == "json" or after_blank)
+    return line.startswith("<doc ")
+
+
+def begins_json(line: str, after_blank: bool) -> bool:
+    return bool(line)
+
+
+def begins_text(line: str, after_blank: bool) -> bool:
+    return bool(line) and after_blank
 
 
 def read_lines(file: IO[bytes], size: float = math.inf, *, is_start=True) -> Iterator[Line]:
     """The lines that begin in the next `size` bytes; `is_start` if a byte order mark may come."""
     number = 0
     while size > 0 and (raw := file.readline(MAX_LINE_BYTES)):
-        number, size = number + 1, size - len(raw)
+        number, length = number + 1, len(raw)
         if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
             while raw and not raw.endswith(b"\n"):
                 raw = file.readline(1 << 16)
-                size -= len(raw)
-            yield Line(number, "", OVERLONG_LINE)
+                length += len(raw)
+            yield Line(number, "", OVERLONG_LINE, b"", length)
         elif b"\0" in raw:
-            yield Line(number, "", NUL_BYTES, raw)
+            yield Line(number, "", NUL_BYTES, raw, length)
         else:
             encoding = "utf-8-sig" if is_start and number == 1 else "utf-8"
             try:
-                line = Line(number, raw.decode(encoding).strip(), "", raw)
+                line = Line(number, raw.decode(encoding).strip(), "", raw, length)
             except UnicodeDecodeError:
-                line = Line(number, "", WRONG_ENCODING, raw)
+                line = Line(number, "", WRONG_ENCODING, raw, length)
             yield line
+        size -= length
 
 
 def cut_lines(text: str) -> list[str]:
@@ -234,14 +258,33 @@ def describe_encoding(head: bytes) -> str:
     return f"; it looks like {name}: convert it with iconv -f {name} -t UTF-8"
 
 
+def read_wiki(stream: Stream) -> Iterator[Document]:
+    """What stands between <doc ...> and </doc>; empty and damaged documents included."""
+    return _split_text(stream.read_lines(), is_wiki=True)
+
+
+def read_text(stream: Stream) -> Iterator[Document]:
+    """What stands between blank lines."""
+    return _split_text(stream.read_lines(), is_wiki=False)
+
+
+def read_json(stream: Stream) -> Iterator[Document]:
+    """The text field of every line."""
+    for line in stream.read_lines():
+        if line.damage:
+            yield Document([], line.number, line.damage)
+        elif line.text:
+            text, damage = _read_record(line.text, stream.text_field)
+            yield Document(cut_lines(text), line.number, damage)
+
+
 def _split_text(lines: Iterable[Line], *, is_wiki: bool) -> Iterator[Document]:
-    """What stands between blank lines, or between <doc ...> and </doc>."""
     document: list[str] = []
     begun = stray = size = 0  # the lines where a document, or text outside of one, began
     damage = ""
-    for number, text, damaged, _ in lines:
+    for number, text, damaged, *_ in lines:
         is_blank = not text and not damaged
-        if is_wiki and begins_document(text, "wiki", after_blank=False):
+        if is_wiki and begins_wiki(text, False):
             if begun or stray:
                 yield Document([], begun or stray, UNCLOSED_DOC if begun else OUTSIDE_DOC)
             document, begun, stray, size, damage = [], number, 0, 0, ""
@@ -262,15 +305,6 @@ def _split_text(lines: Iterable[Line], *, is_wiki: bool) -> Iterator[Document]:
         yield Document([], begun or stray, UNCLOSED_DOC if begun else OUTSIDE_DOC)
     elif begun:
         yield Document(document, begun, damage)
-
-
-def _split_json(lines: Iterable[Line], text_field: str) -> Iterator[Document]:
-    for number, line, damaged, _ in lines:
-        if damaged:
-            yield Document([], number, damaged)
-        elif line:
-            text, damage = _read_record(line, text_field)
-            yield Document(cut_lines(text), number, damage)
 
 
 def _read_record(line: str, text_field: str) -> tuple[str, str]:

@@ -37,7 +37,7 @@ from albert_ds.text.sources import (
     Reading,
     Slice,
     cut_units,
-    describe_files,
+    describe_tally,
     list_files,
     read_documents,
 )
@@ -67,12 +67,13 @@ def build_shards(
         units = cut_units(locations, config.text_field)
         config = choose_word_mark(units, config)
         survey = survey_text(units, config, vocab.normalisation)
-        report = [describe_files(units), *report_survey(survey, vocab, config)]
+        report = report_survey(survey, vocab, config)
         encoded = _encode_units(units, vocab, work, config, pool)
-        counts = Counter(dict.fromkeys(COUNTS, 0))
+        counts, tally = Counter(dict.fromkeys(COUNTS, 0)), Counter()
         damage: dict[str, str] = {}
         for note in encoded:
             counts.update(note["counts"])
+            tally.update(note["tally"])
             damage = note["damage"] | damage
         check_damage(counts, damage, config.max_damaged)
         threshold = _choose_heldout([note["draws"] for note in encoded], counts, config)
@@ -85,7 +86,7 @@ def build_shards(
         _warn_of_holdout(index)
     for kind, place in damage.items():
         report.append(f"{kind}: {counts[f'damaged_{kind}']:,} dropped, first: {place}")
-    return index, report
+    return index, [*report, *describe_tally(tally)]
 
 
 def _run_pass(
@@ -136,9 +137,10 @@ def _encode_units(
 
 def _encode_unit(piece: Piece, *, vocab: Vocab, config: BuildConfig) -> dict:
     runs = RunWriter(piece.path.with_suffix(""))
-    readings = tell_progress(read_documents(piece.input, config.text_field), piece.size)
+    tally: Counter[str] = Counter()
+    readings = tell_progress(read_documents(piece.input, config.text_field, tally), piece.size)
     note = encode_documents(readings, vocab, runs, config)
-    return write_note(piece, note, runs.files)
+    return write_note(piece, {**note, "tally": tally}, runs.files)
 
 
 def warn_of_packing(index: dict) -> None:

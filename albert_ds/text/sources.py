@@ -1,8 +1,7 @@
 """The text to read, cut into units of work that any process can do alone.
 
-A unit is a list of whole files, or one slice of a large one: of plain text or JSON lines, starting
-where a document starts; of Parquet, some row groups. Other tables, packed files and text behind a
-URL are not cut. Files are unpacked as their names end:
+A unit is a list of whole files, or one slice of a large one, cut as its kind may be; packed files,
+and lines behind a URL, are not cut. Files are unpacked as their names end:
 
     a.txt    a.txt.gz .bz2 .xz .zst    a.tar    a.tar.gz ...    a tar's members likewise
 
@@ -26,16 +25,14 @@ from typing import IO, Any, NamedTuple
 from albert_ds.base.errors import DamagedData, UserError, hide_passwords
 from albert_ds.base.storage import FileInfo, is_url, open_file, read_bytes, split_query, stat
 from albert_ds.text.documents import (
+    DAMAGE,
+    HEAD_BYTES,
     MAX_LINE_BYTES,
     Document,
-    Line,
-    begins_document,
+    Stream,
     explain_damage,
-    read_lines,
-    split_documents,
 )
-from albert_ds.text.kinds import ARROW, HEAD_BYTES, PARQUET, find_kind
-from albert_ds.text.tables import DELIMITERS, list_groups, read_arrow, read_parquet, split_table
+from albert_ds.text.kinds import KINDS, Kind, find_kind
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -45,10 +42,6 @@ else:
 UNIT_BYTES = 16 << 20  # as stored
 READ_ERRORS = (EOFError, OSError, zlib.error, lzma.LZMAError, zstd.ZstdError, tarfile.TarError)
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz"}
-_KIND_NAMES = {
-    **{"wiki": "of WikiExtractor", "json": "of JSON lines", "text": "of plain text"},
-    **{PARQUET: "of Parquet", ARROW: "of Arrow", "": "packed"},
-}
 _BUFFER_BYTES = 1 << 20
 
 
@@ -88,10 +81,10 @@ class Slice(NamedTuple):
     """A file, or a part of one; equal slices hold the same text."""
 
     location: str
-    begin: int  # in bytes; of Parquet in those of its column of text
+    begin: int  # in bytes, or as its kind counts them
     end: int  # one past the last byte
     file: FileInfo
-    kind: str = ""  # what an unpacked file holds, of find_kind
+    kind: str = ""  # the name of the kind of an unpacked file
 
     @property
     def size(self) -> int:
@@ -137,23 +130,18 @@ def list_files(units: Iterable[Iterable[Slice]]) -> list[dict]:
     return [{"name": n.encode(errors="replace").decode(), "bytes": size} for n, size in named]
 
 
-def describe_files(units: Iterable[Iterable[Slice]]) -> str:
-    """A line that says how many files there are of each kind."""
-    files = {piece.location: piece for unit in units for piece in unit}
-    kinds = Counter(_KIND_NAMES.get(piece.kind, "of CSV") for piece in files.values())
-    counts = ", ".join(f"{number:,} {kind}" for kind, number in kinds.most_common())
-    return f"files: {counts}; {sum(piece.file.size for piece in files.values()):,} bytes"
-
-
-def read_documents(slices: Iterable[Slice], text_field: str = "text") -> Iterator[Reading]:
+def read_documents(
+    slices: Iterable[Slice], text_field: str = "text", tally: Counter[str] | None = None
+) -> Iterator[Reading]:
     """Every document of the slices, in order, empty and damaged ones included.
 
-    Raises UserError for a file that cannot be opened, DamagedData naming file and line for one
-    that cannot be read through, and for one that has changed since it was cut.
+    `tally` counts what was read, for `describe_tally`. Raises UserError for a file that cannot be
+    opened, DamagedData naming file and line for one that cannot be read through, and for one that
+    has changed since it was cut.
     """
-    done = 0
+    done, tally = 0, Counter() if tally is None else tally
     for piece in slices:
-        yield from _read_slice(piece, text_field, done)
+        yield from _read_slice(piece, text_field, done, tally)
         if not is_url(piece.location) and stat(piece.location) != piece.file:
             raise DamagedData(
                 f"{piece.location}: changed while it was read; the same command reads it again"
@@ -161,56 +149,70 @@ def read_documents(slices: Iterable[Slice], text_field: str = "text") -> Iterato
         done += piece.size
 
 
-def _read_slice(piece: Slice, text_field: str, done: int) -> Iterator[Reading]:
-    name, kind = hide_passwords(piece.location), piece.kind
-    if kind == PARQUET:
-        found = read_parquet(piece.location, text_field, piece.begin, piece.end)
-        for document, end in found:
-            yield Reading(document, name, done + end - piece.begin, bytearray(), "row")
-        return
+def describe_tally(tally: Counter[str]) -> list[str]:
+    """A line for each kind of file: how many bytes its files hold, and what of them was read."""
+    lines = []
+    for kind in KINDS:
+        if number := tally[f"{kind.name}: files"]:
+            parts = [f"{tally[f'{kind.name}: text']:,} of text"]
+            rests = [kind.rest, *DAMAGE]
+            parts += [f"{n:,} of {rest}" for rest in rests if (n := tally[f"{kind.name}: {rest}"])]
+            size = tally[f"{kind.name}: bytes"]
+            lines.append(f"read: {number:,} of {kind.name}, {size:,} bytes: {', '.join(parts)}")
+    for what in ("columns", "left out"):
+        names = [name for name in tally if name.startswith(f"{what}: ")]
+        listed = ", ".join(f"{name.partition(': ')[2]} ({tally[name]:,})" for name in names)
+        if listed:
+            lines.append(f"{'not asked for: columns' if what == 'columns' else what}: {listed}")
+    return lines
+
+
+def _read_slice(piece: Slice, text_field: str, done: int, tally: Counter[str]) -> Iterator[Reading]:
+    kind = next((kind for kind in KINDS if kind.name == piece.kind), None)
+    name = hide_passwords(piece.location)
     try:
-        raw = open_file(piece.location)
+        raw = open_file(piece.location) if kind is None else kind.open(piece.location)
     except OSError as error:
         raise UserError(f"{name}: cannot be opened: {_explain(error)}") from None
     with raw:
-        if kind == ARROW:
-            for document in read_arrow(raw, name, text_field):
-                yield Reading(document, name, done + raw.tell(), bytearray(), "row")
-            return
-        raw.seek(piece.begin)
-        # The lines before a slice are not counted.
-        label = f"{name}, from byte {piece.begin:,} on" if piece.begin else name
-        for member, file in open_streams(label, raw, split_query(piece.location)[0]):
-            head = bytearray()
-            for document in _read_stream(member, file, piece, text_field, head):
-                bytes_read = done + min(raw.tell() - piece.begin, piece.size)
-                yield Reading(document, member, bytes_read, head)
+        if kind is None or kind.is_text:
+            raw.seek(piece.begin)
+            # The lines before a slice are not counted.
+            name = f"{name}, from byte {piece.begin:,} on" if piece.begin else name
+        for member, file in open_streams(name, raw, split_query(piece.location)[0], tally):
+            end = math.inf if piece.size == piece.file.size else piece.end
+            stream = Stream(member, file, text_field, piece.begin, end)
+            for document, part in _read_stream(stream, kind, tally):
+                at = raw.tell() - piece.begin if stream.done is None else stream.done
+                yield Reading(document, member, done + min(at, piece.size), stream.head, part)
 
 
 def _read_stream(
-    name: str, file, piece: Slice, text_field: str, head: bytearray
-) -> Iterator[Document]:
-    number = 0
-    size = math.inf if piece.size == piece.file.size else piece.size
-
-    def lines() -> Iterator[Line]:
-        nonlocal number
-        for line in read_lines(file, size, is_start=not piece.begin):
-            number = line.number
-            if len(head) < HEAD_BYTES:
-                head.extend(line.raw[:HEAD_BYTES])
-            yield line
-
+    stream: Stream, kind: Kind | None, tally: Counter[str]
+) -> Iterator[tuple[Document, str]]:
+    """Each document, and what its number counts."""
+    counted = 0
     try:
-        kind = piece.kind or find_kind(file.peek(HEAD_BYTES)[:HEAD_BYTES], name, text_field)
-        if kind in (PARQUET, ARROW):
-            raise UserError(f"{name}: {kind.title()} in a packed file: unpack it")
-        if kind in DELIMITERS:
-            yield from split_table(lines(), name, text_field, kind)
-        else:
-            yield from split_documents(lines(), kind, text_field)
+        if kind is None:
+            head = stream.file.peek(HEAD_BYTES)[:HEAD_BYTES]
+            kind = find_kind(head, stream.name, stream.text_field)
+            if not kind.is_text:
+                raise UserError(f"{stream.name}: {kind.name} in a packed file: unpack it")
+        for document in kind.read(stream):
+            text = sum(len(line.encode()) for line in document.lines)
+            size, counted = stream.size - counted, stream.size
+            tally[f"{kind.name}: text"] += text
+            tally[f"{kind.name}: {document.damage or kind.rest}"] += size - text
+            yield document, kind.part
     except READ_ERRORS as error:
-        raise DamagedData(f"{name}: cannot be read after line {number}: {error}") from None
+        raise DamagedData(
+            f"{stream.name}: cannot be read after line {stream.line}: {error}"
+        ) from None
+    tally[f"{kind.name}: {kind.rest}"] += stream.size - counted
+    tally[f"{kind.name}: bytes"] += stream.size
+    tally[f"{kind.name}: files"] += not stream.begin
+    for column in stream.other_columns if not stream.begin else ():
+        tally[f"columns: {column}"] += 1
 
 
 def _explain(error: OSError) -> str:
@@ -223,32 +225,33 @@ def _cut_file(location: str, text_field: str) -> Iterator[Slice]:
         info = stat(location)
         suffix = os.path.splitext(split_query(location)[0])[1]
         packed = suffix in {*UNPACKERS, *_SHORT, ".tar"}
-        kind = "" if packed else find_kind(read_bytes(location, HEAD_BYTES), name, text_field)
+        kind = None if packed else find_kind(read_bytes(location, HEAD_BYTES), name, text_field)
     except OSError as error:
         raise UserError(f"{name}: cannot be opened: {_explain(error)}") from None
     begin = 0
     for end in _list_ends(location, kind, info.size, text_field):
-        yield Slice(location, begin, end, info, kind)
+        yield Slice(location, begin, end, info, kind.name if kind else "")
         begin = end
 
 
-def _list_ends(location: str, kind: str, size: int, text_field: str) -> Iterator[int]:
+def _list_ends(location: str, kind: Kind | None, size: int, text_field: str) -> Iterator[int]:
     """Where the slices of a file end."""
     at = 0
-    if kind == PARQUET:
-        for group in list_groups(location, text_field):
-            size = group.end
+    if kind and kind.cut:
+        for size in kind.cut(location, text_field):
             if size - at >= UNIT_BYTES:
                 yield (at := size)
-    elif kind in ("wiki", "json", "text") and size > UNIT_BYTES and not is_url(location):
+    elif kind and kind.begins and size > UNIT_BYTES and not is_url(location):
         with open(location, "rb") as file:
             while size - at > UNIT_BYTES:
-                yield (at := _find_document(file, kind, at + UNIT_BYTES, size))
+                yield (at := _find_document(file, kind.begins, at + UNIT_BYTES, size))
     if at < size or not at:
         yield size
 
 
-def _find_document(file: IO[bytes], kind: str, offset: int, size: int) -> int:
+def _find_document(
+    file: IO[bytes], begins: Callable[[str, bool], bool], offset: int, size: int
+) -> int:
     """Where the first document that opens after `offset` begins; `size` if none does."""
     file.seek(offset)
     while (raw := file.readline(1 << 16)) and not raw.endswith(b"\n"):
@@ -256,25 +259,28 @@ def _find_document(file: IO[bytes], kind: str, offset: int, size: int) -> int:
     at, after_blank = file.tell(), False
     while raw := file.readline(MAX_LINE_BYTES):
         text = raw.decode("utf-8", "replace").strip()
-        if begins_document(text, kind, after_blank=after_blank):
+        if begins(text, after_blank):
             return at
         at, after_blank = file.tell(), not text
     return size
 
 
-def open_streams(label: str, raw: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
+def open_streams(
+    label: str, raw: Any, name: str, tally: Counter[str]
+) -> Iterator[tuple[str, Any]]:
     """(what to call it in messages, unpacked file) of a file, or of every member of a tar.
 
-    Raises DamagedData for a tar that is cut short or damaged; of the others, reading does.
+    `tally` counts the links and the like in a tar. Raises DamagedData for a tar that is cut short
+    or damaged; of the others, reading does.
     """
     stem, suffix = os.path.splitext(name)
     if suffix in _SHORT:
-        yield from open_streams(label, raw, stem + _SHORT[suffix])
+        yield from open_streams(label, raw, stem + _SHORT[suffix], tally)
     elif suffix in UNPACKERS:
         unpacked = io.BufferedReader(UNPACKERS[suffix](raw), _BUFFER_BYTES)
-        yield from open_streams(label, unpacked, stem)
+        yield from open_streams(label, unpacked, stem, tally)
     elif suffix == ".tar":
-        yield from _open_members(label, raw)
+        yield from _open_members(label, raw, tally)
     else:
         yield label, raw
 
@@ -292,7 +298,7 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(f"the tar is cut short or damaged: {error}") from None
 
 
-def _open_members(label: str, raw: Any) -> Iterator[tuple[str, Any]]:
+def _open_members(label: str, raw: Any, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
     """The members of a tar, and of others that were put behind it."""
     is_first = True
     try:
@@ -302,9 +308,11 @@ def _open_members(label: str, raw: Any) -> Iterator[tuple[str, Any]]:
             block = tarfile.BLOCKSIZE
             with tarfile.open(fileobj=raw, mode="r|", bufsize=block, tarinfo=_Member) as tar:
                 for member in tar:
-                    content = tar.extractfile(member) if member.isreg() else None
-                    if content is not None:
-                        yield from open_streams(f"{label}: {member.name}", content, member.name)
+                    if member.isreg():
+                        where, content = f"{label}: {member.name}", tar.extractfile(member)
+                        yield from open_streams(where, content, member.name, tally)
+                    elif not member.isdir():
+                        tally["left out: links and special files in tars"] += 1
             zeros = raw.read(block)  # the second block of the end, and what fills up the record
             while zeros and not any(zeros) and raw.peek(1)[:1] == b"\0":
                 zeros = raw.read(block)

@@ -8,16 +8,18 @@ import codecs
 import csv
 import io
 import os
+import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from albert_ds.base.cli import require
 from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.base.storage import open_parts
 from albert_ds.text.documents import (
     BROKEN_ROW,
+    HEAD_BYTES,
     MAX_LINE_BYTES,
     NO_TEXT_FIELD,
     NUL_BYTES,
@@ -25,6 +27,7 @@ from albert_ds.text.documents import (
     WRONG_ENCODING,
     Document,
     Line,
+    Stream,
     cut_lines,
 )
 
@@ -45,29 +48,44 @@ ARROW_FILE = b"ARROW1"  # begins a file, and ends it
 ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream
 
 
-def find_delimiter(head: str, column: str) -> str:
-    """What separates the fields of a table whose first row names its columns; "" for no table.
+class Dialect(NamedTuple):
+    """How the fields of a table are separated."""
+
+    delimiter: str
+    skips_blanks: bool = False  # before a field, as those of the names of the columns
+    is_named: bool = False  # by Excel's line `sep=;` before the names
+
+
+def find_dialect(head: bytes, column: str) -> Dialect | None:
+    """The dialect of a table whose first row names its columns; None for no table.
 
     Text is a table if its first row names `column`, or if its rows have as many fields as the
     first, which looks like names: then the reader says which columns there are.
     """
+    text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace").lstrip("\r\n ")
+    if named := re.match(r"sep=(.)[\r\n]", text):
+        return Dialect(named[1], is_named=True)
     found: dict[str, int] = {}
     for delimiter in DELIMITERS:
         try:
-            reader = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter)
+            reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
             rows = list(islice(reader, HEAD_ROWS))
         except csv.Error:
             continue
-        if len(rows) < 2:
-            continue
-        if column in rows[0]:
-            return delimiter
-        header, *others = rows[:-1] if len(rows) > 2 else rows  # the last may be cut off
+        header, *others = rows if len(rows) < 3 else rows[:-1]  # the last may be cut off
+        if column in header and (others or len(header) > 1):
+            return Dialect(delimiter)
         alike = sum(len(row) == len(header) for row in others)
-        named = all(0 < len(name) == len(name.strip()) for name in header)
-        if named and len(header) > 1 and alike >= MIN_ALIKE * len(others):
+        if len(header) < 2 or not others or alike < MIN_ALIKE * len(others):
+            continue
+        names = list(map(str.strip, header))
+        # A sentence may have such commas too, but rarely several, nor words without blanks.
+        is_header = len(others) > 2 or all(re.fullmatch(r"\S+", name) for name in names)
+        if column in names and is_header:
+            return Dialect(delimiter, skips_blanks=True)
+        if all(names) and names == header:
             found[delimiter] = len(header)
-    return max(found, key=found.__getitem__, default="")
+    return Dialect(max(found, key=found.__getitem__)) if found else None
 
 
 class Row(NamedTuple):
@@ -79,7 +97,7 @@ class Row(NamedTuple):
     why: str = ""  # a row is broken
 
 
-def read_rows(lines: Iterable[Line], delimiter: str) -> Iterator[Row]:
+def read_rows(lines: Iterable[Line], delimiter: str, *, skips_blanks=False) -> Iterator[Row]:
     """Every row of a table but the blank ones; the first has the names of the columns.
 
     Of what an open quote takes along, each line is a broken row: it may have been one.
@@ -95,7 +113,8 @@ def read_rows(lines: Iterable[Line], delimiter: str) -> Iterator[Row]:
             # Without a line, the next one would be taken for an overlong one.
             yield from io.StringIO(raw.decode("utf-8", "replace") or "\n", newline="")
 
-    rows = csv.reader(read_texts(), delimiter=delimiter, strict=True)
+    how: Any = {"delimiter": delimiter, "skipinitialspace": skips_blanks}
+    rows = csv.reader(read_texts(), strict=True, **how)
     while True:
         first, damage, why = number + 1, "", ""
         try:
@@ -115,15 +134,20 @@ def read_rows(lines: Iterable[Line], delimiter: str) -> Iterator[Row]:
         yield Row(first, row, damage, why)
 
 
-def split_table(
-    lines: Iterable[Line], name: str, text_field: str, delimiter: str
-) -> Iterator[Document]:
+def read_csv(stream: Stream) -> Iterator[Document]:
     """Every row of a table after its first, as a document.
 
-    Raises UserError, naming the file `name` and its columns, if none of these is `text_field`.
+    Raises UserError, naming the file and its columns, if none or more is the one of the text.
     """
-    rows = read_rows(lines, delimiter)
-    place = find_column(name, next(rows, Row(0, [])).fields, text_field)
+    dialect = find_dialect(stream.file.peek(HEAD_BYTES)[:HEAD_BYTES], stream.text_field)
+    assert dialect is not None  # by the same bytes
+    lines = stream.read_lines()
+    if dialect.is_named:
+        next(line for line in lines if line.text)
+    rows = read_rows(lines, dialect.delimiter, skips_blanks=dialect.skips_blanks)
+    names = list(map(str.strip, next(rows, Row(0, [])).fields))
+    place = find_column(stream.name, names, stream.text_field)
+    stream.other_columns = [name for name in names if name != stream.text_field]
     for row in rows:
         yield Document([] if row.damage else cut_lines(row.fields[place]), row.line, row.damage)
 
@@ -150,30 +174,35 @@ class Group(NamedTuple):
     rows_before: int
 
 
-def list_groups(location: str, text_field: str) -> list[Group]:
-    """The row groups of a Parquet file; UserError for a file without that column of text."""
-    with _open_parquet(location, text_field) as file:
-        return _list_groups(file.metadata, text_field)
+def cut_parquet(location: str, text_field: str) -> Iterator[int]:
+    """Where a Parquet file may be cut; UserError for a file without that column of text."""
+    with open_parts(location) as raw:
+        file = _open_parquet(raw, location, text_field)
+        yield from (group.end for group in _list_groups(file.metadata, text_field))
 
 
-def read_parquet(
-    location: str, text_field: str, begin: int, end: int
-) -> Iterator[tuple[Document, int]]:
-    """The rows of the row groups that begin in [begin, end), and the stored bytes up to each."""
-    with _open_parquet(location, text_field) as file:
-        for group in _list_groups(file.metadata, text_field):
-            if not begin <= group.begin < end:
-                continue
-            batches = file.iter_batches(
-                BATCH_ROWS, row_groups=[group.number], columns=[text_field], use_threads=False
-            )
-            values = _read_values(batches, 0, f"{location}: row group {group.number}")
-            for number, value in enumerate(values, group.rows_before + 1):
-                yield _make_document(value, number), group.end
+def read_parquet(stream: Stream) -> Iterator[Document]:
+    """The rows of the row groups that begin in the slice."""
+    file = _open_parquet(stream.file, stream.name, stream.text_field)
+    columns = file.schema_arrow.names
+    stream.other_columns = [name for name in columns if name != stream.text_field]
+    for group in _list_groups(file.metadata, stream.text_field):
+        if not stream.begin <= group.begin < stream.end:
+            continue
+        batches = file.iter_batches(
+            BATCH_ROWS, row_groups=[group.number], columns=[stream.text_field], use_threads=False
+        )
+        values = _read_values(batches, 0, f"{stream.name}: row group {group.number}")
+        stream.line = group.rows_before
+        for value in values:
+            stream.line += 1
+            yield _make_document(stream, value)
+        stream.done = group.end - stream.begin
 
 
-def read_arrow(file: IO[bytes], name: str, text_field: str) -> Iterator[Document]:
-    """The rows of an open file that begins with an Arrow stream; others may stand behind it."""
+def read_arrow(stream: Stream) -> Iterator[Document]:
+    """The rows of a file that begins with an Arrow stream; others may stand behind it."""
+    name, file = stream.name, stream.file
     require("pyarrow", "parquet", name)
     from pyarrow import ipc
 
@@ -183,14 +212,15 @@ def read_arrow(file: IO[bytes], name: str, text_field: str) -> Iterator[Document
         if file.read() != end:  # cut between two batches it would just end there
             raise DamagedData(f"{name}: the Arrow file is cut short")
     file.seek(begin)
-    number = 0
     while file.tell() < size:
         with _naming(name):
-            stream = ipc.open_stream(file)
-        place = _find_text(name, stream.schema, text_field)
-        for value in _read_values(stream, place, name):
-            number += 1
-            yield _make_document(value, number)
+            batches = ipc.open_stream(file)
+        place = _find_text(name, batches.schema, stream.text_field)
+        columns = batches.schema.names
+        stream.other_columns = [name for name in columns if name != stream.text_field]
+        for value in _read_values(batches, place, name):
+            stream.line += 1
+            yield _make_document(stream, value)
         if end == ARROW_FILE:  # its footer is the rest of the file
             at = file.tell()
             file.seek(size - len(end) - 4)
@@ -205,18 +235,16 @@ def _refuse_several(name: str, kind: str) -> UserError:
     return UserError(f"{name}: is several {kind} files, one behind the other; take them apart")
 
 
-@contextmanager
-def _open_parquet(location: str, text_field: str) -> Generator[Any]:
-    require("pyarrow", "parquet", location)
+def _open_parquet(raw: Any, name: str, text_field: str) -> Any:
+    require("pyarrow", "parquet", name)
     from pyarrow.parquet import ParquetFile
 
-    with open_parts(location) as raw:
-        with _naming(f"{location}: not a whole Parquet file"):
-            file = ParquetFile(raw, **HOW_TO_READ)
-            if _is_behind_another(raw, file.metadata):
-                raise _refuse_several(location, "Parquet")
-        _find_text(location, file.schema_arrow, text_field)
-        yield file
+    with _naming(f"{name}: not a whole Parquet file"):
+        file = ParquetFile(raw, **HOW_TO_READ)
+        if _is_behind_another(raw, file.metadata):
+            raise _refuse_several(name, "Parquet")
+    _find_text(name, file.schema_arrow, text_field)
+    return file
 
 
 def _is_behind_another(raw: Any, metadata: Any) -> bool:
@@ -289,10 +317,12 @@ def _naming(name: str) -> Generator[None]:
         raise DamagedData(f"{name}: cannot be read: {why}") from None
 
 
-def _make_document(value: bytes | None, number: int) -> Document:
-    """The document of the row of that number."""
+def _make_document(stream: Stream, value: bytes | None) -> Document:
+    """The document of the row that was read last."""
+    number = stream.line
     if value is None:
         return Document([], number, NO_TEXT_FIELD)
+    stream.size += len(value)
     if len(value) > MAX_LINE_BYTES:
         return Document([], number, OVERLONG_LINE)
     if b"\0" in value:

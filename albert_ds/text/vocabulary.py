@@ -10,7 +10,7 @@ from albert_ds.base.files import check_folder, new_folder
 from albert_ds.text.documents import SEED, TextConfig
 from albert_ds.text.pipeline import check_damage, open_bar
 from albert_ds.text.segmented import split_into_words
-from albert_ds.text.sources import Slice, cut_units, describe_files, read_documents
+from albert_ds.text.sources import Slice, cut_units, describe_tally, read_documents
 from albert_ds.text.survey import choose_word_mark, report_survey, survey_text
 from albert_ds.vocab.vocab import FILES, NUM_FIXED, Normalisation, train_vocab
 
@@ -72,8 +72,9 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
     config = choose_word_mark(units, config)
     survey = survey_text(units, config, config.normalisation)
     counts: Counter[str] = Counter()
+    tally: Counter[str] = Counter()
     vocab = train_vocab(
-        _read_sentences(units, config, counts),
+        _read_sentences(units, config, counts, tally),
         config.normalisation,
         vocab_size=config.vocab_size,
         character_coverage=config.character_coverage,
@@ -91,16 +92,16 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
         for kind, number in counts.items()
         if kind != "documents"
     )
-    return [describe_files(units), *report, f"{vocab.size:,} pieces{dropped}"]
+    return [*report, f"{vocab.size:,} pieces{dropped}", *describe_tally(tally)]
 
 
 def _read_sentences(
-    units: list[list[Slice]], config: VocabConfig, counts: Counter[str]
+    units: list[list[Slice]], config: VocabConfig, counts: Counter[str], tally: Counter[str]
 ) -> Iterator[str]:
     slices = [part for unit in units for part in unit]
     places: dict[str, str] = {}
     with open_bar("reading", "B", sum(part.size for part in slices)) as bar:
-        for reading in read_documents(slices, config.text_field):
+        for reading in read_documents(slices, config.text_field, tally):
             document = reading.document
             bar.update(reading.bytes_read - bar.n)
             if document.damage:

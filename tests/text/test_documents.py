@@ -8,10 +8,9 @@ import pytest
 from albert_ds.text import documents
 from albert_ds.text.documents import (
     Document,
+    Stream,
     TextConfig,
     explain_damage,
-    read_lines,
-    split_documents,
 )
 from albert_ds.text.kinds import find_kind
 from tests.data.corpus import read_all
@@ -30,7 +29,7 @@ JSON = "".join(
 
 def split(content: bytes) -> list[Document]:
     kind = find_kind(content, "text", "text")
-    return list(split_documents(read_lines(io.BytesIO(content)), kind))
+    return list(kind.read(Stream("text", io.BufferedReader(io.BytesIO(content)), "text")))
 
 
 @pytest.mark.parametrize("content", [WIKI, TEXT, JSON], ids=["wiki", "text", "json"])
