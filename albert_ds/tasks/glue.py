@@ -188,9 +188,10 @@ def _read_rows(
                 fields = (line.removeprefix("\ufeff") if number == 1 else line).split("\t")
                 if number == 1 and has_header:
                     columns = fields
-                    if missing := [name for name in names if name not in columns]:
+                    if wrong := [name for name in names if columns.count(name) != 1]:
+                        has = "two columns" if wrong[0] in columns else "no column"
                         raise DamagedData(
-                            f"{path}, line 1: the header has no column {missing[0]!r}; it has "
+                            f"{path}, line 1: the header has {has} {wrong[0]!r}; it has "
                             f"{', '.join(columns)[:200]}"
                         )
                     continue

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from albert_ds.base.storage import open_file, open_parts
 from albert_ds.base.errors import UserError
+from albert_ds.base.storage import open_file, open_parts
 from albert_ds.text.documents import (
     Document,
     Stream,

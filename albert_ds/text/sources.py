@@ -265,9 +265,7 @@ def _find_document(
     return size
 
 
-def open_streams(
-    label: str, raw: Any, name: str, tally: Counter[str]
-) -> Iterator[tuple[str, Any]]:
+def open_streams(label: str, raw: Any, name: str, tally: Counter[str]) -> Iterator[tuple[str, Any]]:
     """(what to call it in messages, unpacked file) of a file, or of every member of a tar.
 
     `tally` counts the links and the like in a tar. Raises DamagedData for a tar that is cut short

@@ -72,6 +72,8 @@ def find_dialect(head: bytes, column: str) -> Dialect | None:
             rows = list(islice(reader, HEAD_ROWS))
         except csv.Error:
             continue
+        if not rows:
+            return None
         header, *others = rows if len(rows) < 3 else rows[:-1]  # the last may be cut off
         if column in header and (others or len(header) > 1):
             return Dialect(delimiter)

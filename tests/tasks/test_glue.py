@@ -74,6 +74,11 @@ HEAD = b"index\tsentence1\tsentence2\tlabel\n"
 WRONG = [
     (None, UserError, "dev.tsv: No such file"),
     (b"0\ta\tb\tentailment\n", DamagedData, "line 1: the header has no column"),
+    (
+        b"index\tsentence1\tlabel\tsentence2\tlabel\n0\ta\tentailment\tb\tentailment\n",
+        DamagedData,
+        "line 1: the header has two columns 'label'",
+    ),
     (HEAD + b"0\ta\tb\tentailment\n1\ta\tb", DamagedData, "line 3: 3 fields, must be 4"),
     (HEAD + b"0\ta\tb\tc\tentailment\n", DamagedData, "line 2: 5 fields, must be 4"),
     (

@@ -98,6 +98,39 @@ def test_a_json_array_is_no_prose(content):
     assert not split(b"[Music] is playing.\n")[0].damage
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "{Note} He left.",
+        "{{Infobox}} of a town",
+        '["Hello," she said.]',
+        '{"Quoted" and more}',
+        "[1] A note.",
+        "[]",
+        "[x for x in y]",
+        "{",
+        "{ a: b }",
+        "PARENTS",
+        "PAR1 is a magic number",
+        "GIF89a is a format",
+        "BZh91AY and more",
+        "FEA1",
+        "%PDF- begins a file",
+        "<head of state> he said",
+        "ARROW1",
+    ],
+)
+def test_the_first_letters_alone_tell_nothing(first):
+    found = split(f"{first}\nMore of it.\n\nThe end.\n".encode())
+    assert [d.lines for d in found] == [[first, "More of it."], ["The end."]]
+
+
+def test_json_whose_first_line_is_damaged_is_json():
+    for first in ('{"text": "cut off', '{"text": "a" "b"}', '{"id": 1,'):
+        found = split(f"{first}\n{JSON}".encode())
+        assert [d.damage for d in found] == ["not_json", "", ""]
+
+
 def test_text_outside_of_a_doc_and_a_doc_in_a_doc():
     found = split(WIKI.encode() + b"stray\nmore\n" + WIKI.encode())
     assert [(d.damage, d.line) for d in found if d.damage] == [

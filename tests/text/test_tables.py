@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from albert_ds.base.errors import UserError
 from albert_ds.base.storage import find_files
 from albert_ds.text import documents, sources
 from albert_ds.text.sources import cut_units, read_documents
@@ -64,6 +66,33 @@ def test_csv_of_any_delimiter(tmp_path, delimiter, suffix, end):
     assert lines_of(path) == DOCUMENTS
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'id, text, note\n1, One. Two., x\n2, "Three, four.", y\n',
+        'id ,text ,note\n1,One. Two.,x\n2,"Three, four.",y\n',
+        'id; text\n1; One. Two.\n2; "Three, four."\n',
+        'sep=;\nid;text\n1;One. Two.\n2;"Three, four."\n',
+        'sep=,\r\ntext\r\nOne. Two.\r\n"Three, four."\r\n',
+        "\ufeffsep=:\ntext:id\nOne. Two.:1\nThree, four.:2\n",
+        'PARENT_ID,text\n1,One. Two.\n2,"Three, four."\n',
+    ],
+)
+def test_headers_of_every_hand_are_headers(tmp_path, text):
+    (tmp_path / "corpus").write_text(text, encoding="utf-8")
+    assert lines_of(tmp_path / "corpus") == [["One. Two."], ["Three, four."]]
+    (tmp_path / "corpus").write_text(text.replace("text", "body"), encoding="utf-8")
+    if not re.match("id ?[,;] ?text", text):
+        with pytest.raises(UserError, match="has no column 'text'; it has .*body"):
+            read_all([tmp_path / "corpus"])
+
+
+def test_a_header_alone_is_a_table_without_rows(tmp_path, vocab):
+    (tmp_path / "csv").write_text("id,text,note\n")
+    assert read_all([tmp_path / "csv"]) == []
+    assert shards(tmp_path, vocab, "--input", tmp_path / "csv").code == 2
+
+
 def test_csv_of_one_column(tmp_path):
     path = write_csv(tmp_path / "corpus", [["text"], *([text] for text in TEXTS)])
     assert lines_of(path) == DOCUMENTS
@@ -77,6 +106,8 @@ def test_csv_of_one_column(tmp_path):
         "Only,one,line\n",
         '"Hello," she said.\n"Well," he said.\n',
         "Text, by its authors\nMore text, of others\n",
+        "Images, text, and sound.\n",
+        "Images, text, and sound.\nAnd more, of them, every day.\n",
     ],
 )
 def test_prose_with_commas_is_no_table(tmp_path, text):
@@ -375,7 +406,8 @@ def test_a_named_column_and_the_kinds_of_files_are_told(tmp_path, vocab):
         "vocab", *words, "--any-script", "--output", tmp_path / "v", "--vocab-size", 40
     )
     assert done.code == 0, done.err
-    assert "files: 1 of Parquet, 1 of CSV, 1 of JSON lines" in done.out
+    for kind in ("Parquet", "CSV", "JSON lines"):
+        assert f"read: 1 of {kind}, " in done.out
     done = shards(tmp_path, vocab, *words)
     assert done.code == 0, done.err
     assert json.loads((tmp_path / "out" / "index.json").read_text())["counts"]["documents"] == 4
