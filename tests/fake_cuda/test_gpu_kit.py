@@ -3,8 +3,11 @@
 import json
 import signal
 import sys
+import tarfile
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.command import run_bash
 from tests.fake_cuda.test_fake_cuda import fake_cuda  # noqa: F401 (a fixture)
@@ -34,6 +37,38 @@ def test_every_piece_passes_and_is_in_the_report(fake_cuda, data, tmp_path):  # 
     assert speed.format("random") in report and speed.format("text") in report
     losses = (tmp_path / "out" / "loss.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in losses][-1] == 12
+
+
+@pytest.mark.timeout(MAX_SECONDS)
+def test_minutes_end_with_scored_weights_also_if_the_training_is_cut_off(
+    fake_cuda,  # noqa: F811
+    data,
+    tmp_path,
+):
+    """The first call only times a step; the second is asked for far too many of them."""
+    given = {"DATA": data, "LENGTH": 64, "PIECES": 800, "QUICK": 1, "PY": sys.executable}
+    given |= {"OUT": tmp_path / "out", "WORK": tmp_path / "work", "WORKERS": 1}
+    first = run_bash("tools/gpu_kit/minutes.sh", **given, FIRST=1)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert (
+        "a step of 8 sequences takes" in first.stdout and not (tmp_path / "work" / "run").exists()
+    )
+    (tmp_path / "work" / "steps").write_text("100000\n")
+    given |= {"MINUTES": 4, "SCORES": 180, "FLAGS": "--save-every 50"}
+    done = run_bash("tools/gpu_kit/minutes.sh", **given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the training ended with 75 " in done.stdout and "exported: " in done.stdout
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"model.tar.00", "results.tar.gz"}
+    for name in names:
+        with tarfile.open(tmp_path / "out" / name) as file:
+            file.extractall(tmp_path / "kept", filter="data")
+    kept = tmp_path / "kept"
+    assert load_file(kept / "model" / "model.safetensors").popitem()[1].dtype == torch.bfloat16
+    probe = json.loads((kept / "scores" / "probe.json").read_text())
+    assert probe["weights"] == "model" and probe["heldout_masked"] > 0
+    last = json.loads((kept / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 20 < last["step"] < 100_000
 
 
 CUT = """#!/bin/bash

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # The GPU machine's one command:  bash .whl/run.sh [SECONDS] [install] [PIECE ...]
-# It installs the wheels, sets the environment and runs `albert-ds gpu-check`, whose pieces these are.
+# It installs the wheels, sets the environment and runs `albert-ds gpu-check`, whose pieces these are;
+# the word `minutes` alone, beside `install`, runs minutes.sh on all .whl/minutes-*.tar.xz of this call
+# and of those before it.
 # Results: $OUT/results.jsonl (a record a line), report.md, log.txt.gz, loss.jsonl, cells.tar.gz.
 # QUICK=1 runs tiny models. It ends with 1 if a piece failed.
 set -u
@@ -42,9 +44,27 @@ HEADERS=$("$PY" -c 'import nvidia; print(*nvidia.__path__, sep="\n")' 2> /dev/nu
 # DeepSpeed cannot read "9.0a", which the machine's own list may hold.
 export TORCH_CUDA_ARCH_LIST=9.0
 DATA=$WORK/data
-if [ ! -d "$DATA" ]; then mkdir "$DATA" && tar xJf "$KIT/data.tar.xz" -C "$DATA"; fi
+if [ ! -d "$DATA" ] && [ -f "$KIT/data.tar.xz" ]; then
+    mkdir "$DATA" && tar xJf "$KIT/data.tar.xz" -C "$DATA"
+fi
+parts=()
+for part in "$KIT"/minutes-*.tar.xz; do
+    folder=$WORK/$(basename "$part" .tar.xz)
+    [ -f "$part" ] && [ ! -d "$folder" ] || continue
+    mkdir -p "$folder.part" && tar xJf "$part" -C "$folder.part" && mv "$folder.part" "$folder" &
+    parts+=($!)
+done
+[ ${#parts[@]} = 0 ] || wait "${parts[@]}"
 
 [ -n "${PIECES// }" ] || exit 0
+if [[ $PIECES =~ ^\ *minutes\ *$ ]]; then
+    DATA=$(ls -d "$WORK"/minutes-data-* 2> /dev/null | tr '\n' ' ')
+    PAIRS=$(ls -d "$WORK"/minutes-scores/blimp/data 2> /dev/null)
+    TASKS=$(ls -d "$WORK"/minutes-scores/glue 2> /dev/null)
+    MINUTES=$(awk "BEGIN {print $((TOTAL - SECONDS)) / 60}") WORK=$WORK/trained
+    export PY OUT DATA PAIRS TASKS MINUTES WORK
+    exec bash tools/gpu_kit/minutes.sh
+fi
 REPORT=$(mktemp -d "$WORK/report-XXXXXX")  # of its own: a second call measures anew
 MINUTES=$(awk "BEGIN {print ($TOTAL - $SECONDS_TO_PACK - $SECONDS) / 60}")
 pack() {
