@@ -17,7 +17,10 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-[ $module != albert_ds ] || [ "$micro" -le 2 ] || {{ echo "out of GPU memory: lower --micro-batch-size"; exit 2; }}
+if [ $module = albert_ds ] && [ "$micro" -gt 2 ]; then
+    echo "out of GPU memory: lower --micro-batch-size"
+    exit 2
+fi
 for n in {{1..12}}; do echo '{{"step": '$n', "step_seconds": '$n'}}'; done > "$folder/metrics.jsonl"
 """
 
