@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from albert_ds.model.config import ModelConfig, count_score_rows
 from albert_ds.model.cross_entropy import sum_cross_entropy, sum_over_vocabulary
+from albert_ds.model.draws import Draws
 from albert_ds.model.dropout import Dropout
 from albert_ds.model.encoder import Encoder
 from albert_ds.model.even_shapes import (
@@ -49,10 +50,16 @@ class FactorizedEmbedding(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.projection = Linear(width, config.hidden_size) if config.has_map else nn.Identity()
 
-    def forward(self, input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        position_ids: Tensor,
+        draws: Draws | None = None,
+    ) -> Tensor:
         """Embed ids, each int64 [N]; returns [N, H]."""
         x = self.word(input_ids) + self.token_type(token_type_ids) + self.position(position_ids)
-        return self.projection(self.dropout(self.layer_norm(x)))  # [N, E] -> [N, H]
+        return self.projection(self.dropout(self.layer_norm(x), draws))  # [N, E] -> [N, H]
 
 
 class AlbertModel(nn.Module):
@@ -74,25 +81,32 @@ class AlbertModel(nn.Module):
         cu_seqlens: Tensor,
         max_seqlen: int,
         output_positions: Tensor | None = None,
+        seeds: Tensor | None = None,
     ) -> dict:
         """Encode sequences end to end: ids int64 [N], ends int32 [B + 1], the longest length.
 
         output_positions: int64 [R], ascending, with every [CLS]: the tokens whose last hidden state
         is needed. The last layer is computed for these alone, and its state is [R, H]. None: all.
+        seeds: int64 [N], of each token's dropout (`model/draws.py`). None: from torch's generator.
 
         Returns `last_hidden_state` [N, H], `pooled` [B, H] (None without a pooler) and
         `hidden_states`, the L + 1 states [N, H] from the embedding to the last layer.
         """
-        ids = [input_ids, token_type_ids, position_ids]
+        ids, draws = [input_ids, token_type_ids, position_ids], None
+        if self.training and self.embeddings.dropout.p:
+            if seeds is None and input_ids.is_cuda:
+                seeds = torch.empty_like(input_ids).random_()
+            draws = None if seeds is None else Draws(seeds)
         query = self.encoder.attention[0].get_submodule("self_attention.query")
         # Not under tensor parallelism, which sends the rows: more of them cost more.
         if isinstance(query, nn.Linear) and is_shape_bound(query.weight):
             states = self._encode_rounded(ids, cu_seqlens, max_seqlen, output_positions)
         else:
-            states = self.encoder(self.embeddings(*ids), cu_seqlens, max_seqlen, output_positions)
+            x = self.embeddings(*ids, draws)
+            states = self.encoder(x, cu_seqlens, max_seqlen, output_positions, draws)
         pooled = None
         if self.pooler is not None:
-            first = cu_seqlens[:-1]  # the [CLS] of each sequence
+            first = find_first(cu_seqlens, len(input_ids))
             place = (
                 first if output_positions is None else torch.searchsorted(output_positions, first)
             )
@@ -109,6 +123,11 @@ class AlbertModel(nn.Module):
             positions = round_positions(positions, len(ids[0]))
         *states, output = self.encoder(self.embeddings(*ids), ends, max_seqlen, positions)
         return [*(x[:number] for x in states), output[:last]]
+
+
+def find_first(cu_seqlens: Tensor, tokens: int) -> Tensor:
+    """The [CLS] of each sequence, int32 [B]; of an empty one at the end the last token."""
+    return cu_seqlens[:-1].clamp(max=tokens - 1)
 
 
 class MlmHead(nn.Module):
@@ -191,6 +210,8 @@ class AlbertForPretraining(nn.Module):
         masked_positions: Tensor,
         masked_labels: Tensor,
         pair_labels: Tensor,
+        seeds: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Compute the losses of a micro-batch: ids int64 [N], ends int32 [B + 1], masked int64 [P].
 
@@ -198,13 +219,14 @@ class AlbertForPretraining(nn.Module):
         `pair_correct` (int64 counts), all scalars. Pair labels are int64 [B]; -100 counts in
         neither, and without a sentence head both are 0. `exit_loss_sum` is the weighted sum of the
         MLM losses at the exits before the last layer that runs, and `z_loss_sum` the weighted sum
-        of log(Z)^2; both are 0 in evaluation.
+        of log(Z)^2; both are 0 in evaluation. With `scales`, fp32 [2], also `loss`: the sum of the
+        first times the losses of words, and of the second times that of pairs.
         """
         # The heads need the last state of these tokens only: [CLS] and the masked ones.
-        output_positions, _ = torch.cat([cu_seqlens[:-1], masked_positions]).sort()
-        encoded = self.albert(
-            input_ids, token_type_ids, position_ids, cu_seqlens, max_seqlen, output_positions
-        )
+        first = find_first(cu_seqlens, len(input_ids))
+        output_positions, _ = torch.cat([first, masked_positions]).sort()
+        tokens = input_ids, token_type_ids, position_ids
+        encoded = self.albert(*tokens, cu_seqlens, max_seqlen, output_positions, seeds)
         place = torch.searchsorted(output_positions, masked_positions)
         masked = encoded["last_hidden_state"].index_select(0, place)  # [P, H]
         word = self.albert.embeddings.word.weight
@@ -223,7 +245,7 @@ class AlbertForPretraining(nn.Module):
             if layer < len(inner):
                 masked = inner[layer].index_select(0, masked_positions)
                 exit_loss = exit_loss + weight * self.mlm_head(masked, masked_labels, word)[0]
-        return {
+        outputs = {
             "mlm_loss_sum": mlm_loss,
             "mlm_correct": mlm_correct,
             "pair_loss_sum": pair_loss,
@@ -231,6 +253,10 @@ class AlbertForPretraining(nn.Module):
             "exit_loss_sum": exit_loss,
             "z_loss_sum": z_loss,
         }
+        if scales is not None:
+            loss = mlm_loss * scales[0] + pair_loss * scales[1]
+            outputs["loss"] = loss + (exit_loss + z_loss) * scales[0]
+        return outputs
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from albert_ds.model.config import CACHED_SCORES
-from albert_ds.model.fused import takes_kernels
+from albert_ds.model.device import takes_kernels
 
 IGNORED = -100  # the label that counts in no loss and no accuracy
 

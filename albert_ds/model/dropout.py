@@ -14,18 +14,27 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from albert_ds.model.device import takes_kernels
+from albert_ds.model.draws import Draws, is_kept
+
 
 class Dropout(nn.Dropout):
     """In training each value is 0 with probability p, else divided by 1 - p; [...] -> [...]."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        return drop(input, self.p if self.training else 0.0)
+    def forward(self, input: Tensor, draws: Draws | None = None) -> Tensor:
+        return drop(input, self.p if self.training else 0.0, draws)
 
 
-def drop(x: Tensor, probability: float) -> Tensor:
+def drop(x: Tensor, probability: float, draws: Draws | None = None) -> Tensor:
     """Set each value of x [...] to 0 with `probability`; divide the others by 1 - probability."""
     if not probability:
         return x
+    if draws is not None and x.is_cuda:
+        if takes_kernels(x):
+            from albert_ds.model import kernels  # imports Triton
+
+            return kernels.Drop.apply(x, probability, draws)
+        return x * is_kept(draws, x.size(1), probability) / (1 - probability)
     if x.device.type != "cpu" or probability == 1:
         return F.dropout(x, probability)
     return _Drop.apply(x, draw_dropped(x.numel(), probability), 1 / (1 - probability))

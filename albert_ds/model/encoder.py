@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from albert_ds.model.attention import VarlenAttention
 from albert_ds.model.config import ModelConfig
+from albert_ds.model.draws import Draws
 from albert_ds.model.fused import (
     Linear,
     gains_by_kernels,
@@ -125,16 +126,20 @@ class AttentionBlock(nn.Module):
         own: nn.ModuleDict | None = None,
         joined: tuple[Tensor, Tensor] | None = None,
         sums: Mapping | None = None,
+        draws: Draws | None = None,
     ) -> Tensor:
-        """[N, H] -> [R, H]; [N, H] without output positions. With `sums` (`open_sums`) fused."""
+        """[N, H] -> [R, H]; [N, H] without output positions. With `sums` (`open_sums`) fused.
+
+        draws: of the rows that come out.
+        """
         heads = self.self_attention
         if sums is not None and output_positions is None:
             *qkv, x = linear_heads(x, *joined or heads.join_projections(), sums)
             mixed = heads.attend(*qkv, cu_seqlens, cu_seqlens, max_seqlen)
-            return self.layer_norm.after(x, mixed, heads.output, sums)
+            return self.layer_norm.after(x, mixed, heads.output, draws, sums)
         mixed = heads(x, cu_seqlens, max_seqlen, output_positions, own, joined)
         needed = x if output_positions is None else x.index_select(0, output_positions)  # [R, H]
-        return end_block(self, needed, mixed, own)
+        return end_block(self, needed, mixed, own, draws)
 
     def tensors(self, joined: tuple[Tensor, Tensor]) -> list[tuple[Tensor, ...]]:
         """Groups of `open_sums`."""
@@ -152,13 +157,17 @@ class FeedForwardBlock(nn.Module):
             self.layer_norm = ResidualNorm(config)
 
     def forward(
-        self, x: Tensor, own: nn.ModuleDict | None = None, sums: Mapping | None = None
+        self,
+        x: Tensor,
+        own: nn.ModuleDict | None = None,
+        sums: Mapping | None = None,
+        draws: Draws | None = None,
     ) -> Tensor:
         """[N, H] -> [N, H]. With `sums` (of `open_sums`) fused."""
         if sums is not None:
             inner, x = linear_gelu(x, self.feed_forward.up, sums)
-            return self.layer_norm.after(x, inner, self.feed_forward.down, sums)
-        return end_block(self, x, self.feed_forward(x, own), own)
+            return self.layer_norm.after(x, inner, self.feed_forward.down, draws, sums)
+        return end_block(self, x, self.feed_forward(x, own), own, draws)
 
     def tensors(self) -> list[tuple[Tensor, ...]]:
         """Groups of `open_sums`."""
@@ -167,13 +176,17 @@ class FeedForwardBlock(nn.Module):
 
 
 def end_block(
-    block: AttentionBlock | FeedForwardBlock, x: Tensor, added: Tensor, own: nn.ModuleDict | None
+    block: AttentionBlock | FeedForwardBlock,
+    x: Tensor,
+    added: Tensor,
+    own: nn.ModuleDict | None,
+    draws: Draws | None,
 ) -> Tensor:
     """LN(x + dropout(added)), with the layer's own factor and norm if it has them."""
     if own is None:
-        return block.layer_norm(x, added)
+        return block.layer_norm(x, added, draws)
     added = own["result"](added) if "result" in own else added
-    return (own["layer_norm"] if "layer_norm" in own else block.layer_norm)(x, added)
+    return (own["layer_norm"] if "layer_norm" in own else block.layer_norm)(x, added, draws)
 
 
 class Encoder(nn.Module):
@@ -204,7 +217,12 @@ class Encoder(nn.Module):
         self.layers = self.config.running_layers(num_layers)  # of the whole model, which run
 
     def forward(
-        self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, output_positions: Tensor | None = None
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        output_positions: Tensor | None = None,
+        draws: Draws | None = None,
     ) -> list[Tensor]:
         """Encode [N, H]; returns the L + 1 states [N, H]: each layer's input, then the output.
 
@@ -216,8 +234,11 @@ class Encoder(nn.Module):
         states, embedded = [x], x
         for layer, (a, f) in enumerate(self.plan):
             last_positions = output_positions if layer + 1 == len(self.plan) else None
-            attention = partial(self.attention[a], joined=joined[a], sums=sums)
-            ffn = partial(self.ffn[f], sums=sums)
+            if draws is not None and last_positions is not None:
+                draws = draws.of(last_positions)
+            first, second = (draws and draws.at(2 * layer + part) for part in (1, 2))
+            attention = partial(self.attention[a], joined=joined[a], sums=sums, draws=first)
+            ffn = partial(self.ffn[f], sums=sums, draws=second)
             if len(self.own):
                 own = self.own[self.layers[layer]]
                 if "input" in own.layer:

@@ -8,30 +8,21 @@ Shapes: N tokens, H hidden.
 
 import functools
 from collections.abc import Mapping
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from albert_ds.model.device import takes_kernels
+from albert_ds.model.draws import Draws
 from albert_ds.model.dropout import drop
 
 # Fewer values than these the device passes over faster than the host launches a kernel of Triton.
 # On an H100 torch's operators are faster for base up to 32 sequences of 512 tokens, and slower
 # from 48 on.
-FEW: int = 1 << 24
-SPREAD = 0x9E3779B97F4A7C15  # golden ratio x 2^64: seeds of successive offsets are far apart
-
-
-@functools.cache
-def has_triton() -> bool:
-    # A simulated device has a torch that was built without CUDA.
-    return torch.backends.cuda.is_built() and find_spec("triton") is not None
-
-
-def takes_kernels(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype != torch.float64 and has_triton()
+MANY: int = 1 << 24
+FEW: int = MANY
 
 
 def gains_by_kernels(x: Tensor) -> bool:
@@ -39,15 +30,20 @@ def gains_by_kernels(x: Tensor) -> bool:
 
 
 def residual_norm(
-    x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout: float
+    x: Tensor,
+    added: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dropout: float,
+    draws: Draws | None,
 ) -> Tensor:
     """LN(x + dropout(added)): [N, H] and [N, H] -> [N, H]."""
     if not gains_by_kernels(x):
-        return F.layer_norm(x + drop(added, dropout), weight.shape, weight, bias, eps)
+        return F.layer_norm(x + drop(added, dropout, draws), weight.shape, weight, bias, eps)
     from albert_ds.model import kernels  # imports Triton
 
-    seed = draw_seed(x.device) if dropout else 0
-    return kernels.ResidualNorm.apply(x, added, weight, bias, eps, dropout, seed)
+    return kernels.ResidualNorm.apply(x, added, weight, bias, eps, dropout, draws)
 
 
 def open_sums(x: Tensor, groups: list[tuple[Tensor, ...]]) -> tuple[Tensor, Mapping]:
@@ -78,14 +74,19 @@ def linear_gelu(x: Tensor, up: nn.Linear, sums: Mapping) -> tuple[Tensor, Tensor
 
 
 def linear_norm(
-    x: Tensor, y: Tensor, last: nn.Linear, norm: nn.LayerNorm, dropout: float, sums: Mapping
+    x: Tensor,
+    y: Tensor,
+    last: nn.Linear,
+    norm: nn.LayerNorm,
+    dropout: float,
+    draws: Draws | None,
+    sums: Mapping,
 ) -> Tensor:
     """LN(x + dropout(last(y))) [N, H]; x is of `linear_heads` or `linear_gelu`."""
     from albert_ds.model import fused_block
 
-    seed = draw_seed(x.device) if dropout else 0
     tensors = last.weight, norm.weight, norm.bias, last.bias
-    how = norm.eps, dropout, seed, sums.get(last.weight)
+    how = norm.eps, dropout, draws, sums.get(last.weight)
     return fused_block.LinearNorm.apply(x, y, *tensors, *how)
 
 
@@ -139,14 +140,3 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
-
-
-def draw_seed(device: torch.device) -> int:
-    """A seed from torch's generator of a CUDA device, without a kernel and without waiting.
-
-    Restoring the generator's state, as activation checkpointing does, gives the same seed again.
-    """
-    generator = torch.cuda.default_generators[device.index]
-    offset = generator.get_offset()
-    generator.set_offset(offset + 4)  # it counts in fours
-    return (generator.initial_seed() + SPREAD * (offset // 4 + 1)) % 2**63

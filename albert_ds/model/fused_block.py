@@ -117,9 +117,9 @@ class LinearNorm(torch.autograd.Function):
     """LN(x + dropout(y W^T + b)): x [N, H], y [N, in], W [H, in], gain, shift, b [H] -> [N, H]."""
 
     @staticmethod
-    def forward(ctx, x, y, weight, gain, shift, bias, eps: float, p: float, seed: int, shared):
+    def forward(ctx, x, y, weight, gain, shift, bias, eps: float, p: float, draws, shared):
         added = torch.addmm(bias, y, weight.T)
-        out, *kept = run_norm(ctx, x, added, gain, shift, eps, p, seed)
+        out, *kept = run_norm(ctx, x, added, gain, shift, eps, p, draws)
         ctx.save_for_backward(y, weight, *kept)
         ctx.sums = shared or Sums()
         return out

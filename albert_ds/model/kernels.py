@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from albert_ds.model.draws import Draws
+
 SUM_ROWS = 32  # of a tile of `sum_rows` and of `add_parts`
 SUM_COLUMNS, PART_COLUMNS = 128, 32
 SCORES = 4096  # of a row of the vocabulary, read at once
@@ -22,8 +24,8 @@ DRAWS = 4  # numbers of 32 bits that one Philox counter gives
 # Triton compiles again, in the middle of a run, for a number that 16 divides and for a tensor that
 # begins at a multiple of 16 bytes. These are so in some micro-batches of text and in others not.
 VARYING = {
-    "do_not_specialize": ["seed", "rows"],
-    "do_not_specialize_on_alignment": ["rstd_at", "labels_at", "total_at"],
+    "do_not_specialize": ["site", "rows"],
+    "do_not_specialize_on_alignment": ["rstd_at", "labels_at", "total_at", "seeds_at"],
 }
 
 
@@ -52,10 +54,9 @@ def shape_rows(width: int) -> dict:
 
 
 @triton.jit
-def _scale_kept(values, seed, row, p, BLOCK: tl.constexpr):
+def _scale_kept(values, seed, p, BLOCK: tl.constexpr):
     """dropout(values), one row of BLOCK: Philox draws of (seed, index), four a counter."""
-    counter = row * (BLOCK // 4) + tl.arange(0, BLOCK // 4)
-    a, b, c, d = tl.rand4x(seed, counter)
+    a, b, c, d = tl.rand4x(seed, tl.arange(0, BLOCK // 4))
     drawn = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
     return tl.where(drawn >= p, values / (1 - p), 0.0)
 
@@ -70,8 +71,8 @@ def _store_part(part_at, total, inside, ADDS: tl.constexpr):
 
 @triton.jit(**VARYING)
 def _norm_forward(
-    x_at, added_at, weight_at, bias_at, y_at, sum_at, mean_at, rstd_at,
-    width, eps, p, seed, BLOCK: tl.constexpr, DROPS: tl.constexpr,
+    x_at, added_at, weight_at, bias_at, y_at, sum_at, mean_at, rstd_at, seeds_at,
+    width, eps, p, site, BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -80,7 +81,8 @@ def _norm_forward(
     x = tl.load(x_at + at, mask=inside, other=0.0)
     added = tl.load(added_at + at, mask=inside, other=0.0).to(tl.float32)
     if DROPS:
-        added = _scale_kept(added, seed, row, p, BLOCK).to(x.dtype).to(tl.float32)
+        seed = tl.load(seeds_at + row) + site
+        added = _scale_kept(added, seed, p, BLOCK).to(x.dtype).to(tl.float32)
     total = (x.to(tl.float32) + added).to(x.dtype)
     tl.store(sum_at + at, total, mask=inside)
     total = total.to(tl.float32)
@@ -96,8 +98,8 @@ def _norm_forward(
 
 @triton.jit(**VARYING)
 def _norm_backward(
-    dy_at, sum_at, weight_at, mean_at, rstd_at, dx_at, dadded_at, parts_at,
-    rows, width, p, seed, BLOCK: tl.constexpr, DROPS: tl.constexpr, KINDS: tl.constexpr,
+    dy_at, sum_at, weight_at, mean_at, rstd_at, dx_at, dadded_at, parts_at, seeds_at,
+    rows, width, p, site, BLOCK: tl.constexpr, DROPS: tl.constexpr, KINDS: tl.constexpr,
     ADDS: tl.constexpr,
 ):  # fmt: skip
     programs, row = tl.num_programs(0), tl.program_id(0).to(tl.int64)
@@ -121,7 +123,8 @@ def _norm_backward(
         dx = ((scaled - level - unit * along) * rstd).to(total.dtype)
         tl.store(dx_at + at, dx, mask=inside)
         if DROPS:
-            dx = _scale_kept(dx.to(tl.float32), seed, row, p, BLOCK).to(total.dtype)
+            seed = tl.load(seeds_at + row) + site
+            dx = _scale_kept(dx.to(tl.float32), seed, p, BLOCK).to(total.dtype)
             tl.store(dadded_at + at, dx, mask=inside)
         of_added += dx.to(tl.float32)
         row += programs
@@ -131,17 +134,21 @@ def _norm_backward(
         _store_part(parts_at + 2 * programs * width, of_added, inside, ADDS)
 
 
-def run_norm(ctx, x, added, weight, bias, eps: float, p: float, seed: int) -> list[Tensor]:
+def run_norm(
+    ctx, x, added, weight, bias, eps: float, p: float, draws: Draws | None
+) -> list[Tensor]:
     """LN(x + dropout(added)), then the four tensors that `run_norm_backward` needs of it."""
     x, added = x.contiguous(), added.contiguous()
     rows, width = x.shape
     y, total = torch.empty_like(x), torch.empty_like(x)
     mean, rstd = x.new_empty(2, rows, dtype=torch.float32)
-    ctx.p, ctx.seed, ctx.shape = p, seed, {**shape_rows(width), "DROPS": p > 0}
+    ctx.p, ctx.shape = p, {**shape_rows(width), "DROPS": p > 0}
+    ctx.seeds, ctx.site = draws.on_device() if draws else (None, 0)
     if rows:
         _norm_forward[(rows,)](
-            x, added, weight, bias, y, total, mean, rstd, width, eps, p, seed, **ctx.shape
-        )
+            x, added, weight, bias, y, total, mean, rstd, ctx.seeds, width, eps, p, ctx.site,
+            **ctx.shape,
+        )  # fmt: skip
     return [y, total, weight, mean, rstd]
 
 
@@ -156,8 +163,8 @@ def run_norm_backward(ctx, dy, parts, adds, total, weight, mean, rstd) -> tuple[
     dadded = torch.empty_like(total) if ctx.p else dx
     kinds, programs, _ = parts.shape
     _norm_backward[(programs,)](
-        dy.contiguous(), total, weight, mean, rstd, dx, dadded, parts,
-        rows, width, ctx.p, ctx.seed, **ctx.shape, KINDS=kinds, ADDS=adds,
+        dy.contiguous(), total, weight, mean, rstd, dx, dadded, parts, ctx.seeds,
+        rows, width, ctx.p, ctx.site, **ctx.shape, KINDS=kinds, ADDS=adds,
     )  # fmt: skip
     return dx, dadded
 
@@ -165,13 +172,13 @@ def run_norm_backward(ctx, dy, parts, adds, total, weight, mean, rstd) -> tuple[
 class ResidualNorm(torch.autograd.Function):
     """LN(x + dropout(added)): x, added [N, H], weight, bias [H] -> [N, H].
 
-    What is dropped is a function of the seed, so the backward pass draws it again and nothing but
+    What is dropped is a function of the seeds, so the backward pass draws it again and nothing but
     x + dropout(added) is kept.
     """
 
     @staticmethod
-    def forward(ctx, x, added, weight, bias, eps: float, p: float, seed: int) -> Tensor:
-        y, *kept = run_norm(ctx, x, added, weight, bias, eps, p, seed)
+    def forward(ctx, x, added, weight, bias, eps: float, p: float, draws: Draws | None) -> Tensor:
+        y, *kept = run_norm(ctx, x, added, weight, bias, eps, p, draws)
         ctx.save_for_backward(*kept)
         return y
 
@@ -182,6 +189,37 @@ class ResidualNorm(torch.autograd.Function):
         parts = dy.new_empty(shape, dtype=torch.float32)
         dx, dadded = run_norm_backward(ctx, dy, parts, False, *ctx.saved_tensors)
         return dx, dadded, *add_parts(parts, dy.dtype), None, None, None
+
+
+# --- dropout(x) ---
+
+
+@triton.jit(**VARYING)
+def _drop(x_at, y_at, seeds_at, width, p, site, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    at, inside = row * width + column, column < width
+    x = tl.load(x_at + at, mask=inside, other=0.0)
+    kept = _scale_kept(x.to(tl.float32), tl.load(seeds_at + row) + site, p, BLOCK)
+    tl.store(y_at + at, kept.to(x.dtype), mask=inside)
+
+
+class Drop(torch.autograd.Function):
+    """dropout(x): [N, H] -> [N, H]. The backward pass draws again; nothing is kept."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, p: float, draws: Draws) -> Tensor:
+        ctx.p, ctx.draws = p, draws
+        x, (seeds, site) = x.contiguous(), draws.on_device()
+        y, (rows, width) = torch.empty_like(x), x.shape
+        if rows:
+            _drop[(rows,)](x, y, seeds, width, p, site, **shape_rows(width))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor):
+        return Drop.apply(dy, ctx.p, ctx.draws), None, None
 
 
 # --- x W^T + b ---

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from albert_ds.base.errors import UserError
 from albert_ds.model.config import ModelConfig
+from albert_ds.model.draws import Draws
 from albert_ds.model.fused import linear_norm, residual_norm
 from albert_ds.model.sharing import ADDITIONS, find_loops, read_additions
 
@@ -44,13 +45,15 @@ class ResidualNorm(nn.LayerNorm):
         super().__init__(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = config.dropout
 
-    def forward(self, x: Tensor, added: Tensor) -> Tensor:  # ty: ignore[incompatible-method-override]
+    def forward(self, x: Tensor, added: Tensor, draws: Draws | None = None) -> Tensor:  # ty: ignore[incompatible-method-override]
         dropout = self.dropout if self.training else 0.0
-        return residual_norm(x, added, self.weight, self.bias, self.eps, dropout)
+        return residual_norm(x, added, self.weight, self.bias, self.eps, dropout, draws)
 
-    def after(self, x: Tensor, y: Tensor, last: nn.Linear, sums: Mapping) -> Tensor:
+    def after(
+        self, x: Tensor, y: Tensor, last: nn.Linear, draws: Draws | None, sums: Mapping
+    ) -> Tensor:
         """LN(x + dropout(last(y))), as the end of a fused block."""
-        return linear_norm(x, y, last, self, self.dropout if self.training else 0.0, sums)
+        return linear_norm(x, y, last, self, self.dropout if self.training else 0.0, draws, sums)
 
 
 class Scale(nn.Module):

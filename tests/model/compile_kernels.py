@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from albert_ds.model import fp8, fused_block, kernels
+from albert_ds.model.draws import Draws
 
 WIDTHS = [(torch.float32, 128), (torch.float16, 768)]
 WIDTHS += [(torch.bfloat16, width) for width in (768, 1024, 2048, 4096)]
@@ -51,17 +52,19 @@ def launch_all(dtype: torch.dtype, width: int, tokens: int) -> None:
     def make(*shape: int) -> torch.Tensor:
         return torch.ones(*shape, dtype=dtype, requires_grad=True)
 
+    draws = Draws(torch.zeros(2 * tokens, dtype=torch.int64)[tokens:])  # a part of a micro-batch
     for dropout in (0.0, 0.1):
         sums = kernels.ResidualNorm.apply(
             *(make(tokens, width), make(tokens, width), make(width), make(width)),
-            *(1e-12, dropout, 2**62 + 1),
+            *(1e-12, dropout, draws if dropout else None),
         )
         sums.sum().backward()
+    kernels.Drop.apply(make(tokens, width), 0.1, draws).sum().backward()
     kernels.Linear.apply(make(tokens, width), make(width, width), make(width)).sum().backward()
     for dropout in (0.0, 0.1):
         sums = [fused_block.Sums(make(1)) for _ in range(3)]
         for _ in range(2):  # the second layer of a block adds to the sums of the first
-            run_block(make, width, tokens, dropout, sums)
+            run_block(make, width, tokens, dropout, draws if dropout else None, sums)
     labels = torch.zeros(2 * tokens, dtype=torch.int64)[tokens:]  # a part of a micro-batch
     for z_loss in (False, True):
         logits = make(tokens, 30_000)
@@ -76,12 +79,14 @@ def cast_all(dtype: torch.dtype, width: int, tokens: int) -> None:
         fp8.quantise(x, kind, columns=False)
 
 
-def run_block(make, width: int, tokens: int, dropout: float, sums: list[fused_block.Sums]) -> None:
+def run_block(
+    make, width: int, tokens: int, dropout: float, draws: Draws | None, sums: list[fused_block.Sums]
+) -> None:
     heads = make(tokens, width), make(3 * width, width), make(3 * width)
     *qkv, x = fused_block.LinearHeads.apply(*heads, sums[0])
     inner, x = fused_block.LinearGelu.apply(x, make(4 * width, width), make(4 * width), sums[1])
     tensors = make(width, 4 * width), make(width), make(width), make(width)
-    how = 1e-12, dropout, 2**62 + 1, sums[2]
+    how = 1e-12, dropout, draws, sums[2]
     out = fused_block.LinearNorm.apply(x, inner, *tensors, *how)
     sum(each.sum() for each in (*qkv, out)).backward()
 

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from albert_ds.model import fp8, fused, fused_block, kernels
+from albert_ds.model import cross_entropy, dropout, fp8, fused, fused_block, kernels
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.cross_entropy import sum_cross_entropy
+from albert_ds.model.draws import Draws, is_kept
 from tests.command import run_python
 from tests.model.conftest import build_batch, build_config
 
@@ -61,15 +62,20 @@ def test_residual_norm(dtype, rows, width, dropout):
     ]
     gradient = torch.randn(rows, width, device=DEVICE, dtype=dtype)
     kept = find_kept(rows, width, dropout, seed=2**61 + 5)
+    draws = draw_from(rows, 2**61 + 5)
 
     def reference(x, added, weight, bias):
         return F.layer_norm(x + kept * added, (width,), weight, bias, EPS)
 
     def ours(x, added, weight, bias):
-        return kernels.ResidualNorm.apply(x, added, weight, bias, EPS, dropout, 2**61 + 5)
+        return kernels.ResidualNorm.apply(x, added, weight, bias, EPS, dropout, draws)
 
     expected = with_gradients(reference, in_float64(inputs), gradient.double())
     assert_near(with_gradients(ours, inputs, gradient), expected, dtype)
+
+
+def draw_from(rows: int, seed: int) -> Draws:
+    return Draws(torch.tensor(seed) + torch.arange(rows, device=DEVICE), site=3)
 
 
 def find_kept(rows: int, width: int, dropout: float, seed: int) -> torch.Tensor:
@@ -77,7 +83,7 @@ def find_kept(rows: int, width: int, dropout: float, seed: int) -> torch.Tensor:
     unit, none = torch.ones(width, device=DEVICE), torch.zeros(width, device=DEVICE)
     ramp = torch.arange(width, device=DEVICE).expand(rows, width).contiguous() * 1.0
     added = torch.zeros(rows, width, device=DEVICE, requires_grad=True)
-    y = kernels.ResidualNorm.apply(ramp, added, unit, none, EPS, dropout, seed)
+    y = kernels.ResidualNorm.apply(ramp, added, unit, none, EPS, dropout, draw_from(rows, seed))
     (flowed,) = torch.autograd.grad(y, added, torch.randn_like(y))
     return (flowed != 0) / (1 - dropout)
 
@@ -90,6 +96,17 @@ def test_dropout_keeps_its_share_and_follows_the_seed():
     assert abs(both - 0.81) < 0.008  # independent
     neighbours = (kept[0][:, 1:] & kept[0][:, :-1]).double().mean()
     assert abs(neighbours - 0.81) < 0.008
+
+
+@pytest.mark.parametrize("width", [3, 48, 128])
+def test_torch_s_operators_draw_what_the_kernels_draw(width):
+    draws = draw_from(50, 2**63 - 20)  # the last seeds are negative
+    x = torch.ones(50, width, device=DEVICE, requires_grad=True)
+    y = kernels.Drop.apply(x, 0.3, draws)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    kept = is_kept(draws, width, 0.3)
+    assert torch.equal(y > 0, kept) and torch.equal(y, gradient)
+    torch.testing.assert_close(y, kept / 0.7)
 
 
 @TYPES
@@ -147,7 +164,7 @@ def test_linear_norm(dtype, dropout):
         return F.layer_norm(x + kept * F.linear(y, weight, bias), (768,), gain, shift, EPS)
 
     def ours(*tensors):
-        return fused_block.LinearNorm.apply(*tensors, EPS, dropout, 7, None)
+        return fused_block.LinearNorm.apply(*tensors, EPS, dropout, draw_from(33, 7), None)
 
     expected = with_gradients(reference, in_float64(inputs), gradient.double())
     assert_near(with_gradients(ours, inputs, gradient), expected, dtype, roundings=2)
@@ -168,7 +185,8 @@ def test_blocks_of_kernels_that_layers_share(sharing, checkpointing, sums, monke
     found = []
     for device, dtype in (("cpu", torch.float64), (DEVICE, torch.float32)):
         kernels_run = dtype == torch.float32
-        monkeypatch.setattr(fused, "takes_kernels", lambda x, answer=kernels_run: answer)
+        for module in (fused, cross_entropy, dropout):
+            monkeypatch.setattr(module, "takes_kernels", lambda x, answer=kernels_run: answer)
         model = AlbertForPretraining(
             config, seed=3, exits={2: 0.5}, activation_checkpointing=checkpointing
         )
@@ -225,7 +243,7 @@ def test_cross_entropy(dtype, classes, z_loss):
 def test_no_rows():
     x = torch.randn(0, 32, device=DEVICE, requires_grad=True)
     weight, bias = (torch.randn(32, device=DEVICE, requires_grad=True) for _ in range(2))
-    y = kernels.ResidualNorm.apply(x, x, weight, bias, EPS, 0.1, 1)
+    y = kernels.ResidualNorm.apply(x, x, weight, bias, EPS, 0.1, draw_from(0, 1))
     assert not any(g.any() for g in torch.autograd.grad(y.sum(), (x, weight, bias)))
     labels = torch.zeros(0, dtype=torch.int64, device=DEVICE)
     sums = kernels.CrossEntropy.apply(x, labels, -100, True)
