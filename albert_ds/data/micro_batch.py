@@ -1,4 +1,4 @@
-"""From samples to a micro-batch: the concatenation of its sequences. Nothing is ever padded.
+"""From samples to a micro-batch: the concatenation of its sequences, padded as a whole or not.
 
 Shapes: B sequences, N tokens, P predicted positions of a micro-batch.
 """
@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from albert_ds.data.fixed_shapes import draw_seeds, fix_shapes
 from albert_ds.data.samples import Sample
 from albert_ds.data.segments import NO_LABEL
+from albert_ds.data.stream_config import StreamConfig
 from albert_ds.vocab.vocab import CLS, SEP
 
 
@@ -18,9 +20,10 @@ from albert_ds.vocab.vocab import CLS, SEP
 class MicroBatch:
     """The model's keywords, and counts for the metrics.
 
-    input_ids, token_type_ids, position_ids int64 [N]; cu_seqlens int32 [B+1]; max_seqlen int;
-    masked_positions, masked_labels int64 [P]; pair_labels int64 [B]. All tensors are one in memory:
-    each tensor of a loader's worker takes a file descriptor, and each copy to a device its time.
+    input_ids, token_type_ids, position_ids, seeds int64 [N]; cu_seqlens int32 [B+1]; max_seqlen
+    int; masked_positions, masked_labels int64 [P]; pair_labels int64 [B]; of a fixed shape more of
+    each (`fixed_shapes.py`). All tensors are one in memory: each tensor of a loader's worker takes
+    a file descriptor, and each copy to a device its time.
     """
 
     packed: torch.Tensor  # int64: the tensors, one after the other
@@ -34,6 +37,7 @@ class MicroBatch:
     truncated_tokens: int  # stored tokens left out by a short draw
     available: int  # stored tokens of these sequences
     sample_ids: list[int]  # positions of the samples in the global stream
+    overflows: bool = False  # its shape should be fixed and could not
 
     @classmethod
     def pack(cls, tensors: dict[str, torch.Tensor], **others) -> "MicroBatch":
@@ -73,33 +77,44 @@ def send(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
-def collate(samples: list[Sample], sample_ids: list[int], objective: str) -> MicroBatch:
-    """Concatenate samples; without samples, a dummy [CLS] [SEP] on which no loss depends."""
+def collate(
+    samples: list[Sample], sample_ids: list[int], config: StreamConfig, *, fixed: bool = False
+) -> MicroBatch:
+    """Concatenate samples; without samples, a dummy [CLS] [SEP] on which no loss depends.
+
+    config: of their draws. fixed: padded to a bucket (`fixed_shapes.py`), if it fits.
+    """
     none = np.empty(0, int)
     dummy = Sample(np.array([CLS, SEP]), 2, none, none, NO_LABEL, 0, 0, np.ones(2, bool))
     parts = samples or [dummy]
     inputs = concatenate([part.ids for part in parts], [part.first for part in parts])
     begins = inputs["cu_seqlens"].tolist()[:-1]
+    lengths = inputs["cu_seqlens"].diff().numpy()
     positions = [part.positions + begin for part, begin in zip(parts, begins, strict=True)]
     labels = np.concatenate([part.labels for part in parts])
-    pair_labels = torch.tensor([part.pair_label for part in parts])
+    pair_labels = np.array([part.pair_label for part in parts])
     pairs = int((pair_labels != NO_LABEL).sum())
     used = sum(sample.used for sample in samples)
     available = sum(sample.available for sample in samples)
     max_seqlen = inputs.pop("max_seqlen")
+    arrays = {
+        **{name: tensor.numpy() for name, tensor in inputs.items()},
+        "masked_positions": np.concatenate(positions),
+        "masked_labels": labels,
+        "pair_labels": pair_labels,
+        "seeds": draw_seeds(config.seed, sample_ids or [0], lengths),
+    }
+    longest = max(config.sequence_length, max_seqlen)
+    is_fixed = fixed and fix_shapes(arrays, longest, config)
     return MicroBatch.pack(
-        {
-            **inputs,
-            "masked_positions": torch.from_numpy(np.concatenate(positions)),
-            "masked_labels": torch.from_numpy(labels),
-            "pair_labels": pair_labels,
-        },
-        max_seqlen=max_seqlen,
+        {name: torch.from_numpy(array) for name, array in arrays.items()},
+        max_seqlen=longest if is_fixed else max_seqlen,
+        overflows=fixed and not is_fixed,
         samples=len(samples),
-        tokens=len(inputs["input_ids"]) if samples else 0,
+        tokens=int(lengths.sum()) if samples else 0,
         masked=len(labels),
         pairs=pairs,
-        unpaired=0 if objective == "none" else len(samples) - pairs,
+        unpaired=0 if config.objective == "none" else len(samples) - pairs,
         truncated_tokens=available - used,
         available=available,
         sample_ids=sample_ids,

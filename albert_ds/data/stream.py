@@ -47,6 +47,7 @@ def training_batches(
     num_workers: int = 0,
     timeout: float = 0,
     pin_memory: bool = False,
+    fixed_shapes: bool = False,
 ) -> Iterator[MicroBatch]:
     """The micro-batches of one data-parallel rank after `step` finished steps, without end.
 
@@ -55,11 +56,11 @@ def training_batches(
     sources' sizes. Raises DamagedData for a damaged shard, and RuntimeError if a worker gives no
     micro-batch for `timeout` seconds (0: wait for ever). `pin_memory` pins what workers make, in a
     thread: a micro-batch of 64 x 512 tokens took 2 to 4 ms of the host (H200), which then launched
-    no kernel.
+    no kernel. `fixed_shapes` makes micro-batches of few shapes (`data/fixed_shapes.py`).
     """
     sizes = plan.schedule("batch_size").values
     assert step >= 0 and not any(size % (dp_size * micro_batch_size) for size in sizes)
-    reader = MicroBatchReader(sources, weights, plan.stream)
+    reader = MicroBatchReader(sources, weights, plan.stream, fixed=fixed_shapes)
     cuts = functools.partial(plan_training, plan, step, micro_batch_size, dp_rank, dp_size)
     read = functools.partial(itertools.starmap, reader.read)
     batches = pipeline.DataPipeline(cuts, shardlists.split_by_worker, read)
@@ -148,9 +149,20 @@ def _raise_endings(batches: Iterable[MicroBatch | Exception]) -> Iterator[MicroB
 
 
 class MicroBatchReader(SampleReader):
-    """Makes micro-batches from any positions of the stream."""
+    """Makes micro-batches from any positions of the stream; `fixed`: of few shapes."""
+
+    def __init__(
+        self,
+        sources: list[ShardSet],
+        weights: list[float] | None,
+        config: StreamConfig,
+        *,
+        fixed: bool = False,
+    ):
+        super().__init__(sources, weights, config)
+        self._fixed = fixed
 
     def read(self, positions: range, config: StreamConfig | None = None) -> MicroBatch:
         """The micro-batch of the samples at `positions` of the stream."""
         samples = [self.draw(position, config) for position in positions]
-        return collate(samples, list(positions), self._config.objective)
+        return collate(samples, list(positions), config or self._config, fixed=self._fixed)

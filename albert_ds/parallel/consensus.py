@@ -33,7 +33,7 @@ class Counts:
     @classmethod
     def of(cls, batch) -> "Counts":
         """Of one micro-batch."""
-        lengths = batch.tensors["cu_seqlens"].diff().long()
+        lengths = batch.tensors["cu_seqlens"][: batch.samples + 1].diff().long()
         names = {field.name for field in fields(cls)} - {"squared_lengths"}
         counts = {name: getattr(batch, name) for name in names}
         return cls(squared_lengths=int(lengths.square().sum()), **counts)
