@@ -92,9 +92,11 @@ class Engine:
         """Add the gradients of a micro-batch; with the last one of a step they are complete.
 
         DeepSpeed would count to the accumulation of its JSON, wrongly once the batch has changed.
+        It divides by that too, without being asked, where the loss itself is what a model returned:
+        a view is not.
         """
         self.deepspeed.set_gradient_accumulation_boundary(is_last)
-        self.deepspeed.backward(loss, scale_wrt_gas=False)
+        self.deepspeed.backward(loss.view_as(loss), scale_wrt_gas=False)
 
     def update_average(self, updates: int) -> None:
         """Take the weights after `updates` updates into their average, if there is one.

@@ -86,6 +86,11 @@ class RunConfig(SharedConfig):
         default="none",
         choices=("none", "attention", "block"),
     )
+    no_graphs: bool = layout(
+        "on CUDA: launch every kernel of a micro-batch by itself, not by CUDA graphs; the numbers "
+        "are the same",
+        default=False,
+    )
     stage: str | None = layout(
         "folder on a disk of each node, to which the shards are copied before the first step, once "
         "a node, and where they are then read; what is there and whole is not copied again",

@@ -22,12 +22,14 @@ from albert_ds.checkpoint.gather import Saver, TrainState, find_start, restore
 from albert_ds.checkpoint.initial import read_initial_weights
 from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.checkpoint.run_folder import RunLock
-from albert_ds.data.micro_batch import MicroBatch
+from albert_ds.data.micro_batch import MicroBatch, send
 from albert_ds.data.shards import open_shards, read_index
 from albert_ds.data.staging import copy_folders, find_copy
 from albert_ds.data.stream import training_batches
+from albert_ds.engine.deepspeed_config import precision_of
 from albert_ds.engine.engine import Engine, build_engine
-from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.engine.graphs import GraphedForPretraining, Graphs, use_own_stream
+from albert_ds.model import fused
 from albert_ds.model.per_layer import find_idle
 from albert_ds.model.shapes import build_shapes
 from albert_ds.parallel.consensus import Counts, agree, from_rank_0, gather_hosts, raise_together
@@ -85,7 +87,7 @@ def build(
     `weights` (whole fp32 tensors by name) replace the initialisation from the seed.
     """
     with torch.device("meta" if weights else "cpu"):
-        model = AlbertForPretraining(
+        model = GraphedForPretraining(
             config.model,
             seed=config.seed,
             activation_checkpointing=config.activation_checkpointing,
@@ -98,7 +100,25 @@ def build(
         from albert_ds.parallel.tensor import apply_tensor_parallel  # imports megatron-core
 
         apply_tensor_parallel(model, mesh)
-    return build_engine(model.to(device), mesh, config.deepspeed, average=config.average)
+    is_fixed = has_fixed_shapes(config, mesh, device)
+    fused.FEW = 0 if is_fixed else fused.MANY  # in a graph a launch costs the host nothing
+    if is_fixed:
+        use_own_stream(device)
+    engine = build_engine(model.to(device), mesh, config.deepspeed, average=config.average)
+    if is_fixed and not config.no_graphs:
+        engine.deepspeed.module.graphs = Graphs(engine.deepspeed.module)
+    return engine
+
+
+def has_fixed_shapes(config: RunConfig, mesh: Mesh, device: torch.device) -> bool:
+    """Whether a run's micro-batches are padded to few shapes: where CUDA graphs may run them.
+
+    Also with --no-graphs, whose numbers are the same.
+    """
+    stage = config.deepspeed.get("zero_optimization", {}).get("stage", 0)
+    is_bf16 = precision_of(config.deepspeed) == "bf16"
+    is_plain = mesh.tp_size == 1 and config.activation_checkpointing == "none"
+    return device.type == "cuda" and is_bf16 and stage < 3 and is_plain
 
 
 def next_batch(run: Run, *, ahead: int = 0, stop: bool = False) -> Batch:
@@ -148,15 +168,13 @@ def run_passes(run: Run, batch: Batch) -> None:
     if run.find_idle():
         engine.clear_gradients()
     # DeepSpeed averages gradients over data-parallel ranks; the losses need their sum.
-    mlm_scale = run.mesh.dp_size / max(batch.counts.masked, 1)
-    pair_scale = run.mesh.dp_size / max(batch.counts.pairs, 1)
+    counted = batch.counts.masked, batch.counts.pairs
+    scales = send(torch.tensor([run.mesh.dp_size / max(n, 1) for n in counted]), run.device)
     for number, micro_batch in enumerate(batch.micro_batches, start=1):
         with run.span("forward"):
-            outputs = engine.deepspeed(**micro_batch.on(run.device))
-        loss = outputs["mlm_loss_sum"] * mlm_scale + outputs["pair_loss_sum"] * pair_scale
-        loss = loss + (outputs["exit_loss_sum"] + outputs["z_loss_sum"]) * mlm_scale
+            outputs = engine.deepspeed(**micro_batch.on(run.device), scales=scales)
         with run.span("backward"):
-            engine.backward(loss, is_last=number == len(batch.micro_batches))
+            engine.backward(outputs["loss"], is_last=number == len(batch.micro_batches))
         run.window.add_outputs(outputs)
 
 
@@ -336,6 +354,7 @@ def open_stream(
         num_workers=config.num_workers or 0,
         timeout=60 * config.timeout_minutes,
         pin_memory=device.type == "cuda",
+        fixed_shapes=has_fixed_shapes(config, mesh, device),
     )
 
 

@@ -9,6 +9,10 @@ from types import SimpleNamespace
 import device  # ty: ignore (the compiled module)
 import torch
 import torch.cuda as cuda
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+aten = torch.ops.aten
 
 COUNT = int(os.environ["FAKE_CUDA_DEVICES"])
 device.set_count(COUNT)
@@ -97,6 +101,54 @@ class DeviceContext:
         device.set_device(self.before)
 
 
+class Graph(TorchDispatchMode):
+    """A tape: what ran within is run again, and what it gives is written into the same memory.
+
+    As on a real device a capture draws no random numbers, and refuses to wait for the device or to
+    copy from ordinary memory of the host.
+    """
+
+    def __init__(self, *_, **__):
+        super().__init__()
+        self.calls = []
+
+    def pool(self):
+        return (0, id(self))
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        waits = function in (aten._local_scalar_dense.default, aten.nonzero.default)
+        copies = function in (aten._to_copy.default, aten.copy_.default)
+        if waits or (copies and not all(x.is_cuda for x in given)):
+            raise RuntimeError(f"CUDA error: {function} is not permitted when a stream captures")
+        found = function(*args, **kwargs)
+        held = {x.untyped_storage().data_ptr() for x in given}
+        fresh = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
+        made = [x.untyped_storage().data_ptr() not in held for x in fresh]
+        self.calls.append((function, args, kwargs, fresh, made))
+        return found
+
+    @torch.no_grad()
+    def replay(self):
+        for function, args, kwargs, fresh, made in self.calls:
+            again = tree_leaves(function(*args, **kwargs))
+            again = [x for x in again if isinstance(x, torch.Tensor)]
+            for old, new, is_new in zip(fresh, again, made, strict=True):
+                if is_new:
+                    old.detach().copy_(new)
+
+
+@contextlib.contextmanager
+def capture(graph, pool=None, stream=None, capture_error_mode="global"):
+    before = torch.get_rng_state()
+    try:
+        with graph:
+            yield
+    finally:
+        torch.set_rng_state(before)
+
+
 STREAM = Stream()
 MEMORY = 141 * 2**30
 PROPERTIES = SimpleNamespace(
@@ -114,6 +166,7 @@ NOTHING = {
     "empty_cache",
     "manual_seed",
     "manual_seed_all",
+    "set_stream",
     "_lazy_init",
     "init",
 }
@@ -143,6 +196,7 @@ cuda.max_memory_allocated = cuda.max_memory_reserved = lambda *_: device.peak_by
 cuda.reset_peak_memory_stats = cuda.reset_max_memory_allocated = lambda *_: device.reset_peak()
 cuda._lazy_call = lambda *_, **__: None
 cuda.current_device = device.current_device
+cuda.CUDAGraph, cuda.graph = Graph, capture
 cuda.set_device, cuda.device, cuda.Stream, cuda.Event = set_device, DeviceContext, Stream, Event
 cuda.stream = lambda stream: contextlib.nullcontext()
 cuda.synchronize = lambda *_: tell("cuda.synchronize", "wait")
@@ -172,7 +226,7 @@ def check_contract(q, k, v, q_ends, kv_ends, q_most: int, kv_most: int) -> tuple
     for x, ends, most in ((q, q_ends, q_most), (k, kv_ends, kv_most)):
         values = device.on_host(ends).tolist()
         lengths = [end - begin for begin, end in zip(values, values[1:], strict=False)]
-        assert values[-1] == len(x) and 0 < min(lengths) and max(lengths) <= most
+        assert values[-1] == len(x) and 0 <= min(lengths) and max(lengths) <= most
         bounds.append([slice(*pair) for pair in zip(values, values[1:], strict=False)])
     assert len(bounds[0]) == len(bounds[1])
     return bounds[0], bounds[1]

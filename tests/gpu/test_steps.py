@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from albert_ds.model.attention import VarlenAttention
-from albert_ds.model.fused import FEW, has_triton, residual_norm
+from albert_ds.model.device import has_triton
+from albert_ds.model.fused import FEW, residual_norm
 from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.finetuning import flags, tune_ranks, write_squad

@@ -1,0 +1,184 @@
+"""A micro-batch's launches as one: CUDA graphs of the forward pass, the loss and the backward pass.
+
+On text the host launches kernels more slowly than the device runs them, and a graph is one launch.
+A graph repeats what it captured in the same memory, so what differs from one micro-batch to the
+next lies on the device: ids, seeds of dropout, scales of the losses. Each shape of a micro-batch
+(`data/fixed_shapes.py`) has a graph of its own, and so has each depth.
+"""
+
+import gc
+import traceback
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from albert_ds.base.cli import log_line
+from albert_ds.model.albert import AlbertForPretraining
+
+MOST = 16  # graphs
+Key = tuple
+Compute = Callable[..., dict[str, Tensor]]
+
+
+@cache
+def use_own_stream(device: torch.device) -> None:
+    """Let all that follows run on a stream of its own: nothing is captured on the default one.
+
+    Before the first forward pass: what adds to a parameter's gradient stays on that pass's stream,
+    and a capture that reaches another stream fails.
+    """
+    torch.cuda.synchronize(device)
+    torch.cuda.set_stream(torch.cuda.Stream(device))
+
+
+class GraphedForPretraining(AlbertForPretraining):
+    """The model of a trainer, which runs it by `graphs` once there are any."""
+
+    graphs: "Graphs | None" = None
+
+    def forward(self, **tensors):  # ty: ignore[incompatible-method-override]
+        if self.graphs is None or not self.training:
+            return super().forward(**tensors)
+        return self.graphs.run(super().forward, tensors, depth=len(self.albert.encoder.plan))
+
+
+class Graphs:
+    """The graphs of a model, and how many micro-batches ran by them."""
+
+    def __init__(self, model: nn.Module):
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.kept: dict[Key, Graph] = {}
+        self.is_warm = False  # a micro-batch has run, and compiled and loaded what it needed
+        self.refused: set[Key] = set()  # shapes that could not be captured at their first use
+        self.failure: str | None = None  # why no more are captured
+        self.reasons: list[str] = []
+        self.replayed = self.eager = 0
+        # All graphs write their gradients here, side by side.
+        sizes = [p.numel() + -p.numel() % 16 for p in self.parameters]
+        self.flat = torch.zeros(
+            sum(sizes), dtype=self.parameters[0].dtype, device=self.parameters[0].device
+        )
+        self.sizes, self.pool, self.places = sizes, None, self.find_places()
+
+    def find_places(self) -> list[int]:
+        return [p.data_ptr() for p in self.parameters]
+
+    def cut(self, flat: Tensor) -> list[Tensor]:
+        """The gradient of each parameter in `flat`."""
+        parts = zip(flat.split(self.sizes), self.parameters, strict=True)
+        return [part[: p.numel()].view(p.shape) for part, p in parts]
+
+    def run(self, compute: Compute, tensors: dict, *, depth: int) -> dict[str, Tensor]:
+        """What `compute` gives for the tensors, of which `loss` has a gradient.
+
+        The first micro-batch of all runs eagerly. A shape that cannot be captured does so once
+        more, and if it cannot be captured then, nothing is from then on.
+        """
+        shapes = ((k, tuple(x.shape) if isinstance(x, Tensor) else x) for k, x in tensors.items())
+        key = (depth, *shapes)
+        graph = self.kept.get(key)
+        if graph is None and self.is_warm and len(self.kept) < MOST and self.failure is None:
+            graph = self._capture(key, compute, tensors)
+        if graph is None:
+            self.is_warm = True
+            self.eager += 1
+            return compute(**tensors)
+        assert self.places == self.find_places(), "the weights have moved"
+        self.replayed += 1
+        graph.fill(tensors)
+        loss, values = Replay.apply(graph, self, *self.parameters)
+        return dict(zip(graph.names, values.unbind(), strict=True)) | {"loss": loss}
+
+    def _capture(self, key: Key, compute: Compute, tensors: dict) -> "Graph | None":
+        try:
+            graph = self.kept[key] = Graph(self, compute, tensors)
+        except Exception as error:
+            torch.cuda.synchronize()
+            self.reasons.append("".join(traceback.format_exception(error)))
+            if key in self.refused:
+                self.failure = line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                log_line(f"no CUDA graphs from here on, the steps run eagerly: {line}")
+            self.refused.add(key)
+            return None
+        return graph
+
+    def clear(self) -> None:
+        """Before the weights change their place."""
+        self.kept.clear()
+
+
+class Graph:
+    """The launches of one shape."""
+
+    def __init__(self, graphs: Graphs, compute: Compute, tensors: dict):
+        self.inputs = {k: x.clone() if isinstance(x, Tensor) else x for k, x in tensors.items()}
+        self.graph = torch.cuda.CUDAGraph()
+        with (
+            without_collection(),
+            torch.cuda.graph(
+                self.graph,
+                pool=graphs.pool,
+                stream=torch.cuda.current_stream(),
+                capture_error_mode="thread_local",
+            ),
+        ):
+            outputs = compute(**self.inputs)
+            loss = outputs.pop("loss")
+            found = torch.autograd.grad(loss, graphs.parameters, allow_unused=True)
+            self.has_gradient = [gradient is not None for gradient in found]
+            pairs = zip(graphs.cut(graphs.flat), found, strict=True)
+            held = [(place, gradient) for place, gradient in pairs if gradient is not None]
+            torch._foreach_copy_([place for place, _ in held], [gradient for _, gradient in held])
+            self.names = list(outputs)
+            self.loss = loss.detach().clone()
+            self.values = torch.stack([x.detach().double() for x in outputs.values()])
+            del outputs, loss, found, pairs, held
+        graphs.pool = graphs.pool or self.graph.pool()
+
+    def fill(self, tensors: dict) -> None:
+        names = [name for name, x in tensors.items() if isinstance(x, Tensor)]
+        into, given = ([held[name] for name in names] for held in (self.inputs, tensors))
+        torch._foreach_copy_(into, given)
+
+
+class Replay(torch.autograd.Function):
+    """All of a micro-batch in the forward pass; the backward pass hands out its gradients.
+
+    They are copies: a graph's own would change with the next micro-batch while the accumulated ones
+    still lie in them. The gradient of the loss must be 1.
+    """
+
+    @staticmethod
+    def forward(ctx, graph: Graph, graphs: Graphs, *parameters: Tensor):
+        graph.graph.replay()
+        ctx.has_gradient, ctx.cut, ctx.gradients = (
+            graph.has_gradient,
+            graphs.cut,
+            graphs.flat.clone(),
+        )
+        values = graph.values.clone()
+        ctx.mark_non_differentiable(values)
+        return graph.loss.clone(), values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *_):
+        gradients = zip(ctx.cut(ctx.gradients), ctx.has_gradient, strict=True)
+        ctx.gradients = None  # a gradient that two hold would be copied
+        return None, None, *(each if has else None for each, has in gradients)
+
+
+@contextmanager
+def without_collection():
+    """No garbage collection within: it may free what a capture may not."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
