@@ -28,7 +28,15 @@ from albert_ds.parallel.consensus import Counts
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.settings.pretrain import RunConfig
 from albert_ds.training.metrics import Window
-from albert_ds.training.pretrain import Batch, Run, build, next_batch, open_stream, train_step
+from albert_ds.training.pretrain import (
+    Batch,
+    Run,
+    build,
+    has_fixed_shapes,
+    next_batch,
+    open_stream,
+    train_step,
+)
 from albert_ds.training.traffic import Traffic
 from albert_ds.vocab.vocab import NUM_FIXED
 from albert_lab.bench_run import accumulation_of, stage_of
@@ -50,6 +58,7 @@ def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic:
             vocab_size=config.model.vocab_size,
             micro_batch_size=config.micro_batch_size,
             seed=mesh.dp_rank,
+            fixed=has_fixed_shapes(config, mesh, device),
         )
         batches = cycle([x.pin_memory() if device.type == "cuda" else x for x in batches])
     file = Path(config.deepspeed_config)
@@ -65,7 +74,12 @@ def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic:
 
 
 def synthetic_batches(
-    config: StreamConfig, *, vocab_size: int, micro_batch_size: int, seed: int
+    config: StreamConfig,
+    *,
+    vocab_size: int,
+    micro_batch_size: int,
+    seed: int,
+    fixed: bool = False,
 ) -> Iterator[MicroBatch]:
     """A few micro-batches of rows of `sequence_length` random tokens, without padding.
 
@@ -74,7 +88,7 @@ def synthetic_batches(
     rng = np.random.default_rng(seed)
     length = config.sequence_length
     masked = max(1, round(config.masked_fraction * length))
-    for _ in range(SYNTHETIC):
+    for number in range(SYNTHETIC):
         samples = [
             Sample(
                 ids=rng.integers(NUM_FIXED, vocab_size, length),
@@ -88,7 +102,8 @@ def synthetic_batches(
             )
             for _ in range(micro_batch_size)
         ]
-        yield collate(samples, [0] * len(samples), config.objective)
+        begin = number * len(samples)
+        yield collate(samples, [*range(begin, begin + len(samples))], config, fixed=fixed)
 
 
 def count_parameters(run: Run) -> int:

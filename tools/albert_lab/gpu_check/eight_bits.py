@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from albert_ds.model.config import SIZES
-from albert_ds.model.fused import has_triton
+from albert_ds.model.device import has_triton
 from albert_lab.gpu_check.rates import random_bf16, time_on_device
 from albert_lab.gpu_check.records import Records
 

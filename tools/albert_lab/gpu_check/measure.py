@@ -13,11 +13,14 @@ from albert_lab.gpu_check.eight_bits import measure_eight_bits
 from albert_lab.gpu_check.rates import describe_machine, measure_shapes
 from albert_lab.gpu_check.records import Records
 
+GRAPHS = ("graph_equal", "graph_speed", "graph_parts")
+
 
 def build_parser() -> cli.Parser:
     parser = cli.Parser(prog="albert_lab.gpu_check.measure", description=__doc__)
     add = parser.add
-    add("piece", "what to measure", choices=("machine", "smoke", "speed", "rates", "fp8"))
+    pieces = ("machine", "smoke", "speed", "rates", "fp8", *GRAPHS)
+    add("piece", "what to measure", choices=pieces)
     text = "from the start of the process; what cannot begin in them is left out"
     add("--seconds", text, "S", Number(above=0), required=True)
     add("--data", "folder of shards, for `speed`", default="")
@@ -40,6 +43,15 @@ def main(argv: list[str]) -> None:
 
         if args.piece == "smoke":
             smoke(records, args.quick)
+        elif args.piece in GRAPHS:
+            from albert_lab.gpu_check import graph_steps
+
+            of = (
+                graph_steps.measure_equality,
+                graph_steps.measure_graphs,
+                graph_steps.capture_parts,
+            )
+            dict(zip(GRAPHS, of, strict=True))[args.piece](records, args.quick, args.data)
         else:
             measure_speeds(records, args.quick, args.data)
     sys.stdout.flush()

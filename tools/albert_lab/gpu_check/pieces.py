@@ -108,6 +108,18 @@ def measure_speed(check: Check) -> list[Finding]:
     return found + profiles + rows
 
 
+def measure_graphs(check: Check) -> list[Finding]:
+    """Steps by CUDA graphs: equal to eager ones, and as fast; parts alone if a capture fails."""
+    data = ("--data", check.data)
+    speed, rows = measure(check, "graph_speed", 75, *data)
+    equal, more = measure(check, "graph_equal", 50, *data)
+    records, rows = speed + equal, rows + more
+    if any(r["ok"] is False or "refused" in r.get("found", {}) for r in records):
+        parts, more = measure(check, "graph_parts", 45, *data)
+        records, rows = records + parts, rows + more
+    return [*map(tell, records), *rows]
+
+
 def tell_profile(what: str, turn: dict) -> list[Finding]:
     """What a step's kernels take; the host's time is what a step takes longer than they.
 
@@ -271,6 +283,7 @@ PIECES: dict[str, Callable[[Check], list[Finding]]] = {
     "smoke": partial(measure_and_tell, piece="smoke", seconds=90),
     "speed": measure_speed,
     "rates": partial(measure_and_tell, piece="rates", seconds=60),
+    "graphs": measure_graphs,
     "fp8": partial(measure_and_tell, piece="fp8", seconds=40),
     "train": train,
     "peer": compare_with_peer,

@@ -39,8 +39,8 @@ class Records:
             except torch.cuda.OutOfMemoryError:
                 found = {"ok": None, "error": "does not fit into the memory"}
             except Exception as error:
-                text = f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
-                found = {"ok": False, "error": text, "where": traceback.format_exc()[-1500:]}
+                text = f"{type(error).__name__}: {' '.join(str(error).split())[:4000]}"
+                found = {"ok": False, "error": text, "where": traceback.format_exc()[-3000:]}
             gc.collect()
             torch.cuda.empty_cache()
         what = ", ".join([kind, *(f"{name} {value}" for name, value in facts.items())])

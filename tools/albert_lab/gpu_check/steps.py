@@ -68,6 +68,7 @@ class Bench:
         length: int,
         ds="zero1_bf16",
         data: str = "",
+        no_graphs: bool = False,
         **changes,
     ) -> Run:
         """An engine of two micro-batches a step on real text, or on rows of random tokens."""
@@ -82,7 +83,7 @@ class Bench:
             activation_checkpointing=checkpointing,
             data=[data] if data else None,
         )
-        config = replace(config, num_workers=WORKERS)
+        config = replace(config, num_workers=WORKERS, no_graphs=no_graphs)
         if lr is not None:
             config.deepspeed["optimizer"]["params"]["lr"] = lr
         return open_bench_run(config, self.mesh, self.device, self.traffic)
