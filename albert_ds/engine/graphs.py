@@ -20,6 +20,7 @@ from albert_ds.base.cli import log_line
 from albert_ds.model.albert import AlbertForPretraining
 
 MOST = 16  # graphs
+PATIENCE = 400  # micro-batches without a graph, after which another may take its place
 Key = tuple
 Compute = Callable[..., dict[str, Tensor]]
 
@@ -36,83 +37,111 @@ def use_own_stream(device: torch.device) -> None:
 
 
 class GraphedForPretraining(AlbertForPretraining):
-    """The model of a trainer, which runs it by `graphs` once there are any."""
+    """The model of a trainer, which runs it by `graphs` where there are any."""
 
     graphs: "Graphs | None" = None
 
-    def forward(self, **tensors):  # ty: ignore[incompatible-method-override]
+    def forward(self, *, overflows: bool = False, **tensors):  # ty: ignore[incompatible-method-override]
+        """`AlbertForPretraining.forward`; overflows: of a shape that does not come again."""
         if self.graphs is None or not self.training:
             return super().forward(**tensors)
-        return self.graphs.run(super().forward, tensors, depth=len(self.albert.encoder.plan))
+        depth = len(self.albert.encoder.plan)
+        return self.graphs.run(super().forward, tensors, depth=depth, overflows=overflows)
 
 
 class Graphs:
-    """The graphs of a model, and how many micro-batches ran by them."""
+    """The graphs of a model, and how many micro-batches ran without one."""
 
     def __init__(self, model: nn.Module):
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.kept: dict[Key, Graph] = {}
+        self.places = self._find_places()
+        self.kept: dict[Key, Graph] = {}  # the last one used is the last
+        self.pool = None  # of the memory that they share
         self.is_warm = False  # a micro-batch has run, and compiled and loaded what it needed
-        self.refused: set[Key] = set()  # shapes that could not be captured at their first use
-        self.failure: str | None = None  # why no more are captured
-        self.reasons: list[str] = []
-        self.replayed = self.eager = 0
-        # All graphs write their gradients here, side by side.
+        self.refused: dict[Key, str] = {}  # what could not be captured at its first use, and why
+        self.is_off = False  # nothing more is captured
+        self.calls = self.eager = self.overflowed = 0
         sizes = [p.numel() + -p.numel() % 16 for p in self.parameters]
-        self.flat = torch.zeros(
-            sum(sizes), dtype=self.parameters[0].dtype, device=self.parameters[0].device
-        )
-        self.sizes, self.pool, self.places = sizes, None, self.find_places()
+        first = self.parameters[0]
+        # All graphs write their gradients here, side by side.
+        self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        self.sizes = sizes
 
-    def find_places(self) -> list[int]:
-        return [p.data_ptr() for p in self.parameters]
+    def run(
+        self, compute: Compute, tensors: dict, *, depth: int, overflows: bool
+    ) -> dict[str, Tensor]:
+        """What `compute` gives for the tensors, of which `loss` has a gradient.
+
+        The first micro-batch of all runs eagerly. A shape that cannot be captured does so once
+        more, and if it cannot be captured then, nothing is from then on.
+        """
+        self.calls += 1
+        graph = None if overflows else self._find(compute, tensors, depth)
+        if graph is None:
+            self.is_warm = True
+            self.eager += 1
+            self.overflowed += overflows
+            return compute(**tensors)
+        assert self.places == self._find_places(), "the weights have moved"
+        graph.fill(tensors)
+        loss, values = Replay.apply(graph, self, *self.parameters)
+        return dict(zip(graph.names, values.unbind(), strict=True)) | {"loss": loss}
 
     def cut(self, flat: Tensor) -> list[Tensor]:
         """The gradient of each parameter in `flat`."""
         parts = zip(flat.split(self.sizes), self.parameters, strict=True)
         return [part[: p.numel()].view(p.shape) for part, p in parts]
 
-    def run(self, compute: Compute, tensors: dict, *, depth: int) -> dict[str, Tensor]:
-        """What `compute` gives for the tensors, of which `loss` has a gradient.
+    def take_counts(self) -> dict[str, int]:
+        """Micro-batches since the last call that ran without a graph, and those that overflowed."""
+        counts = {"eager_micro_batches": self.eager, "overflowed_micro_batches": self.overflowed}
+        self.eager = self.overflowed = 0
+        return counts
 
-        The first micro-batch of all runs eagerly. A shape that cannot be captured does so once
-        more, and if it cannot be captured then, nothing is from then on.
-        """
-        shapes = ((k, tuple(x.shape) if isinstance(x, Tensor) else x) for k, x in tensors.items())
-        key = (depth, *shapes)
-        graph = self.kept.get(key)
-        if graph is None and self.is_warm and len(self.kept) < MOST and self.failure is None:
-            graph = self._capture(key, compute, tensors)
+    def _find_places(self) -> list[int]:
+        return [p.data_ptr() for p in self.parameters]
+
+    def _find(self, compute: Compute, tensors: dict, depth: int) -> "Graph | None":
+        """The graph of this shape, captured if there is room for one more."""
+        shapes = (tuple(x.shape) if isinstance(x, Tensor) else x for x in tensors.values())
+        key = depth, *shapes
+        graph = self.kept.pop(key, None)
         if graph is None:
-            self.is_warm = True
-            self.eager += 1
-            return compute(**tensors)
-        assert self.places == self.find_places(), "the weights have moved"
-        self.replayed += 1
-        graph.fill(tensors)
-        loss, values = Replay.apply(graph, self, *self.parameters)
-        return dict(zip(graph.names, values.unbind(), strict=True)) | {"loss": loss}
+            if self.is_off or not self.is_warm or not self._make_room():
+                return None
+            graph = self._capture(key, compute, tensors)
+        if graph is not None:
+            graph.used_at = self.calls
+            self.kept[key] = graph
+        return graph
+
+    def _make_room(self) -> bool:
+        """Whether one more may be kept; the one that has waited longest may go for it."""
+        if len(self.kept) < MOST:
+            return True
+        oldest = next(iter(self.kept))
+        if self.calls - self.kept[oldest].used_at <= PATIENCE:
+            return False
+        del self.kept[oldest]
+        return True
 
     def _capture(self, key: Key, compute: Compute, tensors: dict) -> "Graph | None":
         try:
-            graph = self.kept[key] = Graph(self, compute, tensors)
-        except Exception as error:
+            return Graph(self, compute, tensors)
+        except Exception as error:  # of memory, of a driver: of whatever kind, eager steps go on
             torch.cuda.synchronize()
-            self.reasons.append("".join(traceback.format_exception(error)))
             if key in self.refused:
-                self.failure = line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-                log_line(f"no CUDA graphs from here on, the steps run eagerly: {line}")
-            self.refused.add(key)
+                self.is_off = True
+                line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                log_line(f"no more CUDA graphs, what has none runs eagerly: {line}")
+            self.refused[key] = "".join(traceback.format_exception(error))
             return None
-        return graph
-
-    def clear(self) -> None:
-        """Before the weights change their place."""
-        self.kept.clear()
 
 
 class Graph:
     """The launches of one shape."""
+
+    used_at = 0  # micro-batches of the run
 
     def __init__(self, graphs: Graphs, compute: Compute, tensors: dict):
         self.inputs = {k: x.clone() if isinstance(x, Tensor) else x for k, x in tensors.items()}
@@ -155,11 +184,8 @@ class Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx, graph: Graph, graphs: Graphs, *parameters: Tensor):
         graph.graph.replay()
-        ctx.has_gradient, ctx.cut, ctx.gradients = (
-            graph.has_gradient,
-            graphs.cut,
-            graphs.flat.clone(),
-        )
+        ctx.has_gradient, ctx.cut = graph.has_gradient, graphs.cut
+        ctx.gradients = graphs.flat.clone()
         values = graph.values.clone()
         ctx.mark_non_differentiable(values)
         return graph.loss.clone(), values

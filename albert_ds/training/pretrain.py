@@ -22,7 +22,7 @@ from albert_ds.checkpoint.gather import Saver, TrainState, find_start, restore
 from albert_ds.checkpoint.initial import read_initial_weights
 from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.checkpoint.run_folder import RunLock
-from albert_ds.data.micro_batch import MicroBatch, send
+from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.data.shards import open_shards, read_index
 from albert_ds.data.staging import copy_folders, find_copy
 from albert_ds.data.stream import training_batches
@@ -110,15 +110,29 @@ def build(
     return engine
 
 
-def has_fixed_shapes(config: RunConfig, mesh: Mesh, device: torch.device) -> bool:
-    """Whether a run's micro-batches are padded to few shapes: where CUDA graphs may run them.
-
-    Also with --no-graphs, whose numbers are the same.
-    """
+def find_obstacle(config: RunConfig, mesh: Mesh, device: torch.device) -> str | None:
+    """What keeps a run's micro-batches from running by CUDA graphs; None if nothing does."""
+    precision = precision_of(config.deepspeed)
     stage = config.deepspeed.get("zero_optimization", {}).get("stage", 0)
-    is_bf16 = precision_of(config.deepspeed) == "bf16"
-    is_plain = mesh.tp_size == 1 and config.activation_checkpointing == "none"
-    return device.type == "cuda" and is_bf16 and stage < 3 and is_plain
+    if device.type != "cuda":
+        return device.type
+    if precision != "bf16":
+        return precision
+    if mesh.tp_size > 1:
+        return f"--tensor-parallel {mesh.tp_size}"
+    if stage == 3:
+        return "ZeRO-3"
+    if config.activation_checkpointing != "none":
+        return f"--activation-checkpointing {config.activation_checkpointing}"
+    return None
+
+
+def has_fixed_shapes(config: RunConfig, mesh: Mesh, device: torch.device) -> bool:
+    """Whether a run's micro-batches are padded to few shapes.
+
+    Where CUDA graphs may run them, and with --no-graphs too: its numbers are the same.
+    """
+    return find_obstacle(config, mesh, device) is None
 
 
 def next_batch(run: Run, *, ahead: int = 0, stop: bool = False) -> Batch:
@@ -169,10 +183,14 @@ def run_passes(run: Run, batch: Batch) -> None:
         engine.clear_gradients()
     # DeepSpeed averages gradients over data-parallel ranks; the losses need their sum.
     counted = batch.counts.masked, batch.counts.pairs
-    scales = send(torch.tensor([run.mesh.dp_size / max(n, 1) for n in counted]), run.device)
+    # On the device, because a graph repeats the numbers of its launches; without a copy.
+    factors = [run.mesh.dp_size / max(number, 1) for number in counted]
+    scales = torch.stack([torch.full((), x, device=run.device) for x in factors])
     for number, micro_batch in enumerate(batch.micro_batches, start=1):
         with run.span("forward"):
-            outputs = engine.deepspeed(**micro_batch.on(run.device), scales=scales)
+            outputs = engine.deepspeed(
+                **micro_batch.on(run.device), scales=scales, overflows=micro_batch.overflows
+            )
         with run.span("backward"):
             engine.backward(outputs["loss"], is_last=number == len(batch.micro_batches))
         run.window.add_outputs(outputs)
@@ -363,12 +381,13 @@ def describe_window(run: Run, gradient_norm: float) -> dict:
     values = run.window.close(run.mesh, run.config.stream.objective)
     if run.config.depth_schedule:
         values["num_layers"] = run.config.model_at(run.step - 1).num_layers
-    plan = run.config.plan
+    plan, graphs = run.config.plan, run.engine.deepspeed.module.graphs
     return {
         "samples": plan.samples_at(run.step),
         **({"tokens": run.tokens} if run.config.save_at_tokens else {}),
         **{name: plan.schedule(name).at(run.step - 1) for name in plan.schedules},
         **values,
+        **(graphs.take_counts() if graphs is not None else {}),
         "lr": run.config.rate_at(run.step - 1),
         "grad_norm": gradient_norm,
     }
@@ -414,6 +433,9 @@ def print_header(run: Run, config: RunConfig) -> None:
         )
     title = f"pretraining: {config.output}, {run.step:,} of {config.steps:,} steps done"
     facts = describe_run(config.size, run, num_nodes=num_nodes)
+    if run.device.type == "cuda":
+        why = find_obstacle(config, run.mesh, run.device) or "--no-graphs" * config.no_graphs
+        facts["launches"] = f"one by one, not by CUDA graphs: {why}" if why else "by CUDA graphs"
     if config.schedules:
         facts["schedules"] = "; ".join(f"{as_flag(k)} {v}" for k, v in config.schedules.items())
     print_facts(title, facts | {"data": "; ".join(sources)})

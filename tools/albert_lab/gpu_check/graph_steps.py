@@ -35,11 +35,12 @@ def describe_graphs(run: Run) -> dict:
     graphs = run.engine.deepspeed.module.graphs
     if graphs is None:
         return {}
-    if graphs.reasons and not graphs.kept:
-        raise RuntimeError(f"nothing was captured: {graphs.reasons[0]}")
-    share = graphs.replayed / max(graphs.replayed + graphs.eager, 1)
-    found = {"by_graph": round(share, 3), "graphs": len(graphs.kept), "eager": graphs.eager}
-    return found | ({"refused": graphs.reasons} if graphs.reasons else {})
+    reasons = list(graphs.refused.values())
+    if reasons and not graphs.kept:
+        raise RuntimeError(f"nothing was captured: {reasons[0]}")
+    share = 1 - graphs.eager / max(graphs.calls, 1)
+    found = {"by_graph": round(share, 3), "graphs": len(graphs.kept), **graphs.take_counts()}
+    return found | ({"refused": reasons} if reasons else {})
 
 
 def take_steps(bench: Bench, micro: int, rows: str, data: str, *, graphs: bool) -> dict:
@@ -117,7 +118,7 @@ def time_steps(bench: Bench, micro: int, rows: str, data: str, graphs: bool) -> 
         **describe_graphs(run),
     }
     if graphs:
-        run.engine.deepspeed.module.graphs.clear()
+        run.engine.deepspeed.module.graphs = None  # its memory goes before the next one
     run.engine.deepspeed.destroy()
     return found
 

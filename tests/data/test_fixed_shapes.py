@@ -1,0 +1,100 @@
+"""What a bucket adds to a micro-batch changes no loss, no gradient and no count."""
+
+import numpy as np
+import pytest
+import torch
+
+from albert_ds.data.fixed_shapes import SPARE, draw_seeds, find_step
+from albert_ds.data.micro_batch import MicroBatch, collate
+from albert_ds.data.samples import Sample
+from albert_ds.data.stream_config import StreamConfig
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.parallel.consensus import Counts
+from tests.model.conftest import build_config
+
+CONFIG = StreamConfig(sequence_length=24)
+
+
+def draw_sample(length: int, masked: int, rng: np.random.Generator) -> Sample:
+    return Sample(
+        ids=rng.integers(5, 101, length),
+        first=length // 2,
+        positions=np.sort(rng.choice(length, masked, replace=False)),
+        labels=rng.integers(5, 101, masked),
+        pair_label=int(rng.integers(2)),
+        used=length,
+        available=length,
+        starts=np.ones(length, bool),
+    )
+
+
+def collate_both(lengths: list[int], masked: list[int]) -> list[MicroBatch]:
+    rng = np.random.default_rng(0)
+    samples = [draw_sample(*pair, rng) for pair in zip(lengths, masked, strict=True)]
+    return [
+        collate(samples, [*range(len(samples))], CONFIG, fixed=fixed) for fixed in (False, True)
+    ]
+
+
+def run(micro_batch: MicroBatch) -> tuple[dict, dict]:
+    model = AlbertForPretraining(build_config(), seed=3, exits={2: 0.5}, z_loss=1e-2).double()
+    out = model(**micro_batch.tensors, scales=torch.tensor([0.5, 0.25], dtype=torch.float64))
+    out["loss"].backward()
+    return out, {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "masked"),
+    [
+        ([24, 9, 17, 5], [4, 1, 3, 1]),
+        ([24, 24, 24, 24], [4, 4, 4, 4]),  # as many as there may be
+        ([16, 16, 16, 16], [2, 2, 2, 2]),  # a bucket's bound
+        ([7, 9], [0, 0]),  # nothing to predict
+        ([], []),  # a rank without a sample
+    ],
+)
+def test_padding_changes_no_loss_and_no_gradient(lengths, masked):
+    bare, padded = collate_both(lengths, masked)
+    assert not padded.overflows and padded.max_seqlen == CONFIG.sequence_length
+    added = padded.lengths["input_ids"] - bare.lengths["input_ids"]
+    assert SPARE <= added < SPARE + find_step(24 * max(len(lengths), 1))
+    assert padded.lengths["input_ids"] % SPARE == 0 or not lengths
+    assert Counts.of(bare) == Counts.of(padded)
+    for theirs, ours in zip(run(bare), run(padded), strict=True):
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, rtol=1e-12, atol=1e-13, msg=name)
+
+
+def test_attention_takes_no_more_queries_of_a_sequence_than_it_is_told():
+    for lengths in ([24, 24, 24, 20], [5, 5, 5, 5], [24] * 30 + [11]):
+        _, padded = collate_both(lengths, [max(1, round(0.15 * n)) for n in lengths])
+        tensors = padded.tensors
+        ends, tokens = tensors["cu_seqlens"], len(tensors["input_ids"])
+        assert ends[-1] == tokens and ends.diff().min() >= 0
+        first = ends[:-1].clamp(max=tokens - 1)
+        positions = torch.cat([first, tensors["masked_positions"]]).sort().values
+        assert positions.max() < tokens
+        queries = torch.searchsorted(positions, ends.long()).diff()
+        assert int(queries.max()) <= padded.max_seqlen
+
+
+def test_shapes_follow_from_the_number_of_tokens_alone():
+    """Of predictions fewer or more, and of sequences cut in other ways."""
+    shapes = set()
+    for lengths, masked in (([20, 20, 20], [3, 3, 3]), ([24, 24, 12], [3, 4, 1])):
+        shapes.add(tuple(collate_both(lengths, masked)[1].lengths.values()))
+    assert len(shapes) == 1
+
+
+def test_more_predictions_than_a_bucket_holds_stay_as_they_are():
+    bare, padded = collate_both([24, 24], [20, 20])
+    assert padded.overflows and torch.equal(bare.packed, padded.packed)
+    assert padded.max_seqlen == bare.max_seqlen
+
+
+def test_a_token_s_seed_follows_from_its_sample_and_place():
+    lengths = np.array([5, 3, 7, 4])
+    whole = draw_seeds(7, [10, 11, 12, 13], lengths)
+    parts = [draw_seeds(7, [10, 11], lengths[:2]), draw_seeds(7, [12, 13], lengths[2:])]
+    assert np.array_equal(whole, np.concatenate(parts))
+    assert len({*whole.tolist(), *draw_seeds(8, [10], lengths[:1]).tolist()}) == 19 + 5
