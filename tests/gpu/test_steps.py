@@ -12,6 +12,7 @@ import torch
 
 from albert_ds.model.attention import VarlenAttention
 from albert_ds.model.device import has_triton
+from albert_ds.model.draws import Draws
 from albert_ds.model.fused import FEW, residual_norm
 from tests.batches import random_samples
 from tests.distributed import run_ranks
@@ -94,8 +95,9 @@ def test_kernels_of_triton_run_for_many_values_only():
 
     def names(tokens: int) -> str:
         x, weight = torch.ones(tokens, 1024, device="cuda"), torch.ones(1024, device="cuda")
+        draws = Draws(torch.arange(tokens, device="cuda"))
         with profile(activities=[ProfilerActivity.CUDA]) as trace:
-            residual_norm(x, x, weight, weight, 1e-12, 0.1)
+            residual_norm(x, x, weight, weight, 1e-12, 0.1, draws)
             torch.cuda.synchronize()
         return " ".join(event.name for event in trace.events())
 
