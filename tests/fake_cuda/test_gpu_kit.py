@@ -7,6 +7,7 @@ import tarfile
 
 import pytest
 import torch
+from albert_lab.gpu_check.host import EAGER_TURNS, TURNS
 from safetensors.torch import load_file
 
 from tests.command import run_bash
@@ -69,6 +70,26 @@ def test_minutes_end_with_scored_weights_also_if_the_training_is_cut_off(
     assert probe["weights"] == "model" and probe["heldout_masked"] > 0
     last = json.loads((kept / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert 20 < last["step"] < 100_000
+
+
+@pytest.mark.timeout(MAX_SECONDS)
+def test_the_host_is_measured_with_every_source_and_setting(fake_cuda, data, tmp_path):  # noqa: F811
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "data").symlink_to(data)
+    given = {"KIT_WORK": f"{tmp_path}/work", "OUT": f"{tmp_path}/out", "QUICK": 1}
+    command = ("tools/gpu_kit/run.sh", MAX_SECONDS - 60, "host")
+    done = run_bash(*command, **given, PY=sys.executable)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+    records = [record for line in lines if (record := json.loads(line)).get("kind") == "host"]
+    assert [(r["rows"], r["settings"].split(", ")) for r in records] == [
+        (source, [*settings] or ["as is"]) for _, source, settings in [*TURNS, *EAGER_TURNS]
+    ]
+    for record in records:
+        found, has_none = record["found"], "gc off" in record["settings"]
+        assert found["host_ms"] <= found["step_ms_p90"] <= found["slowest_ms"]
+        assert (sum(found["collections"]) == 0) == (found["collection_ms"] == 0) >= has_none
+        assert found["torch_threads"] == 1 or "1 thread" not in record["settings"]
 
 
 CUT = """#!/bin/bash

@@ -14,16 +14,17 @@ from albert_lab.gpu_check.rates import describe_machine, measure_shapes
 from albert_lab.gpu_check.records import Records
 
 GRAPHS = ("graph_equal", "graph_speed", "graph_parts")
+PIECES = ("machine", "smoke", "speed", "host", "rates", "fp8", *GRAPHS)
 
 
 def build_parser() -> cli.Parser:
     parser = cli.Parser(prog="albert_lab.gpu_check.measure", description=__doc__)
     add = parser.add
-    pieces = ("machine", "smoke", "speed", "rates", "fp8", *GRAPHS)
-    add("piece", "what to measure", choices=pieces)
+    add("piece", "what to measure", choices=PIECES)
     text = "from the start of the process; what cannot begin in them is left out"
     add("--seconds", text, "S", Number(above=0), required=True)
-    add("--data", "folder of shards, for `speed`", default="")
+    add("--data", "folder of shards, for `speed` and `host`", default="")
+    add("--eager-kernels", "`host`: with every kernel loaded at the start", action="store_true")
     add("--output", "JSON with every figure", type=Path, required=True)
     add("--quick", "tiny models and tensors; figures mean nothing", action="store_true")
     return parser
@@ -39,6 +40,7 @@ def main(argv: list[str]) -> None:
     elif args.piece == "fp8":
         measure_eight_bits(records, args.quick)
     else:  # DeepSpeed takes seconds to import
+        from albert_lab.gpu_check.host import measure_host
         from albert_lab.gpu_check.steps import measure_speeds, smoke
 
         if args.piece == "smoke":
@@ -52,6 +54,8 @@ def main(argv: list[str]) -> None:
                 graph_steps.capture_parts,
             )
             dict(zip(GRAPHS, of, strict=True))[args.piece](records, args.quick, args.data)
+        elif args.piece == "host":
+            measure_host(records, args.quick, args.data, eager=args.eager_kernels)
         else:
             measure_speeds(records, args.quick, args.data)
     sys.stdout.flush()

@@ -41,14 +41,15 @@ FusedLambBuilder().load(verbose=False)
 
 
 def measure(
-    check: Check, piece: str, seconds: float, *more: object
+    check: Check, piece: str, seconds: float, *more: object, name: str = "all"
 ) -> tuple[list[dict], list[Finding]]:
     """The records of a process of gpu_check.measure, and a row about its end."""
     flags = [piece, "--seconds", check.limit(seconds), *["--quick"] * check.quick, *more]
     module = "albert_lab.gpu_check.measure"
-    cell = check.run(f"{piece}/all", module, *flags, module=True, seconds=seconds)
+    cell = check.run(f"{piece}/{name}", module, *flags, module=True, seconds=seconds)
     records = (cell["result"] or {}).get("records", [])
-    return records, [ended("the whole process", cell, f"{cell.get('seconds')} s")]
+    what = "the whole process" if name == "all" else f"the whole process, {name}"
+    return records, [ended(what, cell, f"{cell.get('seconds')} s")]
 
 
 def tell(record: dict, says: str = "") -> Finding:
@@ -132,6 +133,28 @@ def tell_profile(what: str, turn: dict) -> list[Finding]:
     for name, count, us in profile["largest"][:KERNELS]:
         rows.append((f"{us / 1e3 / max(spent, 1e-3):.1%}, {count} times", f"`{name[:90]}`"))
     return [Finding(what=what, passed=None, says=says) for what, says in rows]
+
+
+def measure_host(check: Check) -> list[Finding]:
+    """The host's part of steps on text, with other sources of micro-batches and other settings."""
+    found, ends = [], []
+    for name, seconds, more in (("all", 75, ()), ("eager", 40, ("--eager-kernels",))):
+        records, rows = measure(check, "host", seconds, "--data", check.data, *more, name=name)
+        found += [tell(record, tell_host(record.get("found", {}))) for record in records]
+        ends += rows
+    return found + ends
+
+
+def tell_host(turn: dict) -> str:
+    """The figures of a turn that a table has room for; the records have all."""
+    if "operators" in turn:
+        return ", ".join(f"{name} {us / 1e3:.1f} ms" for name, _, us in turn["operators"][:KERNELS])
+    if not turn:
+        return ""
+    says = f"host {turn['host_ms']} ms a micro-batch (90 %: {turn['host_ms_p90']}); a step "
+    says += f"{turn['step_ms']} ms (90 %: {turn['step_ms_p90']}, {turn['slowest_ms']}), "
+    says += f"{turn['cpu_ms']} of CPUs, {turn['collection_ms']} of collections; "
+    return says + f"{turn['tokens_a_second']:,} tokens/s"
 
 
 def train(check: Check) -> list[Finding]:
@@ -284,6 +307,7 @@ PIECES: dict[str, Callable[[Check], list[Finding]]] = {
     "speed": measure_speed,
     "rates": partial(measure_and_tell, piece="rates", seconds=60),
     "graphs": measure_graphs,
+    "host": measure_host,
     "fp8": partial(measure_and_tell, piece="fp8", seconds=40),
     "train": train,
     "peer": compare_with_peer,

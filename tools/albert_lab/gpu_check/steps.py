@@ -127,6 +127,16 @@ def profile(run: Run) -> dict:
     return {"kernel_us": micros, "kernels": kernels, "tokens": tokens, "largest": rows[:45]}
 
 
+def profile_host(run: Run) -> dict:
+    """Operators of one step on the host: how often each ran and its own microseconds."""
+    both = {ProfilerActivity.CPU, ProfilerActivity.CUDA}
+    with watch(activities=both & supported_activities()) as trace:
+        take_step(run)
+        torch.cuda.synchronize()
+    rows = [(e.key[:80], e.count, round(e.self_cpu_time_total)) for e in trace.key_averages()]
+    return {"operators": sorted(rows, key=lambda row: -row[2])[:40]}
+
+
 def measure_speed(
     bench: Bench,
     name: str,
