@@ -66,7 +66,6 @@ def by_graphs(run: Run) -> Generator[None]:
     try:
         yield
     finally:
-        module.graphs.clear()
         module.graphs = None
 
 
