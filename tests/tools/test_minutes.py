@@ -21,7 +21,12 @@ if [ $module = albert_ds ] && [ "$micro" -gt 2 ]; then
     echo "out of GPU memory: lower --micro-batch-size"
     exit 2
 fi
+for n in 10 20; do
+    [ $module != albert_ds ] || mkdir -p "$folder/checkpoints/step-000000$n"
+done
 for n in {{1..12}}; do echo '{{"step": '$n', "step_seconds": '$n'}}'; done > "$folder/metrics.jsonl"
+echo '{{"step": 10, "heldout_mlm_loss": 3.0}}' >> "$folder/metrics.jsonl"
+echo "{{\\"step\\": 20, \\"heldout_mlm_loss\\": ${{LAST:-2.5}}}}" >> "$folder/metrics.jsonl"
 """
 
 
@@ -46,6 +51,17 @@ def test_minutes_of_a_card_with_less_memory_take_smaller_micro_batches_of_the_sa
     assert says[-1].startswith("a step of 8 sequences takes 8.0 s,")
     trials = [x for x in (tmp_path / "asked").read_text().splitlines() if " train " in x]
     assert len(trials) == 3 and all("--batch-size 8 " in trial for trial in trials)
+
+
+@pytest.mark.parametrize(
+    ("last", "exported"), [(2.5, "run"), (3.2, "run/checkpoints/step-00000010")]
+)
+def test_minutes_whose_loss_has_risen_export_the_best_checkpoint(data, tmp_path, last, exported):
+    done = run_minutes(tmp_path, data, LAST=last, SCORES=20)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    (export,) = (line for line in asked if " export " in line)
+    assert f" --checkpoint {tmp_path}/work/{exported} " in export
+    assert ("step-00000010 is exported" in done.stdout) == (exported != "run")
 
 
 @pytest.mark.parametrize(

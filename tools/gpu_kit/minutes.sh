@@ -28,7 +28,7 @@ BATCH=1024 MICRO=${MICRO:-1024} TRIAL=60 WARMUP=200
 # docs/learning.md says why.
 DEPTHS=3@0,6@25%,12@60%
 SIZE=(--model albert-tiny --embedding-size 128 --hidden-size 512 --num-heads 8 --num-layers 12)
-RECIPE=(--dropout 0 --max-ngram 1 --masked-fraction 0.3@0,0.3@60%..0.15@100% --learning-rate 0.004)
+RECIPE=(--dropout 0 --max-ngram 1 --masked-fraction 0.3@0,0.3@60%..0.15@100% --learning-rate 0.003)
 if [ -n "$QUICK" ]; then
     BATCH=8 MICRO=$((MICRO < 8 ? MICRO : 8)) TRIAL=12 WARMUP=2 DEPTHS=1@0,2@50%
     SIZE=(--model albert-tiny --embedding-size 32 --hidden-size 64 --num-heads 1 --num-layers 2)
@@ -58,6 +58,12 @@ CODE
 mkdir -p "$OUT" "$WORK/scores" || exit 2
 ulimit -n "$(ulimit -Hn)" # a loader's micro-batches are open files
 
+pack() {
+    (cd "$WORK" && tar czf results.tar.gz --ignore-failed-read speed steps *.log scores \
+        run/metrics.jsonl run/config.json run/history.jsonl 2> /dev/null)
+    mv "$WORK/results.tar.gz" "$OUT/results.tar.gz"
+}
+
 # train LIMIT FOLDER STEPS MICRO WARMUP FLAG...: after LIMIT seconds it saves and ends; a hung one
 # is killed.
 train() {
@@ -84,6 +90,7 @@ while [ ! -s "$WORK/speed" ]; do
         MICRO=$((MICRO / 2))
         continue
     fi
+    [ $code = 0 ] || pack
     [ $code = 0 ] || refuse "the trial ended with $code: $(tail -n 1 "$WORK/trial.log")"
     "$PY" - "$WORK/trial/metrics.jsonl" "$DEPTHS" "$TRIAL" "$MICRO" > "$WORK/speed.part" <<'CODE' || exit 1
 import json, sys
@@ -102,7 +109,7 @@ CODE
 done
 read -r STEP MICRO < "$WORK/speed"
 say "a step of $BATCH sequences takes $STEP s, the mean of depths $DEPTHS, in micro-batches of $MICRO"
-[ -z "${FIRST:-}" ] || exit 0
+[ -z "${FIRST:-}" ] || { pack; exit 0; }
 
 if [ ! -s "$WORK/steps" ]; then
     # 20 s to start and to evaluate; 4 % for checkpoints and what the trial did not see.
@@ -117,19 +124,33 @@ steps=$(cat "$WORK/steps") every=$(((steps + 9) / 10))
 say "pretraining: $steps steps"
 train $(($(left) - SCORES)) "$WORK/run" "$steps" "$MICRO" \
     $((steps / 40 > WARMUP ? steps / 40 : WARMUP)) --log-every 20 --eval-every $every \
-    --eval-samples 1024 --save-every $every > "$WORK/train.log" 2>&1
+    --eval-samples 1024 --save-every $every --keep-last 10 > "$WORK/train.log" 2>&1
 code=$?
 say "$(grep '^step ' "$WORK/train.log" | tail -n 1)"
 [ $code = 0 ] || say "the training ended with $code ($(tail -n 1 "$WORK/train.log")): the newest whole checkpoint is exported"
 
-pack() {
-    (cd "$WORK" && tar czf results.tar.gz --ignore-failed-read speed steps *.log scores \
-        run/metrics.jsonl run/config.json run/history.jsonl 2> /dev/null)
-    mv "$WORK/results.tar.gz" "$OUT/results.tar.gz"
-}
+# A run whose loss has risen without an infinite gradient: the best checkpoint that was evaluated.
+CHECKPOINT=$("$PY" - "$WORK/run" <<'CODE'
+import json, sys
+from pathlib import Path
+run = Path(sys.argv[1])
+found, metrics = {}, run / "metrics.jsonl"
+for line in metrics.read_text().splitlines() if metrics.is_file() else ():
+    record = json.loads(line)
+    loss, step = record.get("heldout_mlm_loss"), record["step"]
+    if loss is not None and (run / "checkpoints" / f"step-{step:08}").is_dir():
+        found[step] = loss
+best = min(found, key=found.get, default=None)
+is_worse = best is not None and found[max(found)] > found[best] + 0.1
+print(run / "checkpoints" / f"step-{best:08}" if is_worse else run)
+CODE
+)
+[ "$CHECKPOINT" = "$WORK/run" ] ||
+    say "the held-out loss has risen since then by over 0.1: ${CHECKPOINT##*/} is exported"
+
 pack
 rm -f "$OUT"/model.tar.*
-if "$PY" -m albert_ds export --checkpoint "$WORK/run" --output "$WORK/model" --precision bf16 \
+if "$PY" -m albert_ds export --checkpoint "$CHECKPOINT" --output "$WORK/model" --precision bf16 \
     ${LICENCE:+--license "$LICENCE"} > "$WORK/export.log" 2>&1; then
     tar cf - -C "$WORK" model | split -b 15M -d - "$OUT/model.tar."
     say "exported: $(du -b "$WORK/model/model.safetensors" | cut -f 1) bytes of weights"
