@@ -39,6 +39,8 @@ def build_parser() -> cli.Parser:
     add("--minimal-pairs", text, "FOLDER", Path)
     text = "of the encoder with --minimal-pairs; bf16 is faster on processors with units for it"
     add("--precision", text, choices=("fp32", "bf16"), default="fp32")
+    text = "with --minimal-pairs mask the rest of a token's word too, as minicons' within_word_l2r"
+    add("--within-word", text, action="store_true")
     add("--samples", "largest number of held-out samples", "SAMPLES", cli.positive, default=4096)
     text = "training samples for a missing head"
     add("--head-samples", text, "SAMPLES", cli.positive, default=8192)
@@ -72,6 +74,8 @@ def main(argv: list[str]) -> None:
         raise UserError("--num-layers: one depth with --similarity; a range says it of its depths")
     if args.precision != "fp32" and not args.minimal_pairs:
         raise UserError("--precision: allowed only with --minimal-pairs")
+    if args.within_word and not args.minimal_pairs:
+        raise UserError("--within-word: allowed only with --minimal-pairs")
     if (args.data is None) == (args.minimal_pairs is None):
         raise UserError("--data and --minimal-pairs: one of them is needed, and not both")
     quiet_libraries()  # before they are imported

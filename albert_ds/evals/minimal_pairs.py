@@ -2,6 +2,8 @@
 
 A sentence is scored by its pseudo-log-likelihood (Salazar et al., 2020): each token is masked in
 turn, and the log-probabilities of the true tokens are added. A pair with equal scores counts half.
+With `within_word` the later tokens of the same word are masked too (Kauf and Ivanova, 2023), so
+that a word is not easy to guess by its end; minicons calls that within_word_l2r.
 Files are BLiMP's (Warstadt et al., 2020): `*.jsonl` with `sentence_good` and `sentence_bad`, one
 file a paradigm; `linguistics_term` names the phenomenon that a paradigm belongs to.
 
@@ -19,7 +21,7 @@ from tqdm import tqdm
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import check, parse_json
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.vocab.vocab import CLS, MASK, SEP, Vocab
+from albert_ds.vocab.vocab import CLS, MASK, SEP, WORD_MARK, Vocab
 
 TOKENS_A_PASS = 8192
 # The paper's tables have twelve phenomena; the files name one of them by two terms.
@@ -56,18 +58,29 @@ def read_pairs(folder: Path) -> list[Pair]:
 
 
 def score_pairs(
-    model: AlbertForPretraining, vocab: Vocab, pairs: list[Pair], device: torch.device
+    model: AlbertForPretraining,
+    vocab: Vocab,
+    pairs: list[Pair],
+    device: torch.device,
+    *,
+    within_word: bool = False,
 ) -> list[float]:
     """1 for each pair whose good sentence scores higher, 0.5 for a tie, else 0."""
     sentences = sorted({s for pair in pairs for s in (pair.good, pair.bad)})
-    scores = dict(zip(sentences, score_sentences(model, vocab, sentences, device), strict=True))
+    found = score_sentences(model, vocab, sentences, device, within_word=within_word)
+    scores = dict(zip(sentences, found, strict=True))
     differences = [scores[pair.good] - scores[pair.bad] for pair in pairs]
     return [(difference > 0) + 0.5 * (difference == 0) for difference in differences]
 
 
 @torch.inference_mode()
 def score_sentences(
-    model: AlbertForPretraining, vocab: Vocab, sentences: list[str], device: torch.device
+    model: AlbertForPretraining,
+    vocab: Vocab,
+    sentences: list[str],
+    device: torch.device,
+    *,
+    within_word: bool = False,
 ) -> list[float]:
     """The pseudo-log-likelihood of each sentence, in nats. Raises UserError if one is too long.
 
@@ -80,6 +93,7 @@ def score_sentences(
         if len(ids) > limit:
             raise UserError(f"{sentence[:40]!r}...: {len(ids)} tokens; the model takes {limit}")
     model.eval()
+    begins = torch.tensor([piece.startswith(WORD_MARK) for piece in vocab.pieces], device=device)
     scores = [0.0] * len(sentences)
     order = sorted(range(len(sentences)), key=lambda i: len(encoded[i]))
     with tqdm(total=len(sentences), unit="sentence", disable=None) as bar:
@@ -88,23 +102,32 @@ def score_sentences(
             size = max(1, TOKENS_A_PASS // length**2)  # each sentence is copied n times
             for part in (owners[at : at + size] for at in range(0, len(owners), size)):
                 ids = torch.tensor([encoded[owner] for owner in part], device=device)
-                for owner, score in zip(part, _score(model, ids), strict=True):
+                words = begins[ids].cumsum(1) if within_word else None
+                for owner, score in zip(part, _score(model, ids, words), strict=True):
                     scores[owner] = score
                 bar.update(len(part))
     return scores
 
 
-def _score(model: AlbertForPretraining, ids: Tensor) -> list[float]:
-    """Pseudo-log-likelihoods of sentences int64 [S, T] of one length, with [CLS] and [SEP]."""
+def _score(model: AlbertForPretraining, ids: Tensor, words: Tensor | None) -> list[float]:
+    """Pseudo-log-likelihoods of sentences int64 [S, T] of one length, with [CLS] and [SEP].
+
+    words: the number of each token's word [S, T], where the rest of the word is masked too.
+    """
     sentences, length = ids.shape
-    words = length - 2
-    if not words:
+    tokens = length - 2
+    if not tokens:
         return [0.0] * sentences
-    # Copy w of a sentence, of words in all, has its token w + 1 masked.
-    copies = ids.repeat_interleave(words, dim=0)  # [S * words, T]
+    # Copy t of a sentence, of tokens in all, has its token t + 1 masked.
+    copies = ids.repeat_interleave(tokens, dim=0)  # [S * tokens, T]
     column = torch.arange(1, length - 1, device=ids.device).repeat(sentences)
     labels = copies.gather(1, column[:, None]).squeeze(1)
     copies.scatter_(1, column[:, None], MASK)
+    if words is not None:
+        words = words.repeat_interleave(tokens, dim=0)
+        place = torch.arange(length, device=ids.device)
+        is_rest = (words == words.gather(1, column[:, None])) & (place > column[:, None])
+        copies[is_rest & (place < length - 1)] = MASK
     begins = torch.arange(len(copies) + 1, device=ids.device) * length
     output_positions, _ = torch.cat([begins[:-1], begins[:-1] + column]).sort()
     states = model.albert(
@@ -119,7 +142,7 @@ def _score(model: AlbertForPretraining, ids: Tensor) -> list[float]:
     word = model.albert.embeddings.word.weight
     logits = model.mlm_head.logits(states[1::2].float(), word.float())
     found = logits.log_softmax(-1).gather(1, labels[:, None])
-    return found.view(sentences, words).double().sum(1).tolist()
+    return found.view(sentences, tokens).double().sum(1).tolist()
 
 
 def summarise(pairs: list[Pair], right: list[float]) -> dict:

@@ -147,14 +147,17 @@ def probe_pairs(args: Namespace, folder: ModelFolder, device: torch.device) -> t
     if args.precision == "bf16":
         model.albert.to(torch.bfloat16)
     started = time.perf_counter()
-    values = summarise(pairs, score_pairs(model, vocab, pairs, device))
+    right = score_pairs(model, vocab, pairs, device, within_word=args.within_word)
+    values = summarise(pairs, right)
     seconds = time.perf_counter() - started
     groups = [*values["paradigms"].items(), *values["phenomena"].items()]
     rows = [(name, share, count) for name, (share, count) in groups]
     rows.append(("**all**", values["accuracy"], len(pairs)))
     speed = f"{len(pairs) / seconds:,.0f} pairs/s, {args.precision}"
+    speed += ", the rest of a word masked too" * args.within_word
     table = tabulate_shares("minimal pairs | accuracy", rows, speed)
-    return {**values, "precision": args.precision, "seconds": seconds}, table
+    how = {"precision": args.precision, "within_word": args.within_word}
+    return {**values, **how, "seconds": seconds}, table
 
 
 def probe_depths(args: Namespace, folder: ModelFolder, device: torch.device) -> tuple[dict, str]:

@@ -1,11 +1,13 @@
 """The small trained model of the repository: what it has learnt, and that Hugging Face agrees."""
 
+import math
+
 import pytest
 import torch
 
 from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.evals.fill_mask import fill_masks
-from albert_ds.evals.minimal_pairs import Pair, score_pairs
+from albert_ds.evals.minimal_pairs import Pair, score_pairs, score_sentences
 from tests.conftest import ROOT
 
 MODEL = ROOT / "tools" / "demo" / "model"
@@ -35,6 +37,36 @@ def test_it_tells_a_sentence_from_its_ungrammatical_neighbour():
     model, vocab = ModelFolder(MODEL).build_model(), ModelFolder(MODEL).vocab
     pairs = [Pair("agreement", "agreement", good, bad) for good, bad in PAIRS]
     assert sum(score_pairs(model, vocab, pairs, CPU)) >= len(PAIRS) - 1
+
+
+@pytest.mark.parametrize("within_word", [False, True])
+def test_hugging_face_scores_sentences_alike(within_word):
+    """Token by token; word_ids are those of Hugging Face's tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(MODEL).eval()
+    sentences = ["Aubrey's unhappiest grandchildren misremembered everything.", "It rained.", "I"]
+    expected, masked = [], 0
+    for sentence in sentences:
+        encoded = tokenizer(sentence, return_tensors="pt")
+        ids, words, total = encoded["input_ids"][0], encoded.word_ids(), 0.0
+        for at in range(1, len(ids) - 1):
+            copy = ids.clone()
+            for other in range(at, len(ids) - 1):
+                if other == at or within_word and words[other] == words[at]:
+                    copy[other] = tokenizer.mask_token_id
+                    masked += 1
+            with torch.inference_mode():
+                logits = theirs(copy[None], token_type_ids=torch.zeros_like(copy[None])).logits[
+                    0, at
+                ]
+            total += logits.log_softmax(-1)[ids[at]].item()
+        expected.append(total)
+    model, vocab = ModelFolder(MODEL).build_model(), ModelFolder(MODEL).vocab
+    found = score_sentences(model, vocab, sentences, CPU, within_word=within_word)
+    assert found == pytest.approx(expected, abs=1e-3) and all(map(math.isfinite, found))
+    tokens = sum(len(ids) for ids in vocab.encode(sentences))
+    assert (masked > tokens) == within_word and masked >= tokens
 
 
 def test_it_fills_masks_as_the_documentation_says():

@@ -121,11 +121,14 @@ if [ ! -s "$WORK/steps" ]; then
     echo "$steps" > "$WORK/steps"
 fi
 steps=$(cat "$WORK/steps") every=$(((steps + 9) / 10))
+warmup=$((steps / 5 < WARMUP ? steps / 5 : WARMUP))
 say "pretraining: $steps steps"
 train $(($(left) - SCORES)) "$WORK/run" "$steps" "$MICRO" \
-    $((steps / 40 > WARMUP ? steps / 40 : WARMUP)) --log-every 20 --eval-every $every \
+    $((steps / 40 > warmup ? steps / 40 : warmup)) --log-every 20 --eval-every $every \
     --eval-samples 1024 --save-every $every --keep-last 10 > "$WORK/train.log" 2>&1
 code=$?
+newest=$(ls -d "$WORK"/run/checkpoints/step-* 2> /dev/null | tail -n 1)
+[ -n "$newest" ] || { pack; refuse "no checkpoint, the training ended with $code: $(tail -n 1 "$WORK/train.log")"; }
 say "$(grep '^step ' "$WORK/train.log" | tail -n 1)"
 [ $code = 0 ] || say "the training ended with $code ($(tail -n 1 "$WORK/train.log")): the newest whole checkpoint is exported"
 
@@ -156,8 +159,6 @@ if "$PY" -m albert_ds export --checkpoint "$CHECKPOINT" --output "$WORK/model" -
     say "exported: $(du -b "$WORK/model/model.safetensors" | cut -f 1) bytes of weights"
 else
     say "not exported ($(tail -n 1 "$WORK/export.log")): the newest checkpoint's weights are packed as they are"
-    newest=$(ls -d "$WORK"/run/checkpoints/step-* 2> /dev/null | tail -n 1)
-    [ -n "$newest" ] || { pack; refuse "no checkpoint: $(tail -n 1 "$WORK/train.log")"; }
     (cd "$WORK/run" && tar cf - config.json spiece.model tokenizer_config.json \
         "checkpoints/${newest##*/}"/{weights.safetensors,state.json}) | split -b 15M -d - "$OUT/model.tar."
     pack
