@@ -1,6 +1,7 @@
 """The pages name only what exists, their tables are those of the code; the site is whole."""
 
 import ast
+import asyncio
 import json
 import re
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from albert_ds.model.config import SIZES, count_flops
 from albert_ds.model.shapes import count_params
 from albert_ds.model.sharing import ADDITIONS, list_patterns
 from albert_ds.settings.pretrain import build_parser
+from tests.browser import with_page
 from tests.command import ROOT, run_python
 from tests.rooms import draw
 from tools.lab.docs_hook import list_actions
@@ -64,9 +66,17 @@ def anchors_of(text: str) -> set[str]:
 def test_a_reader_gets_through():
     """Measurements in full belong to docs/notebook, proofs to docs/raw."""
     lengths = {page.name: len(page.read_text().splitlines()) for page in DOCS.glob("*.md")}
-    assert sum(lengths.values()) <= 3000
+    assert sum(lengths.values()) <= 3100
     assert {name: length for name, length in lengths.items() if length > 210} == {}
     assert lengths["exactness.md"] <= 100
+
+
+def test_commands_fit_80_columns():
+    block = re.compile(r"^ *```(?:bash|python)\n(.*?)^ *```", re.M | re.S)
+    pages = [page for page in PAGES if page.parent in (ROOT, DOCS, DOCS / "notebook")]
+    commands = [block.findall(page.read_text()) for page in pages if page.name != "transfer.md"]
+    lines = [line for found in commands for text in found for line in text.splitlines()]
+    assert len(lines) > 300 and [line for line in lines if len(line) > 80] == []
 
 
 def test_the_architecture_page_shows_the_rooms_as_they_are():
@@ -171,20 +181,66 @@ def test_the_table_of_fine_tuned_tasks_is_that_of_the_raw_files():
     assert not shown
 
 
-@pytest.mark.nightly
-def test_the_site_is_whole_and_loads_nothing_from_the_network(tmp_path):
-    done = run_python("-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = run_python("-m", "mkdocs", "build", "--strict", "--site-dir", folder)
     assert done.returncode == 0, done.stderr
-    pages = {page: page.read_text() for page in tmp_path.rglob("*.html")}
+    return folder
+
+
+@pytest.mark.nightly
+def test_the_site_is_whole_and_loads_nothing_from_the_network(site):
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
     assert len(pages) > 25
     loaded = r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?((?:https?:)?//[^\" >]+)"
     foreign = {url for text in pages.values() for url in re.findall(loaded, text)}
     assert {url for url in foreign if "canonical" not in url} == set()
     # The theme would fetch a program to draw a diagram.
     assert [page for page, text in pages.items() if 'class="mermaid"' in text] == []
-    assert "<svg viewBox" in pages[tmp_path / "architecture.html"]
-    assert (tmp_path / "search/search_index.json").stat().st_size > 100_000
+    assert "<svg viewBox" in pages[site / "architecture.html"]
+    assert (site / "search/search_index.json").stat().st_size > 100_000
     flags = {action.option_strings[-1] for action in list_actions(build_parser())}
-    shown = set(re.findall("<code>(--.*?)</code>", pages[tmp_path / "flags.html"]))
+    shown = set(re.findall("<code>(--.*?)</code>", pages[site / "flags.html"]))
     assert flags <= shown
-    assert "&lt;doc&gt;" in pages[tmp_path / "flags.html"]  # a word of a help text, not a tag
+    assert "&lt;doc&gt;" in pages[site / "flags.html"]  # a word of a help text, not a tag
+
+
+# What a reader must push aside to see the whole: the page, or a block of code or a table in it.
+WIDE = """(() => {
+    const page = document.documentElement, boxes = [page];
+    if (innerWidth > 1000)
+        boxes.push(...document.querySelectorAll("article pre > code, .md-typeset__scrollwrap"));
+    const wide = boxes.filter(box => box.scrollWidth > box.clientWidth + 1);
+    return wide.map(box => box.tagName + " " + box.scrollWidth + " " + box.innerText.slice(0, 60));
+})()"""
+SEARCH = """(() => {
+    const field = document.querySelector("[data-md-component=search-query]");
+    field.focus();
+    field.value = "tensor parallelism";
+    field.dispatchEvent(new Event("input", {bubbles: true}));
+})()"""
+
+
+@pytest.mark.nightly
+def test_the_site_is_read_from_the_disk_at_every_width(site, tmp_path):
+    """No page is wider than its window, nor on a screen any block; the search finds."""
+
+    async def read(page):
+        wide = []
+        for width, path in [
+            (width, path) for width in (1280, 390) for path in site.rglob("*.html")
+        ]:
+            if path.parent.name != "raw":
+                await page.open(path, width=width)
+                wide += [(width, path.name, what) for what in await page.ask(WIDE)]
+        assert wide == []
+        await page.open(site / "index.html", width=1280)
+        await page.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        await page.ask(SEARCH)
+        while not await page.ask("document.querySelectorAll('.md-search-result__item').length"):
+            await asyncio.sleep(0.1)  # the test's time limit ends it
+        assert page.errors == []
+        assert {url.partition(":")[0] for url in page.requests} <= {"file", "data"}
+
+    with_page(tmp_path / "profile", read)

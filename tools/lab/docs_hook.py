@@ -20,6 +20,10 @@ ARROW = re.compile(r"^ +(\w+) --> (\w+)", re.M)
 WIDTH, LINE, BOX = 700, 78, 30  # pixels: of a diagram, from one row to the next, of a box's height
 
 
+def on_page_content(html: str, **_) -> str:
+    return re.sub(r"(\d) %", r"\1&nbsp;%", html)  # a number keeps its unit where a cell is narrow
+
+
 def on_page_markdown(markdown: str, **_) -> str:
     if FLAGS in markdown:
         markdown = markdown.replace(FLAGS, "\n".join(list_flags()))
@@ -37,7 +41,8 @@ def describe(name: str, parser: Parser) -> Iterator[str]:
     parts = [a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     for part, subparser in (parts[0] if parts else {"": parser}).items():
         yield f"## {name} {part}\n"
-        yield as_reference(subparser).replace("<", "&lt;")  # `<doc>` is no tag of the page
+        # `<doc>` is no tag of the page; a long path may break.
+        yield as_reference(subparser).replace("<", "&lt;").replace("/", "/<wbr>")
 
 
 def find_parser(name: str) -> Parser:
