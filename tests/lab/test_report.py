@@ -112,8 +112,8 @@ def test_the_numbers_are_those_of_metrics_jsonl(runs, both):
                 expected = {r["step"]: r[prefix + key] for r in records if prefix + key in r}
                 if not expected:
                     continue
-                is_both = any(f"heldout_{key}" in r for r in records)
-                line = drawn["held out" if prefix else "training" if is_both else ""]
+                is_loss = key.endswith(("loss", "accuracy"))
+                line = drawn["held out" if prefix else "training" if is_loss else ""]
                 assert line["x"] == list(expected)
                 for shown, value in zip(line["y"], expected.values(), strict=True):
                     assert shown == (value and pytest.approx(value, rel=1e-6))

@@ -44,6 +44,9 @@ def test_curves_and_how_far_runs_are_apart(tmp_path, capsys):
     assert titles == ["Loss", "MLM loss", "SOP loss", "Loss", "Dev f1"]
     names = [text.text for text in root.iter(f"{SVG}text") if text.get("class") == "run"]
     assert names == ["A one", "B two", "C tuned"]
+    sop = root.findall(f"{SVG}g")[2]  # nothing is held out yet: lines of training, no marker
+    drawn = [path.get("class").split()[0] for path in sop.iter(f"{SVG}path") if path.get("class")]
+    assert "line" in drawn and "mark" not in drawn
     mlm = root.findall(f"{SVG}g")[1]
     lines = [p.get("d") for p in mlm.iter(f"{SVG}path") if "line s" in (p.get("class") or "")]
     (x0, one), (x1, end), (_, two), (_, same) = (

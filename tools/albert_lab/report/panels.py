@@ -129,10 +129,11 @@ def _draw(runs: Sequence[RunFolder], panel: Panel, levels: Sequence[Level]) -> C
     None where no run has a value of it, or no step was skipped.
     """
     lines, merged = [], 0
+    in_training = "training" if panel in PRETRAINING else ""  # not what a held-out point is
     for run in runs:
         held = list_heldout(run, panel.key)
         trained = [Point(step, value, value, value) for step, value in run.values(panel.key)]
-        named = {"training" if held else "": trained, "held out": held}
+        named = {in_training: trained, "held out": held}
         for name, points in named.items():
             if all(math.isnan(point.y) for point in points):
                 continue
