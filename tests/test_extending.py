@@ -1,9 +1,12 @@
 """docs/architecture.md's ways to add a row to a table, from outside, each used by a training."""
 
 import json
+import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,10 +23,15 @@ from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.per_layer import BUILD, fold
 from albert_ds.model.shapes import count_params
 from albert_ds.model.sharing import ADDITIONS, PATTERNS, Addition, Pattern
+from albert_ds.model.task_heads import HEADS, Head, PooledHead
 from albert_ds.optim.adam import MOMENTS, decay_groups
+from albert_ds.tasks.features import FeatureBuilder
+from albert_ds.tasks.recipes import RECIPES, Recipe
+from albert_ds.tasks.registry import TASKS
 from tests.command import run_command
 from tests.conftest import train_command
 from tests.distributed import run_ranks
+from tests.finetuning import draw_sentences
 from tests.runs import SMALL, gather, join, take_step
 from tests.test_layout_change import Leg, config_of
 
@@ -164,6 +172,89 @@ def test_an_optimizer_is_one_row_and_what_it_computes(data, tmp_path):
         assert (moved > 0).float().mean() > 0.5
     first, second = (load_file(folders[2] / f"{name}.safetensors") for name in MOMENTS)
     assert all(x.any() for x in first.values()) and not any(x.any() for x in second.values())
+
+
+def sum_binary_entropies(logits, labels):
+    return nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+
+
+class MarkedTask:
+    """Several labels an example: which of three words a sentence has. Lines "words<tab>text"."""
+
+    head = "each"
+    labels = ("class", "type", "string")
+    metrics = ("right",)
+    dev_splits = ("dev",)
+    test_splits = ()
+    has_test_labels = False
+    published = {}
+
+    def files(self, data, split):
+        return [data / f"{split}.txt"]
+
+    def _read(self, data, split):
+        return [line.split("\t") for line in self.files(data, split)[0].read_text().splitlines()]
+
+    def count_examples(self, data):
+        return len(self._read(data, "train"))
+
+    def build(self, data, split, vocab, lengths):
+        builder, rows = FeatureBuilder(), self._read(data, split)
+        for number, (_, text) in enumerate(rows):
+            builder.add_example(number, vocab.encode([text]), lengths.sequence)
+        builder.count("examples", len(rows))
+        marks = [[float(label in words.split(",")) for label in self.labels] for words, _ in rows]
+        return builder.build(labels=np.array(marks, np.float32))
+
+    def score(self, split, outputs):
+        marks = split.features.arrays["labels"] > 0
+        return {"right": float(((outputs["logits"] > 0) == marks).mean())}
+
+    def write(self, split, outputs, folder, metrics):
+        found = (outputs["logits"] > 0).astype(int).tolist()
+        (folder / f"predictions.{split.name}.json").write_text(json.dumps(found))
+
+
+def tune_with_marks(rank: int, words: list) -> tuple[int, str]:
+    HEADS["each"] = Head(
+        build=partial(PooledHead, loss=sum_binary_entropies),
+        width=lambda labels: labels,
+        reads_pooled=True,
+    )
+    TASKS["marked"] = MarkedTask()
+    RECIPES["marked"] = Recipe(learning_rate=5e-3, batch_size=16, epochs=8, warmup=0.1)
+    done = run_command(*words)
+    return done.code, done.out + done.err
+
+
+def test_a_head_and_its_kind_of_task_are_a_row_each(checkpoint, tmp_path):
+    """It learns, its predictions are written, and its export is refused in one line."""
+    data, run = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    for split, count, seed in (("train", 160, 1), ("dev", 40, 2)):
+        lines = [
+            ",".join(label for label in MarkedTask.labels if label in text.split()) + f"\t{text}"
+            for text in draw_sentences(count, seed)
+        ]
+        (data / f"{split}.txt").write_text("\n".join(lines) + "\n")
+    words = ["finetune", "--task", "marked", "--data", data, "--checkpoint", checkpoint]
+    words += ["--output", run, "--dropout", 0, "--eval-every", 40, "--log-every", 1]
+    ((code, said),) = run_ranks(tune_with_marks, 1, words)
+    assert code == 0, said
+    results = json.loads((run / "results.json").read_text())
+    assert results["step"] == 80  # 8 epochs of its own count
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    losses = [record["loss"] for record in map(json.loads, lines) if "loss" in record]
+    # At first each of three labels is as likely as not.
+    assert losses[0] == pytest.approx(3 * math.log(2), rel=0.1)
+    assert np.mean(losses[-20:]) < np.mean(losses[:20]) - 0.01
+    assert results["dev"]["right"] > 0.5
+    predicted = json.loads((run / "predictions.dev.json").read_text())
+    assert np.shape(predicted) == (40, 3)
+    words = ["export", "--checkpoint", run, "--output", tmp_path / "hf"]
+    ((code, said),) = run_ranks(tune_with_marks, 1, words)
+    assert code == 2 and "its head is 'each'; Hugging Face has no such ALBERT" in said
+    assert said.count("\n") == 1
 
 
 def test_an_optimizer_is_named_in_its_row_and_its_file_alone():

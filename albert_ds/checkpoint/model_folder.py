@@ -30,9 +30,10 @@ from albert_ds.checkpoint.folder import (
 )
 from albert_ds.data.stream_config import read_schedules, read_varying
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.model.config import ModelConfig
 from albert_ds.model.hugging_face import ENCODER, Weights, from_hf
 from albert_ds.model.shapes import build_shapes
+from albert_ds.model.task_heads import HeadConfig
 from albert_ds.vocab.tokenizer_json import read_tokenizer_json
 from albert_ds.vocab.vocab import CONFIG_NAME, MODEL_NAME, TOKENIZER_NAME, Vocab, read_vocab
 
@@ -141,8 +142,9 @@ class ModelFolder:
             return None
         name = str(self.root / "config.json")
         head = build(HeadConfig, self.record["head"], f"{name}: head")
-        if head.reads_pooled != self.config.pair_head:
-            raise UserError(f"{name}: pair_head must be {head.reads_pooled} for head {head.kind}")
+        reads_pooled = head.row.reads_pooled
+        if reads_pooled != self.config.pair_head:
+            raise UserError(f"{name}: pair_head must be {reads_pooled} for head {head.kind}")
         return head
 
     @cached_property

@@ -16,7 +16,7 @@ from albert_ds.checkpoint.folder import BEST
 from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.engine.deepspeed_config import precision_of
 from albert_ds.model.config import ModelConfig
-from albert_ds.model.hugging_face import ARCHITECTURES, ENCODER, Weights, list_groups
+from albert_ds.model.hugging_face import ENCODER, Weights, list_groups
 
 TEXT = Path(__file__).with_name("card.jinja")
 
@@ -42,7 +42,8 @@ def write_card(
     found = {data: _read_object(Path(data) / "index.json") for data in shards}
     indexes = {data: index for data, index in found.items() if "splits" in index}
     results = _list_results(folder, run, probes)
-    pipeline = ARCHITECTURES[head.kind][2] if head else "fill-mask"
+    theirs = head.row.hugging_face if head else None
+    pipeline = theirs.pipeline if theirs else "fill-mask"
     groups = list_groups(config)
     repeats = (len(set(blocks)) < len(blocks) for blocks in zip(*groups, strict=True))
     environment = Environment(

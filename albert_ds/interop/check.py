@@ -16,9 +16,9 @@ from albert_ds.base.errors import UserError
 from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.data.micro_batch import concatenate
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.model.config import ModelConfig
 from albert_ds.model.hugging_face import Weights
-from albert_ds.model.task_heads import AlbertForTask
+from albert_ds.model.task_heads import AlbertForTask, HeadConfig
 from albert_ds.vocab.vocab import SPECIAL_PIECES, Vocab
 
 LENGTHS = (3, 17, 33, 60)  # CHOICES of them, so that they can be the options of one question
@@ -188,7 +188,7 @@ def run_theirs(
     }
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]  # [B, T]
     inputs = {**padded, "attention_mask": real.long()}
-    if head is not None and head.kind == "choice":
+    if head is not None and head.row.choices > 1:
         inputs = {name: x.unsqueeze(0) for name, x in inputs.items()}
     out = model(**inputs, output_hidden_states=True)
     found = {name: x for name, x in out.items() if name.endswith("logits")}

@@ -231,30 +231,3 @@ ROUND_TOKENS, ROUND_ROWS, ROUND_WIDTH = 128, 64, 16
 def count_score_rows(vocab_size: int, width: int) -> int:
     """Masked positions whose scores of `width` bytes exist at once: 13,421 for 30,000 pieces, 2."""
     return max(1, MAX_SCORE_BYTES // (2 * width * vocab_size))
-
-
-CHOICES = 4  # options of a question
-NUM_TOP = 5  # starts, and ends of each, that the conditional head proposes (release: 5 x 5)
-KINDS = ("classification", "regression", "choice", "tokens", "span", "conditional_span")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeadConfig:
-    """The head of a task."""
-
-    kind: str  # one of KINDS
-    num_labels: int  # outputs of its linear map
-    dropout: float = 0.1  # before it; of the span head none
-    labels: tuple[str, ...] = ()  # names of the classes
-
-    def __post_init__(self):
-        if self.kind not in KINDS:
-            raise UserError(f"kind {self.kind}: must be one of {', '.join(KINDS)}")
-        for name, allowed in (("num_labels", WIDTH), ("dropout", DROPOUT)):
-            if getattr(self, name) not in allowed:
-                raise UserError(f"{name} {getattr(self, name)}: must be {allowed}")
-
-    @property
-    def reads_pooled(self) -> bool:
-        """Whether it reads the pooled [CLS]; else it reads every token."""
-        return self.kind in ("classification", "regression", "choice")

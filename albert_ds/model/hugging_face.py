@@ -27,10 +27,11 @@ from torch import Tensor
 from albert_ds.base.cli import Number
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import check
-from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.model.config import ModelConfig
 from albert_ds.model.per_layer import fold
 from albert_ds.model.shapes import build_shapes
 from albert_ds.model.sharing import name_plan
+from albert_ds.model.task_heads import HeadConfig
 
 Weights = dict[str, Tensor]
 
@@ -83,14 +84,6 @@ SCHEMA = {
     "num_hidden_groups": Number(whole=True),
     "attention_probs_dropout_prob": Number(),  # the other's
     **dict(FIELDS.values()),
-}
-# Kind of head -> (their architecture, their name of our head's linear map, their pipeline).
-ARCHITECTURES = {
-    "classification": ("AlbertForSequenceClassification", "classifier", "text-classification"),
-    "regression": ("AlbertForSequenceClassification", "classifier", "text-classification"),
-    "choice": ("AlbertForMultipleChoice", "classifier", "multiple-choice"),
-    "tokens": ("AlbertForTokenClassification", "classifier", "token-classification"),
-    "span": ("AlbertForQuestionAnswering", "qa_outputs", "question-answering"),
 }
 ENCODER = "albert."
 IDENTITY = "albert.encoder.embedding_hidden_mapping_in"
@@ -149,28 +142,21 @@ def task_to_hf(
 ) -> tuple[dict, Weights]:
     """A fine-tuned model in Hugging Face's form (config.json as a dict, state dict).
 
-    Raises UserError, with `where`, for the head of SQuAD 2.0.
+    Raises UserError, with `where`, for a head that transformers does not have.
     """
-    if head.kind not in ARCHITECTURES:
+    theirs = head.row.hugging_face
+    if theirs is None:
+        reason = head.row.not_exported or f"its head is {head.kind!r}"
         raise UserError(
-            f"{where}: its head scores the end of an answer given the start, and answerability by "
-            "a classifier of its own (SQuAD 2.0); Hugging Face has no such ALBERT. Exported are "
-            "pretrained models and all other tasks"
+            f"{where}: {reason}; Hugging Face has no such ALBERT. Exported are pretrained models "
+            "and all other tasks"
         )
-    architecture, name, _ = ARCHITECTURES[head.kind]
     config, state = fold(config, state)
-    hf_config = build_hf_config(config, architecture) | {"classifier_dropout_prob": head.dropout}
-    if head.kind in ("classification", "tokens"):
-        words = dict(enumerate(head.labels))
-        hf_config["id2label"] = {str(number): word for number, word in words.items()}
-        hf_config["label2id"] = {word: number for number, word in words.items()}
-    if head.kind == "classification":
-        hf_config["problem_type"] = "single_label_classification"
-    elif head.kind == "regression":
-        hf_config |= {"num_labels": 1, "problem_type": "regression"}
+    hf_config = build_hf_config(config, theirs.architecture)
+    hf_config |= {"classifier_dropout_prob": head.dropout, **theirs.facts(head)}
     pairs = [pair for pair in name_pairs(config) if pair[0].startswith(ENCODER)]
-    pairs += [(f"head.score.{leaf}", f"{name}.{leaf}") for leaf in ("weight", "bias")]
-    return hf_config, {theirs: state[ours] for ours, theirs in pairs} | build_identity(config)
+    pairs += [(f"head.score.{leaf}", f"{theirs.layer}.{leaf}") for leaf in ("weight", "bias")]
+    return hf_config, {name: state[ours] for ours, name in pairs} | build_identity(config)
 
 
 def build_hf_config(config: ModelConfig, architecture: str) -> dict:

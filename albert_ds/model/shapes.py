@@ -4,10 +4,16 @@ torch is imported when a model is built: a command line reads the callers of thi
 wait for torch.
 """
 
+from __future__ import annotations
+
 from functools import cache
 from math import prod
+from typing import TYPE_CHECKING
 
-from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from albert_ds.model.task_heads import HeadConfig
 
 # What the name of a parameter begins with -> the part that it counts in.
 PARTS = {

@@ -7,38 +7,78 @@ Losses are SUMS in fp32 over the examples of a micro-batch, as in pretraining.
 Shapes: B sequences, N tokens, T longest sequence, H hidden, C classes, K = NUM_TOP.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from albert_ds.base.errors import UserError
 from albert_ds.model.albert import AlbertModel, init_weights
 from albert_ds.model.attention import find_sequences, find_slots
-from albert_ds.model.config import CHOICES, NUM_TOP, HeadConfig, ModelConfig
+from albert_ds.model.config import DROPOUT, WIDTH, ModelConfig
 
 HIDDEN = -1e30  # score of a position where no span may begin or end; finite, to avoid NaN
+CHOICES = 4  # options of a question
+NUM_TOP = 5  # starts, and ends of each, that the conditional head proposes (release: 5 x 5)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadConfig:
+    """The head of a task."""
+
+    kind: str  # one of HEADS
+    num_labels: int  # outputs of its linear map
+    dropout: float = 0.1  # before it; of the span head none
+    labels: tuple[str, ...] = ()  # names of the classes
+
+    def __post_init__(self):
+        if self.kind not in HEADS:
+            raise UserError(f"kind {self.kind}: must be one of {', '.join(HEADS)}")
+        for name, allowed in (("num_labels", WIDTH), ("dropout", DROPOUT)):
+            if getattr(self, name) not in allowed:
+                raise UserError(f"{name} {getattr(self, name)}: must be {allowed}")
+
+    @property
+    def row(self) -> "Head":
+        return HEADS[self.kind]
+
+
+def sum_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropies of classes [B], given logits [B, C]."""
+    return F.cross_entropy(logits, labels, reduction="sum")
+
+
+def sum_squares(logits: Tensor, labels: Tensor) -> Tensor:
+    """Squared errors of scores [B], given logits [B, 1]."""
+    return F.mse_loss(logits.squeeze(1), labels.float(), reduction="sum")
 
 
 class PooledHead(nn.Module):
     """Dropout and a linear map of the pooled [CLS]: classes, a score, or one score an option."""
 
-    def __init__(self, config: ModelConfig, head: HeadConfig):
+    def __init__(
+        self,
+        config: ModelConfig,
+        head: HeadConfig,
+        *,
+        loss: Callable[[Tensor, Tensor], Tensor] = sum_entropies,
+    ):
         super().__init__()
-        self.kind = head.kind
+        self.choices, self.loss = head.row.choices, loss
         self.dropout = nn.Dropout(head.dropout)
         self.score = nn.Linear(config.hidden_size, head.num_labels)
 
     def forward(self, encoded: dict, ends, max_seqlen: int, labels: Tensor | None = None) -> dict:
         """`logits` fp32 [B, C], or [B / 4, 4] of options; `loss_sum` if there are labels."""
         logits = self.score(self.dropout(encoded["pooled"])).float()
-        if self.kind == "choice":
-            logits = logits.view(-1, CHOICES)
+        if self.choices > 1:
+            logits = logits.view(-1, self.choices)
         if labels is None:
             return {"logits": logits}
-        if self.kind == "regression":
-            loss = F.mse_loss(logits.squeeze(1), labels.float(), reduction="sum")
-        else:
-            loss = F.cross_entropy(logits, labels, reduction="sum")
-        return {"logits": logits, "loss_sum": loss}
+        return {"logits": logits, "loss_sum": self.loss(logits, labels)}
 
 
 class TokenHead(nn.Module):
@@ -182,7 +222,97 @@ class ConditionalSpanHead(nn.Module):
         return self.answer_score(hidden).float().squeeze(1)
 
 
-HEADS = {"tokens": TokenHead, "span": SpanHead, "conditional_span": ConditionalSpanHead}
+def name_labels(head: HeadConfig) -> dict:
+    """What Hugging Face's config.json says of classes."""
+    names = dict(enumerate(head.labels))
+    return {
+        "id2label": {str(number): name for number, name in names.items()},
+        "label2id": {name: number for number, name in names.items()},
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HuggingFaceHead:
+    """The same head in transformers: one linear map, our `score`."""
+
+    architecture: str
+    layer: str  # their name of the linear map
+    pipeline: str
+    facts: Callable[[HeadConfig], dict] = lambda head: {}  # of config.json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Head:
+    """A kind of head, which a task names."""
+
+    build: Callable[[ModelConfig, HeadConfig], nn.Module]
+    width: Callable[[int], int]  # the task's number of labels -> outputs of the linear map
+    reads_pooled: bool = False  # the pooled [CLS]; else every token
+    choices: int = 1  # sequences that are scored together
+    hugging_face: HuggingFaceHead | None = None
+    not_exported: str = ""  # the reason, where transformers has no such head
+
+
+HEADS = {
+    "classification": Head(
+        build=PooledHead,
+        width=lambda labels: labels,
+        reads_pooled=True,
+        hugging_face=HuggingFaceHead(
+            architecture="AlbertForSequenceClassification",
+            layer="classifier",
+            pipeline="text-classification",
+            facts=lambda head: name_labels(head) | {"problem_type": "single_label_classification"},
+        ),
+    ),
+    "regression": Head(
+        build=partial(PooledHead, loss=sum_squares),
+        width=lambda labels: 1,
+        reads_pooled=True,
+        hugging_face=HuggingFaceHead(
+            architecture="AlbertForSequenceClassification",
+            layer="classifier",
+            pipeline="text-classification",
+            facts=lambda head: {"num_labels": 1, "problem_type": "regression"},
+        ),
+    ),
+    "choice": Head(
+        build=PooledHead,
+        width=lambda labels: 1,
+        reads_pooled=True,
+        choices=CHOICES,
+        hugging_face=HuggingFaceHead(
+            architecture="AlbertForMultipleChoice",
+            layer="classifier",
+            pipeline="multiple-choice",
+        ),
+    ),
+    "tokens": Head(
+        build=TokenHead,
+        width=lambda labels: labels,
+        hugging_face=HuggingFaceHead(
+            architecture="AlbertForTokenClassification",
+            layer="classifier",
+            pipeline="token-classification",
+            facts=name_labels,
+        ),
+    ),
+    "span": Head(
+        build=SpanHead,
+        width=lambda labels: 2,
+        hugging_face=HuggingFaceHead(
+            architecture="AlbertForQuestionAnswering",
+            layer="qa_outputs",
+            pipeline="question-answering",
+        ),
+    ),
+    "conditional_span": Head(
+        build=ConditionalSpanHead,
+        width=lambda labels: 1,
+        not_exported="its head scores the end of an answer given the start, and answerability by a "
+        "classifier of its own (SQuAD 2.0)",
+    ),
+}
 
 
 class AlbertForTask(nn.Module):
@@ -193,10 +323,10 @@ class AlbertForTask(nn.Module):
 
     def __init__(self, config: ModelConfig, head: HeadConfig, *, seed: int = 0):
         super().__init__()
-        assert config.pair_head == head.reads_pooled
+        assert config.pair_head == head.row.reads_pooled
         self.config = config
         self.albert = AlbertModel(config)
-        self.head = HEADS.get(head.kind, PooledHead)(config, head)
+        self.head = head.row.build(config, head)
         init_weights(self, config.initializer_range, seed)
 
     def forward(

@@ -4,17 +4,19 @@ What is not typed comes from the task's recipe (tasks/recipes.py). Nothing heavy
 top: `--help` answers at once.
 """
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from albert_ds.base import cli
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import PACKAGE, RUN_MARKS, RUN_NAMES, check_folder
 from albert_ds.base.json_files import check, read_json
-from albert_ds.model.config import HeadConfig, ModelConfig
+from albert_ds.model.config import ModelConfig
 from albert_ds.settings.shared import (
     LAYOUT,
     LEARNING_RATE,
@@ -29,6 +31,9 @@ from albert_ds.settings.shared import (
     what,
 )
 from albert_ds.tasks.recipes import RECIPES, SHORTEST, Lengths, Recipe
+
+if TYPE_CHECKING:
+    from albert_ds.model.task_heads import HeadConfig
 
 DS_CONFIG = PACKAGE / "ds_configs" / "zero1_fp32_adamw.json"
 EVALUATIONS = 10  # of the dev set in a run, unless --eval-every says otherwise
@@ -165,21 +170,26 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     """
     args = build_parser().parse_args(argv)
     from albert_ds.checkpoint.model_folder import ModelFolder
-    from albert_ds.tasks.registry import fingerprint_splits, head_of, open_task
+    from albert_ds.model.task_heads import HEADS, HeadConfig
+    from albert_ds.tasks.registry import fingerprint_splits, open_task
 
     recipe, data = RECIPES[args.task], Path(args.data)
     if not data.is_dir():
         raise UserError(f"--data {data}: no such folder; must be the folder of {args.task}")
-    task: Any = open_task(args.task, data)
+    task = open_task(args.task, data)
     _check_args(args, task)
-    kind, num_labels = head_of(args.task, task)
     is_typed = args.dropout is not None
     dropout = args.dropout if is_typed else recipe.classifier_dropout
-    head = HeadConfig(kind=kind, num_labels=num_labels, dropout=dropout, labels=task.labels)
+    head = HeadConfig(
+        kind=task.head,
+        num_labels=HEADS[task.head].width(len(task.labels)),
+        dropout=dropout,
+        labels=task.labels,
+    )
     source = ModelFolder(find_checkpoint(args), average=args.average)
     found, _ = source.read_encoder()
     dropout = args.dropout if is_typed else recipe.dropout
-    model = replace(found, dropout=dropout, pair_head=head.reads_pooled)
+    model = replace(found, dropout=dropout, pair_head=head.row.reads_pooled)
     lengths = _resolve_lengths(args.sequence_length, recipe.lengths, model)
     args.batch_size = args.batch_size or recipe.batch_size
     args.deepspeed_config = args.deepspeed_config or str(DS_CONFIG)

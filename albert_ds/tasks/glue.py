@@ -39,6 +39,10 @@ class GlueTask:
     has_test_labels: bool = False
 
     @property
+    def head(self) -> str:
+        return "classification" if self.labels else "regression"
+
+    @property
     def dev_splits(self) -> tuple[str, ...]:
         return tuple(name for name in self.published if name.startswith("dev"))
 
@@ -67,19 +71,29 @@ class GlueTask:
             raise UserError(f"{path}, line {line}: score {word!r}; must be from 0 to 5")
         return score
 
+    def _read(
+        self, data: Path, split: str, skipped: list[int]
+    ) -> Iterator[tuple[int, dict[str, str]]]:
+        """`_read_rows` of a split."""
+        is_test = split.startswith("test")
+        has_header = is_test or not self.headless
+        columns = (*self.texts, *(() if is_test else (self.label_column,)))
+        names = columns if has_header else self.headless
+        tolerance = self.tolerance if split == "train" else 0.0
+        return _read_rows(self.files(data, split)[0], names, has_header, tolerance, skipped)
+
+    def count_examples(self, data: Path) -> int:
+        """Examples of the training set. Raises DamagedData."""
+        return sum(1 for _ in self._read(data, "train", []))
+
     def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
         """Tokenise a split; the label of a test file is 0.
 
         Raises UserError or DamagedData with the file and the line.
         """
         is_test = split.startswith("test")
-        has_header = is_test or not self.headless
-        columns = (*self.texts, *(() if is_test else (self.label_column,)))
-        path, tolerance = self.files(data, split)[0], self.tolerance if split == "train" else 0.0
-        skipped: list[int] = []
-        rows = _read_rows(
-            path, columns if has_header else self.headless, has_header, tolerance, skipped
-        )
+        path, skipped = self.files(data, split)[0], []
+        rows = self._read(data, split, skipped)
         builder, labels = FeatureBuilder(), []
         encoded = encode_examples(rows, lambda row: [row[1][name] for name in self.texts], vocab)
         for (line, row), texts in encoded:

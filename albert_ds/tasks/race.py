@@ -29,6 +29,7 @@ SCHEMA = {
 class RaceTask:
     """Reads RACE in its archive's layout: {train,dev,test}/{middle,high}/*.txt, each JSON."""
 
+    head = "choice"
     labels = tuple(OPTIONS)
     metrics = ("accuracy",)
     dev_splits = ("dev",)
@@ -43,6 +44,10 @@ class RaceTask:
             folders = " or ".join(f"{data / split / level}" for level in LEVELS)
             raise UserError(f"--data: no *.txt in {folders}")
         return found
+
+    def count_examples(self, data: Path) -> int:
+        """Questions of the training set. Raises DamagedData."""
+        return sum(len(read_passage(path)[1]) for path in self.files(data, "train"))
 
     def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
         """Tokenise a split, one passage at a time."""

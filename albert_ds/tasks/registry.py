@@ -20,6 +20,9 @@ class Task(Protocol):
     """The interface of a task."""
 
     @property
+    def head(self) -> str: ...  # of HEADS in model/task_heads.py
+
+    @property
     def labels(self) -> tuple[str, ...]: ...  # names of the classes; empty for scores and spans
 
     @property
@@ -39,6 +42,8 @@ class Task(Protocol):
 
     def files(self, data: Path, split: str) -> list[Path]: ...
 
+    def count_examples(self, data: Path) -> int: ...  # of the training set
+
     def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features: ...
 
     def score(self, split: Split, outputs: dict) -> dict[str, float]: ...
@@ -51,30 +56,18 @@ TASKS: dict[str, Task] = {
     **SQUAD,
     "race": RaceTask(),
 }
-OWN = {"text": TextTask, "tokens": TokensTask}  # their labels are those of the data
-assert TASKS.keys() | OWN.keys() == RECIPES.keys()
-
-HEADS = {"squad1": "span", "squad2": "conditional_span", "race": "choice"}
+USER_TASKS = {"text": TextTask, "tokens": TokensTask}  # their labels are those of the data
+assert TASKS.keys() | USER_TASKS.keys() == RECIPES.keys()
 
 
 def find_task(name: str, labels: tuple[str, ...]) -> Task:
     """The task of a run whose head has these labels."""
-    return OWN[name](labels=labels) if name in OWN else TASKS[name]
+    return USER_TASKS[name](labels=labels) if name in USER_TASKS else TASKS[name]
 
 
 def open_task(name: str, data: Path) -> Task:
     """The task that a folder holds. Raises UserError if its labels are wrong."""
-    return OWN[name].open(data) if name in OWN else TASKS[name]
-
-
-def head_of(name: str, task: Task) -> tuple[str, int]:
-    """Kind and width of a task's head (model/task_heads.py)."""
-    labels = len(task.labels)
-    if name in HEADS:
-        return HEADS[name], 2 if HEADS[name] == "span" else 1
-    if name == "tokens":
-        return "tokens", labels
-    return ("classification", labels) if labels else ("regression", 1)
+    return USER_TASKS[name].open(data) if name in USER_TASKS else TASKS[name]
 
 
 def fingerprint_splits(

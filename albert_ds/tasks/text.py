@@ -57,6 +57,10 @@ class TextTask:
         return cls(labels=tuple(sorted(counts)))
 
     @property
+    def head(self) -> str:
+        return "classification" if self.labels else "regression"
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         return ("accuracy", "f1_macro") if self.labels else ("pearson", "spearman")
 

@@ -31,6 +31,7 @@ class TokensTask:
 
     labels: tuple[str, ...]
 
+    head = "tokens"
     metrics = ("f1", "precision", "recall")
     dev_splits = ("dev",)
     test_splits = ("test",)

@@ -89,9 +89,12 @@ def find_constant(task_name: str, task: Task, splits: dict[str, Split], outputs:
     """A line for each dev set of which all examples were predicted to be of one class."""
     lines = []
     for name in task.dev_splits if task.labels else ():
-        labels = splits[name].features.arrays.get("labels")  # none where words have tags
+        # None where words have tags; of one dimension where an example has one class.
+        labels = splits[name].features.arrays.get("labels")
+        if labels is None or labels.ndim > 1:
+            continue
         classes = np.unique(outputs[name]["logits"].argmax(1))
-        if labels is None or len(classes) > 1:
+        if len(classes) > 1:
             continue
         share = float((labels == classes[0]).mean())
         lines.append(

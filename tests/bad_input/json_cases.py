@@ -128,9 +128,8 @@ def _configurations(folder: Path, data: Path) -> dict[str, Reader]:
     from albert_ds.data.shards import open_shards
     from albert_ds.engine.deepspeed_config import read_ds_config
     from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.model.config import HeadConfig
     from albert_ds.model.hugging_face import build_hf_config, to_hf
-    from albert_ds.model.task_heads import AlbertForTask
+    from albert_ds.model.task_heads import AlbertForTask, HeadConfig
     from albert_ds.settings.shared import read_previous
     from albert_ds.vocab.tokenizer_json import read_tokenizer_json
     from albert_ds.vocab.vocab import read_vocab

@@ -12,8 +12,7 @@ from huggingface_hub import ModelCard
 from albert_ds.base.errors import UserError
 from albert_ds.commands.export import build_parser
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.model.config import HeadConfig
-from albert_ds.model.task_heads import AlbertForTask
+from albert_ds.model.task_heads import AlbertForTask, HeadConfig
 from tests.finetuning import MODEL
 from tests.models import run_export, write_run, write_weights
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from albert_ds.base.errors import UserError
 from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.model.config import HeadConfig, reshape
-from albert_ds.model.task_heads import AlbertForTask
+from albert_ds.model.config import reshape
+from albert_ds.model.task_heads import AlbertForTask, HeadConfig
 from tests.checkpoint.test_model_folder import change_config, change_weights
 from tests.finetuning import MODEL, write_checkpoint
 from tests.models import run_export, run_import, shake, write_run
@@ -100,7 +100,7 @@ def encode_masked(vocab, sentence: str) -> list[int]:
 
 def write_tuned(folder, task: str, vocab, **changes):
     head = HEADS[task]
-    config = replace(MODEL, pair_head=head.reads_pooled, **changes)
+    config = replace(MODEL, pair_head=head.row.reads_pooled, **changes)
     model = shake(AlbertForTask(config, head, seed=3))
     return write_run(folder, model, vocab, head=head, task=task), model
 

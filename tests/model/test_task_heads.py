@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from albert_ds.model.config import HeadConfig
-from albert_ds.model.hugging_face import ARCHITECTURES, name_pairs, task_to_hf
-from albert_ds.model.task_heads import AlbertForTask
+from albert_ds.model.hugging_face import name_pairs, task_to_hf
+from albert_ds.model.task_heads import AlbertForTask, HeadConfig
 from tests.model.conftest import INPUTS, build_batch, build_config
 from tests.models import shake
 
@@ -19,7 +18,7 @@ KINDS = {"classification": 3, "regression": 1, "choice": 1, "span": 2}
 def build(kind, num_labels, **changes):
     labels = tuple(f"label {number}" for number in range(num_labels))
     head = HeadConfig(kind=kind, num_labels=num_labels, dropout=0.0, labels=labels)
-    config = build_config(pair_head=head.reads_pooled, **changes)
+    config = build_config(pair_head=head.row.reads_pooled, **changes)
     return config, head, shake(AlbertForTask(config, head, seed=1)).train()
 
 
@@ -64,7 +63,7 @@ def run_hugging_face(config, head, model, batch, targets):
     loss = out.loss * (1 if head.kind == "choice" else len(lengths))
     loss.backward()
     grads, gradients = {n: p.grad for n, p in theirs.named_parameters()}, {}
-    name = ARCHITECTURES[head.kind][1]
+    name = head.row.hugging_face.layer
     pairs = [pair for pair in name_pairs(config) if pair[0].startswith("albert.")]
     for ours, other in [*pairs, *((f"head.score.{x}", f"{name}.{x}") for x in ("weight", "bias"))]:
         gradients[ours] = gradients.get(ours, 0) + grads[other]

@@ -31,6 +31,10 @@ class SquadTask:
     test_splits = ("test",)
     has_test_labels = False
 
+    @property
+    def head(self) -> str:
+        return "span" if self.answerable else "conditional_span"
+
     def files(self, data: Path, split: str) -> list[Path]:
         return [data / f"{split}-{self.version}.json"]
 
