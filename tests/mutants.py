@@ -95,8 +95,10 @@ MUTANTS = (
     Mutant(
         trap="losses that are means of the micro-batches' means",
         file="albert_ds/training/pretrain.py",
-        fix='outputs["mlm_loss_sum"] * mlm_scale',
-        without='outputs["mlm_loss_sum"] / micro_batch.masked / len(batch.micro_batches)',
+        fix="counted = [getattr(batch.counts, name) for name in PER]",
+        without="counted = [\n"
+        "        len(batch.micro_batches) * getattr(batch.micro_batches[0], name) for name in PER\n"
+        "    ]",
         test="tests/test_global_batch.py::test_any_cut_gives_the_same_update",
     ),
     Mutant(

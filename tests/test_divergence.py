@@ -111,13 +111,13 @@ def evaluate_leak(rank: int) -> list[str]:
     import contextlib
     import io
 
+    from albert_ds.model.albert import name_outputs
     from albert_ds.training.heldout import evaluate
-    from albert_ds.training.metrics import OUTPUTS
 
     device, mesh, _ = join(1)
     batch, model, said = concatenate(BATCHES[0]), torch.nn.Module(), []
     for right, times in ((batch.pairs, 30), (0, 30), (batch.pairs, 1)):
-        outputs = {name: torch.tensor(float(right), device=device) for name in OUTPUTS}
+        outputs = {name: torch.tensor(float(right), device=device) for name in name_outputs()}
         model.forward = lambda outputs=outputs, **_: outputs
         with contextlib.redirect_stderr(io.StringIO()) as printed:
             evaluate(model, [batch] * times, mesh, device, "sop")

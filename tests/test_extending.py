@@ -19,7 +19,7 @@ from albert_ds.data.segments import DRAWS
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream_config import OBJECTIVES, Objective, list_pair_tasks
 from albert_ds.engine.optimizers import OPTIMIZERS, PARAMS, Kind
-from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.albert import TERMS, AlbertForPretraining, Term
 from albert_ds.model.per_layer import BUILD, fold
 from albert_ds.model.shapes import count_params
 from albert_ds.model.sharing import ADDITIONS, PATTERNS, Addition, Pattern
@@ -28,6 +28,7 @@ from albert_ds.optim.adam import MOMENTS, decay_groups
 from albert_ds.tasks.features import FeatureBuilder
 from albert_ds.tasks.recipes import RECIPES, Recipe
 from albert_ds.tasks.registry import TASKS
+from tests.batches import concatenate, random_samples
 from tests.command import run_command
 from tests.conftest import train_command
 from tests.distributed import run_ranks
@@ -53,7 +54,12 @@ def turn_back(first, second, draw_other, rng):
     return first, second[::-1].copy() if label else second, label
 
 
-TABLES = (PATTERNS, ADDITIONS, BUILD, OBJECTIVES, DRAWS)
+def compute_size(model, states):
+    """Half the square of the pooled states, while training."""
+    return (0.5 * states.pooled.float().square().sum(),) if model.training else None
+
+
+TABLES = (PATTERNS, ADDITIONS, BUILD, OBJECTIVES, DRAWS, TERMS)
 ROWS = (
     {
         "ends": Pattern(
@@ -72,6 +78,7 @@ ROWS = (
     {"gate": lambda config, place, value: Gate(config.hidden_size)},
     {"back": Objective(title="BACK", labels=("forwards", "backwards"), format=1)},
     {"back": turn_back},
+    {"size": Term(compute=compute_size, per="pairs")},
 )
 
 
@@ -104,6 +111,8 @@ def test_a_toy_of_each_trains_two_steps(toys, data, tmp_path):
     vocab_size = open_shards(data, "train").vocab.size
     values, before, after = run_ranks(train_toys, 2, data, vocab_size, tmp_path)[0]
     assert values["back_loss"] > 0 and values["back_accuracy"] is not None
+    parts = [values[f"{name}_loss"] for name in ("mlm", "back", "size")]
+    assert values["loss"] == pytest.approx(sum(parts)) and all(part > 0 for part in parts)
     gates = [name for name in after if name.endswith("result.bias")]
     assert len(gates) == 2 * SMALL.num_layers
     assert all(not before[name].any() and after[name].any() for name in gates)
@@ -115,6 +124,11 @@ def test_a_toy_is_known_where_tables_are_read(toys):
     model = AlbertForPretraining(config)
     assert sum(p.numel() for p in model.parameters()) == sum(count_params(config).values())
     assert config.plan == [(0, 0), (1, 1), (0, 0)]
+    batch = concatenate(random_samples(4, vocab_size=SMALL.vocab_size, max_length=32, seed=0))
+    found = model(**batch.tensors, scales=torch.tensor([0.5, 0.25]))
+    pairs = found["pair_loss_sum"] + found["size_loss_sum"]
+    torch.testing.assert_close(found["loss"], 0.5 * found["mlm_loss_sum"] + 0.25 * pairs)
+    assert model.eval()(**batch.tensors)["size_loss_sum"] == 0
     deep = replace(config, num_layers=5)  # blocks 0 1 1 1 0
     assert deep.running_layers(3) == [0, 1, 4]
     assert list_pair_tasks()["back"] == "BACK"

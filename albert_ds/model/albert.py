@@ -7,7 +7,8 @@ Shapes: B sequences, N tokens, R output positions, P masked positions, V vocabul
 hidden, L layers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -215,12 +216,10 @@ class AlbertForPretraining(nn.Module):
     ) -> dict[str, Tensor]:
         """Compute the losses of a micro-batch: ids int64 [N], ends int32 [B + 1], masked int64 [P].
 
-        Returns `mlm_loss_sum`, `pair_loss_sum` (fp32 sums of cross entropies), `mlm_correct` and
-        `pair_correct` (int64 counts), all scalars. Pair labels are int64 [B]; -100 counts in
-        neither, and without a sentence head both are 0. `exit_loss_sum` is the weighted sum of the
-        MLM losses at the exits before the last layer that runs, and `z_loss_sum` the weighted sum
-        of log(Z)^2; both are 0 in evaluation. With `scales`, fp32 [2], also `loss`: the sum of the
-        first times the losses of words, and of the second times that of pairs.
+        Returns for each of TERMS the scalar `NAME_loss_sum` (fp32), and `NAME_correct` (int64) if
+        it counts right predictions; both are 0 where a term does not apply. Pair labels are int64
+        [B]; -100 counts in neither. With `scales`, fp32 [len(PER)], also `loss`: each term's sum
+        times the scale of what it is a mean over.
         """
         # The heads need the last state of these tokens only: [CLS] and the masked ones.
         first = find_first(cu_seqlens, len(input_ids))
@@ -231,32 +230,97 @@ class AlbertForPretraining(nn.Module):
         masked = encoded["last_hidden_state"].index_select(0, place)  # [P, H]
         word = self.albert.embeddings.word.weight
         has_z_loss = self.training and self.z_loss > 0
-        mlm_loss, mlm_correct, *squares = self.mlm_head(masked, masked_labels, word, has_z_loss)
-        if self.pair_head is not None:
-            logits = self.pair_head(encoded["pooled"])  # [B, 2]
-            pair_loss, pair_correct = sum_cross_entropy(logits, pair_labels)
-        else:
-            pair_loss, pair_correct = torch.zeros_like(mlm_loss), torch.zeros_like(mlm_correct)
-        exit_loss = z_loss = torch.zeros_like(mlm_loss)
-        if has_z_loss:
-            z_loss = self.z_loss * squares[0]
-        *inner, _ = encoded["hidden_states"]
-        for layer, weight in self.exits.items() if self.training else ():
-            if layer < len(inner):
-                masked = inner[layer].index_select(0, masked_positions)
-                exit_loss = exit_loss + weight * self.mlm_head(masked, masked_labels, word)[0]
-        outputs = {
-            "mlm_loss_sum": mlm_loss,
-            "mlm_correct": mlm_correct,
-            "pair_loss_sum": pair_loss,
-            "pair_correct": pair_correct,
-            "exit_loss_sum": exit_loss,
-            "z_loss_sum": z_loss,
-        }
-        if scales is not None:
-            loss = mlm_loss * scales[0] + pair_loss * scales[1]
-            outputs["loss"] = loss + (exit_loss + z_loss) * scales[0]
-        return outputs
+        states = Encoded(
+            words=self.mlm_head(masked, masked_labels, word, has_z_loss),
+            inner=encoded["hidden_states"][:-1],
+            pooled=encoded["pooled"],
+            masked_positions=masked_positions,
+            masked_labels=masked_labels,
+            pair_labels=pair_labels,
+        )
+        outputs: dict[str, Tensor] = {}
+        parts: list[Tensor] = []
+        for name, term in TERMS.items():
+            found = term.compute(self, states)
+            loss, *correct = found or [torch.zeros_like(x) for x in states.words[:2]]
+            outputs[f"{name}_loss_sum"] = loss
+            if term.has_accuracy:
+                outputs[f"{name}_correct"] = correct[0]
+            if found and scales is not None:
+                parts.append(loss * scales[PER.index(term.per)])
+        return outputs | {"loss": sum(parts[1:], parts[0])} if parts else outputs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoded:
+    """What the terms of the loss are computed from."""
+
+    words: tuple[Tensor, ...]  # `MlmHead.forward` of the last layer
+    inner: list[Tensor]  # the states [N, H] before the last layer's
+    pooled: Tensor | None  # [B, H]
+    masked_positions: Tensor  # int64 [P]
+    masked_labels: Tensor  # int64 [P]
+    pair_labels: Tensor  # int64 [B]
+
+
+Found = tuple[Tensor, ...] | None  # a sum of losses and perhaps of right predictions
+
+
+def compute_words(model: AlbertForPretraining, states: Encoded) -> Found:
+    """Cross entropies of the masked words."""
+    return states.words[:2]
+
+
+def compute_pairs(model: AlbertForPretraining, states: Encoded) -> Found:
+    """Cross entropies of the sentence task."""
+    if model.pair_head is None:
+        return None
+    return sum_cross_entropy(model.pair_head(states.pooled), states.pair_labels)  # of [B, 2]
+
+
+def compute_exits(model: AlbertForPretraining, states: Encoded) -> Found:
+    """The weighted cross entropies of the masked words at the exits before the last layer."""
+    total, word = None, model.albert.embeddings.word.weight
+    for layer, weight in model.exits.items() if model.training else ():
+        if layer < len(states.inner):
+            masked = states.inner[layer].index_select(0, states.masked_positions)
+            part = weight * model.mlm_head(masked, states.masked_labels, word)[0]
+            total = part if total is None else total + part
+    return None if total is None else (total,)
+
+
+def compute_squares(model: AlbertForPretraining, states: Encoded) -> Found:
+    """The weighted squares of log(Z) at the masked words."""
+    return tuple(model.z_loss * squares for squares in states.words[2:]) or None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Term:
+    """A part of the loss, a mean over the global batch."""
+
+    compute: Callable[[AlbertForPretraining, Encoded], Found]  # None where it does not apply
+    per: str  # of PER
+    has_accuracy: bool = False
+    of_sentence_task: bool = False  # the metrics call it as the objective
+
+
+PER = ("masked", "pairs")  # counts of a batch that a term may be a mean over
+TERMS = {
+    "mlm": Term(compute=compute_words, per="masked", has_accuracy=True),
+    "pair": Term(compute=compute_pairs, per="pairs", has_accuracy=True, of_sentence_task=True),
+    "exit": Term(compute=compute_exits, per="masked"),
+    "z": Term(compute=compute_squares, per="masked"),
+}
+
+
+def name_outputs() -> list[str]:
+    """The scalars of a forward pass that are summed over a batch."""
+    names = []
+    for name, term in TERMS.items():
+        names.append(f"{name}_loss_sum")
+        if term.has_accuracy:
+            names.append(f"{name}_correct")
+    return names
 
 
 @torch.no_grad()

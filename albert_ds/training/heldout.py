@@ -10,9 +10,10 @@ from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.data.shards import open_shards, read_index
 from albert_ds.data.stream import heldout_batches
 from albert_ds.data.stream_config import StreamConfig
+from albert_ds.model.albert import name_outputs
 from albert_ds.parallel.consensus import Counts, agree, raise_together
 from albert_ds.parallel.mesh import Mesh
-from albert_ds.training.metrics import OUTPUTS, summarise
+from albert_ds.training.metrics import summarise
 
 LEAK_ACCURACY = 0.97  # a SOP accuracy above it means a leak of the order; the paper's is 0.865
 LEAK_PAIRS = 30  # of fewer a model may have all right by luck
@@ -53,12 +54,13 @@ def evaluate(
     if not batches:
         return {}
     counts, _ = agree(mesh, sum(map(Counts.of, batches), Counts()))
-    outputs = torch.zeros(len(OUTPUTS), dtype=torch.float64, device=device)
+    names = name_outputs()
+    outputs = torch.zeros(len(names), dtype=torch.float64, device=device)
     was_training = module.training
     module.eval()
     for batch in batches:
         result = module(**batch.on(device))
-        outputs += torch.stack([result[name].double() for name in OUTPUTS])
+        outputs += torch.stack([result[name].double() for name in names])
     module.train(was_training)
     dist.all_reduce(outputs, group=mesh.dp_group)
     values = summarise(outputs, counts, objective)

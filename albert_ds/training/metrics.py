@@ -21,16 +21,12 @@ from torch import Tensor
 from albert_ds.base.cli import log_line
 from albert_ds.base.files import write_file
 from albert_ds.base.json_files import read_lines
+from albert_ds.model.albert import TERMS, name_outputs
 from albert_ds.model.config import ModelConfig, count_flops
 from albert_ds.parallel.consensus import Counts
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.training.screen import Screen
 from albert_ds.training.traffic import Traffic
-
-OUTPUTS = (
-    *("mlm_loss_sum", "mlm_correct", "pair_loss_sum", "pair_correct"),
-    *("exit_loss_sum", "z_loss_sum"),
-)
 
 # Dense bf16 (V100: fp16) peak in FLOP/s by part of the device's name, the first that fits; half of
 # what NVIDIA's datasheets give for sparse matrices. Cards have less than the modules of their name.
@@ -55,25 +51,21 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def summarise(outputs: Tensor, counts: Counts, objective: str) -> dict[str, float | None]:
-    """Means of the model's summed outputs (in the order of OUTPUTS, over all ranks).
+    """Means of the model's summed outputs (in the order of `name_outputs`, over all ranks).
 
     The mean of no values is None. The keys of the sentence task begin with its objective.
     """
-    mlm_loss, mlm_correct, pair_loss, pair_correct, *more = outputs.tolist()
-
-    def mean(total: float, count: int) -> float | None:
-        return total / count if count else None
-
-    values = {
-        "mlm_loss": mean(mlm_loss, counts.masked),
-        "mlm_accuracy": mean(mlm_correct, counts.masked),
-    }
-    if objective != "none":
-        values[f"{objective}_loss"] = mean(pair_loss, counts.pairs)
-        values[f"{objective}_accuracy"] = mean(pair_correct, counts.pairs)
-    for name, total in zip(("exit_loss", "z_loss"), more, strict=True):
-        if total:
-            values[name] = mean(total, counts.masked)
+    sums = dict(zip(name_outputs(), outputs.tolist(), strict=True))
+    values: dict[str, float | None] = {}
+    for name, term in TERMS.items():
+        shown = objective if term.of_sentence_task else name
+        total, count = sums[f"{name}_loss_sum"], getattr(counts, term.per)
+        # What has no accuracy may be switched off.
+        if shown == "none" or not (term.has_accuracy or total):
+            continue
+        values[f"{shown}_loss"] = total / count if count else None
+        if term.has_accuracy:
+            values[f"{shown}_accuracy"] = sums[f"{name}_correct"] / count if count else None
     losses = [v for k, v in values.items() if k.endswith("_loss") and v is not None]
     return {"loss": sum(losses), **values}
 
@@ -86,7 +78,7 @@ class Window:
         self.reset()
 
     def reset(self) -> None:
-        self.outputs = torch.zeros(len(OUTPUTS), dtype=torch.float64, device=self._device)
+        self.outputs = torch.zeros(len(name_outputs()), dtype=torch.float64, device=self._device)
         self.counts = Counts()
         self.flops = 0
         self.steps = 0
@@ -104,7 +96,7 @@ class Window:
         self.sent += self._traffic.total_bytes - before
 
     def add_outputs(self, outputs: dict[str, Tensor]) -> None:
-        self.outputs += torch.stack([outputs[name].detach().double() for name in OUTPUTS])
+        self.outputs += torch.stack([outputs[name].detach().double() for name in name_outputs()])
 
     def add_step(self, counts: Counts, model: ModelConfig, *, heads: int, applied: bool) -> None:
         """Count a step of `model`, whose depth may change from step to step.

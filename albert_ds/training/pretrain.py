@@ -30,6 +30,7 @@ from albert_ds.engine.deepspeed_config import precision_of
 from albert_ds.engine.engine import Engine, build_engine
 from albert_ds.engine.graphs import GraphedForPretraining, Graphs, use_own_stream
 from albert_ds.model import fused
+from albert_ds.model.albert import PER
 from albert_ds.model.per_layer import find_idle
 from albert_ds.model.shapes import build_shapes
 from albert_ds.parallel.consensus import Counts, agree, from_rank_0, gather_hosts, raise_together
@@ -182,7 +183,7 @@ def run_passes(run: Run, batch: Batch) -> None:
     if run.find_idle():
         engine.clear_gradients()
     # DeepSpeed averages gradients over data-parallel ranks; the losses need their sum.
-    counted = batch.counts.masked, batch.counts.pairs
+    counted = [getattr(batch.counts, name) for name in PER]
     # On the device, because a graph repeats the numbers of its launches; without a copy.
     factors = [run.mesh.dp_size / max(number, 1) for number in counted]
     scales = torch.stack([torch.full((), x, device=run.device) for x in factors])
