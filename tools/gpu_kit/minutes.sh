@@ -72,7 +72,7 @@ train() {
     set -- "${SIZE[@]}" "${RECIPE[@]}" --data "${DATA[@]}" --sequence-length "$LENGTH" \
         --depth-schedule "$DEPTHS" --steps "$steps" --warmup-steps "$warmup" \
         --batch-size "$BATCH" --micro-batch-size "$micro" --num-workers "${WORKERS:-8}" \
-        --deepspeed_config ds_configs/zero1_bf16_muon.json "${FLAGS[@]}" "$@"
+        --deepspeed_config ds_configs/zero1_bf16_muon.json "$@" "${FLAGS[@]}"
     [ -f "$WORK/start/config.json" ] ||
         "$PY" -m albert_lab.neighbours "$@" --output "$WORK/start" || return
     timeout --preserve-status --kill-after=15 $((limit > 1 ? limit : 1)) \
