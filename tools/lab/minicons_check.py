@@ -5,6 +5,7 @@ Both of its pseudo-likelihoods: `original`, which `albert-ds probe --minimal-pai
 `within_word_l2r`, its --within-word. Needs `pip install minicons`, which is no part of the project.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -32,15 +33,13 @@ def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     if find_spec("minicons") is None:
         raise UserError("minicons is not installed: pip install minicons")
-    from minicons.scorer import MaskedLMScorer
-
     from albert_ds.checkpoint.model_folder import ModelFolder
     from albert_ds.evals.minimal_pairs import read_pairs, score_sentences
 
     first = {pair.paradigm: pair for pair in reversed(read_pairs(args.minimal_pairs))}
     pairs = list(first.values())[: args.files]
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
-    theirs = MaskedLMScorer(str(args.checkpoint), "cpu")
+    theirs = import_module("minicons.scorer").MaskedLMScorer(str(args.checkpoint), "cpu")
     # minicons 0.3 calls what transformers 5 has dropped.
     type(theirs.tokenizer).batch_encode_plus = lambda self, *words, **named: self(*words, **named)
     folder = ModelFolder(args.checkpoint)
