@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -68,6 +69,20 @@ def kill_after(rank: int, words: list, step: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     Metrics.write = write_and_die
+    run_command(*words)
+
+
+def kill_in_evaluation(rank: int, words: list, saved: Path) -> None:
+    """A trainer on one rank, for `end_ranks`; SIGKILL comes between the checkpoint `saved` and the
+    metrics of its evaluation."""
+    from albert_ds.pretraining import loop
+
+    def die(run):
+        while not saved.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    loop.evaluate = die
     run_command(*words)
 
 

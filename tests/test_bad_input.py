@@ -212,8 +212,11 @@ def test_wrong_paths(refuse, data, tmp_path):
     paths = lay_out(tmp_path)
     assert not [f for flag, path in paths for f in refuse(str(path), ranks=1, **{flag: path})]
     copy = shutil.copytree(data, tmp_path / "copy")
-    next(copy.glob("train-*.tar")).unlink()
-    assert not refuse("train-", data=copy)
+    for split in ("train", "heldout"):
+        lost = next(copy.glob(f"{split}-*.tar"))
+        aside = lost.rename(tmp_path / lost.name)
+        assert not refuse(lost.name, data=copy)
+        aside.rename(lost)
 
 
 @contextmanager
@@ -361,9 +364,10 @@ def test_a_run_in_use_is_refused_and_its_ending_left_alone(data, tmp_path):
     lock.release()
 
 
-def test_damaged_data_ends_every_rank_with_3_and_names_shard_and_record(data, tmp_path):
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_damaged_data_ends_every_rank_with_3_and_names_shard_and_record(data, tmp_path, split):
     copy = shutil.copytree(data, tmp_path / "copy")
-    shard = next(copy.glob("train-*.tar"))
+    shard = next(copy.glob(f"{split}-*.tar"))
     content = bytearray(shard.read_bytes())
     content[600] ^= 0xFF
     shard.write_bytes(content)
@@ -372,6 +376,6 @@ def test_damaged_data_ends_every_rank_with_3_and_names_shard_and_record(data, tm
     outputs = [process.communicate(timeout=500) for process in ranks]
     assert [process.returncode for process in ranks] == [3, 3]
     ending = json.loads((run / "exit.json").read_text())
-    assert ending["code"] == 3
+    assert (ending["code"], ending["step"]) == (3, 0 if split == "train" else None)
     assert shard.name in ending["reason"] and "-00000.seq" in ending["reason"]
     assert "Traceback" not in outputs[0][1] + outputs[1][1]

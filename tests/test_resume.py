@@ -12,7 +12,7 @@ import pytest
 
 from albert_ds.checkpoint.folder import find_newest
 from albert_ds.process.stop_request import POLL_SECONDS
-from tests.command import kill_after
+from tests.command import kill_after, kill_in_evaluation
 from tests.conftest import ROOT, finish, start_ranks, train_command
 from tests.distributed import end_ranks, take_port, wait_for
 
@@ -58,6 +58,18 @@ def test_kill_9_and_resume_equals_the_uninterrupted_run(data, tmp_path):
     assert "average.safetensors" in files_of(whole / last)
     assert json.loads((broken / "exit.json").read_text())["code"] == 0
     assert history(broken) == [("start", 2), ("start", 2), ("end", 0, 12)]
+
+
+def test_a_run_killed_in_an_evaluation_has_its_checkpoint_and_evaluates_again(data, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    flags = dict(steps=4, save_every=2, eval_every=2)
+    assert finish(start_ranks(train_command(data, whole, **flags), 1)) == [0]
+    words = ["train", *train_command(data, broken, **flags)[2:]]
+    saved = broken / "checkpoints" / "step-00000002"
+    assert end_ranks(kill_in_evaluation, 1, words, saved) == [-signal.SIGKILL]
+    assert [record["step"] for record in records(broken)] == [1, 2]
+    assert finish(start_ranks(train_command(data, broken, **flags), 1)) == [0]
+    assert records(broken) == records(whole)
 
 
 def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_next_run_goes_on(data, tmp_path):

@@ -379,8 +379,10 @@ def _default_warmup(args) -> int:
 
 
 def _open_sources(folders: list[str]):
-    from albert_ds.data.shards import open_shards
+    from albert_ds.data.shards import open_shards, read_index
 
+    if read_index(folders[0])["splits"]["heldout"]["samples"]:
+        open_shards(folders[0], "heldout")  # evaluated later, looked for now
     sources = [open_shards(folder, "train") for folder in folders]
     for folder, source in zip(folders, sources, strict=True):
         if source.vocab.sha256 != sources[0].vocab.sha256:

@@ -8,7 +8,7 @@ import time
 from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from shlex import quote
@@ -17,6 +17,7 @@ import torch
 
 from albert_ds.base.cli import as_flag, log_line
 from albert_ds.base.errors import DamagedData
+from albert_ds.base.json_files import read_lines
 from albert_ds.checkpoint.folder import WEIGHTS, folder_name, read_tensors
 from albert_ds.checkpoint.gather import Saver, TrainState, find_start, restore
 from albert_ds.checkpoint.initial import read_initial_weights
@@ -54,7 +55,7 @@ class Run(Progress):
     device: torch.device
     batches: Iterator[MicroBatch]
     window: Window
-    heldout: list[MicroBatch] | None = None  # this rank's held-out data, once it has been read
+    heldout: list[MicroBatch] = field(default_factory=list)  # this rank's held-out data
     lock: RunLock | None = None  # on rank 0
     span: Callable[[str], AbstractContextManager] = nullcontext  # around each named part of a step
     tokens: int = 0  # of the finished steps; counted with --save-at-tokens
@@ -237,6 +238,8 @@ def train(run: Run, request: StopRequest) -> None:
             return None
         return next_batch(run, ahead=step - run.step, stop=request.reason is not None)
 
+    if lacks_evaluation(run):
+        metrics.write(run.step, evaluate(run))
     upcoming, saved = fetch(run.step), run.milestones
     run.window.reset()  # each step from here on fetches the batch of the next
     while batch := upcoming:
@@ -256,14 +259,14 @@ def train(run: Run, request: StopRequest) -> None:
             if run.step == config.steps and run.skipped_in_a_row and not isfinite(values["loss"]):
                 saver.wait()
                 raise run.diverged()
-        if run.is_due(config.eval_every):
-            metrics.write(run.step, evaluate(run))
         # No checkpoint is written while steps are skipped, so the newest one is a good one.
         is_due = run.is_due(config.save_every) or run.milestones > saved
         is_due |= run.step == config.plateau_end
         if run.step == config.steps or (is_due and not run.skipped_in_a_row):
             save(run, saver)
             saved = run.milestones
+        if run.is_due(config.eval_every):  # after the checkpoint: whatever ends it costs no step
+            metrics.write(run.step, evaluate(run))
     saver.wait()
     metrics.close()
 
@@ -292,6 +295,14 @@ def prepare(
         step=counted,
         updates=state.updates,
         tokens=tokens,
+        # Now, though the first evaluation comes later: a damaged shard must not end a long run.
+        heldout=heldout.read_batches(
+            config.data[0],
+            config.plan.stream_at(config.steps),
+            limit=config.eval_samples,
+            micro_batch_size=config.micro_batch_size,
+            mesh=mesh,
+        ),
     )
     while run.step < state.step:  # since the last line of metrics.jsonl; drawn again, to be counted
         batch = next_batch(run)
@@ -394,18 +405,19 @@ def describe_window(run: Run, gradient_norm: float) -> dict:
     }
 
 
+def lacks_evaluation(run: Run) -> bool:
+    """Whether a run ended between the checkpoint it resumes and its evaluation. Collective."""
+    path, is_missing = run.config.run / "metrics.jsonl", False
+    if run.mesh.rank == 0 and run.step and run.is_due(run.config.eval_every):
+        lines = read_lines(path) if path.is_file() else []
+        is_missing = not any(r["step"] == run.step and "heldout_loss" in r for r in lines)
+    return from_rank_0(run.mesh, is_missing)
+
+
 def evaluate(run: Run) -> dict:
     """Metrics on the held-out sequences of the first DATA folder. Collective."""
     config = run.config
     with run.window.paused():
-        if run.heldout is None:
-            run.heldout = heldout.read_batches(
-                config.data[0],
-                config.plan.stream_at(config.steps),
-                limit=config.eval_samples,
-                micro_batch_size=config.micro_batch_size,
-                mesh=run.mesh,
-            )
         module, objective = run.engine.deepspeed.module, config.stream.objective
         depths = config.schedule("depth_schedule").at(run.step - 1)
         module.albert.encoder.set_depth(max(depths))  # of those that may be drawn
