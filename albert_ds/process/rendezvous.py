@@ -4,7 +4,9 @@ import json
 import logging
 import os
 import socket
+import threading
 import time
+from concurrent import futures
 from contextlib import suppress
 from datetime import timedelta
 from ipaddress import ip_address
@@ -18,14 +20,19 @@ from albert_ds.process.world import World, find_gpu_grant, wants_cpu
 
 # While a rank that fails early waits for ranks that still import their libraries, to tell them.
 TELLING = timedelta(seconds=60)
+SLACK = 1.0  # seconds that torch is given to keep its own timeout
 BACKLOG = 2048  # ranks that may connect at once
 SECRET = "ALBERT_DS_SECRET"  # set by slurm/common.sh
+
+
+class Unreachable(MachineFailed):
+    """There is no store, so nobody can be told either."""
 
 
 def host_store(world: World, *, minutes: float):
     """The store that all ranks share, with rank 0 as its host; None for one rank.
 
-    Raises MachineFailed if it cannot be reached within `minutes`.
+    Raises Unreachable if it cannot be reached within `minutes`.
     """
     if world.size == 1:
         return None
@@ -37,7 +44,7 @@ def host_store(world: World, *, minutes: float):
     if world.rank == 0:  # another process may be rank 0 too, and host it
         with suppress(dist.DistError):
             return open_store(world, min(patience, TELLING))
-    raise MachineFailed(
+    raise Unreachable(
         f"rank {world.rank} of {world.size} could not connect to {world.address} within "
         f"{minutes:g} min (--timeout-minutes): {what}"
     )
@@ -47,14 +54,28 @@ def open_store(world: World, patience: timedelta, *, is_host: bool = False):
     """Connect to the store that all ranks share. Every request times out after `patience`."""
     host, _, port = world.address.rpartition(":")
     hosts = is_host and not world.has_store
-    store = dist.TCPStore(
-        host,
-        int(port),
-        is_master=hosts,
-        timeout=patience,
-        wait_for_workers=False,
-        master_listen_fd=listen_at(host, int(port)) if hosts else None,
-    )
+    found = futures.Future()
+
+    def connect() -> None:
+        try:
+            store = dist.TCPStore(
+                host,
+                int(port),
+                is_master=hosts,
+                timeout=patience,
+                wait_for_workers=False,
+                master_listen_fd=listen_at(host, int(port)) if hosts else None,
+            )
+            found.set_result(store)
+        except Exception as error:
+            found.set_exception(error)
+
+    # torch heeds no timeout where another program holds the port and stays silent.
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        store = found.result(patience.total_seconds() + SLACK)
+    except futures.TimeoutError:
+        raise dist.DistNetworkError(f"the program at port {port} does not answer") from None
     # A launcher's store outlives its ranks, so each attempt has its own keys. Nobody else can name
     # them if the launcher has given the ranks a secret.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -241,7 +262,10 @@ def wait_for_ranks(
     hosts = [f"host/{rank}" for rank in range(world.size)]
     try:
         if store.add(f"processes/{world.rank}", 1) > 1:
-            raise UserError(f"another process is rank {world.rank} too; allowed: one process each")
+            raise UserError(
+                f"another process is rank {world.rank} too at {world.address}; allowed: one "
+                "process each, and a port for each run (deepspeed, torchrun: --master_port)"
+            )
         store.set(f"life/{world.rank}", "[0, null, false]")  # the first beat of heartbeat.py
         store.set(f"kind/{world.rank}", kind)
         store.set(f"host/{world.rank}", os.uname().nodename)

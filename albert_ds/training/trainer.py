@@ -128,7 +128,7 @@ class TrainerProcess:
                 return False
             traceback.print_exception(error)
         if self._heartbeat is None:
-            self._end_early(mine)
+            self._end_early(mine, error)
             return True
         ending = self._heartbeat.end_together(mine)
         print_ending(self.world, ending)
@@ -140,7 +140,7 @@ class TrainerProcess:
         dist.destroy_process_group()
         return True
 
-    def _end_early(self, mine: Ending) -> None:
+    def _end_early(self, mine: Ending, error: Exception | None) -> None:
         """End before the ranks have met, and tell those that wait."""
         world, self.code = self.world, mine.code
         # Before the others know: when they leave, a launcher may kill this process.
@@ -148,9 +148,10 @@ class TrainerProcess:
             self._record(mine)
         print_ending(world, mine)
         if mine.code and world.size > 1:
-            from albert_ds.process.rendezvous import tell_ranks
+            from albert_ds.process.rendezvous import Unreachable, tell_ranks
 
-            if tell_ranks(world, self._store, mine) and world.local_rank > 0:
+            can_tell = not isinstance(error, Unreachable)
+            if can_tell and tell_ranks(world, self._store, mine) and world.local_rank > 0:
                 log_line(mine.reason)
 
     def _record(self, ending: Ending) -> None:

@@ -189,3 +189,14 @@ def test_who_does_not_know_the_secret_ends_no_rank(monkeypatch):
 @pytest.mark.parametrize("junk", [b"junk", b"7", b"{}", b"[1, 5, false]", b"\xff"])
 def test_what_is_no_beat_is_no_sign_of_life(junk):
     assert Beat.decode(junk) == Beat()
+
+
+def test_a_port_that_a_silent_program_holds_ends_with_5_and_is_named(data, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:  # it accepts, and says nothing
+        port = str(server.getsockname()[1])
+        command = train_command(data, tmp_path / "run", timeout_minutes=0.02)
+        meeting = {rank: {"MASTER_PORT": port} for rank in range(2)}
+        codes, said = end_all([command] * 2, variables=meeting)
+    assert codes == [5, 5] and not (tmp_path / "run").exists()
+    assert f"could not connect to 127.0.0.1:{port} within 0.02 min" in said[0]
+    assert len(said[0].splitlines()) == 1 and "Traceback" not in said[1]
