@@ -99,6 +99,21 @@ def test_a_larger_batch_only_with_six_thousand_steps(hours, batch, data, tmp_pat
     assert learn.choose_layout([], data, tmp_path, hours) == (layout, seconds)  # the run goes on
 
 
+def test_trials_wait_for_those_of_a_killed_command(data, tmp_path, monkeypatch):
+    trial = ["--output", str(tmp_path / "trials" / "1x1-zero1_fp32_muon-32")]
+    orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2)", *trial])
+    ended = []
+
+    def fake_run(command, log, threads):
+        ended.append(orphan.poll())
+        raise UserError("train ended with 2; see log: --output run: in use by process 9 on node")
+
+    monkeypatch.setattr(learn, "run", fake_run)
+    with pytest.raises(UserError, match="in use by process 9"):  # no word about the layout
+        learn.choose_layout([], data, tmp_path, 1)
+    assert ended == [0] and not (tmp_path / "layout.json").exists()
+
+
 def test_the_line_a_minute_says_what_is_left(tmp_path):
     log = tmp_path / "train.log"
     log.write_text("pretraining: 0 of 9 steps done\n")

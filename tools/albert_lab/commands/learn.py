@@ -237,6 +237,8 @@ def measure(flags: Sequence[str], layout: Layout, data: Path, folder: Path) -> f
     try:
         run([*command, *rhythm], folder / f"{name}.log", layout.threads)
     except (UserError, MachineFailed) as error:
+        if "in use by" in str(error):  # which says nothing of the layout
+            raise
         log_line(f"{layout}: does not run here: {error}")
         return float("inf")
     records = read_lines(folder / name / "metrics.jsonl")
@@ -244,6 +246,21 @@ def measure(flags: Sequence[str], layout: Layout, data: Path, folder: Path) -> f
     mean = fmean(seconds[len(seconds) // 2 :])  # the first half warms up: kernels for new shapes
     print(f"  {layout}: {layout.batch / mean:.0f} samples/s", flush=True)
     return mean
+
+
+def wait_for_orphans(folder: Path) -> None:
+    """Wait for trials in this folder whose `learn` was killed: they would slow down its own."""
+    begin = f"{folder}{os.sep}"
+    commands = {each: each.info["cmdline"] or () for each in psutil.process_iter(["cmdline"])}
+    found = [
+        process
+        for process, words in commands.items()
+        if "--output" in words and any(word.startswith(begin) for word in words)
+    ]
+    if found:
+        names = ", ".join(str(process.pid) for process in found)
+        log_line(f"waiting for trials that a killed command has left running (processes {names})")
+        psutil.wait_procs(found)
 
 
 def fit_steps(hours: float, seconds: float) -> int:
@@ -259,6 +276,7 @@ def choose_layout(
     if not path.is_file():
         folder = output / "trials"
         folder.mkdir(exist_ok=True)
+        wait_for_orphans(folder)
         cores = len(os.sched_getaffinity(0))
         shapes = {(1, cores), (cores, 1)} if BATCH % cores == 0 else {(1, cores)}
         configs = ("ds_configs/zero1_fp32_muon.json", "ds_configs/zero1_bf16_muon.json")
