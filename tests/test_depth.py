@@ -122,6 +122,23 @@ WRONG = [  # in a run of 3 layers and 8 steps
 ]
 
 
+def test_an_exit_that_no_step_reached_is_null():
+    depths = {"depth_schedule": "1@0,3@2", "exit_losses": "2"}
+    config = replace(small_config(world_size=1, steps=4), **depths)
+    found = run_ranks(log_exits, 1, config)[0]
+    assert found[:2] == [None, None] and min(found[2:]) > 0
+
+
+def log_exits(rank: int, config) -> list[float | None]:
+    from albert_ds.training.pretrain import describe_window
+
+    run, found = open_small_run(config, small_batches(4)), []
+    for _ in range(4):
+        norm = take_step(run)
+        found.append(describe_window(run, norm)["exit_loss"])
+    return found
+
+
 def test_wrong_words_are_refused(data, tmp_path):
     faults = []
     for flags, words in WRONG:

@@ -112,9 +112,7 @@ class FinetuneConfig(SharedConfig):
     micro_batch_size: int = cli.flag(
         SHARED["micro_batch_size"], shown_default="a rank's share of the batch", group=LAYOUT
     )
-    warmup_steps: int = cli.flag(
-        SHARED["warmup_steps"], shown_default=BY_TASK, group=SETTINGS, may_change=False
-    )
+    warmup_steps: int = cli.flag(SHARED["warmup_steps"], shown_default=BY_TASK, group=SETTINGS)
     deepspeed_config: str = cli.flag(
         SHARED["deepspeed_config"], shown_default="ds_configs/zero1_fp32_adamw.json", group=LAYOUT
     )

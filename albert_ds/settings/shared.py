@@ -40,6 +40,7 @@ rhythm = partial(flag, group=RHYTHM, may_change=True)
 LOCAL = ('"command" of config.json', "--data", "--deepspeed_config", "--num-workers")
 FREE = ("command", "schedules")  # a resumed run may have others: of schedules, for steps to come
 BEFORE = {"word_boundaries": "released"}  # what versions without the field did, if not its default
+DATA = "--data (sha256 of its shards)"
 WEIGHTS = ("--init-from", "--checkpoint", "--from-task")
 
 # It fills a part of `deepspeed`.
@@ -75,7 +76,6 @@ class SharedConfig:
         "STEPS",
         whole(0, 10**9),
         shown_default="2.5 % of --steps",
-        may_change=True,
     )
     deepspeed_config: str = what(
         "DeepSpeed's JSON: ZeRO stage, precision, clipping, optimizer (see ds_configs/)",
@@ -241,12 +241,14 @@ def check_resume(config: SharedConfig) -> None:
         {name: value for name, value, may_change in _name_values(config, record) if not may_change}
         for record in (before, now)
     )
-    for name in {**new, **old}:
+    # By flags first: what follows from a flag has a longer name.
+    for name in sorted({**new, **old}, key=lambda name: not name.startswith("--")):
         was, found = old.get(name, "nothing"), new.get(name, "nothing")
         if was != found:
+            place = f" (--data {shlex.join(before.get('data', ()))})" if name == DATA else ""
             raise UserError(
-                f"{name} is {found}, but {config.output} was started with {was}; use that, or "
-                "another --output"
+                f"{name} is {_shorten(found)}, but {config.output} was started with "
+                f"{_shorten(was)}{place}; use that, or another --output"
             )
 
 
@@ -273,9 +275,13 @@ def fingerprint(config: SharedConfig, world_size: int) -> dict[str, str]:
 
             checksum = compute_crc32(ModelFolder(folder).weights_file)
             found[f"{name} (CRC-32 of its weights)"] = f"{checksum:08x}"
-    short = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # a sha256
     texts = {name: json.dumps(value) for name, value in found.items() if name not in LOCAL}
-    return {name: short.sub(r"\1", text) for name, text in texts.items() if text != "null"}
+    return {name: _shorten(text) for name, text in texts.items() if text != "null"}
+
+
+def _shorten(value: Any) -> str:
+    """The text of a value, with 12 digits of each sha256 in it."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", str(value))
 
 
 def _value_before(declared: Field) -> Any:
@@ -300,6 +306,8 @@ def _name_values(config, record: dict, path: str = "") -> Iterator[tuple[str, An
                 yield f"the {split} set of --data (sha256)", str(key)[:12], False
         elif is_dataclass(inner) and isinstance(value, dict):
             yield from _name_values(inner, value, f"{here}.")
+        elif declared.name == "data_sha256":
+            yield DATA, value, False
         elif how is None:
             yield f'"{here}" of config.json', value, declared.name in FREE
         else:

@@ -45,7 +45,7 @@ from albert_ds.tasks.features import Split, collate
 from albert_ds.tasks.inference import predict
 from albert_ds.tasks.registry import Task, find_task
 from albert_ds.training.health import Progress
-from albert_ds.training.metrics import Metrics
+from albert_ds.training.metrics import TICK, Metrics
 from albert_ds.training.results import (
     find_constant,
     open_splits,
@@ -269,7 +269,8 @@ def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
         metrics.advance(run.step)
         run.check_health()
         if run.is_due(config.log_every):
-            values = describe_window(run, losses, tokens, steps, time.perf_counter() - started)
+            seconds = max(time.perf_counter() - started, TICK)
+            values = describe_window(run, losses, tokens, steps, seconds)
             metrics.write(run.step, {**values, "grad_norm": norm})
             losses, tokens, steps, started = 0.0, 0, 0, time.perf_counter()
         before = time.perf_counter()

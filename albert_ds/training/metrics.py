@@ -41,6 +41,8 @@ PEAK_FLOPS = {
     "V100": 125e12,
 }
 
+TICK = 1e-9  # seconds: the least time that passes, where the clock stands still
+
 
 def peak_flops(device: torch.device) -> float | None:
     """The device's dense 16-bit peak in FLOP/s; None if it is unknown (MFU is then null)."""
@@ -118,7 +120,7 @@ class Window:
         comm_bytes = (self._traffic.total_bytes - self.sent) // self.steps
         dist.all_reduce(self.outputs, group=mesh.dp_group)
         values = summarise(self.outputs, self.counts, objective)  # waits for the device
-        seconds = time.perf_counter() - self.started
+        seconds = max(time.perf_counter() - self.started, TICK)
         counts = self.counts
         values |= {
             "step_seconds": seconds / self.steps,

@@ -18,7 +18,7 @@ import torch
 from albert_ds.base.cli import as_flag, log_line
 from albert_ds.base.errors import DamagedData
 from albert_ds.base.json_files import read_lines
-from albert_ds.checkpoint.folder import WEIGHTS, folder_name, read_tensors
+from albert_ds.checkpoint.folder import STATE, WEIGHTS, folder_name, read_tensors
 from albert_ds.checkpoint.gather import Saver, TrainState, find_start, restore
 from albert_ds.checkpoint.initial import read_initial_weights
 from albert_ds.checkpoint.model_folder import ModelFolder
@@ -280,7 +280,10 @@ def prepare(
 ) -> Run:
     """Do all that comes before the first step. Collective."""
     engine, state = start(config, mesh, device)
-    assert state.samples == config.plan.samples_at(state.step)
+    samples = config.plan.samples_at(state.step)
+    if state.samples != samples:
+        place = config.run / "checkpoints" / folder_name(state.step) / STATE
+        raise DamagedData(f"{place}: samples {state.samples}: must be {samples}")
     counted, tokens = state.step, 0
     if config.save_at_tokens:
         counted, tokens = from_rank_0(mesh, last_tokens(config.run / "metrics.jsonl", state.step))
@@ -393,6 +396,8 @@ def describe_window(run: Run, gradient_norm: float) -> dict:
     values = run.window.close(run.mesh, run.config.stream.objective)
     if run.config.depth_schedule:
         values["num_layers"] = run.config.model_at(run.step - 1).num_layers
+    if run.config.exits:
+        values.setdefault("exit_loss", None)  # no step was as deep as an exit
     plan, graphs = run.config.plan, run.engine.deepspeed.module.graphs
     return {
         "samples": plan.samples_at(run.step),
