@@ -199,6 +199,8 @@ def fingerprint(data: Path, files: Iterable[Path], **settings) -> str:
     """sha256 of the files in `data`, their places there, and all else that decides the features."""
     digest = hashlib.sha256(json.dumps({"format": FORMAT, **settings}, sort_keys=True).encode())
     for path in files:
+        if path.exists() and not path.is_file():  # to read a pipe may take for ever
+            raise UserError(f"--data: {path}: not a file")
         try:
             digest.update(bytes(path.relative_to(data)) + path.read_bytes())
         except OSError as error:

@@ -52,7 +52,8 @@ class RaceTask:
     def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
         """Tokenise a split, one passage at a time."""
         builder, labels, levels = FeatureBuilder(), [], []
-        for path in self.files(data, split):
+        files = self.files(data, split)
+        for path in files:
             passage, questions = read_passage(path)
             texts = [passage, *(ending for endings, _ in questions for ending in endings)]
             encoded = vocab.encode(texts)
@@ -73,6 +74,10 @@ class RaceTask:
         builder.count("examples", len(labels))
         for number, level in enumerate(LEVELS):
             builder.count(f"of them {level}", levels.count(number))
+        known = {*files}
+        others = [p for p in (data / split).rglob("[!.]*") if p.is_file() and p not in known]
+        if others:
+            builder.count(f"files left out, such as {min(others).relative_to(data)}", len(others))
         return builder.build(
             choices=len(OPTIONS), labels=np.array(labels, np.int64), levels=np.array(levels)
         )

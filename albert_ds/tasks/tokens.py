@@ -22,6 +22,7 @@ from albert_ds.vocab.vocab import Vocab
 
 ENDINGS = (".conll", ".txt", ".jsonl")
 OUTSIDE = "O"
+MAX_WORDS = 5_000  # of a sentence that is scored: nervaluate's time grows faster than their square
 NO_PIECE = -1  # of a word without a piece, such as an invisible character
 
 
@@ -181,6 +182,11 @@ def _read(data: Path, split: str) -> Iterator[Sentence]:
     """The sentences of a split; only those of a test set may be without tags."""
     path = find_file(data, split, ENDINGS)
     for sentence in need_one(path, read_sentences(path)):
+        if split != "train" and len(sentence.words) > MAX_WORDS:  # its scores would take hours
+            raise UserError(
+                f"{sentence.where[0]}: a sentence of {len(sentence.words):,} words; allowed: at "
+                f"most {MAX_WORDS:,}, with an empty line after each sentence"
+            )
         if sentence.tags is None and split != "test":
             raise UserError(f"{sentence.where[0]}: no tag")
         yield sentence

@@ -188,6 +188,7 @@ WRONG = {
     "no tag": ("tokens", "conll", "a\nb\n", "line 1: no tag"),
     "columns": ("tokens", "conll", "a O\nb x O\n", "line 2: 3 columns, the first word 2"),
     "CR": ("tokens", "conll", "a B-X\rb O\r\rc O\r", "its lines end in CR alone: convert it with"),
+    "no empty lines": ("tokens", "conll", "a B-X\n" * 5001, "line 1: a sentence of 5,001 words"),
     "bare tag": ("tokens", "conll", "a O\nb LOC\n", "line 2: tag 'LOC': must be O, B-TYPE or I-"),
     "other tags": ("tokens", "conll", "a S-LOC\n", "line 1: tag 'S-LOC': must be O, B-TYPE or"),
     "only O": ("tokens", "conll", "a O\n", "no word of the training set has a tag but O"),

@@ -1,6 +1,7 @@
 """RACE as released: the blank of a question, what is cut, and every way for a file to be wrong."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -39,6 +40,10 @@ def test_options_take_the_blank_or_stand_behind(tmp_path, vocab):
         assert ids.tolist() == [2, *passage, 3, *ending, 3] and first == len(passage) + 2
     assert features.arrays["labels"].tolist() == [1, 3] and features.choices == 4
     assert features.counts == {"examples": 2, "of them middle": 0, "of them high": 2}
+    for name in ("2.TXT", "3.json", "deeper/4.txt"):
+        write(tmp_path, name=name)
+    counts = RaceTask().build(tmp_path, "dev", vocab, lengths).counts
+    assert counts == features.counts | {"files left out, such as dev/high/2.TXT": 3}
 
 
 def test_the_passage_loses_its_end_and_the_option_its_front(tmp_path, vocab):
@@ -107,3 +112,8 @@ def test_a_missing_or_truncated_file_is_named(tmp_path, vocab, lengths):
     path.write_text("{}")
     with pytest.raises(DamagedData, match='1.txt: no "article" in it'):
         RaceTask().build(tmp_path, "dev", vocab, lengths)
+    path.unlink()
+    write(tmp_path, split="train")
+    os.mkfifo(path)  # a reader would wait for ever
+    with pytest.raises(UserError, match="1.txt: not a file"):
+        fingerprint_splits("race", RaceTask(), tmp_path, vocab, lengths)

@@ -54,10 +54,13 @@ def build_squad(paragraphs, vocab: Vocab, lengths, *, with_spans: bool) -> Featu
                 if span is None:
                     builder.count("skipped: no token of the answer is left")
                     continue
-            room = lengths.sequence - len(kept) - 3
+            room, is_in_one = lengths.sequence - len(kept) - 3, False
             for low, high in cut_windows(len(ids), room, lengths.stride):
                 targets = _target(span, low, high, len(kept) + 2) if with_spans else {}
+                is_in_one |= not targets.get("impossible")
                 builder.add_row(example, asked, (number, low, high), **targets)
+            if span is not None and not is_in_one:
+                builder.count("answers in no window, trained as if there were none")
             example += 1
     return builder.build(
         token_begin=np.concatenate([np.empty(0, np.int32), *begins]),

@@ -90,6 +90,19 @@ def test_windows_overlap_and_targets_point_at_the_answer(tmp_path, vocab):
     assert features.counts["answers recovered exactly"] == 2
 
 
+def test_an_answer_between_windows_is_counted(tmp_path, vocab):
+    """Windows of 20 tokens, 20 apart: an answer over their edge is in none of them."""
+    context = "the value " * 30
+    tokens = len(vocab.encode([context])[0])
+    text = context[:-1]
+    path = write(tmp_path / "train-v1.1.json", question(answers=[(text, 0)]), context=context)
+    for size, counted in ((tokens + 9, 0), (20, 1)):
+        lengths = Lengths(sequence=size, question=4, stride=size)
+        features = build_squad(read_squad(path, answerable=True), vocab, lengths, with_spans=True)
+        known = features.counts.get("answers in no window, trained as if there were none", 0)
+        assert known == counted == int(features.arrays["impossible"].all())
+
+
 def test_an_answer_of_which_no_token_is_left_is_skipped_and_counted(tmp_path, vocab):
     context = "one \u200b two"
     path = write(tmp_path / "train-v1.1.json", question(answers=[("\u200b", 4)]), context=context)
