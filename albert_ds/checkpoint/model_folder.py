@@ -274,19 +274,24 @@ def _read_foreign(path: Path) -> Weights:
         table = read_json(path)
         check(table, {"weight_map": dict}, str(path))
         names = sorted({Path(str(name)).name for name in table["weight_map"].values()})
+        if wrong := [name for name in names if not name or "\0" in name]:
+            raise UserError(f"{path}: weight_map: {wrong[0]!r}: must be the name of a file")
         return {k: x for name in names for k, x in _read_foreign(path.with_name(name)).items()}
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, SafetensorError, pickle.UnpicklingError, RuntimeError) as error:
+    except pickle.UnpicklingError:  # torch's own words advise to run what is in the file
+        raise UserError(f"{path}: not a file of tensors: it would run code; use another") from None
+    except (OSError, EOFError, SafetensorError, RuntimeError) as error:
         first_line = str(error).partition("\n")[0]
         raise UserError(f"{path}: not a file of tensors: {first_line}") from None
     if not isinstance(content, dict) or not all(map(_is_entry, content.items())):
         raise UserError(
             f"{path}: not a file of tensors: must be a state dict, of names and dense real tensors"
         )
-    return content
+    # Tensors of torch's own files may be transposed, expanded, or have one storage.
+    return {name: x.clone(memory_format=torch.contiguous_format) for name, x in content.items()}
 
 
 def _is_entry(entry: tuple[object, object]) -> bool:

@@ -71,7 +71,7 @@ def may_write_exit(run: Path, lock: RunLock | None) -> bool:
 def is_run(folder: Path) -> bool:
     """Whether a run has started in this folder, or could: it holds nothing of anybody else."""
     names = {path.name for path in folder.iterdir()}
-    return "history.jsonl" in names or not names - {".lock", ".lock.owner", "STOP"}
+    return (folder / "history.jsonl").is_file() or not names - {".lock", ".lock.owner", "STOP"}
 
 
 def read_versions() -> dict[str, str | None]:

@@ -22,7 +22,7 @@ from albert_ds.tasks.recipes import RECIPES, Lengths
 
 
 def build_parser() -> cli.Parser:
-    parser = cli.Parser(description=__doc__.splitlines()[0])
+    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add
     text = (
         "folders written by finetune.py for one task; a folder of several seeds stands for "

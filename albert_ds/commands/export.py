@@ -30,7 +30,7 @@ def licence(text: str) -> str:
 
 
 def build_parser() -> cli.Parser:
-    parser = cli.Parser(description=__doc__.splitlines()[0])
+    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     export = commands.add_parser("export", help="a run or checkpoint -> a Hugging Face folder")
     add = export.add

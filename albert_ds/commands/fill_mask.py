@@ -9,7 +9,7 @@ from albert_ds.base import cli
 
 
 def build_parser() -> cli.Parser:
-    parser = cli.Parser(description=__doc__.splitlines()[0])
+    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add
     text = "pretraining run, checkpoint or Hugging Face folder"
     add("--checkpoint", text, "RUN_OR_HF", Path, required=True)

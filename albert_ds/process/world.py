@@ -34,6 +34,8 @@ class World:
 
 def read_world(environ=os.environ) -> World:
     """Read the launcher's variables. Raises UserError if they contradict each other."""
+    if (accelerator := environ.get("DS_ACCELERATOR", "cpu")) not in ("cpu", "cuda"):
+        raise UserError(f"DS_ACCELERATOR={accelerator} in the environment: must be cpu or cuda")
     tasks = _read_size(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     if "RANK" in environ:
         missing = [name for name in TORCH_NAMES if name not in environ]

@@ -50,6 +50,15 @@ def write_pickle(content):
     return spoil
 
 
+def name_shards(name: str):
+    def spoil(hf: Path) -> None:
+        (hf / "model.safetensors").unlink()
+        table = {"weight_map": {"predictions.bias": name}}
+        (hf / "model.safetensors.index.json").write_text(json.dumps(table))
+
+    return spoil
+
+
 # What is wrong in any file of JSON: bad_input/json_cases.py.
 WRONG = [
     (change_weights(lambda s: s.pop("predictions.bias")), "predictions.bias is missing"),
@@ -86,14 +95,18 @@ WRONG = [
             "meta": torch.zeros(300, device="meta"),
         }.items()
     ),
-    (write_pickle({"predictions.bias": Bomb(Path("executed"))}), "not a file of tensors"),
+    (write_pickle({"predictions.bias": Bomb(Path("executed"))}), "not a file of .* run code"),
     (
         lambda hf: (
             (hf / "model.safetensors")
             .rename(hf / "pytorch_model.bin")
             .write_bytes(pickle.dumps(Bomb(Path("executed")), protocol=2))
         ),
-        "not a file of tensors",
+        "not a file of tensors: it would run code; use another$",
+    ),
+    *(
+        (name_shards(name), "weight_map: .*: must be the name of a file")
+        for name in ("", ".", "/", "a\0b")
     ),
 ]
 
@@ -109,10 +122,28 @@ def test_a_wrong_folder_is_refused_in_one_line_and_no_code_in_it_is_run(
             run_import(exported, tmp_path / "back")
         assert "\n" not in str(caught.value) and str(exported) in str(caught.value)
         assert not {"back", ".back.partial", "executed"} & {p.name for p in tmp_path.iterdir()}
-        (exported / "pytorch_model.bin").unlink(missing_ok=True)
+        for name in ("pytorch_model.bin", "model.safetensors.index.json"):
+            (exported / name).unlink(missing_ok=True)
         for path, content in whole.items():
             path.write_bytes(content)
     run_import(exported, tmp_path / "back")
+
+
+def test_tensors_in_any_order_of_memory_are_imported(exported, tmp_path):
+    """torch's own files keep strides, and that two names have one storage."""
+    state, table = load_file(exported / "model.safetensors"), {}
+    for name, tensor in state.items():
+        table[name] = tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
+    same = [name for name, tensor in state.items() if tensor.shape == (32,)]
+    table |= dict.fromkeys(same, torch.ones(1).expand(32))
+    (exported / "model.safetensors").unlink()
+    torch.save(table, exported / "pytorch_model.bin")
+    run_import(exported, tmp_path / "back")
+    back = ModelFolder(tmp_path / "back").build_model().state_dict()
+    assert sum(x.numel() for x in back.values()) > 0
+    word = "albert.embeddings.word_embeddings.weight"
+    mine = next(x for name, x in back.items() if x.shape == state[word].shape)
+    assert torch.equal(mine, state[word])
 
 
 def test_a_folder_without_a_model_says_what_is_needed(tmp_path):

@@ -67,7 +67,10 @@ DIFFERENT = {
     "masked_fraction": (0.3, "--masked-fraction is 0.3, but 0.15 on rank 0"),
     "dropout": (0.5, "--dropout is 0.5, but 0.1 on rank 0"),
     "depth_schedule": ("1@0,2@50%", '--depth-schedule is "1@0,2@50%", but nothing on rank 0'),
-    "data": ("other_data", r'"data_sha256" of config.json is \["\w+"\], but \["\w+"\] on rank 0'),
+    "data": (
+        "other_data",
+        r'--data \(sha256 of its shards\) is \["\w{12}"\], but \["\w{12}"\] on rank 0',
+    ),
     "init_from": (
         "other_weights",
         r'--init-from \(CRC-32 of its weights\) is "\w+", but nothing on rank 0',

@@ -60,6 +60,7 @@ REFUSED = [
     # Several processes that would be worlds of one.
     *(({name: "4"}, "mpirun") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")),
     ({"SLURM_NTASKS": "16", "SLURM_PROCID": "0"}, "start it with srun"),
+    ({"DS_ACCELERATOR": "xyz"}, "DS_ACCELERATOR=xyz in the environment: must be cpu or cuda"),
     *(
         (
             {**SRUN, **TORCHRUN, "SLURM_STEP_NUM_TASKS": tasks},

@@ -165,6 +165,7 @@ def test_on_a_gpu_the_defaults_are_those_of_a_gpu(monkeypatch):
         ),
         (("--models", "albert-tiny", "--vocab-size", "5"), "--vocab-size 5: must be at least 14"),
         (("--models", "albert-tiny", "--ranks", "1000000"), "--ranks 1000000: at most "),
+        (("--models", "albert-tiny", "--micro-batch", "1000000000"), "--micro-batch .* GB, this"),
         (("--models", "albert-tiny", "--sequence-length", "513"), "albert-tiny has 512 positions"),
     ],
 )

@@ -91,7 +91,7 @@ class Layout:
 
 
 def build_parser() -> cli.Parser:
-    parser = cli.Parser(description=__doc__.splitlines()[0])
+    parser = cli.Parser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add
     text = "files, folders or URLs of text, as `albert-ds vocab --input` takes them"
     add("--text", text, "FILE", cli.path, nargs="+", required=True)

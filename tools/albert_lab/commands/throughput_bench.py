@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from albert_ds.base import cli
 from albert_ds.base.cli import Number, Parser, log_line, natural, positive, whole
 from albert_ds.base.errors import UserError
@@ -153,6 +155,7 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
             layouts.append((ranks, tensor_parallel))
             for micro_batch in args.micro_batch:
                 plan(args, ranks, tensor_parallel, micro_batch)
+                check_batches(args, micro_batch)
     if not layouts:
         raise UserError(f"{', '.join(left_out)}: must divide the ranks evenly")
     if left_out:
@@ -162,6 +165,18 @@ def choose_layouts(args, world: World) -> list[tuple[int, int]]:
     if args.profile and len(layouts) * len(args.micro_batch) > 1:
         raise UserError("--profile: a sweep; allowed: with one layout and micro-batch")
     return layouts
+
+
+def check_batches(args, micro_batch: int) -> None:
+    """Raise UserError if the batches of a rank alone fill this machine's memory."""
+    # Eight are made beforehand, of four 64-bit numbers a token.
+    needed = micro_batch * args.sequence_length * 8 * 4 * 8
+    memory = psutil.virtual_memory().total
+    if needed > memory:
+        raise UserError(
+            f"--micro-batch {micro_batch}: its tokens need {needed / 1e9:,.0f} GB, this machine "
+            f"has {memory / 1e9:,.0f}"
+        )
 
 
 def plan(args, ranks: int, tensor_parallel: int, micro_batch: int) -> list[RunConfig]:
