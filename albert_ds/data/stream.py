@@ -16,18 +16,21 @@ import itertools
 import math
 import os
 import resource
+import shutil
 import signal
 import threading
 from collections.abc import Iterable, Iterator
 
 from webdataset import compat, pipeline, shardlists
 
-from albert_ds.base.errors import ENDINGS
+from albert_ds.base.errors import ENDINGS, UserError
 from albert_ds.data.micro_batch import MicroBatch, collate
 from albert_ds.data.samples import SampleReader
 from albert_ds.data.shards import ShardSet
 from albert_ds.data.stream_config import DataPlan, StreamConfig
 
+SHARED_MEMORY = "/dev/shm"
+BYTES_A_TOKEN = 28  # of a micro-batch: three 64-bit numbers, and two for each masked token
 MAX_PREFETCH = 16  # micro-batches that a worker is ahead
 
 # A worker must not free what its trainer has dropped. The end of a process group waits for threads
@@ -72,16 +75,33 @@ def training_batches(
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # A step takes its micro-batches at once; meanwhile the workers make those of the next step.
     accumulation = max(sizes) // (dp_size * micro_batch_size)
+    prefetch = min(math.ceil(2 * accumulation / num_workers), MAX_PREFETCH)
+    length = max(plan.schedule("sequence_length").values)
+    check_shared_memory(num_workers, num_workers * prefetch * micro_batch_size * length)
     loader = compat.WebLoader(
         batches,
         batch_size=None,
         num_workers=num_workers,
-        prefetch_factor=min(math.ceil(2 * accumulation / num_workers), MAX_PREFETCH),
+        prefetch_factor=prefetch,
         timeout=timeout,
         pin_memory=pin_memory,
         worker_init_fn=_obey_trainer_only,
     )
     return _raise_endings(loader)
+
+
+def check_shared_memory(num_workers: int, tokens: int) -> None:
+    """Raise UserError if so many tokens of workers do not fit /dev/shm, where they would wait.
+
+    Containers have 64 MB there.
+    """
+    needed, free = tokens * BYTES_A_TOKEN, shutil.disk_usage(SHARED_MEMORY).free
+    if needed > free:
+        raise UserError(
+            f"--num-workers {num_workers}: their micro-batches need {needed / 1e6:,.1f} MB of "
+            f"{SHARED_MEMORY}, which has {free / 1e6:,.1f} free; allowed: fewer workers or 0, or "
+            "more of it (docker run --shm-size 1g)"
+        )
 
 
 def heldout_batches(

@@ -66,7 +66,8 @@ def explain(error: Exception) -> Ending:
             reason = f"a loader's worker died, perhaps for lack of memory ({what}){UNTOUCHED}"
             return Ending(MachineFailed.code, reason)
         if what.startswith("DataLoader timed out"):
-            reason = f"no data: the storage of the shards does not answer ({what}){UNTOUCHED}"
+            cause = "the storage of the shards does not answer, or /dev/shm is full"
+            reason = f"no data: {cause} ({what}){UNTOUCHED}"
             return Ending(MachineFailed.code, reason)
         if re.search(r"cuda|cublas|cudnn", text, re.IGNORECASE):
             if "out of memory" in text or "ALLOC_FAILED" in text:

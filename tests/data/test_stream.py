@@ -7,14 +7,15 @@ import os
 import resource
 import shutil
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 
 from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import open_shards
-from albert_ds.data.stream import MicroBatchReader, heldout_batches
-from albert_ds.data.stream_config import StreamConfig
+from albert_ds.data.stream import MicroBatchReader, heldout_batches, training_batches
+from albert_ds.data.stream_config import DataPlan, StreamConfig
 from albert_ds.settings.pretrain import read_config
 from albert_ds.vocab.vocab import CLS, SEP, Normalisation, train_vocab
 from tests.conftest import train_command
@@ -182,3 +183,12 @@ def test_the_micro_batches_of_a_large_step_need_no_larger_limit_of_open_files(tr
         assert len(list(itertools.islice(batches, 200))) == 200
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_workers_that_do_not_fit_the_shared_memory_are_refused(data, monkeypatch):
+    """In a container they would wait for it for ever: it has 64 MB."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**6))
+    plan = DataPlan(batch_size=64, stream=StreamConfig(sequence_length=64))
+    given = dict(step=0, micro_batch_size=64, dp_rank=0, dp_size=1)
+    with pytest.raises(UserError, match="--num-workers 9: .* /dev/shm, which has 1.0 free"):
+        training_batches([open_shards(data, "train")], None, plan, num_workers=9, **given)
