@@ -199,9 +199,11 @@ def lay_out(root: Path) -> list[tuple[str, Path]]:
     (root / "folder").mkdir()
     (root / "loop").symlink_to(root / "loop")
     (root / "dangling").symlink_to(root / "nothing")
+    (root / "piped").mkdir()
+    os.mkfifo(root / "piped" / "history.jsonl")  # to open it would wait for ever
     names = {
         "data": ("file", "loop", "dangling", "folder"),
-        "output": ("file", "file/run", "x" * 300),
+        "output": ("file", "file/run", "x" * 300, "piped"),
         "deepspeed_config": ("folder", "dangling"),
         "init_from": ("file", "folder"),
     }
@@ -225,11 +227,11 @@ def as_nobody():
     if os.geteuid() != 0:
         yield
         return
-    os.seteuid(65534)
+    os.setresuid(65534, 65534, 0)  # os.access goes by the real one
     try:
         yield
     finally:
-        os.seteuid(0)
+        os.setresuid(0, 0, 0)
 
 
 def test_what_may_not_be_read_or_written(data):
@@ -242,7 +244,13 @@ def test_what_may_not_be_read_or_written(data):
         for path in (run, init):
             path.mkdir()
         (run / "config.json").write_text("{}")
+        run.chmod(0o777)
         closed = [folder, folder / "index.json", folder / "spiece.model", root / "ds.json"]
+        # Below a folder that is read-only nothing can be made either: seen before the work.
+        root.chmod(0o555)
+        with as_nobody():
+            assert not find_faults(root, argv_of(folder, root / "new/run"), f"{root} may not be")
+        root.chmod(0o755)
         for path in (*closed, run, run / "config.json", init):
             flags = {"init_from": init} if path == init else {}
             mode = path.stat().st_mode
@@ -268,6 +276,9 @@ def test_resuming_with_other_values_names_both(started, refuse, data, tmp_path):
     for flags, words in (
         ({"hidden_size": 64}, ["--hidden-size is 64", "started with 32"]),
         ({"objective": "nsp"}, ["--objective is nsp", "started with sop"]),
+        ({"objective": "none"}, ["--objective is none", "started with sop"]),
+        ({"warmup_steps": 3}, ["--warmup-steps is 3", "started with 0"]),
+        ({"data": [data, data]}, ["--data (sha256 of its shards) is", f"(--data {data})"]),
         ({"batch_size": 16}, ["--batch-size is 16", "started with 8"]),
         ({"seed": 1}, ["--seed is 1", "started with 0"]),
         ({"learning_rate": 0.1}, ["--learning-rate is 0.1", "started with 0.00176"]),
@@ -308,7 +319,7 @@ def test_what_a_run_lacks_is_what_its_version_did(started, refuse, tmp_path):
     for holder, name, words, was in (
         (started, "eval_samples", "--eval-samples is 8", "4096"),
         (started["stream"], "word_boundaries", "--word-boundaries is scripts", "released"),
-        (started, "data_sha256", '"data_sha256" of config.json', "nothing"),
+        (started, "data_sha256", "--data (sha256 of its shards)", "nothing"),
     ):
         value = holder.pop(name)
         (tmp_path / "run" / "config.json").write_text(json.dumps(started))

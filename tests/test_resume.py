@@ -70,6 +70,11 @@ def test_a_run_killed_in_an_evaluation_has_its_checkpoint_and_evaluates_again(da
     assert [record["step"] for record in records(broken)] == [1, 2]
     assert finish(start_ranks(train_command(data, broken, **flags), 1)) == [0]
     assert records(broken) == records(whole)
+    state = broken / "checkpoints" / "step-00000004" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"samples": 33}))
+    assert finish(start_ranks(train_command(data, broken, **flags | {"steps": 5}), 1)) == [3]
+    reason = json.loads((broken / "exit.json").read_text())["reason"]
+    assert reason == f"{state}: samples 33: must be 32"
 
 
 def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_next_run_goes_on(data, tmp_path):

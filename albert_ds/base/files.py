@@ -103,12 +103,17 @@ def check_folder(
     if output.parts[:1] and output.parts[0].endswith(":"):  # Path makes one slash of two
         raise UserError(f"--output {output}: must be a folder, not a URL")
     refuse_input(output, inputs)
-    if not output.is_dir():
-        if os.path.lexists(output):
-            raise UserError(f"--output {output}: exists and is not a folder")
+    place = Path(os.path.abspath(output))
+    nearest = next(folder for folder in (place, *place.parents) if os.path.lexists(folder))
+    if not nearest.is_dir():
+        raise UserError(f"--output {output}: {nearest} exists and is not a folder")
+    if not os.access(nearest, os.W_OK | os.X_OK):  # of a read-only disk too
+        raise UserError(f"--output {output}: {nearest} may not be written to")
+    if nearest != place:
         return
-    if not os.access(output, os.W_OK):
-        raise UserError(f"--output {output}: may not be written to")
+    for found in sorted(output.iterdir()):
+        if found.exists() and not found.is_file() and not found.is_dir():
+            raise UserError(f"--output {output}: {found.name} in it is neither file nor folder")
     if not any((output / mark).exists() for mark in marks):
         for found in (path for name in names for path in sorted(output.glob(name))):
             raise UserError(f"--output {output}: holds {found.name}; name another folder")

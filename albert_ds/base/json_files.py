@@ -85,6 +85,8 @@ def read_lines(path: Path) -> list[dict]:
     A killed process leaves such a line. Raises OSError.
     """
     found, left_out = [], 0
+    if path.exists() and not path.is_file():  # to open a pipe may take for ever
+        raise UserError(f"{path}: not a file")
     with path.open("rb") as file:
         for line in file:
             try:
