@@ -369,7 +369,7 @@ def test_texts_with_labels_of_ones_own(tmp_path):
 
 def test_tags_of_ones_own(checkpoint, tmp_path):
     """Entities are learned from CoNLL; F1 is conlleval's of what was written; the export agrees."""
-    from transformers import AlbertForTokenClassification, AutoTokenizer
+    from transformers import AlbertForTokenClassification, AutoTokenizer, pipeline
 
     data, out = write_entities(tmp_path / "data", train=400), tmp_path / "out"
     argv = flags("tokens", data, checkpoint, out, steps=160, eval_every=40, learning_rate=0.005)
@@ -406,3 +406,13 @@ def test_tags_of_ones_own(checkpoint, tmp_path):
         words = batch.word_ids()
         firsts = [words.index(number) for number in range(len(sentence))]
         assert [names[chosen[n]] for n in firsts] == [tag for *_, tag in sentence]
+    # In running text, as the pages have it: an entity ends before the full stop.
+    tag = pipeline("token-classification", tmp_path / "hf", aggregation_strategy="simple")
+    for sentence in sentences:
+        words, tags = [word for word, *_ in sentence], [tag for *_, tag in sentence]
+        text, wanted = (
+            " ".join(words) + ".",
+            {(kind, " ".join(words[first : last + 1])) for kind, first, last in entities_of(tags)},
+        )
+        found = {(e["entity_group"], text[e["start"] : e["end"]].strip()) for e in tag(text)}
+        print(text, found, wanted, sep=" | ")
