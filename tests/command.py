@@ -75,7 +75,7 @@ def kill_after(rank: int, words: list, step: int) -> None:
 def kill_in_evaluation(rank: int, words: list, saved: Path) -> None:
     """A trainer on one rank, for `end_ranks`; SIGKILL comes between the checkpoint `saved` and the
     metrics of its evaluation."""
-    from albert_ds.pretraining import loop
+    from albert_ds.training import pretrain as loop
 
     def die(run):
         while not saved.exists():
