@@ -13,7 +13,7 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -212,6 +212,32 @@ class Parser(argparse.ArgumentParser):
         how |= {key: value for key, value in given.items() if value is not None}
         self.add_argument(name, help=help, **how)
 
+    def parse_args(self, args=None, namespace=None):
+        """A mistyped flag is named before one that is missing."""
+        words = sys.argv[1:] if args is None else args
+        self._refuse_unknown(words)
+        return super().parse_args(words, namespace)
+
+    def _refuse_unknown(self, words: Sequence[str]) -> None:
+        known = self._option_string_actions
+        parts = self._subparsers._group_actions if self._subparsers else ()
+        for number, word in enumerate(words):
+            name = word.partition("=")[0]
+            if name == "--":
+                return
+            if re.fullmatch(r"--\S+", name) and name not in known:
+                raise UserError(f"{name}: no such flag{suggest(name, known)}")
+            for part in parts:
+                if isinstance(part.choices, dict) and word in part.choices:
+                    return part.choices[word]._refuse_unknown(words[number + 1 :])
+
+    def _check_value(self, action, value):
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += suggest(str(value), map(str, action.choices))
+            raise
+
     def error(self, message: str):
         # "argument --steps: 0: must be ..." -> "--steps 0: must be ..."
         raise UserError(re.sub(r"^argument (\S+): (.*: must be )", r"\1 \2", message))
@@ -290,6 +316,18 @@ def add_flag(
         return
     common |= {"choices": how.choices, "nargs": how.nargs, "metavar": how.metavar}
     target.add_argument(typed, type=how.type, required=required, **common)
+
+
+def add_instead(parser: argparse.ArgumentParser, first: str, name: str, how: Flag) -> None:
+    """Add a flag that may be typed in place of the flag of `first`, and not with it."""
+    add_flag(parser, name, how)
+    pair = [action for action in parser._actions if action.dest in (first, name)]
+    one_of = parser.add_mutually_exclusive_group(required=any(a.required for a in pair))
+    for action in pair:
+        if action.required:
+            action.required = False
+            action.help = f"{action.help} (default: as {as_flag(name)} says)"
+        one_of._group_actions.append(action)
 
 
 def require(module: str, extra: str, what: str) -> None:
@@ -388,11 +426,24 @@ def as_flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def suggest(word: str, known: Iterable[str]) -> str:
+    """ "; did you mean X?" for a word that is nearly a known one, else nothing."""
+    import difflib
+
+    near = difflib.get_close_matches(word, list(known), 1, 0.7)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def find_word(argv: list[str], name: str) -> str | None:
+    """The value of a flag in a command line that may be wrong elsewhere; None where it has none."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(name, dest="value", nargs="?")
+    return parser.parse_known_args(argv)[0].value
+
+
 def peek_output(argv: list[str]) -> Path | None:
     """The RUN folder of a command line that may be wrong elsewhere; None where it names none."""
-    parser = Parser(add_help=False)
-    parser.add_argument("--output", nargs="?")
-    output = parser.parse_known_args(argv)[0].output
+    output = find_word(argv, "--output")
     return Path(output) if output and output.strip() else None
 
 

@@ -27,7 +27,7 @@ MAX_NUMBER = 10**40  # of whole numbers: transformers writes 10**30 as a length 
 def read_json(path: Path, name: str | None = None) -> dict:
     """The JSON object in a file; UserError, which names `name` or the path, where there is none."""
     name = name or str(path)
-    return parse_json(_read(path, name), name)
+    return parse_json(read_bytes(path, name), name)
 
 
 def read_data(path: Path, schema: dict) -> dict:
@@ -35,7 +35,7 @@ def read_data(path: Path, schema: dict) -> dict:
 
     Raises UserError where the file cannot be read, DamagedData where its content is wrong.
     """
-    content = _read(path, f"--data: {path}")
+    content = read_bytes(path, f"--data: {path}")
     try:
         found = parse_json(content, str(path))
         check(found, schema, str(path))
@@ -44,7 +44,8 @@ def read_data(path: Path, schema: dict) -> dict:
     return found
 
 
-def _read(path: Path, name: str) -> bytes:
+def read_bytes(path: Path, name: str) -> bytes:
+    """A file, to its limit; UserError, which names `name`, where it cannot be read."""
     try:
         if not path.exists():
             raise UserError(f"{name}: no such file")

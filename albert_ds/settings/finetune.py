@@ -17,7 +17,9 @@ from albert_ds.base.errors import UserError
 from albert_ds.base.files import PACKAGE, RUN_MARKS, RUN_NAMES, check_folder
 from albert_ds.base.json_files import check, read_json
 from albert_ds.model.config import ModelConfig
+from albert_ds.settings.config_file import CONFIG, parse
 from albert_ds.settings.shared import (
+    EPOCHS,
     LAYOUT,
     LEARNING_RATE,
     RHYTHM,
@@ -156,6 +158,8 @@ def build_parser() -> cli.Parser:
     cli.add_flags(parser, FinetuneConfig)
     for name, part in PARTS.items():
         cli.add_flag(parser, name, part)
+    cli.add_flag(parser, "config", CONFIG)
+    cli.add_instead(parser, "steps", "epochs", replace(EPOCHS, group=SETTINGS))
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
     return parser
 
@@ -166,7 +170,7 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     Raises UserError for the first thing that is wrong, DamagedData if SQuAD's questions cannot be
     counted.
     """
-    args = build_parser().parse_args(argv)
+    args = parse(build_parser(), argv, FinetuneConfig)
     from albert_ds.checkpoint.model_folder import ModelFolder
     from albert_ds.model.task_heads import HEADS, HeadConfig
     from albert_ds.tasks.registry import fingerprint_splits, open_task
@@ -196,6 +200,8 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     )
     # The published number, or the recipe's epochs over the examples (SQuAD's questions).
     steps = args.steps or recipe.steps
+    if args.epochs is not None:
+        recipe, steps = replace(recipe, steps=None, epochs=args.epochs), None
     if steps is None:
         examples = task.count_examples(data)
         steps = recipe.count_steps(examples=examples, batch_size=args.batch_size)

@@ -7,6 +7,7 @@ before anything is written. Nothing heavy is imported at the top: `--help` answe
 import argparse
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,7 +30,9 @@ from albert_ds.data.stream_config import TASK, VARYING, DataPlan, StreamConfig, 
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops, reshape
 from albert_ds.model.depth import draw_depth, read_depths, read_exits
 from albert_ds.model.sharing import ADDITIONS, list_patterns
+from albert_ds.settings.config_file import CONFIG, parse
 from albert_ds.settings.shared import (
+    EPOCHS,
     LAYOUT,
     LEARNING_RATE,
     OPTIMIZATION,
@@ -271,6 +274,8 @@ def build_parser() -> cli.Parser:
     cli.add_flags(parser, StreamConfig, instead=varying)
     shown = f"{DEFAULT_LEARNING_RATE}, the paper's"
     cli.add_flag(parser, "learning_rate", replace(LEARNING_RATE, shown_default=shown))
+    cli.add_flag(parser, "config", CONFIG)
+    cli.add_instead(parser, "steps", "epochs", replace(EPOCHS, group=WHAT))
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # deepspeed passes it
     return parser
 
@@ -287,9 +292,10 @@ def _describe_layers() -> str:
 
 def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     """Parse and check a command line; raise UserError for the first thing that is wrong."""
-    args = build_parser().parse_args(argv)
-    schedules = _take_schedules(args)
+    args = parse(build_parser(), argv, RunConfig)
     sources = _open_sources(args.data)
+    args.steps = _resolve_steps(args, sources)
+    schedules = _take_schedules(args)
     initial = _open_initial(args)
     model = _resolve_model(args, sources, initial)
     weights = _resolve_weights(args, sources)
@@ -327,6 +333,23 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     _check_schedules(config, built, world_size // config.tensor_parallel)
     check_start(config)
     return config
+
+
+def _resolve_steps(args, sources) -> int:
+    """--steps, or those in which every sample of all DATA is seen --epochs times."""
+    if args.epochs is None:
+        return args.steps
+    sizes = [float(source.sizes.sum()) for source in sources]
+    samples, weights = sum(sizes), args.data_weights or sizes
+    shares = [
+        weight / sum(weights) - size / samples for weight, size in zip(weights, sizes, strict=False)
+    ]
+    if isinstance(args.batch_size, str) or max(map(abs, shares)) > 1e-9:
+        raise UserError(
+            "--epochs: not with a schedule of --batch-size, nor with --data-weights other than the "
+            "sizes of DATA"
+        )
+    return max(1, ceil(args.epochs * samples / args.batch_size))
 
 
 def _take_schedules(args) -> dict[str, str]:

@@ -51,6 +51,13 @@ LEARNING_RATE = Flag(
     group=OPTIMIZATION,
 )
 
+EPOCHS = Flag(
+    help="passes over the data, in place of --steps",
+    type=Number(above=0, high=10**6),
+    metavar="EPOCHS",
+    shown_default="as --steps says",
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedConfig:

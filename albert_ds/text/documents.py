@@ -22,6 +22,7 @@ from albert_ds.text.languages import (
     SENTENCE_ENDS,
     WITHOUT_SPACES,
     join_lines,
+    name_languages,
     split_paragraph,
 )
 from albert_ds.text.segmented import SPACE, ZERO_WIDTH, remove_spaces
@@ -147,7 +148,7 @@ class TextConfig:
     def __post_init__(self):
         if self.language not in SCRIPTS:
             raise UserError(
-                f"--language {self.language}: must be one of {' '.join(sorted(SCRIPTS))}"
+                f"--language {self.language}: must be a code: {name_languages(self.language)}"
             )
         if self.segmented and self.language not in WITHOUT_SPACES:
             raise UserError(

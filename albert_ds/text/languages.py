@@ -10,6 +10,7 @@ import unicodedata
 
 from sentencex import segment  # ty: ignore[import-not-found]
 
+from albert_ds.base.cli import suggest
 from albert_ds.vocab.words import is_unspaced
 
 _BY_SCRIPT = {
@@ -56,6 +57,32 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     for script, codes in _BY_SCRIPT.items()
     for code in codes.split()
 }
+# As CLDR calls them in English.
+_NAMED = (
+    "af Afrikaans, am Amharic, an Aragonese, ar Arabic, ary Moroccan Arabic, arz Egyptian "
+    "Arabic, as Assamese, ast Asturian, awa Awadhi, az Azerbaijani, azb South Azerbaijani, ba "
+    "Bashkir, bar Bavarian, be Belarusian, bg Bulgarian, bho Bhojpuri, bn Bengali, bo "
+    "Tibetan, bpy Bishnupriya, br Breton, bs Bosnian, ca Catalan, ce Chechen, ckb Central "
+    "Kurdish, co Corsican, cs Czech, cv Chuvash, cy Welsh, da Danish, de German, dz Dzongkha, "
+    "el Greek, en English, eo Esperanto, es Spanish, et Estonian, eu Basque, fa Persian, fi "
+    "Finnish, fo Faroese, fr French, fy Western Frisian, ga Irish, gd Scottish Gaelic, gl "
+    "Galician, gn Guarani, gu Gujarati, ha Hausa, he Hebrew, hi Hindi, hr Croatian, ht "
+    "Haitian Creole, hu Hungarian, hy Armenian, id Indonesian, ig Igbo, io Ido, is Icelandic, "
+    "it Italian, ja Japanese, jv Javanese, ka Georgian, kk Kazakh, km Khmer, kn Kannada, ko "
+    "Korean, ks Kashmiri, ku Kurdish, ky Kyrgyz, la Latin, lb Luxembourgish, lo Lao, lt "
+    "Lithuanian, lv Latvian, lzh Literary Chinese, mai Maithili, mg Malagasy, mi Maori, mk "
+    "Macedonian, ml Malayalam, mn Mongolian, mr Marathi, ms Malay, mt Maltese, my Burmese, nb "
+    "Norwegian Bokmal, nds Low German, ne Nepali, nl Dutch, nn Norwegian Nynorsk, no "
+    "Norwegian, oc Occitan, or Odia, os Ossetic, pa Punjabi, pl Polish, ps Pashto, pt "
+    "Portuguese, qu Quechua, rm Romansh, ro Romanian, ru Russian, rue Rusyn, sa Sanskrit, sah "
+    "Yakut, sc Sardinian, scn Sicilian, sco Scots, sd Sindhi, sh Serbo-Croatian, si Sinhala, "
+    "sk Slovak, sl Slovenian, so Somali, sq Albanian, sr Serbian, su Sundanese, sv Swedish, "
+    "sw Swahili, ta Tamil, te Telugu, tg Tajik, th Thai, ti Tigrinya, tk Turkmen, tl Tagalog, "
+    "tr Turkish, tt Tatar, tyv Tuvinian, udm Udmurt, ug Uyghur, uk Ukrainian, ur Urdu, uz "
+    "Uzbek, vec Venetian, vi Vietnamese, wa Walloon, wo Wolof, wuu Wu Chinese, xh Xhosa, yi "
+    "Yiddish, yo Yoruba, yue Cantonese, zh Chinese, zu Zulu"
+)
+NAMES = {each.partition(" ")[0]: each.partition(" ")[2] for each in _NAMED.split(", ")}
 WITHOUT_SPACES = frozenset(
     code
     for script in ("THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "CJK")
@@ -69,6 +96,13 @@ _OWN_MARKS = {
 }
 _OWN_MARKS["dz"] = _OWN_MARKS["bo"]
 _REPEATS = "\u0e46\u0e2f\u0ec6\u0eaf"  # signs of repetition and abbreviation after a word
+
+
+def name_languages(word: str) -> str:
+    """The code and name of the languages that a wrong code may mean; of all, if it fits none."""
+    near = [code for code, name in NAMES.items() if word.lower() in (name.lower(), code.lower())]
+    near = near or [c for c, name in NAMES.items() if suggest(word.title(), name.split())]
+    return ", ".join(f"{code} ({NAMES[code]})" for code in near or NAMES)
 
 
 def default_ends(language: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -102,6 +103,18 @@ def test_a_setting_inside_a_field_is_named_by_its_flag(checkpoint, cola, tmp_pat
             check_resume(resolve(**{name: value}))
         words = f"{flag} is {value}, but {tmp_path / 'out'} was started with {before};"
         assert str(caught.value).startswith(words)
+
+
+def test_a_runs_config_json_and_epochs(checkpoint, cola, tmp_path):
+    """The same settings in another folder; --epochs are over the examples, rounded down."""
+    config = read_config(flags("glue/cola", cola, checkpoint, tmp_path / "out"), world_size=1)
+    write_config(config)
+    argv = ["--config", str(tmp_path / "out/config.json"), "--output", str(tmp_path / "next")]
+    found = read_config(argv, world_size=1)
+    assert replace(found, output=config.output, command=config.command) == config
+    examples = len((cola / "train.tsv").read_text().splitlines())
+    longer = read_config([*argv, "--epochs", "3.5"], world_size=1)
+    assert longer.steps == int(3.5 * examples / config.batch_size) != config.steps
 
 
 def test_a_set_that_changed_is_named(checkpoint, tmp_path):

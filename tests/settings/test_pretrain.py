@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -59,3 +60,78 @@ def test_config_json_has_the_command_as_typed(data, tmp_path):
     typed = json.loads((run / "config.json").read_text())["command"]
     assert shlex.split(typed) == ["albert-ds", "train", *argv]
     assert read_config([*argv, "--log-every", "3"], world_size=2).command != typed
+
+
+def test_a_config_file_says_what_is_not_typed(data, tmp_path, capsys):
+    """YAML with the names of flags, or a run's config.json: the same run, also when prolonged."""
+    run, again = tmp_path / "run", tmp_path / "again"
+    argv = train_command(data, run, masked_fraction="0.3..0.15@100%", dropout=0.1)[2:]
+    config = read_config(argv, world_size=2)
+    write_config(config, trained_length=64)
+    short = ["--config", run / "config.json", "--output", again]
+    found = read_config([*map(str, short)], world_size=2)
+    assert replace(found, output=config.output, command=config.command) == config
+    typed = read_config([*map(str, short), "--steps", "99", "--data", str(data)], world_size=2)
+    assert (typed.steps, typed.data) == (99, [str(data)])
+    assert f"replaces --steps {config.steps} by 99" in capsys.readouterr().err
+    pairs = zip(argv[::2], argv[1::2], strict=True)
+    lines = [f"{flag}: {value}".lstrip("-") for flag, value in pairs if flag != "--output"]
+    yaml = tmp_path / "flags.yaml"
+    yaml.write_text("\n".join(lines).replace("batch-size", "batch_size"))
+    found = read_config(["--config", str(yaml), "--output", str(again)], world_size=2)
+    assert replace(found, output=config.output, command=config.command) == config
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("stepz: 3", 'unknown key "stepz"; did you mean steps?'),
+        ("steps: many", "--steps many: must be a whole number"),
+        ("deterministic: 3", "--deterministic 3: must be true or false"),
+        ("steps: {a: 1}", "must be a value"),
+        ("output: there", "output: must be typed"),
+        ("- steps", "must have a name and its value a line"),
+        ("steps: [3", "not YAML: "),
+        ('{"versions": {}, "task": "squad1"}', "is of no pretraining run"),
+        ('{"versions": {}, "stream": {}, "stagee": 1}', 'unknown key "stagee"; did you mean stage'),
+    ],
+)
+def test_a_wrong_config_file_is_one_line(data, tmp_path, content, said):
+    file = tmp_path / "flags"
+    file.write_text(content)
+    argv = ["--config", file, *train_command(data, tmp_path / "run")[2:]]
+    with pytest.raises(UserError, match=f"^--config {file}: ") as found:
+        read_config([str(word) for word in argv], world_size=2)
+    assert said in str(found.value) and "\n" not in str(found.value)
+
+
+def test_epochs_are_passes_over_all_the_data(data, tmp_path):
+    argv = [str(word) for word in train_command(data, tmp_path / "run")[2:]]
+    at = argv.index("--steps")
+    del argv[at : at + 2]
+    config = read_config([*argv, "--epochs", "2.5"], world_size=2)
+    samples = json.loads((data / "index.json").read_text())["splits"]["train"]["samples"]
+    before = (config.steps - 1) * config.batch_size
+    assert before < 2.5 * samples <= before + config.batch_size
+    for flags, said in (
+        ([], "one of the arguments --steps --epochs is required"),
+        (["--epochs", "1", "--steps", "2"], "argument --steps: not allowed with argument --epochs"),
+        (["--epochs", "1", "--batch-size", "2@0,4@50%"], "--epochs: not with a schedule"),
+    ):
+        with pytest.raises(UserError, match=said):
+            read_config([*argv, *flags], world_size=2)
+    run = tmp_path / "short"
+    write_config(replace(config, output=str(run)))
+    argv = ["--config", str(run / "config.json"), "--output", str(tmp_path / "next")]
+    assert read_config([*argv, "--epochs", "1"], world_size=2).steps < config.steps
+
+
+def test_a_mistyped_flag_is_named_before_a_missing_one(data, tmp_path):
+    for argv, said in (
+        (["--batchsize", "3"], "--batchsize: no such flag; did you mean --batch-size?"),
+        (["--qwertz=3"], "--qwertz: no such flag"),
+        (["--model", "albert-bsae"], "did you mean albert-base?"),
+    ):
+        with pytest.raises(UserError) as found:
+            read_config(argv, world_size=1)
+        assert str(found.value).endswith(said)

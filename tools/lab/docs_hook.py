@@ -6,13 +6,11 @@ diagram of boxes and arrows, which GitHub draws with a program from the network,
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
-from unittest.mock import patch
 
-from albert_ds.__main__ import COMMANDS, main
+from albert_ds.__main__ import COMMANDS
 from albert_ds.base.cli import Number, Parser
+from albert_ds.commands.completion import find_parser
 
 FLAGS = "<!-- flags -->"
 DIAGRAM = re.compile(r"```mermaid\n(.*?)```\n", re.S)
@@ -43,18 +41,6 @@ def describe(name: str, parser: Parser) -> Iterator[str]:
         yield f"## {name} {part}\n"
         # `<doc>` is no tag of the page; a long path may break.
         yield as_reference(subparser).replace("<", "&lt;").replace("/", "/<wbr>")
-
-
-def find_parser(name: str) -> Parser:
-    """The parser that prints the help of a command of albert-ds."""
-    asked: list[Parser] = []
-    with (
-        patch.object(Parser, "print_help", lambda parser, file=None: asked.append(parser)),
-        patch.object(sys, "argv", sys.argv),
-        suppress(SystemExit),
-    ):
-        main([name, "--help"])
-    return asked[0]
 
 
 def list_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
