@@ -200,7 +200,9 @@ def test_the_reference_is_the_declaration():
     for name, declared in flags_of(RunConfig).items():
         row = cells[declared.name or "--" + name.replace("_", "-")]
         assert declared.help.replace("|", "\\|") in row
-    assert cells["--steps"].endswith("| STEPS, at least 1 and at most 1000000000 | required |")
+    assert cells["--steps"].endswith(
+        "| STEPS, at least 1 and at most 1000000000 | as --epochs says |"
+    )
     assert cells["--masked-fraction"].endswith("| SHARE, above 0 and below 1 | 0.15 |")
     assert cells["--max-hours"].endswith(" | no limit |")
     assert cells["--deterministic"].endswith(" | off |")

@@ -2,7 +2,7 @@
 
 import json
 from argparse import Action, Namespace, _StoreTrueAction
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -90,17 +90,15 @@ def _of_run(record: dict, actions: dict[str, Action], config: Any, name: str) ->
     own = next(key for key in kinds if any(f.name == key for f in fields(config)))
     if own not in record:
         raise UserError(f"{name}: is of no {kinds[own]} run; must be")
-    known = {f.name: f.type for f in fields(config)}
-    if unknown := sorted(record.keys() - known.keys() - FACTS):
+    known = {f.name for f in fields(config)}
+    if unknown := sorted(record.keys() - known - FACTS):
         raise UserError(
             f"{name}: unknown key {json.dumps(unknown[0])}{suggest(unknown[0], known)}; a run of "
             "another version has other keys: type its flags"
         )
-    nested = {name: record.get(name) or {} for name, kind in known.items() if is_dataclass(kind)}
-    found = {}
-    for part in (nested.get("model", {}), nested.get("stream", {}), record):
-        found |= part
-    found |= record.get("schedules") or {}
+    parts = ("model", "stream", "lengths", "head")
+    nested = {key: v if isinstance(v := record.get(key), dict) else {} for key in parts}
+    found = nested["model"] | nested["stream"] | record | (record.get("schedules") or {})
     try:
         found["learning_rate"] = record["deepspeed"]["optimizer"]["params"]["lr"]
     except (KeyError, TypeError):

@@ -198,13 +198,9 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     micro, deepspeed = resolve_deepspeed(
         args, model, world_size=world_size, default_learning_rate=find_rate(recipe, model)
     )
-    # The published number, or the recipe's epochs over the examples (SQuAD's questions).
-    steps = args.steps or recipe.steps
     if args.epochs is not None:
-        recipe, steps = replace(recipe, steps=None, epochs=args.epochs), None
-    if steps is None:
-        examples = task.count_examples(data)
-        steps = recipe.count_steps(examples=examples, batch_size=args.batch_size)
+        recipe = replace(recipe, steps=None, epochs=args.epochs)
+    steps = args.steps or recipe.steps or _count_steps(args, recipe, task)
     eval_every = args.eval_every or -(-steps // EVALUATIONS)
     resolved: dict[str, Any] = {
         "command": join_command("finetune", argv),
@@ -225,6 +221,12 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     config = FinetuneConfig(**cli.values_of(args, FinetuneConfig) | resolved)
     check_resume(config)
     return config
+
+
+def _count_steps(args, recipe: Recipe, task) -> int:
+    """Of the recipe's epochs over the examples (SQuAD's questions)."""
+    examples = task.count_examples(Path(args.data))
+    return recipe.count_steps(examples=examples, batch_size=args.batch_size)
 
 
 def _check_args(args, task) -> None:
