@@ -6,12 +6,14 @@ setting are refused, and so is every setting that DeepSpeed 0.19 accepts and com
 """
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from albert_ds.base.cli import Number, positive, whole
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import check, read_json
+from albert_ds.model.config import ModelConfig
 
 AUTO_COUNT = ("auto", positive)
 COUNT = whole(1, 1 << 31)
@@ -38,6 +40,7 @@ SCHEMA: dict[str, Any] = {
         "memory_efficient_linear": bool,
     },
     "bf16": {"enabled": bool, "check_grad_overflow": bool, "immediate_grad_update": bool},
+    "fp8": {"enabled": bool},  # ours: the blocks' products, beside bf16 (model/fp8.py)
     "fp16": {
         "enabled": bool,
         "loss_scale": Number(low=0, high=2.0**64),
@@ -58,6 +61,7 @@ SCHEMA: dict[str, Any] = {
     "wall_clock_breakdown": bool,
     "steps_per_print": positive,
 }
+LEAST_WIDTH = 2048  # of products in eight bits
 # Of the JSON or of its zero_optimization: what DeepSpeed accepts and which breaks the update or the
 # checkpoint, and what is stated elsewhere.
 REFUSED = {
@@ -90,6 +94,11 @@ def precision_of(config: dict) -> str:
     """The type that a JSON's model computes in: bf16, fp16 or fp32."""
     halves = (kind for kind in ("bf16", "fp16") if config.get(kind, {}).get("enabled"))
     return next(halves, "fp32")
+
+
+def has_eight_bits(config: dict) -> bool:
+    """Whether the products of the blocks are in eight bits."""
+    return config.get("fp8", {}).get("enabled", False)
 
 
 def read_ds_config(path: Path) -> dict:
@@ -126,6 +135,11 @@ def read_ds_config(path: Path) -> dict:
     half = [kind for kind in BROKEN_AT_STAGE_0 if config.get(kind, {}).get("enabled")]
     if len(half) == 2:
         raise UserError(f"{name}: bf16 and fp16 are both enabled; choose one")
+    if has_eight_bits(config) and precision_of(config) != "bf16":
+        raise UserError(
+            f"{name}: fp8 with {precision_of(config)} is refused: all but the blocks' products "
+            "is in bf16; allowed: bf16.enabled true"
+        )
     if half and not zero.get("stage"):
         raise UserError(
             f"{name}: {half[0]} with ZeRO stage 0 is refused: DeepSpeed's "
@@ -149,6 +163,32 @@ def check_device(path: Path, config: dict, *, tensor_parallel: int) -> None:
     reason = OPTIMIZERS[config["optimizer"]["type"]].refuse(config, tensor_parallel)
     if reason is not None:
         raise UserError(f"--deepspeed_config {path}: {reason}")
+
+
+def check_eight_bits(path: Path, config: dict, model: ModelConfig, *, tensor_parallel: int) -> None:
+    """Raise UserError if the JSON asks for fp8 and model, layout or device cannot run it."""
+    if not has_eight_bits(config):
+        return
+    import torch  # only here, since it is slow to import
+
+    found, what = f"--deepspeed_config {path}: fp8.enabled true", None
+    sizes = {"--hidden-size": model.hidden_size, "--ffn-size": model.ffn_size}
+    odd = [f"{flag} {size}" for flag, size in sizes.items() if size < LEAST_WIDTH or size % 16]
+    if odd:
+        what = (
+            f"{odd[0]}: the casts take what narrow products gain; allowed: multiples of 16 from "
+            f"{LEAST_WIDTH} on"
+        )
+    elif model.per_layer != "none":
+        what = f"--per-layer {model.per_layer}: such blocks run in bf16 alone; allowed: none"
+    elif tensor_parallel > 1:
+        what = f"--tensor-parallel {tensor_parallel}: blocks in parts run in bf16 alone; allowed: 1"
+    elif not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
+        what = "this device: its products take no eight bits; allowed: an H100, H200 or later GPU"
+    elif find_spec("triton") is None:
+        what = "no Triton, whose kernels cast to eight bits; allowed: a torch that brings it"
+    if what is not None:
+        raise UserError(f"{found} is refused with {what}")
 
 
 def resolve_ds_config(

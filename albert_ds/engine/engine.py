@@ -240,8 +240,8 @@ def _whole_shape(parameter: nn.Parameter, mesh: Mesh) -> torch.Size:
 
 
 def _complete(ds_config: dict, num_parameters: int) -> dict:
-    """DeepSpeed's configuration: the user's JSON without the optimizer, and our defaults."""
-    config = {key: value for key, value in ds_config.items() if key != "optimizer"}
+    """DeepSpeed's configuration: the user's JSON without what is ours, and our defaults."""
+    config = {key: value for key, value in ds_config.items() if key not in ("optimizer", "fp8")}
     config["zero_allow_untested_optimizer"] = True
     config.setdefault("steps_per_print", 10**12)
     # DeepSpeed's timer waits for the device twice a micro-batch.

@@ -194,7 +194,11 @@ class Encoder(nn.Module):
 
     activation_checkpointing is what the backward pass computes again instead of keeping: `none`,
     `attention` (the attention blocks) or `block` (whole layers; only their inputs are kept).
+    eight_bits: in training the blocks' products are in eight bits (`fp8.py`), but for those of the
+    output positions.
     """
+
+    eight_bits = False
 
     attention: Any  # nn.ModuleList of AttentionBlock
     ffn: Any  # of FeedForwardBlock
@@ -238,7 +242,8 @@ class Encoder(nn.Module):
                 draws = draws.of(last_positions)
             first, second = (draws and draws.at(2 * layer + part) for part in (1, 2))
             attention = partial(self.attention[a], joined=joined[a], sums=sums, draws=first)
-            ffn = partial(self.ffn[f], sums=sums, draws=second)
+            is_exact = self.eight_bits and last_positions is not None
+            ffn = partial(self.ffn[f], sums=None if is_exact else sums, draws=second)
             if len(self.own):
                 own = self.own[self.layers[layer]]
                 if "input" in own.layer:
@@ -254,17 +259,18 @@ class Encoder(nn.Module):
         self, x: Tensor, joined: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Mapping | None]:
         """`open_sums` for the blocks that several layers share; None if no block runs fused."""
-        if len(self.own) or not gains_by_kernels(x):
+        eight_bits = self.eight_bits and self.training
+        if not eight_bits and (len(self.own) or not gains_by_kernels(x)):
             return x, None
-        groups: list[tuple[Tensor, ...]] = []
+        groups: tuple[list[tuple[Tensor, ...]], list] = [], []  # shared, alone
         attention, ffn = (Counter(numbers) for numbers in zip(*self.plan, strict=True))
         for number, block in enumerate(self.attention):
             if not isinstance(block.self_attention.output, nn.Linear):
                 return x, None  # ranks hold its parts
-            groups += block.tensors(joined[number]) if attention[number] > 1 else []
+            groups[attention[number] <= 1].extend(block.tensors(joined[number]))
         for number, block in enumerate(self.ffn):
-            groups += block.tensors() if ffn[number] > 1 else []
-        return open_sums(x, groups)
+            groups[ffn[number] <= 1].extend(block.tensors())
+        return open_sums(x, *groups, eight_bits=eight_bits)
 
     def _run_layer(self, attention, ffn, x: Tensor, *tokens) -> Tensor:
         # Never the reentrant form: it fires the gradient hook of a shared weight once per layer,

@@ -107,3 +107,23 @@ def quantise(x: Tensor, dtype: torch.dtype, *, rows: bool = True, columns: bool 
     """`cast` with the largest value of now."""
     x = x.contiguous()
     return cast(x, find_largest(x), dtype, rows=rows, columns=columns)
+
+
+def multiply(x: Tensor, weight: Eight, bias: Tensor) -> tuple[Tensor, list]:
+    """x W^T + b, and what `go_back` needs of x: [N, in] -> [N, out], all bf16."""
+    eight = quantise(x, E4M3)
+    y = _multiply(eight.rows, eight.scale, weight.rows, weight.scale, bias, fast=True)
+    return y, [eight.columns, eight.scale]
+
+
+def go_back(dy: Tensor, weight: Eight, kept: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of the weight: dy [N, out] -> [N, in], [out, in]."""
+    eight = quantise(dy, E5M2)
+    dx = _multiply(eight.rows, eight.scale, weight.columns, weight.scale)
+    return dx, _multiply(eight.columns, eight.scale, *kept)
+
+
+def _multiply(a, a_scale, b, b_scale, bias: Tensor | None = None, fast: bool = False) -> Tensor:
+    """a b^T in bf16: [M, K], [N, K] -> [M, N]. fast: sums with fewer bits than fp32's."""
+    how = {"out_dtype": torch.bfloat16, "use_fast_accum": fast}
+    return torch._scaled_mm(a, b.T, a_scale, b_scale, bias=bias, **how)

@@ -46,17 +46,29 @@ def residual_norm(
     return kernels.ResidualNorm.apply(x, added, weight, bias, eps, dropout, draws)
 
 
-def open_sums(x: Tensor, groups: list[tuple[Tensor, ...]]) -> tuple[Tensor, Mapping]:
-    """x before layers that share tensors, and by weight the sums of the gradients of each group.
+def open_sums(
+    x: Tensor,
+    groups: list[tuple[Tensor, ...]],
+    alone: list[tuple[Tensor, ...]],
+    *,
+    eight_bits: bool,
+) -> tuple[Tensor, Mapping]:
+    """x before the layers, and by weight the sums of the gradients of each group.
 
     A group is a projection's weight and the vectors whose gradients are made beside its own. The
-    functions below add to the sums, which reach the tensors through x.
+    functions below add to the sums, which reach the tensors through x. Groups that only one layer
+    has, `alone`, have a sum for products in eight bits: weights are cast once for all layers.
     """
-    from albert_ds.model import fused_block
+    from albert_ds.model import fp8, fused_block
 
-    sums = {group[0]: fused_block.Sums(*group) for group in groups}
+    sums = {}
+    for number, (weight, *vectors) in enumerate([*groups, *alone] if eight_bits else groups):
+        eight = fp8.quantise(weight.detach(), fp8.E4M3) if eight_bits else None
+        tensors = (weight, *vectors) if number < len(groups) else ()
+        sums[weight] = fused_block.Sums(*tensors, eight=eight)
     tensors = [tensor for group in groups for tensor in group]
-    return fused_block.GiveSums.apply(x, list(sums.values()), *tensors), sums
+    of_groups = [sums[group[0]] for group in groups]
+    return fused_block.GiveSums.apply(x, of_groups, *tensors), sums
 
 
 def linear_heads(x: Tensor, weight: Tensor, bias: Tensor, sums: Mapping) -> tuple[Tensor, ...]:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from albert_ds.model import fp8
 from albert_ds.model.kernels import (
     add_parts,
     count_programs,
@@ -29,12 +30,20 @@ class Sums:
     """The gradients of a weight and of vectors beside it, summed over the layers that share them.
 
     Each layer adds its own: to the weight's in the product, to the vectors' in fp32 parts of sums.
+    With `eight`, the weight in eight bits, the products are in eight bits (`fp8.py`).
     """
 
-    def __init__(self, *tensors: Tensor):
+    def __init__(self, *tensors: Tensor, eight: fp8.Eight | None = None):
         self.tensors = tensors  # whose gradients they are: the weight, then the vectors
+        self._eight = eight
         self._weight: Tensor | None = None
         self._parts: Tensor | None = None  # fp32 [K, programs, H]
+
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """x W^T + b, and the two tensors that `go_back` needs of it: [N, in] -> [N, out]."""
+        if self._eight is not None:
+            return fp8.multiply(x, self._eight, bias)
+        return torch.addmm(bias, x, weight.T), [x, weight]
 
     def open_parts(self, shape: tuple[int, int, int], device: torch.device) -> tuple[Tensor, bool]:
         """Room for the parts of a layer's sums, and whether to add to what is there."""
@@ -43,17 +52,22 @@ class Sums:
             self._parts = torch.empty(shape, device=device, dtype=torch.float32)
         return self._parts, adds
 
-    def end_layer(self, dy: Tensor, x: Tensor) -> list[Tensor | None]:
-        """Add dy^T x to the weight's: dy [N, out], x [N, in].
+    def go_back(self, dy: Tensor, kept: list[Tensor], dx: Tensor | None = None) -> tuple:
+        """The gradients of a layer from dy [N, out] and what `multiply` kept.
 
-        Returns the layer's gradients: None each if other layers add to them, for `GiveSums`.
+        First x's, added to dx if given; then the weight's and the vectors', None each if other
+        layers add to them, for `GiveSums`.
         """
         assert self._parts is not None
-        if self._weight is None:
-            self._weight = dy.T @ x
+        if self._eight is not None:
+            of_x, of_weight = fp8.go_back(dy, self._eight, kept)
+            dx = of_x if dx is None else dx.add_(of_x)
+            self._weight = of_weight if self._weight is None else self._weight.add_(of_weight)
         else:
-            self._weight.addmm_(dy.T, x)
-        return [None] * (1 + len(self._parts)) if self.tensors else self.take()
+            x, weight = kept
+            dx = dy @ weight if dx is None else dx.addmm_(dy, weight)
+            self._weight = dy.T @ x if self._weight is None else self._weight.addmm_(dy.T, x)
+        return dx, *([None] * (1 + len(self._parts)) if self.tensors else self.take())
 
     def take(self) -> list[Tensor | None]:
         """The gradients, once; None each if no layer has added any."""
@@ -83,16 +97,16 @@ class LinearHeads(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, shared: Sums | None) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(x, weight)
         ctx.sums = shared or Sums()
-        return *torch.addmm(bias, x, weight.T).chunk(3, dim=1), x.view_as(x)
+        y, kept = ctx.sums.multiply(x, weight, bias)
+        ctx.save_for_backward(*kept)
+        return *y.chunk(3, dim=1), x.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dq: Tensor, dk: Tensor, dv: Tensor, dx: Tensor):
-        x, weight = ctx.saved_tensors
         dy = join(dq, dk, dv, ctx.sums.open_parts)
-        return dx.addmm_(dy, weight), *ctx.sums.end_layer(dy, x), None
+        return *ctx.sums.go_back(dy, ctx.saved_tensors, dx), None
 
 
 class LinearGelu(torch.autograd.Function):
@@ -100,17 +114,17 @@ class LinearGelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, shared: Sums | None) -> tuple[Tensor, Tensor]:
-        inner = torch.addmm(bias, x, weight.T)
-        ctx.save_for_backward(x, weight, inner)
         ctx.sums = shared or Sums()
+        inner, kept = ctx.sums.multiply(x, weight, bias)
+        ctx.save_for_backward(*kept, inner)
         return F.gelu(inner, approximate="tanh"), x.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor, dx: Tensor):
-        x, weight, inner = ctx.saved_tensors
+        *kept, inner = ctx.saved_tensors
         dinner = run_gelu_backward(dy, inner, ctx.sums.open_parts)
-        return dx.addmm_(dinner, weight), *ctx.sums.end_layer(dinner, x), None
+        return *ctx.sums.go_back(dinner, kept, dx), None
 
 
 class LinearNorm(torch.autograd.Function):
@@ -118,17 +132,17 @@ class LinearNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, y, weight, gain, shift, bias, eps: float, p: float, draws, shared):
-        added = torch.addmm(bias, y, weight.T)
-        out, *kept = run_norm(ctx, x, added, gain, shift, eps, p, draws)
-        ctx.save_for_backward(y, weight, *kept)
         ctx.sums = shared or Sums()
+        added, kept = ctx.sums.multiply(y, weight, bias)
+        out, *of_norm = run_norm(ctx, x, added, gain, shift, eps, p, draws)
+        ctx.save_for_backward(*kept, *of_norm)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout: Tensor):
-        y, weight, *kept = ctx.saved_tensors
+        *kept, total, gain, mean, rstd = ctx.saved_tensors
         shape = 3, count_programs(dout.device), dout.size(1)
         parts, adds = ctx.sums.open_parts(shape, dout.device)
-        dx, dadded = run_norm_backward(ctx, dout, parts, adds, *kept)
-        return dx, dadded @ weight, *ctx.sums.end_layer(dadded, y), None, None, None, None
+        dx, dadded = run_norm_backward(ctx, dout, parts, adds, total, gain, mean, rstd)
+        return dx, *ctx.sums.go_back(dadded, kept), None, None, None, None

@@ -16,6 +16,7 @@ from albert_ds.base import cli
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import PACKAGE, RUN_MARKS, RUN_NAMES, check_folder
 from albert_ds.base.json_files import check, read_json
+from albert_ds.engine.deepspeed_config import has_eight_bits
 from albert_ds.model.config import ModelConfig
 from albert_ds.settings.config_file import CONFIG, parse
 from albert_ds.settings.shared import (
@@ -164,6 +165,14 @@ def build_parser() -> cli.Parser:
     return parser
 
 
+def refuse_eight_bits(path: str, deepspeed: dict) -> None:
+    if has_eight_bits(deepspeed):
+        raise UserError(
+            f"--deepspeed_config {path}: fp8.enabled true is refused in fine-tuning, whose updates "
+            "are few; allowed: false"
+        )
+
+
 def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     """Parse and check a command line, and read what its defaults depend on.
 
@@ -198,6 +207,7 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     micro, deepspeed = resolve_deepspeed(
         args, model, world_size=world_size, default_learning_rate=find_rate(recipe, model)
     )
+    refuse_eight_bits(args.deepspeed_config, deepspeed)
     if args.epochs is not None:
         recipe = replace(recipe, steps=None, epochs=args.epochs)
     steps = args.steps or recipe.steps or _count_steps(args, recipe, task)

@@ -22,7 +22,12 @@ from albert_ds.base.json_files import check, read_json
 from albert_ds.base.schedules import learning_rate
 from albert_ds.checkpoint.run_folder import read_versions
 from albert_ds.data.stream_config import BATCH_SIZE
-from albert_ds.engine.deepspeed_config import check_device, read_ds_config, resolve_ds_config
+from albert_ds.engine.deepspeed_config import (
+    check_device,
+    check_eight_bits,
+    read_ds_config,
+    resolve_ds_config,
+)
 from albert_ds.model.config import ModelConfig
 
 # Of DeepSpeed's JSON only these change results; the rest is layout.
@@ -160,6 +165,7 @@ def resolve_deepspeed(
         default_learning_rate=default_learning_rate,
     )
     check_device(file, resolved, tensor_parallel=args.tensor_parallel)
+    check_eight_bits(file, resolved, model, tensor_parallel=args.tensor_parallel)
     return micro, resolved
 
 

@@ -27,7 +27,7 @@ from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.data.shards import open_shards, read_index
 from albert_ds.data.staging import copy_folders, find_copy
 from albert_ds.data.stream import training_batches
-from albert_ds.engine.deepspeed_config import precision_of
+from albert_ds.engine.deepspeed_config import has_eight_bits, precision_of
 from albert_ds.engine.engine import Engine, build_engine
 from albert_ds.engine.graphs import GraphedForPretraining, Graphs, use_own_stream
 from albert_ds.model import fused
@@ -96,6 +96,7 @@ def build(
             exits=config.exits,
             z_loss=config.z_loss,
         )
+    model.albert.encoder.eight_bits = has_eight_bits(config.deepspeed)
     if weights:
         model.load_state_dict(weights, assign=True)
     if mesh.tp_size > 1:

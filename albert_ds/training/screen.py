@@ -13,7 +13,7 @@ from tqdm import tqdm
 from tqdm.contrib import DummyTqdmFile
 
 from albert_ds.base.errors import hide_passwords
-from albert_ds.engine.deepspeed_config import precision_of
+from albert_ds.engine.deepspeed_config import has_eight_bits, precision_of
 from albert_ds.model.shapes import count_params
 from albert_ds.training.health import Progress
 
@@ -41,7 +41,9 @@ def describe_run(size: str, run: Progress, *, num_nodes: int) -> dict[str, str]:
         "layout": f"{_count(mesh.world_size, 'rank')} ({deepspeed.device.type}) on "
         f"{_count(num_nodes, 'node')} = {mesh.tp_size} tensor-parallel x {mesh.dp_size} "
         f"data-parallel; ZeRO-{run.engine.stage}",
-        "precision": precision + ", with fp32 master weights" * (precision != "fp32"),
+        "precision": precision
+        + ", the blocks' products in fp8" * has_eight_bits(run.config.deepspeed)
+        + ", with fp32 master weights" * (precision != "fp32"),
         "batch": f"{_count(deepspeed.train_batch_size(), 'sample')} a step = micro-batch "
         f"{micro_batch_size} x {_count(mesh.dp_size, 'data-parallel rank')} x accumulation "
         f"{deepspeed.gradient_accumulation_steps()}",

@@ -1,9 +1,19 @@
-"""Matrices in eight bits: the kernels that make them, in Triton's interpreter without a GPU."""
+"""Matrices in eight bits: the kernels that make them, in Triton's interpreter without a GPU.
+
+And models whose products are in eight bits, by torch's operators on the host (`eight_bits.py`).
+"""
+
+import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from albert_ds.model import fp8
+from albert_ds.model import fp8, fused_block
+from albert_ds.model.albert import AlbertForPretraining
+from tests import eight_bits
+from tests.model.conftest import INPUTS, build_batch, build_config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = pytest.mark.parametrize("kind", fp8.TOP)
@@ -56,3 +66,132 @@ def test_zeros_stay_and_what_is_not_finite_makes_the_product_nan(kind):
     for value in (float("inf"), float("-inf"), float("nan")):
         x[2, 7] = value
         assert fp8.quantise(x, kind).scale.isnan().all()
+
+
+def draw(*shape: int) -> torch.Tensor:
+    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return drawn.to(DEVICE, torch.bfloat16).requires_grad_()
+
+
+def read(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """What is left of x [N, K] in eight bits, in float64."""
+    eight = eight_bits.quantise(x, kind)
+    return eight.rows.double() * eight.scale
+
+
+@pytest.mark.parametrize("kernels", ["Triton's", "the host's"])
+def test_the_three_products_are_of_the_numbers_in_eight_bits(kernels):
+    """Of rows that 16 does not divide; Triton's interpreter rounds to eight bits otherwise."""
+    x, weight, bias = draw(37, 48), draw(80, 48), draw(80)
+    dy, dx = (draw(37, width).detach() for width in (80, 48))
+    with eight_bits.emulated() if kernels == "the host's" else nullcontext():
+        sums = fused_block.Sums(eight=fp8.quantise(weight.detach(), fp8.E4M3))
+        y, again = fused_block.LinearGelu.apply(x, weight, bias, sums)
+        found = torch.autograd.grad((y, again), (x, weight), (dy, dx.clone()))
+    x8, w8 = read(x, fp8.E4M3), read(weight, fp8.E4M3)
+    inner = (F.linear(x8, w8) + bias.double()).detach().requires_grad_()
+    expected = F.gelu(inner, approximate="tanh")
+    (dinner,) = torch.autograd.grad(expected, inner, dy.double())
+    dinner = read(dinner.bfloat16(), fp8.E5M2)
+    limit = 0.25 if kernels == "Triton's" and DEVICE == "cpu" else 0.01
+    for one, other in zip([y, *found], [expected, dinner @ w8 + dx, dinner.T @ x8], strict=True):
+        assert (one - other).norm() < limit * other.norm()
+
+
+def take_gradients(model, batch) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    out = model(**batch)
+    (out["mlm_loss_sum"] + out["pair_loss_sum"] + out["exit_loss_sum"]).backward()
+    return {n: p.grad.double() for n, p in model.named_parameters() if "key.bias" not in n}
+
+
+def build(sharing="all", checkpointing="none", **changes) -> AlbertForPretraining:
+    sizes = {"hidden_size": 64, "ffn_size": 256, **changes}
+    config = build_config(sharing=sharing, initializer_range=0.1, **sizes)
+    how = {"activation_checkpointing": checkpointing, "exits": {2: 0.5}}
+    model = AlbertForPretraining(config, seed=3, **how)
+    model.albert.encoder.eight_bits = True
+    return model
+
+
+@pytest.mark.parametrize(
+    ("sharing", "checkpointing", "weights"),
+    [
+        ("all", "none", 4),
+        ("attention", "block", 10),
+        ("cycle:2", "attention", 8),
+        ("none", "none", 16),
+    ],
+)
+def test_gradients_of_a_model_and_one_cast_of_each_weight(
+    sharing, checkpointing, weights, monkeypatch
+):
+    """Gradients are off float64's by what eight bits round; a weight is cast once for all."""
+    batch, cast = build_batch([9, 30, 17, 1, 35]), []
+    model = build(sharing, checkpointing)
+    exact, half = (copy.deepcopy(model).to(kind) for kind in (torch.float64, torch.bfloat16))
+    exact.albert.encoder.eight_bits = half.albert.encoder.eight_bits = False
+
+    def count(x, kind, **how):
+        cast.append(len(x) in (64, 192, 256))  # a weight's rows, not a micro-batch's
+        return eight_bits.quantise(x, kind, **how)
+
+    with eight_bits.emulated():
+        monkeypatch.setattr(fp8, "quantise", count)
+        found = take_gradients(model.bfloat16(), batch)
+        assert sum(cast) == weights
+    expected, usual = take_gradients(exact, batch), take_gradients(half, batch)
+    for name, gradient in expected.items():
+        off, of_half = (
+            float((g[name] - gradient).norm() / gradient.norm()) for g in (found, usual)
+        )
+        assert off < 0.25 and (off > 2 * of_half or "encoder" not in name), (name, off, of_half)
+    pairs = zip(states(model, batch), states(exact, batch), strict=True)
+    for layer, (one, other) in enumerate(pairs):  # 0: the embedding's
+        off = float((one - other).norm() / other.norm())
+        assert 0.02 * min(layer, 1) < off < 0.01 + 0.025 * layer, (layer, off)
+
+
+def states(model, batch) -> list[torch.Tensor]:
+    """The states of all tokens between the layers, in training."""
+    inputs = {name: batch[name] for name in INPUTS}
+    with eight_bits.emulated(), torch.no_grad():
+        return [x.double() for x in model.albert(**inputs)["hidden_states"]]
+
+
+CHANGES = {
+    "an update": lambda model, other: [p.mul_(1.5) for p in model.parameters()],
+    "a load": lambda model, other: model.load_state_dict(other.state_dict()),
+    "another depth": lambda model, other: model.albert.encoder.set_depth(3),
+    "averaged weights": lambda model, other: [
+        p.copy_(q) for p, q in zip(model.parameters(), other.parameters(), strict=True)
+    ],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_in_eight_bits_are_those_of_now(change):
+    """After each change the gradients are those of a model that never ran before."""
+    batch = build_batch([9, 30, 17])
+    model = build().bfloat16()
+    other = AlbertForPretraining(model.config, seed=7).bfloat16()
+    with eight_bits.emulated():
+        before = take_gradients(model, batch)
+        with torch.no_grad():
+            CHANGES[change](model, other)
+        new = build().bfloat16()
+        new.load_state_dict(model.state_dict())
+        new.albert.encoder.set_depth(len(model.albert.encoder.plan))
+        found, expected = take_gradients(model, batch), take_gradients(new, batch)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not all(torch.equal(found[name], before[name]) for name in before)
+
+
+def test_evaluation_is_in_bf16():
+    batch = build_batch([9, 30, 17])
+    model = build().bfloat16().eval()
+    with eight_bits.emulated(), torch.no_grad():
+        found = model(**batch)
+    model.albert.encoder.eight_bits = False
+    with torch.no_grad():
+        assert all(torch.equal(x, found[name]) for name, x in model(**batch).items())

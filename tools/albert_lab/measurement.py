@@ -21,7 +21,7 @@ from albert_ds.base.files import MARK
 from albert_ds.data.micro_batch import MicroBatch, collate
 from albert_ds.data.samples import Sample
 from albert_ds.data.stream_config import StreamConfig
-from albert_ds.engine.deepspeed_config import check_device, precision_of
+from albert_ds.engine.deepspeed_config import check_device, check_eight_bits, precision_of
 from albert_ds.model.config import count_flops
 from albert_ds.model.shapes import count_params
 from albert_ds.parallel.consensus import Counts
@@ -62,7 +62,9 @@ def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic:
         )
         batches = cycle([x.pin_memory() if device.type == "cuda" else x for x in batches])
     file = Path(config.deepspeed_config)
-    check_device(file, config.deepspeed, tensor_parallel=config.tensor_parallel)
+    layout = {"tensor_parallel": config.tensor_parallel}
+    check_device(file, config.deepspeed, **layout)
+    check_eight_bits(file, config.deepspeed, config.model, **layout)
     return Run(
         config=config,
         mesh=mesh,
