@@ -17,11 +17,12 @@ def quantise(x: Tensor, dtype: torch.dtype, *, rows: bool = True, columns: bool 
     """`fp8.quantise`, from the definition of its scale."""
     largest = x.detach().double().abs().max()
     room = torch.finfo(dtype).max / largest.clamp_min(1e-300)
-    scale = room.log2().floor().clamp_max(126).exp2() if largest.isfinite() else torch.nan
+    scale = room.log2().floor().clamp_max(126).exp2()
+    scale = torch.where(largest.isfinite(), scale, torch.nan)
     eight = (x.detach().double() * scale).float().to(dtype)
     filled = F.pad(eight.view(torch.uint8), (0, 0, 0, -len(x) % 16)).view(dtype)
     turned = filled.view(torch.uint8).T.contiguous().view(dtype)
-    inverse = torch.as_tensor(1 / scale, dtype=torch.float32).reshape(1)
+    inverse = (1 / scale).float().reshape(1)
     return fp8.Eight(eight if rows else None, turned if columns else None, inverse)
 
 

@@ -4,16 +4,23 @@ And models whose products are in eight bits, by torch's operators on the host (`
 """
 
 import copy
+import json
 from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from albert_ds.base.errors import UserError
+from albert_ds.engine import deepspeed_config
 from albert_ds.model import fp8, fused_block
 from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.config import SIZES
 from tests import eight_bits
 from tests.model.conftest import INPUTS, build_batch, build_config
+from tests.runs import DS_CONFIGS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KINDS = pytest.mark.parametrize("kind", fp8.TOP)
@@ -195,3 +202,48 @@ def test_evaluation_is_in_bf16():
     model.albert.encoder.eight_bits = False
     with torch.no_grad():
         assert all(torch.equal(x, found[name]) for name, x in model(**batch).items())
+
+
+XLARGE = SIZES["albert-xlarge"]
+REFUSED = [
+    (SIZES["albert-large"], {}, "--hidden-size 1024: .*; allowed: multiples of 16 from 2048 on"),
+    (replace(XLARGE, hidden_size=2056, num_heads=8), {}, "--hidden-size 2056: "),
+    (replace(XLARGE, ffn_size=8200), {}, "--ffn-size 8200: "),
+    (replace(XLARGE, per_layer="scale"), {}, "--per-layer scale: .*; allowed: none"),
+    (XLARGE, {"tensor_parallel": 2}, "--tensor-parallel 2: .*; allowed: 1"),
+    (XLARGE, {"capability": None}, "this device: .*; allowed: an H100"),
+    (XLARGE, {"capability": (8, 0)}, "this device: "),
+    (XLARGE, {"triton": False}, "no Triton"),
+    (XLARGE, {}, None),
+    (SIZES["albert-xxlarge"], {"capability": (10, 0)}, None),
+]
+
+
+@pytest.mark.parametrize(("model", "room", "words"), REFUSED)
+def test_what_cannot_run_in_fp8_is_refused_in_one_line(model, room, words, monkeypatch):
+    room = {"tensor_parallel": 1, "capability": (9, 0), "triton": True, **room}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: room["capability"] is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: room["capability"])
+    monkeypatch.setattr(deepspeed_config, "find_spec", lambda name: room["triton"] or None)
+
+    def check(enabled: bool) -> None:
+        config = {"bf16": {"enabled": True}, "fp8": {"enabled": enabled}}
+        layout = {"tensor_parallel": room["tensor_parallel"]}
+        deepspeed_config.check_eight_bits(Path("ds.json"), config, model, **layout)
+
+    check(False)
+    if words is None:
+        check(True)
+        return
+    with pytest.raises(UserError, match=f"ds.json: fp8.enabled true is refused with {words}") as e:
+        check(True)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_fp8_is_refused_beside_other_precisions(precision, tmp_path):
+    shipped = json.loads((DS_CONFIGS / f"zero1_{precision}.json").read_text())
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({**shipped, "fp8": {"enabled": True}}))
+    with pytest.raises(UserError, match=f"fp8 with {precision} is refused: .*; allowed: bf16"):
+        deepspeed_config.read_ds_config(path)

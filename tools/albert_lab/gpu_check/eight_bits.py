@@ -23,6 +23,13 @@ BRIEF = 0.01  # seconds of the device for one try
 TILES = [(128, 128, 8), (64, 64, 4), (128, 64, 4), (64, 128, 4), (128, 64, 8)]
 
 
+NOT_RUN = {"not run": "no Triton here, or a device without fp8"}
+
+
+def takes_eight_bits() -> bool:
+    return has_triton() and torch.cuda.get_device_capability() >= (8, 9)
+
+
 def told(work: Callable[[], float]) -> float | str:
     """What `work` finds, or the whole message of what refuses it."""
     try:
@@ -219,9 +226,9 @@ def measure_eight_bits(records: Records, quick: bool) -> None:
     tokens = 32 if quick else 16384
     measure("fp8 products TFLOP/s", partial(rate_forms, first, tokens, True), size=first)
     measure("fp8 products TFLOP/s", partial(rate_forms, second, tokens, False), size=second)
-    if has_triton() and torch.cuda.get_device_capability() >= (8, 9):
+    if takes_eight_bits():
         measure("fp8 casts", check_casts)
         shapes = [(tokens, 256)] if quick else [(tokens, 16384), (tokens, 4096), (tokens, 2048)]
         measure("fp8 casts GB/s", partial(rate_casts, shapes))
     else:
-        measure("fp8 casts", lambda: {"not run": "no Triton here, or a device without fp8"})
+        measure("fp8 casts", lambda: NOT_RUN)

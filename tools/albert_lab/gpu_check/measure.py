@@ -14,7 +14,7 @@ from albert_lab.gpu_check.rates import describe_machine, measure_shapes
 from albert_lab.gpu_check.records import Records
 
 GRAPHS = ("graph_equal", "graph_speed", "graph_parts")
-PIECES = ("machine", "smoke", "speed", "host", "rates", "fp8", *GRAPHS)
+PIECES = ("machine", "smoke", "speed", "host", "rates", "fp8", "fp8steps", *GRAPHS)
 
 
 def build_parser() -> cli.Parser:
@@ -45,6 +45,10 @@ def main(argv: list[str]) -> None:
 
         if args.piece == "smoke":
             smoke(records, args.quick)
+        elif args.piece == "fp8steps":
+            from albert_lab.gpu_check.eight_bit_steps import measure_steps
+
+            measure_steps(records, args.quick)
         elif args.piece in GRAPHS:
             from albert_lab.gpu_check import graph_steps
 

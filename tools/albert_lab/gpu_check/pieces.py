@@ -89,13 +89,13 @@ def look_at_machine(check: Check) -> list[Finding]:
     return rows + [Finding(what=what, passed=None, says=text) for what, text in says.items()]
 
 
-def measure_speed(check: Check) -> list[Finding]:
-    """Steps of each size in bf16 with ZeRO-1 on one GPU, and where some spend their time."""
-    records, rows = measure(check, "speed", 160, "--data", check.data)
+def measure_speed(check: Check, piece: str = "speed", seconds: float = 160) -> list[Finding]:
+    """Steps of each size with ZeRO-1 on one GPU, and where some spend their time."""
+    records, rows = measure(check, piece, seconds, "--data", check.data)
     found, profiles = [], []
     for record in records:
         turn = record.get("found", {})
-        if record["kind"] != "speed" or not turn:
+        if "tokens_a_second" not in turn:
             found.append(tell(record))
             continue
         says = f"{turn['tokens_a_second']:,} tokens/s"
@@ -308,9 +308,10 @@ PIECES: dict[str, Callable[[Check], list[Finding]]] = {
     "rates": partial(measure_and_tell, piece="rates", seconds=60),
     "graphs": measure_graphs,
     "host": measure_host,
-    "fp8": partial(measure_and_tell, piece="fp8", seconds=40),
     "train": train,
     "peer": compare_with_peer,
+    "fp8": partial(measure_and_tell, piece="fp8", seconds=40),
+    "fp8steps": partial(measure_speed, piece="fp8steps", seconds=70),
     "gpus": use_all_gpus,
     "resume": interrupt_and_resume,
     "exactness": check_exactness,

@@ -72,7 +72,7 @@ class Bench:
         **changes,
     ) -> Run:
         """An engine of two micro-batches a step on real text, or on rows of random tokens."""
-        lr = changes.pop("lr", None)
+        lr, eight_bits = changes.pop("lr", None), changes.pop("eight_bits", False)
         config = bench_config(
             name,
             replace(SIZES[name], **changes),
@@ -84,6 +84,8 @@ class Bench:
             data=[data] if data else None,
         )
         config = replace(config, num_workers=WORKERS, no_graphs=no_graphs)
+        if eight_bits:
+            config.deepspeed["fp8"] = {"enabled": True}
         if lr is not None:
             config.deepspeed["optimizer"]["params"]["lr"] = lr
         return open_bench_run(config, self.mesh, self.device, self.traffic)
@@ -145,18 +147,23 @@ def measure_speed(
     profiled: bool,
     data: str = "",
     kernels_from: int = fused.FEW,
+    most: int = 42,
+    eight_bits: bool = False,
 ) -> dict:
+    """Steps of 2.5 seconds, at least 5 and at most so many."""
     fused.FEW = kernels_from
     times = [time.perf_counter()]
     length = 64 if bench.quick else 512
-    run = bench.open_run(name, micro, checkpointing, length=length, data=data)
+    run = bench.open_run(
+        name, micro, checkpointing, length=length, data=data, eight_bits=eight_bits
+    )
     times.append(time.perf_counter())
     seconds: list[float] = []
     rates: list[float] = []  # tokens a second
     shares: list[float] = []  # of the peak
     peak = peak_flops(bench.device)
     enough = 0.2 if bench.quick else 2.5
-    while len(seconds) < 5 or (sum(seconds[2:]) < enough and len(seconds) < 42):
+    while len(seconds) < 5 or (sum(seconds[2:]) < enough and len(seconds) < most):
         if len(seconds) == 2:  # the engine before is gone by now
             torch.cuda.reset_peak_memory_stats()
             run.window.reset()
@@ -174,6 +181,7 @@ def measure_speed(
         "fastest": round(min(steps), 5),
         "slowest": round(max(steps), 5),
         "steps": len(steps),
+        "loss": round(float(run.window.outputs[0]) / max(run.window.counts.masked, 1), 4),
         "data_wait": round(run.window.data_seconds / sum(steps), 4),
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 3),
         "reserved_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3),
