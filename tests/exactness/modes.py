@@ -139,6 +139,18 @@ def half_precision_modes() -> list[Mode]:
     ]
 
 
+def eight_bit_modes() -> list[Mode]:
+    """fp8 at every stage, and each way of sharing and checkpointing; every second is resumed."""
+    plain = Mode(precision="fp8")
+    sharing = [name for name in FACTORS["sharing"] if name != "all"]
+    modes = [replace(plain, stage=stage) for stage in (1, 2, 3)]
+    modes += [replace(plain, sharing=name, accumulation=3) for name in sharing]
+    modes += [replace(plain, checkpointing=how) for how in ("attention", "block")]
+    modes += [replace(plain, exits=((2, 0.5),), depths=(3, 4, 3, 4, 4))]
+    modes = [replace(mode, resumed=number % 2 == 1) for number, mode in enumerate(modes)]
+    return modes + [replace(plain, grid=(1, 2), stage=stage) for stage in (1, 2, 3)]
+
+
 def muon_modes() -> list[Mode]:
     """Muon in every grid, stage and precision, with one block and with a loop and additions.
 

@@ -1,6 +1,7 @@
 """Train every mode with the product and with a float64 reference, and compare."""
 
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,10 +69,11 @@ def config_of(mode: Mode, output: str = "unused") -> RunConfig:
         tensor_parallel=mode.tensor_parallel,
         batch_size=BATCH_SIZE,
         micro_batch_size=BATCH_SIZE // (mode.data_parallel * mode.accumulation),
-        ds_file=f"zero1_{mode.precision}.json",
+        ds_file=f"zero1_{mode.precision.replace('fp8', 'bf16')}.json",
         ds_changes={
             # A loss scale that overflows would skip the first steps, which the reference takes.
             **({"fp16": {"initial_scale_power": 8}} if mode.precision == "fp16" else {}),
+            **({"fp8": {"enabled": True}} if mode.precision == "fp8" else {}),
             "zero_optimization": {"stage": mode.stage},
             "gradient_clipping": mode.clipping or 0.0,
             **(muon.DS_CHANGES if mode.optimizer == "Muon" else {}),
@@ -113,37 +115,45 @@ def resume(run: "Run", batches: list[list[dict]]) -> "Run":
 
 
 def train_modes(rank: int, modes: list[Mode], folder: Path) -> list[Outcome]:
-    """Train each mode, one after the other in the same processes; checkpoints go to `folder`."""
+    """Train each mode, one after the other in the same processes; checkpoints go to `folder`.
+
+    What a GPU does in fp8 is done on the host.
+    """
+    outcomes = []
+    for number, mode in enumerate(modes):
+        with ExitStack() as room:
+            if mode.precision == "fp8":
+                from tests.eight_bits import emulated  # imports Triton
+
+                room.enter_context(emulated())
+            outcomes.append(train_mode(mode, folder / str(number)))
+    return outcomes if rank == 0 else []
+
+
+def train_mode(mode: Mode, folder: Path) -> Outcome:
     from albert_ds.checkpoint.gather import gather
     from albert_ds.training.pretrain import next_batch, train_step
 
-    outcomes = []
-    for number, mode in enumerate(modes):
-        config, batches = config_of(mode, str(folder / str(number))), batches_of(mode)
-        run = open_small_run(config, batches)
-        initial, before, losses, norms = gather(run.engine, "weights.safetensors"), {}, [], []
-        for step in range(NUM_STEPS):
-            if mode.resumed and step == RESUMED_AFTER:
-                run = resume(run, batches)
-            if step == NUM_STEPS - 1:
-                before = gather(run.engine, "exp_avg.safetensors")
-            norms.append(train_step(run, next_batch(run)))
-            values = run.window.close(run.mesh, config.stream.objective)
-            losses.append(values["loss"])
-        after = gather(run.engine, "exp_avg.safetensors")
-        outcomes.append(
-            Outcome(
-                initial=initial,
-                weights=gather(run.engine, "weights.safetensors"),
-                # m' = 0.9 m + 0.1 g, solved for g
-                gradients={
-                    n: (m.double() - 0.9 * before[n].double()) / 0.1 for n, m in after.items()
-                },
-                losses=losses,
-                norms=norms,
-            )
-        )
-    return outcomes if rank == 0 else []
+    config, batches = config_of(mode, str(folder)), batches_of(mode)
+    run = open_small_run(config, batches)
+    initial, before, losses, norms = gather(run.engine, "weights.safetensors"), {}, [], []
+    for step in range(NUM_STEPS):
+        if mode.resumed and step == RESUMED_AFTER:
+            run = resume(run, batches)
+        if step == NUM_STEPS - 1:
+            before = gather(run.engine, "exp_avg.safetensors")
+        norms.append(train_step(run, next_batch(run)))
+        values = run.window.close(run.mesh, config.stream.objective)
+        losses.append(values["loss"])
+    after = gather(run.engine, "exp_avg.safetensors")
+    return Outcome(
+        initial=initial,
+        weights=gather(run.engine, "weights.safetensors"),
+        # m' = 0.9 m + 0.1 g, solved for g
+        gradients={n: (m.double() - 0.9 * before[n].double()) / 0.1 for n, m in after.items()},
+        losses=losses,
+        norms=norms,
+    )
 
 
 def train_all(modes: list[Mode]) -> dict[Mode, Outcome]:

@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
-from statistics import median
+from statistics import mean, median
+
+import torch
 
 from albert_ds.base.errors import Stopped, UserError
 from albert_ds.base.files import write_file, write_json
@@ -27,6 +29,12 @@ TRAINING = {
     "--micro-batch-size 8 --num-workers 2 --steps 12 --warmup-steps 2 --log-every 1 "
     "--eval-every 6 --eval-samples 32",
 }
+CURVES = (
+    "--model albert-xlarge --sequence-length 512 --batch-size 64 --micro-batch-size 32 "
+    "--num-workers 4 --steps 300 --warmup-steps 30 --learning-rate 0.00044 --log-every 1 "
+    "--save-every 100000"
+)
+NATS = 0.05  # by which two curves may differ
 PEER = {
     False: "--model albert-large --micro-batch-size 32 --sequence-length 512 --warmup 2 --rounds 5",
     True: "--model albert-tiny --micro-batch-size 2 --sequence-length 64 --warmup 1 --rounds 2",
@@ -182,6 +190,31 @@ def train(check: Check) -> list[Finding]:
     return [ended("pretraining; its curve is in loss.jsonl", cell, says)]
 
 
+def compare_curves(check: Check) -> list[Finding]:
+    """Two trainings of xlarge, in bf16 and in fp8, on the same batches for as many seconds."""
+    if check.quick or torch.cuda.get_device_capability() < (8, 9):
+        return [Finding(what="xlarge in fp8", passed=None, says="not run: --quick, or no fp8 here")]
+    shipped, changed = ROOT / "ds_configs/zero1_bf16.json", check.folder / "fp8.json"
+    write_json(changed, {**read_json(shipped), "fp8": {"enabled": True}})
+    curves = []
+    for kind, config in (("bf16", shipped), ("fp8", changed)):
+        seconds, run = 150, check.folder / "runs" / f"curves-{kind}"
+        hours = max(check.limit(seconds) - SECONDS_TO_STOP, 5) / 3600
+        flags = (*CURVES.split(), "--deepspeed_config", config, "--max-hours", str(hours))
+        command = ("albert_ds", "train", *flags, "--data", check.data, "--output", run)
+        how = {"module": True, "output": False, "seconds": seconds, "codes": (0, Stopped.code)}
+        cell = check.run(f"fp8curves/{kind}", *command, **how)
+        if cell["code"] != 0:
+            return [ended(f"pretraining in {kind}", cell)]
+        lines = read_lines(run / "metrics.jsonl")
+        curves.append({line["step"]: line["mlm_loss"] for line in lines if "mlm_loss" in line})
+    steps = sorted(curves[0].keys() & curves[1].keys())
+    last = steps[-max(len(steps) // 10, 1) :]
+    half, eight = (mean(curve[step] for step in last) for curve in curves)
+    says = f"steps {last[0]} to {last[-1]}: {eight:.4f} in fp8, {half:.4f} in bf16"
+    return [Finding(what="loss of xlarge", passed=abs(eight - half) <= NATS, says=says)]
+
+
 def compare_with_peer(check: Check) -> list[Finding]:
     """Hugging Face's model on the same sequences."""
     flags = [*PEER[check.quick].split(), "--peers", "sdpa", "eager"]
@@ -312,6 +345,7 @@ PIECES: dict[str, Callable[[Check], list[Finding]]] = {
     "peer": compare_with_peer,
     "fp8": partial(measure_and_tell, piece="fp8", seconds=40),
     "fp8steps": partial(measure_speed, piece="fp8steps", seconds=70),
+    "fp8curves": compare_curves,
     "gpus": use_all_gpus,
     "resume": interrupt_and_resume,
     "exactness": check_exactness,
