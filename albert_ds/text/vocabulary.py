@@ -20,7 +20,7 @@ class VocabConfig(TextConfig):
     """How a vocabulary is made of text. Raises UserError, naming the flag, for a wrong value."""
 
     vocab_size: int = flag(
-        "number of pieces, special ones included",
+        "largest number of pieces, special ones included; little text yields fewer",
         "PIECES",
         whole(NUM_FIXED + 1, 10_000_000),
         default=30_000,
@@ -44,11 +44,12 @@ class VocabConfig(TextConfig):
         "write a character without a piece as the bytes of its UTF-8 form; takes 256 pieces",
         default=False,
     )
-    sample_size: int = flag(
-        "number of sentences to train on, drawn at random if there are more",
-        "SENTENCES",
-        whole(1, 1 << 31),
-        default=10_000_000,
+    sample_bytes: int = flag(
+        "text to train on, as sentences that are drawn at random if there is more; takes about 22 "
+        "times as much memory",
+        "BYTES",
+        whole(1, 1 << 40),
+        default=64_000_000,
     )
     seed: int = flag("seed of that drawing", "N", SEED, default=0)
 
@@ -78,7 +79,7 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
         config.normalisation,
         vocab_size=config.vocab_size,
         character_coverage=config.character_coverage,
-        sample_size=config.sample_size,
+        sample_bytes=config.sample_bytes,
         byte_fallback=config.byte_fallback,
         segmented=config.segmented,
         seed=config.seed,
@@ -87,12 +88,17 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
     with new_folder(output) as partial:
         vocab.write(partial)
         vocab.write_pieces(partial)
+    pieces = f"{vocab.size:,} pieces"
+    if vocab.size < config.vocab_size:
+        pieces += f", all that this text yields of --vocab-size {config.vocab_size}"
+    if (size := counts.pop("bytes")) > config.sample_bytes:
+        pieces += f", of a sample of {config.sample_bytes:,} of its {size:,} bytes (--sample-bytes)"
     dropped = "".join(
         f", {number:,} {kind.removeprefix('damaged_')} dropped"
         for kind, number in counts.items()
         if kind != "documents"
     )
-    return [*report, f"{vocab.size:,} pieces{dropped}", *describe_tally(tally)]
+    return [*report, pieces + dropped, *describe_tally(tally)]
 
 
 def _read_sentences(
@@ -110,10 +116,10 @@ def _read_sentences(
                     places[document.damage] = reading.place + reading.cause
             elif document.lines:
                 counts["documents"] += 1
+                sentences = config.split(document.lines)
+                counts["bytes"] += sum(len(sentence.encode()) for sentence in sentences)
                 if config.segmented:
-                    yield from split_into_words(
-                        config.split(document.lines), config.space(document.lines)
-                    )
+                    yield from split_into_words(sentences, config.space(document.lines))
                 else:
-                    yield from config.split(document.lines)
+                    yield from sentences
     check_damage(counts, places, config.max_damaged)

@@ -10,6 +10,7 @@ encoding alike. Hugging Face does the same steps: `build_tokenizer` writes them 
 """
 
 import hashlib
+import heapq
 import io
 import json
 import random
@@ -17,6 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -320,18 +322,18 @@ def train_vocab(
     *,
     vocab_size: int,
     character_coverage: float = 0.99995,
-    sample_size: int = 10_000_000,
+    sample_bytes: int = 1 << 62,
     byte_fallback: bool = False,
     segmented: bool = False,
     seed: int = 0,
 ) -> Vocab:
-    """Train on a stream of sentences, of which a random `sample_size` are held in memory.
+    """Train on a stream of sentences, of which a random sample of `sample_bytes` is held in memory.
 
     SentencePiece sees the text as `Vocab.encode` will give it, and adds no step of its own. The
     sample is drawn here, as SentencePiece's own cannot be seeded: the same text gives the same
     bytes. With `segmented`, WORD_END stands between the words of a sentence, and no piece holds
-    characters of two of them. Raises UserError if the text is too little for `vocab_size` pieces,
-    and whatever `sentences` raises.
+    characters of two of them. Text that yields fewer than `vocab_size` pieces gives those. Raises
+    UserError if it has more characters than that, and whatever `sentences` raises.
     """
     fixed = NUM_FIXED + NUM_BYTES * byte_fallback
     if vocab_size <= fixed:
@@ -342,7 +344,7 @@ def train_vocab(
     def normalised() -> Iterator[str]:
         normalise = normalisation.build(charsmap)
         try:
-            sample = _draw_sample(sentences, sample_size, random.Random(seed))
+            sample = _draw_sample(sentences, sample_bytes, random.Random(seed))
             while sample:
                 words = sample.pop().split(WORD_END) if segmented else [sample.pop()]
                 # SentencePiece keeps its own copy.
@@ -358,7 +360,7 @@ def train_vocab(
             model_writer=model,
             vocab_size=vocab_size,
             character_coverage=character_coverage,
-            input_sentence_size=sample_size,
+            hard_vocab_limit=False,
             **TRAINER,
             **(BYTE_FALLBACK if byte_fallback else {}),
             **({"pretokenization_delimiter": WORD_END} if segmented else {}),
@@ -368,30 +370,30 @@ def train_vocab(
             raise failure[0] from None
         raise UserError(_explain(str(error), vocab_size)) from None
     trained = _parse(model.getvalue())
+    trained.trainer_spec.ClearField("hard_vocab_limit")  # as if that many had been asked for
     # For readers of spiece.model that know nothing of the steps before it; the name is for ours.
     trained.normalizer_spec.name = normalisation.name
     trained.normalizer_spec.precompiled_charsmap = charsmap
     return Vocab(make_portable(trained.SerializeToString(), "the trained model"), normalisation)
 
 
-def _draw_sample(sentences: Iterable[str], size: int, rng: random.Random) -> list[str]:
-    """`size` of the sentences, each with the same probability; all of them if there are fewer."""
-    sample: list[str] = []
+def _draw_sample(sentences: Iterable[str], limit: int, rng: random.Random) -> list[str]:
+    """Sentences of `limit` bytes, each with the same probability; all if there are fewer."""
+    sample: list[tuple[float, int, str]] = []  # a heap, whose first one leaves first
+    size, highest = 0, 1.0
     for number, sentence in enumerate(sentences):
-        if number < size:
-            sample.append(sentence)
-        elif (slot := rng.randrange(number + 1)) < size:
-            sample[slot] = sentence
-    return sample
+        if (draw := rng.random()) >= highest:
+            continue
+        heapq.heappush(sample, (-draw, number, sentence))
+        size += len(sentence.encode())
+        while size > limit:
+            draw, _, last = heapq.heappop(sample)
+            size, highest = size - len(last.encode()), -draw
+    return [sentence for _, _, sentence in sorted(sample, key=itemgetter(1))]
 
 
 def _explain(error: str, vocab_size: int) -> str:
     """SentencePiece's complaint as one line about the flag it concerns."""
-    if limit := re.search(r"Vocabulary size too high .* <= (\d+)", error):
-        return (
-            f"--vocab-size {vocab_size}: this text yields at most {limit[1]} pieces, since too few "
-            "different strings occur in it more than once; give more text or ask for fewer pieces"
-        )
     if needed := re.search(r"smaller than required_chars. (\d+) vs (\d+)", error):
         return (
             f"--vocab-size {vocab_size}: this text has {needed[2]} characters and fixed pieces, "

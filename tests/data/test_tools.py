@@ -77,7 +77,7 @@ def bad_inputs(tmp_path, model):
         yield VOCAB, ["--input", source, "--output", output], code, words
         yield SHARDS, ["--input", source, "--vocab", model, "--output", output], code, words
     given = ["--input", text, "--output", output]
-    yield VOCAB, given, 2, "--vocab-size 30000: this text yields at most"
+    yield VOCAB, [*given, "--vocab-size", 20], 2, "--vocab-size 20: this text has"
     for command, more in ((VOCAB, []), (SHARDS, ["--vocab", model])):
         for place, words in ((text, "text: is the input"), (empty, "exists and is not a folder")):
             yield command, ["--input", text, "--output", place, *more], 2, words

@@ -107,7 +107,9 @@ def test_training_is_deterministic(documents):
     again = [train_vocab(t, Normalisation(), vocab_size=200).model for t in (text, text[::-1])]
     assert again[0] == again[1]
     # More text than the sample holds, so that the sample is drawn, too.
-    train = "train_vocab(text, Normalisation(), vocab_size=150, sample_size=500, seed={}).sha256"
+    train = (
+        "train_vocab(text, Normalisation(), vocab_size=150, sample_bytes=20_000, seed={}).sha256"
+    )
     script = (
         "from tests.data.corpus import make_documents\n"
         "from albert_ds.vocab.vocab import Normalisation, train_vocab\n"
@@ -117,7 +119,7 @@ def test_training_is_deterministic(documents):
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     here = [
-        train_vocab(text, Normalisation(), vocab_size=150, sample_size=500, seed=seed).sha256
+        train_vocab(text, Normalisation(), vocab_size=150, sample_bytes=20_000, seed=seed).sha256
         for seed in (1, 2)
     ]
     assert done.stdout.split() == here and here[0] != here[1]
@@ -138,9 +140,12 @@ def test_text_with_sentencepiece_s_own_sign_is_not_left_out(documents):
     assert models[0] == models[1]
 
 
-def test_too_little_text_names_the_limit():
-    with pytest.raises(UserError, match=r"--vocab-size 5000: this text yields at most \d+ pieces"):
-        train_vocab(["just a few words here"] * 9, Normalisation(), vocab_size=5000)
+def test_the_number_of_pieces_follows_the_text():
+    text = ["just a few words here, and others there"] * 9
+    vocab = train_vocab(text, Normalisation(), vocab_size=5000)
+    assert 30 < vocab.size < 60
+    asked = train_vocab(text, Normalisation(), vocab_size=vocab.size)
+    assert asked.model == vocab.model  # as if that many had been asked for
     with pytest.raises(UserError, match=r"--vocab-size 20: this text has \d+ characters"):
         train_vocab(["abcdefghijklmnopqrstuvwxyz"] * 9, Normalisation(), vocab_size=20)
     with pytest.raises(UserError, match="--vocab-size 13: must be over the 13 fixed pieces"):
