@@ -16,11 +16,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from albert_ds.base.errors import (
     ENDINGS,
     UserError,
+    escape_controls,
     hide_passwords,
     name_os_error,
     name_system_error,
@@ -344,6 +345,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     """
     open_closed_streams()
     sys.stdout.reconfigure(errors="backslashreplace")  # ty: ignore[missing-union-attribute]
+    sys.stdout = cast(TextIO, EscapingStream(sys.stdout))
     try:
         try:
             code = main(sys.argv[1:]) or 0
@@ -385,6 +387,19 @@ def drop_output(stream: TextIO) -> None:
     os.close(nowhere)
 
 
+class EscapingStream:
+    """A stream on which no control character of a name reaches the terminal."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._stream.write(escape_controls(text))
+
+
 class LastingStream:
     """A stream whose process goes on when nobody reads it any more, or its disk is full.
 
@@ -415,7 +430,7 @@ class LastingStream:
 
 def log_line(message: str) -> None:
     """One line on stderr. If it is lost, the exit code still tells the ending."""
-    line = hide_passwords(" ".join(message.split()))
+    line = escape_controls(hide_passwords(" ".join(message.split())))
     try:
         print(f"albert-ds: {line}", file=sys.stderr, flush=True)
     except OSError:

@@ -12,6 +12,9 @@ WRONG_PATH = (
     *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
     *(errno.ENAMETOOLONG, errno.EEXIST),
 )
+# What a terminal would obey: controls but for line ends and tabs, and marks of writing direction.
+_CONTROLS = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+_ESCAPES = {code: ascii(chr(code))[1:-1] for code in _CONTROLS - {*b"\t\n"}}
 # Of a query: what signs it or is a secret itself (AWS, Google Cloud, Azure, tokens of hubs).
 SECRET = r"(?:token|key|sig|signature|secret|password|credential|x-(?:amz|goog)-[\w-]+)"
 
@@ -23,6 +26,11 @@ def hide_passwords(text: str) -> str:
     text = re.sub(rf'(://[^/@\s:"]*):{is_port}{password}', r"\1:***@", text)
     text = re.sub(r'(://)[^/@\s:"]+@', r"\1***@", text)
     return re.sub(rf'([?&][\w.-]*{SECRET})=[^&\s"]*', r"\1=***", text, flags=re.IGNORECASE)
+
+
+def escape_controls(text: str) -> str:
+    """`text`, in which a name of a file, a member or a tensor says nothing to the terminal."""
+    return text.translate(_ESCAPES)
 
 
 class _Ending(Exception):
@@ -67,7 +75,19 @@ def name_os_error(error: OSError, consequence: str = "") -> UserError | MachineF
     """The error to report for a file that cannot be read or written."""
     where = f"{error.filename}: " if error.filename else ""
     what = f"{where}{error.strerror or error}"
+    if error.errno == errno.ENOSPC and error.filename and not _has_inodes(str(error.filename)):
+        what += " (for more files; its inodes are used up, not its bytes)"
     return UserError(what) if error.errno in WRONG_PATH else MachineFailed(f"{what}{consequence}")
+
+
+def _has_inodes(place: str) -> bool:
+    while not os.path.lexists(place):
+        place = os.path.dirname(os.path.abspath(place))
+    try:
+        found = os.statvfs(place)
+    except OSError:
+        return True
+    return found.f_favail > 0 or not found.f_files  # some file systems count none
 
 
 def name_system_error(error: OSError | RuntimeError, consequence: str = "") -> Exception:

@@ -7,6 +7,7 @@ command knows it. All else is refused.
 """
 
 import contextlib
+import errno
 import filecmp
 import hashlib
 import json
@@ -14,7 +15,7 @@ import os
 import secrets
 import shutil
 import zlib
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from albert_ds.base.errors import UserError, name_os_error
 PACKAGE = Path(__file__).parents[1]
 UMASK = os.umask(0)  # it can only be read by setting it: here, before there are threads
 os.umask(UMASK)
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # such file systems
 MARK = "written by albert-ds"  # near the start of each report and picture
 # What a trainer replaces in a RUN, and what says that the RUN is one.
 RUN_NAMES = ("metrics.jsonl", "spiece.model", "tokenizer*.json", "results.json", "*.tsv", "best")
@@ -31,11 +33,13 @@ RUN_NAMES += ("outputs.*", "predictions.*", "nbest.*", "null_odds.*", "seed-*")
 RUN_MARKS = ("config.json", "checkpoints")
 
 
-def write_file(path: Path, content: bytes | str, *, sync: bool = False) -> str:
+def write_file(
+    path: Path, content: bytes | str, *, sync: bool = False, place: Callable = os.replace
+) -> str:
     """Replace the file at `path` in one rename; returns the sha256 of what was written.
 
-    `sync` also flushes the file to the disk before it gets its name. Raises OSError; then the old
-    file is untouched and the partial one is removed.
+    `place` gives a file its name. `sync` also flushes the file to the disk before that. Raises
+    OSError; then the old file is untouched and the partial one is removed.
     """
     content = content.encode() if isinstance(content, str) else content
     partial = name_partial(path)
@@ -44,7 +48,7 @@ def write_file(path: Path, content: bytes | str, *, sync: bool = False) -> str:
             file.write(content)
         if sync:
             sync_file(partial)
-        os.replace(partial, path)
+        place(partial, path)
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
@@ -64,7 +68,30 @@ def write_json(path: Path, content: dict) -> None:
 
 def write_report(path: Path, values: dict) -> None:
     """Write the JSON that a user has named, with MARK. Raises OSError."""
-    write_json(path, {"note": MARK, **values})
+    write_output(path, json.dumps({"note": MARK, **values}, indent=1) + "\n")
+
+
+def write_output(path: Path, content: bytes | str) -> None:
+    """Write the file that a user has named, in place of none or of one with MARK. Raises OSError.
+
+    It was checked before the work; another may have been put there since.
+    """
+    is_ours = path.is_file() and may_replace(path)
+    write_file(path, content, place=os.replace if is_ours else place_new)
+
+
+def place_new(source: Path, place: Path) -> None:
+    """Rename a file to a name that no other has. Raises OSError: FileExistsError if one has it."""
+    try:
+        os.link(source, place)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        if os.path.lexists(place):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place)) from None
+        os.replace(source, place)
+    else:
+        source.unlink()
 
 
 def may_replace(path: Path) -> bool:
@@ -157,13 +184,14 @@ def publish(places: dict[Path, Path]) -> None:
 
     Raises UserError, before any is moved, if there is a file with other content; and OSError.
     """
+    is_same: dict[Path, bool] = {}
     for path, place in places.items():
-        is_same = place.is_file() and filecmp.cmp(path, place, shallow=False)
-        if os.path.lexists(place) and not is_same:
+        is_same[place] = place.is_file() and filecmp.cmp(path, place, shallow=False)
+        if os.path.lexists(place) and not is_same[place]:
             raise UserError(f"{place}: is there already and differs; name another --output")
     for path, place in places.items():
         place.parent.mkdir(parents=True, exist_ok=True)
-        path.replace(place)
+        (os.replace if is_same[place] else place_new)(path, place)
 
 
 def sync_file(path: Path) -> None:

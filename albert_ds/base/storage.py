@@ -7,8 +7,12 @@ missing object is not. No location is ever run as a command.
 import errno
 import glob
 import io
+import itertools
+import math
 import os
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,6 +30,7 @@ BUFFER_BYTES = 1 << 16  # of a file that is read through
 TRIES = 6
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+MIN_SPEED = 1000  # bytes a second, on average, once PATIENCE is over
 PATIENCE = 60.0  # seconds without an answer after which a request has failed
 
 
@@ -58,18 +63,22 @@ def split_query(location: str) -> tuple[str, str]:
     return path, mark + query
 
 
-def find_files(patterns: Iterable[str], flag: str = "--input") -> list[str]:
+def find_files(
+    patterns: Iterable[str], flag: str = "--input", left_out: Counter[str] | None = None
+) -> list[str]:
     """The files of paths, folders and globs (`**` descends), sorted, each once.
 
     A folder stands for all files in it and below that are not hidden, and one that `datasets` has
-    saved for its data. Raises UserError for a pattern that no file matches.
+    saved for its data; `left_out` counts the others. Raises UserError for a pattern that no file
+    matches, and for what can be no text: a broken link, a FIFO, a folder that may not be read.
     """
     found: dict[str, str] = {}
     for pattern in patterns:
         if is_url(pattern):
             matches = _match_urls(pattern)
         else:
-            matches = sorted(map(str, _match_paths(pattern)), key=lambda name: (len(name), name))
+            paths = _match_paths(pattern, flag, Counter() if left_out is None else left_out)
+            matches = sorted(map(str, paths), key=lambda name: (len(name), name))
         if not matches:
             raise UserError(f"{flag} {pattern}: matches no file")
         for match in matches:
@@ -77,14 +86,66 @@ def find_files(patterns: Iterable[str], flag: str = "--input") -> list[str]:
     return sorted(found.values())
 
 
-def _match_paths(pattern: str) -> Iterator[Path]:
-    if Path(pattern).is_dir():
-        pattern = f"{glob.escape(pattern)}/**"
-    elif Path(pattern).is_file():  # a name may look like a pattern
+def refuse_within(output: Path, patterns: Iterable[str], flag: str = "--input") -> None:
+    """Raise UserError if the next reading of `patterns` would take a file of `output` for text."""
+    place = Path(os.path.abspath(output))
+    for pattern in (pattern for pattern in patterns if not is_url(pattern)):
+        parts = Path(pattern).parts
+        fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+        is_deep = Path(pattern).is_dir() or "**" in parts
+        folder = os.path.realpath(pattern if Path(pattern).is_dir() else fixed)
+        is_below = Path(folder) in (real := Path(os.path.realpath(output)), *real.parents)
+        names = ("index.json", "spiece.model", "train-000000.tar")
+        is_match = any((place / name).match(os.path.abspath(pattern)) for name in names)
+        if is_match or (is_deep and is_below):
+            raise UserError(f"--output {output}: is in {flag} {pattern}; name a folder outside it")
+
+
+def _match_paths(pattern: str, flag: str, left_out: Counter[str]) -> Iterator[Path]:
+    if Path(pattern).is_file():  # a name may look like a pattern
         yield Path(pattern)
-    for path in map(Path, glob.glob(pattern, recursive=True)):
-        if path.is_file() and _is_data(path):
+        if glob.has_magic(pattern):
+            yield from _check_paths(map(Path, glob.glob(pattern, recursive=True)), flag, left_out)
+    elif Path(pattern).is_dir():
+        yield from _check_paths(_walk(Path(pattern), set(), left_out), flag, left_out)
+    else:
+        # Of a path without a pattern glob drops what does not exist, so also broken links.
+        matches = glob.glob(pattern, recursive=True) or [pattern] * os.path.lexists(pattern)
+        yield from _check_paths(map(Path, matches), flag, left_out)
+
+
+def _walk(folder: Path, seen: set[str], left_out: Counter[str]) -> Iterator[Path]:
+    """All in a folder and below, also through links; of a folder that comes again, nothing."""
+    if (real := os.path.realpath(folder)) in seen:
+        return
+    seen.add(real)
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            left_out["left out: hidden files and folders"] += 1
+        elif path.is_dir():
+            yield from _walk(path, seen, left_out)
+        else:
             yield path
+
+
+def _check_paths(paths: Iterable[Path], flag: str, left_out: Counter[str]) -> Iterator[Path]:
+    """The files of text. Raises UserError, naming it, for what is neither file nor folder."""
+    for path in paths:
+        real = Path(os.path.realpath(path.parent)) / path.name  # links may go round
+        if not real.exists():
+            what = "a link to nothing"
+        elif real.is_dir():
+            what = "" if os.access(real, os.R_OK | os.X_OK) else "not to be read"
+        elif not real.is_file():
+            what = "no file"
+        else:
+            what = ""
+            if _is_data(path):
+                yield path
+            else:
+                left_out["left out: files that `datasets` saves beside its data"] += 1
+        if what:
+            raise UserError(f"{flag} {path}: is {what}; take it away, or name the files of text")
 
 
 def _is_data(path: Path) -> bool:
@@ -134,7 +195,14 @@ def open_file(location: str) -> IO[bytes]:
         return open(location, "rb", BUFFER_BYTES)
     copy = tempfile.NamedTemporaryFile(buffering=BUFFER_BYTES)
     try:
-        with_retries(location, lambda system, path: system.get_file(path, copy.name))
+        size = stat(location).size
+
+        def request(system: Any, path: str) -> None:
+            system.get_file(path, copy.name, callback=_Watch(size))
+            if size and os.path.getsize(copy.name) != size:
+                raise OSError(f"{os.path.getsize(copy.name):,} of {size:,} bytes came")
+
+        with_retries(location, request)
     except BaseException:
         copy.close()
         raise
@@ -147,6 +215,41 @@ def open_parts(location: str) -> Any:
     Raises what `open_file` raises, when it is opened or read.
     """
     return _Parts(location) if is_url(location) else open(location, "rb")
+
+
+class _Watch(fsspec.callbacks.Callback):
+    """Ends a download that is too slow to be one, or longer than the file. Raises OSError."""
+
+    def __init__(self, size: float):
+        super().__init__()
+        self._limit, self._started, self._bytes = size or math.inf, time.monotonic(), 0
+
+    def relative_update(self, inc: int = 1) -> None:
+        self._bytes += inc
+        seconds = time.monotonic() - self._started
+        if seconds > PATIENCE and self._bytes < MIN_SPEED * seconds:
+            raise OSError(f"under {MIN_SPEED:,} bytes a second came in {seconds:.0f} s")
+        if self._bytes > self._limit:
+            raise OSError(f"more came than its {self._limit:,} bytes")
+
+
+class _Full(Exception):
+    """As much came as was asked for, and more is to come."""
+
+
+class _Sink(io.BytesIO):
+    """Takes at most `limit` bytes; then it raises _Full."""
+
+    def __init__(self, limit: int):
+        super().__init__()
+        self._limit, self._watch = limit, _Watch(math.inf)
+
+    def write(self, chunk) -> int:
+        self._watch.relative_update(len(chunk))
+        super().write(chunk[: self._limit - self.tell()])
+        if len(chunk) and self._limit < self._watch._bytes:
+            raise _Full
+        return len(chunk)
 
 
 class _Parts(io.RawIOBase):
@@ -176,6 +279,14 @@ class _Parts(io.RawIOBase):
 
 
 def _read_range(system: Any, path: str, *, begin: int, end: int) -> bytes:
+    if "http" in system.protocol:  # whose server may send all of the file, or never end
+        sink = _Sink(end - begin)
+        try:
+            system.get_file(path, sink, headers={"Range": f"bytes={begin}-{end - 1}"})
+        except _Full:
+            if begin:
+                return b""
+        return sink.getvalue()
     # That of the hub reads 5 MB ahead.
     how = {"cache_type": "none"} if system.protocol == "hf" else {}
     return system.cat_file(path, begin, end, **how)
@@ -224,6 +335,8 @@ def with_retries(location: str, request: Callable[[Any, str], T]) -> T:
         raise UserError(f"{location}: not a URL: {_explain(error)}") from None
     except Exception as error:  # every file system has errors of its own
         if isinstance(error, FileNotFoundError) and not _may_pass(error):
+            if (status := _find_status(error)) not in (None, 404, 410):
+                raise UserError(f"{location}: its server answers {status}") from None
             raise
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise MachineFailed(
@@ -262,13 +375,17 @@ def _may_pass(error: BaseException) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         # To fsspec every failure to look up a size over HTTP is a missing file.
-        error = error.__cause__
-        answer = getattr(error, "response", None)  # of the hub
-        status = getattr(answer, "status_code", getattr(error, "status", 500))
-        return not isinstance(error, ValueError) and status >= 500
+        is_final = isinstance(error.__cause__, ValueError)
+        return not is_final and (_find_status(error) or 500) >= 500
     is_final = isinstance(error, FileNotFoundError | PermissionError | ValueError)
     has_no_space = isinstance(error, OSError) and error.errno in NO_SPACE
     return isinstance(error, Exception) and not is_final and not has_no_space
+
+
+def _find_status(error: BaseException) -> int | None:
+    """What the server answered, where the error is of one."""
+    answer = getattr(error.__cause__, "response", None)  # of the hub
+    return getattr(answer, "status_code", getattr(error.__cause__, "status", None))
 
 
 def _explain(error: BaseException) -> str:

@@ -7,13 +7,15 @@ one process or by many: `--processes N`, or on several machines `mpirun -n N alb
 where one of the N hands out the work. Killed, the same command goes on.
 """
 
+from collections import Counter
 from pathlib import Path
 
 from albert_ds.base import cli
-from albert_ds.base.storage import find_files
+from albert_ds.base.storage import find_files, refuse_within
 from albert_ds.text.documents import add_input_flag
 from albert_ds.text.pipeline import BuildConfig, build_shards
 from albert_ds.text.pool import open_pool
+from albert_ds.text.sources import describe_tally
 from albert_ds.vocab.vocab import read_vocab
 
 
@@ -36,13 +38,15 @@ def main(argv: list[str]) -> None:
         args = vars(build_parser().parse_args(argv))
         patterns, vocab, output = (args.pop(name) for name in ("input", "vocab", "output"))
         pool.start(args.pop("processes"))
-        config = BuildConfig(**args)
-        index, report = build_shards(find_files(patterns), read_vocab(vocab), output, config, pool)
+        config, left_out = BuildConfig(**args), Counter()
+        refuse_within(output, patterns)
+        files = find_files(patterns, left_out=left_out)
+        index, report = build_shards(files, read_vocab(vocab), output, config, pool)
     for split, entry in index["splits"].items():
         print(
             f"{output}: {split}: {len(entry['shards'])} shards, {entry['samples']:,} sequences, "
             f"{entry['tokens']:,} tokens, {entry['documents']:,} documents"
         )
     counts = ", ".join(f"{name} {count:,}" for name, count in index["counts"].items() if count)
-    for line in (*report, f"fill {index['fill']:.1%}; {counts}"):
+    for line in (*report, *describe_tally(left_out), f"fill {index['fill']:.1%}; {counts}"):
         print(f"{output}: {line}")

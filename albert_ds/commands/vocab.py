@@ -5,11 +5,13 @@ DIR/tokenizer_config.json and DIR/tokenizer.json (how text is normalised). Huggi
 AutoTokenizer loads DIR. Prints what normalisation did to the text.
 """
 
+from collections import Counter
 from pathlib import Path
 
 from albert_ds.base import cli
-from albert_ds.base.storage import find_files
+from albert_ds.base.storage import find_files, refuse_within
 from albert_ds.text.documents import add_input_flag
+from albert_ds.text.sources import describe_tally
 from albert_ds.text.vocabulary import VocabConfig, build_vocab
 
 
@@ -24,5 +26,8 @@ def build_parser() -> cli.Parser:
 def main(argv: list[str]) -> None:
     args = vars(build_parser().parse_args(argv))
     patterns, output = args.pop("input"), args.pop("output")
-    for line in build_vocab(find_files(patterns), output, VocabConfig(**args)):
+    left_out: Counter[str] = Counter()
+    refuse_within(output, patterns)
+    files = find_files(patterns, left_out=left_out)
+    for line in (*build_vocab(files, output, VocabConfig(**args)), *describe_tally(left_out)):
         print(f"{output}: {line}")

@@ -8,6 +8,7 @@ on the number of processes nor on the order of reading. Memory: one run or one r
 one vocabulary. Finished pieces of either pass are kept when a build is killed.
 """
 
+import contextlib
 import errno
 import math
 import shutil
@@ -24,7 +25,7 @@ from typing import Any
 from tqdm import tqdm
 
 from albert_ds.base.cli import log_line
-from albert_ds.base.errors import ENDINGS, DamagedData, MachineFailed, UserError
+from albert_ds.base.errors import ENDINGS, DamagedData, UserError, name_os_error
 from albert_ds.base.files import check_folder, publish, write_json
 from albert_ds.base.locks import FileLock
 from albert_ds.data.shards import FORMAT, INDEX_NAME, SPLITS, token_dtype
@@ -296,9 +297,9 @@ def _work_folder(output: Path, locations: list[str]) -> Generator[Path]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise MachineFailed(
-            f"{output}: {error.strerror}; finished work is kept, and the same command continues"
-        ) from None
+        named = OSError(error.errno, error.strerror, str(output))
+        kept = "; finished work is kept, and the same command continues"
+        raise name_os_error(named, kept) from None
     except ENDINGS:
         if not any(work.glob("*.run")):  # nothing to resume
             shutil.rmtree(work)
@@ -323,6 +324,8 @@ def _claim(output: Path, work: Path, locations: list[str]) -> FileLock:
         if (work / LOCK_NAME).exists():
             shutil.rmtree(work)  # of a build that was killed at its very end
         raise UserError(f"--output {output}: holds a built data set already; name another folder")
+    with contextlib.suppress(OSError):
+        work.rmdir()  # empty, of a build that ended before it had a lock
     check_folder(output, locations, marks=[f"{WORK_NAME}/{LOCK_NAME}"])
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -330,7 +333,7 @@ def _claim(output: Path, work: Path, locations: list[str]) -> FileLock:
     except BlockingIOError:
         raise UserError(f"--output {output}: another build is writing to it") from None
     except OSError as error:
-        raise UserError(f"--output {output}: cannot be made: {error.strerror}") from None
+        raise name_os_error(OSError(error.errno, error.strerror, str(output))) from None
 
 
 def open_bar(what: str, unit: str, total: int = 0) -> tqdm:

@@ -8,11 +8,13 @@ from pathlib import Path
 from albert_ds.base.cli import Number, flag, whole
 from albert_ds.base.files import check_folder, new_folder
 from albert_ds.text.documents import SEED, TextConfig
-from albert_ds.text.pipeline import check_damage, open_bar
+from albert_ds.text.pipeline import WORK_NAME, check_damage, open_bar
 from albert_ds.text.segmented import split_into_words
 from albert_ds.text.sources import Slice, cut_units, describe_tally, read_documents
 from albert_ds.text.survey import choose_word_mark, report_survey, survey_text
 from albert_ds.vocab.vocab import FILES, NUM_FIXED, Normalisation, train_vocab
+
+TAKEN = (*FILES, WORK_NAME)  # in a folder that holds a vocabulary, or where shards are built
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +70,7 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
     Raises UserError for text that is not as the flags say or too little, DamagedData for too many
     damaged documents or a file that cannot be read through; then nothing is written.
     """
-    check_folder(output, locations, names=FILES)
+    check_folder(output, locations, names=TAKEN)
     units = cut_units(locations, config.text_field)
     config = choose_word_mark(units, config)
     survey = survey_text(units, config, config.normalisation)
@@ -85,6 +87,7 @@ def build_vocab(locations: list[str], output: Path, config: VocabConfig) -> list
         seed=config.seed,
     )
     report = report_survey(survey, vocab, config)
+    check_folder(output, locations, names=TAKEN)  # another command may have begun there
     with new_folder(output) as partial:
         vocab.write(partial)
         vocab.write_pieces(partial)

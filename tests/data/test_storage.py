@@ -2,10 +2,14 @@
 
 import errno
 import gzip
+import itertools
 import json
 import pickle
 import shutil
 import threading
+import time
+import tracemalloc
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -182,6 +186,74 @@ def test_text_whose_server_tells_no_size_is_read_with_progress(server, text, mon
     readings = pipeline.tell_progress(read_documents(unit), sum(piece.size for piece in unit))
     assert [reading.document.lines[0] for reading in readings] == text[1]
     assert "of 0 bytes of this unit of work" in capsys.readouterr().err
+
+
+def answer(server, body, head_size=None, status=200):
+    """Every GET is answered with what `body` gives, whatever part is asked for."""
+
+    class Odd(SimpleHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(status)
+            if head_size is not None:
+                self.send_header("Content-Length", str(head_size))
+            self.end_headers()
+
+        def do_GET(self):
+            self.do_HEAD() if status != 200 else self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                for part in body() if status == 200 else ():
+                    self.wfile.write(part)
+                    self.wfile.flush()
+
+        def log_message(self, *_):
+            pass
+
+    server.RequestHandlerClass = Odd
+    return f"{server.url}/text.txt"
+
+
+def drip():
+    while True:
+        yield b"x"
+        time.sleep(0.05)
+
+
+def test_a_server_without_an_end_is_read_as_far_as_was_asked_for(server, monkeypatch):
+    """In bounded memory and time; a server that sends no parts is told from one that does."""
+    url = answer(server, lambda: itertools.repeat(b"x" * (1 << 16)))
+    assert read_bytes(url, 1000) == b"x" * 1000
+    tracemalloc.start()
+    url = answer(server, lambda: itertools.repeat(b"x" * (1 << 16), 3000), 3000 << 16)
+    assert len(read_bytes(url, 1 << 16)) == 1 << 16
+    with pytest.raises(DamagedData, match="its server sends no parts of files: download it"):
+        file = storage.open_parts(url)
+        file.seek(99)
+        file.read(10)
+    assert tracemalloc.get_traced_memory()[1] < 100 << 20  # of 197 MB
+    tracemalloc.stop()
+    monkeypatch.setattr(storage, "PATIENCE", 0.2)
+    monkeypatch.setattr(storage, "TRIES", 2)
+    url = answer(server, drip)
+    for read in (lambda: read_bytes(url, 1 << 20), lambda: storage.open_file(url)):
+        with pytest.raises(DamagedData, match="under 1,000 bytes a second came in 0 s"):
+            read()
+    url = answer(server, lambda: itertools.repeat(b"x" * (1 << 16)), 9999)
+    with pytest.raises(DamagedData, match="more came than its 9,999 bytes"):
+        storage.open_file(url)
+
+
+def test_a_short_body_is_damage(server, monkeypatch):
+    monkeypatch.setattr(storage, "TRIES", 2)
+    url = answer(server, lambda: [b"text\n" * 1000], 18_765)
+    with pytest.raises(DamagedData, match="5,000 of 18,765 bytes came"):
+        storage.open_file(url)
+
+
+@pytest.mark.parametrize("status", [401, 403, 451])
+def test_what_a_server_answers_is_named(server, status):
+    with pytest.raises(UserError, match=f"text.txt: its server answers {status}"):
+        find_files([answer(server, None, status=status)])
 
 
 def test_a_missing_text_is_named_without_another_try(server):

@@ -2,15 +2,18 @@
 
 import os
 import re
+import socket
 import tracemalloc
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
 from albert_ds.base.errors import DamagedData, UserError
-from albert_ds.base.storage import find_files
+from albert_ds.base.storage import find_files, refuse_within
 from albert_ds.text.documents import MAX_LINE_BYTES
 from albert_ds.text.sources import cut_units, read_documents
+from tests.command import run_command
 from tests.data.corpus import make_documents, read_all, write_wiki
 from tests.text.test_documents import DOCUMENTS, JSON, TEXT, WIKI
 
@@ -90,6 +93,61 @@ def test_find_files(tmp_path):
     (tmp_path / "odd[1]").mkdir()
     with pytest.raises(UserError, match=r"--input .*/odd\[1\]: matches no file$"):
         find_files([f"{tmp_path}/odd[1]"])
+
+
+def make_socket(path):
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda path: path.symlink_to("absent"), "a link to nothing"),
+        (lambda path: path.symlink_to(path), "a link to nothing"),
+        (os.mkfifo, "no file"),
+        (make_socket, "no file"),
+    ],
+)
+def test_what_can_be_no_text_is_refused_wherever_it_is_found(tmp_path, make, what, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("corpus/more").mkdir(parents=True)
+    Path("corpus/a.txt").write_text("Text.\n")
+    make(Path("corpus/more/odd.txt"))
+    for pattern in ("corpus", "corpus/**", "corpus/*/*", "corpus/more/odd.txt"):
+        for command in (("vocab",), ("shards", "--vocab", "x")):
+            done = run_command(*command, "--input", pattern, "--output", "out")
+            assert done.code == 2 and f"odd.txt: is {what}; take it away" in done.err, done
+            assert not Path("out").exists()
+
+
+def test_hidden_files_are_counted(tmp_path, vocab):
+    vocab.write(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    for name in (".a", ".b", "c"):
+        (tmp_path / "corpus" / name).write_text("Text. More text.\n\nAnother text.\n")
+    words = ("--input", tmp_path / "corpus", "--any-script", "--max-unknown", 1)
+    words = (*words, "--vocab", tmp_path / "spiece.model", "--output", tmp_path / "out")
+    assert "left out: hidden files and folders (2)" in run_command("shards", *words).out
+
+
+def test_an_output_that_would_become_text_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("in/deep").mkdir(parents=True)
+    Path("in/a.txt").write_text("Text.\n")
+    Path("beside").symlink_to("in")
+    (tmp_path / "pieces").write_bytes(b"")
+    refused = [("in", "in/out"), ("in/**", "in/deep/out"), ("beside", "in/out"), ("in", "in/deep")]
+    refused += [("in/*/*", "in/out"), (".", "out"), ("in", "beside/out")]
+    for pattern, output in refused:
+        for command in (("vocab",), ("shards", "--vocab", "x"), ("learn", "--hours", 1)):
+            flag = "--text" if command[0] == "learn" else "--input"
+            done = run_command(*command, flag, pattern, "--output", output)
+            assert done.code == 2 and f"is in {flag} {pattern}; name a folder outside" in done.err
+            assert not (Path(output) / "settings.json").exists()
+            assert sorted(Path("in").rglob("*")) == [Path("in/a.txt"), Path("in/deep")]
+    for pattern, output in (("in", "out"), ("in/*", "in/out"), ("in/*.txt", "in/out")):
+        refuse_within(Path(output), [pattern])
 
 
 @pytest.mark.parametrize("change", [lambda path: path.write_text("new\n"), os.remove])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from albert_ds.base import cli
 from albert_ds.base.cli import Number
 from albert_ds.base.errors import UserError
-from albert_ds.base.files import MARK, write_file
+from albert_ds.base.files import MARK, write_output
 from albert_ds.base.json_files import check, read_json
 from albert_lab.tables import PARTS, read_report
 
@@ -229,4 +229,4 @@ def save(figure: Figure, output: Path) -> None:
     mark.add_text("Comment", MARK)
     small = Image.open(drawn).convert("RGB").quantize(SHADES)
     small.save(picture, "PNG", optimize=True, pnginfo=mark)
-    write_file(output, picture.getvalue())
+    write_output(output, picture.getvalue())

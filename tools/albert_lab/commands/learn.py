@@ -27,7 +27,7 @@ from albert_ds.base.errors import ENDINGS, MachineFailed, Stopped, UserError
 from albert_ds.base.files import PACKAGE, check_folder, write_file, write_json
 from albert_ds.base.json_files import read_json, read_lines
 from albert_ds.base.locks import FileLock
-from albert_ds.base.storage import find_files, is_url, stat
+from albert_ds.base.storage import find_files, is_url, refuse_within, stat
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.process.world import name_device
 from albert_ds.settings.finetune import FinetuneConfig
@@ -379,6 +379,7 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
+    refuse_within(args.output, args.text, "--text")
     find_files(args.text, "--text")
     if args.minimal_pairs is not None:
         from albert_ds.evals.minimal_pairs import read_pairs

@@ -6,7 +6,7 @@ from pathlib import Path
 from albert_ds.base import cli
 from albert_ds.base.cli import Parser
 from albert_ds.base.errors import UserError
-from albert_ds.base.files import refuse_input, write_file
+from albert_ds.base.files import refuse_input, write_output
 from albert_lab import plots
 
 
@@ -58,7 +58,7 @@ def plot_curves(args) -> None:
     if len(set(labels)) != len(args.runs):
         raise UserError(f"--labels {' '.join(labels)}: must be {len(args.runs)} different names")
     runs = read_runs(args.runs, labels)
-    write_file(args.output, build_picture(runs))
+    write_output(args.output, build_picture(runs))
     for run in runs[1:]:
         for key, (largest, steps) in largest_differences(runs[0], run).items():
             found = f"{key} differs by {largest:.2g} at most" if steps else f"{key} is not compared"

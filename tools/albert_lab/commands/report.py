@@ -7,7 +7,7 @@ may be on one page.
 from pathlib import Path
 
 from albert_ds.base import cli
-from albert_ds.base.files import write_file
+from albert_ds.base.files import write_output
 
 
 def build_parser() -> cli.Parser:
@@ -25,5 +25,5 @@ def main(argv: list[str]) -> None:
     found = {metrics_path(run).resolve(): run for run in reversed(args.runs)}
     paths = [run for run in args.runs if found.pop(metrics_path(run).resolve(), None)]
     twice = ["a RUN that was given twice is shown once"] * (len(paths) < len(args.runs))
-    write_file(args.output, build_page(read_runs(paths), twice))
+    write_output(args.output, build_page(read_runs(paths), twice))
     print(args.output)
