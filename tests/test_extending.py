@@ -20,7 +20,12 @@ from albert_ds.data.shards import open_shards
 from albert_ds.data.stream_config import OBJECTIVES, Objective, list_pair_tasks
 from albert_ds.engine.optimizers import OPTIMIZERS, PARAMS, Kind
 from albert_ds.model.albert import TERMS, AlbertForPretraining, Term
+from albert_ds.model.config import count_flops
+from albert_ds.model.encoder import BUILD as FORMS
+from albert_ds.model.fused import Linear
+from albert_ds.model.hugging_face import to_hf
 from albert_ds.model.per_layer import BUILD, fold
+from albert_ds.model.projections import FEED_FORWARDS, PROJECTIONS, Projection
 from albert_ds.model.shapes import count_params
 from albert_ds.model.sharing import ADDITIONS, PATTERNS, Addition, Pattern
 from albert_ds.model.task_heads import HEADS, Head, PooledHead
@@ -33,6 +38,7 @@ from tests.command import run_command
 from tests.conftest import train_command
 from tests.distributed import run_ranks
 from tests.finetuning import draw_sentences
+from tests.reference import update_error
 from tests.runs import SMALL, gather, join, take_step
 from tests.test_layout_change import Leg, config_of
 
@@ -186,6 +192,75 @@ def test_an_optimizer_is_one_row_and_what_it_computes(data, tmp_path):
         assert (moved > 0).float().mean() > 0.5
     first, second = (load_file(folders[2] / f"{name}.safetensors") for name in MOMENTS)
     assert all(x.any() for x in first.values()) and not any(x.any() for x in second.values())
+
+
+class GatedFeedForward(nn.Module):
+    """down(gelu(gate(x)) * up(x)): GeGLU (Shazeer 2020)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.up, self.gate = (Linear(config.hidden_size, config.ffn_size) for _ in range(2))
+        self.down = Linear(config.ffn_size, config.hidden_size)
+
+    def forward(self, x, own=None):
+        return self.down(nn.functional.gelu(self.gate(x), approximate="tanh") * self.up(x))
+
+
+GATE = Projection(
+    block="ffn",
+    module="feed_forward",
+    width_in="hidden_size",
+    width_out="ffn_size",
+    is_column=True,
+    hugging_face=None,
+)
+GATED = (
+    (PROJECTIONS, {"gate": GATE}),
+    (FEED_FORWARDS, {"geglu": ("up", "gate", "down")}),
+    (FORMS, {"geglu": GatedFeedForward}),
+)
+
+
+def train_gated(rank: int, leg, data, vocab_size: int, folder):
+    """Two steps of a gated model: the weights before and after."""
+    from albert_ds.training.pretrain import prepare
+
+    for known, rows in GATED:
+        known.update(rows)
+    config = config_of(leg, data, vocab_size, folder)
+    config = replace(config, model=replace(config.model, feed_forward="geglu"), steps=2)
+    device, mesh, traffic = join(leg.tensor_parallel)
+    run = prepare(config, mesh, device, traffic)
+    before = gather(run.engine)
+    for _ in range(2):
+        take_step(run)
+    return before, gather(run.engine)
+
+
+def test_a_gated_feed_forward_is_trained_alike_on_cut_blocks(data, tmp_path):
+    vocab_size = open_shards(data, "train").vocab.size
+    trained = []
+    for leg in (Leg(stage=0, data_parallel=1), Leg(stage=1, data_parallel=1, tensor_parallel=2)):
+        given = (leg, data, vocab_size, tmp_path / str(leg.stage))
+        trained.append(run_ranks(train_gated, leg.world_size, *given)[0])
+    (before, whole), (_, cut) = trained
+    gates = [name for name in whole if "feed_forward.gate" in name]
+    assert len(gates) == 2 and all((whole[name] != before[name]).any() for name in gates)
+    assert update_error(cut, whole, before) < 1e-5
+
+
+def test_a_gated_feed_forward_is_counted_and_not_exported(monkeypatch):
+    for known, rows in GATED:
+        for name, row in rows.items():
+            monkeypatch.setitem(known, name, row)
+    gated, plain = (replace(SMALL, feed_forward=form) for form in ("geglu", "gelu"))
+    model = AlbertForPretraining(gated)
+    assert sum(p.numel() for p in model.parameters()) == sum(count_params(gated).values())
+    counts = {"tokens": 5, "squared_lengths": 25, "masked": 1}
+    more = count_flops(gated, **counts) - count_flops(plain, **counts)
+    assert more == 6 * 5 * SMALL.num_layers * SMALL.hidden_size * SMALL.ffn_size
+    with pytest.raises(UserError, match="feed_forward geglu: .* no place for its gate projection"):
+        to_hf(gated, model.state_dict())
 
 
 def sum_binary_entropies(logits, labels):

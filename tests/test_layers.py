@@ -14,7 +14,7 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 # Lowest first. A package or top-level module imports itself and lower levels, nothing else.
 ORDER = (
-    *("base", "vocab model optim parallel process", "data engine", "text checkpoint"),
+    *("base", "vocab model optim process", "data parallel", "engine text", "checkpoint"),
     *("tasks interop", "settings", "training", "evals train finetune", "commands", "__main__"),
 )
 LEVELS = {name: level for level, names in enumerate(ORDER) for name in names.split()}

@@ -338,8 +338,8 @@ def init_weights(module: nn.Module, std: float, seed: int) -> None:
     | *.second (low rank)          | 0              | yes                | query, key, value, up   |
     | every other                  | normal(0, std) | yes                | all six projections     |
 
-    Decay and ratio: `decay_groups` in `optim/adam.py`. Cuts: `PLAN` and `PAIRS` in
-    `parallel/tensor.py`. What an export does with those of a layer's own: `fold` in
+    Decay and ratio: `decay_groups` in `optim/adam.py`. Cuts: `PROJECTIONS` in
+    `model/projections.py`. What an export does with those of a layer's own: `fold` in
     `model/per_layer.py`. `normal` is drawn again while beyond 2 std. Parameters on the meta device
     have no values and are skipped. `*.first` have draws of their own, so that all others start
     alike with and without them.

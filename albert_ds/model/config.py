@@ -10,6 +10,7 @@ from functools import partial
 
 from albert_ds.base.cli import Number, check_ranges, flag, whole
 from albert_ds.base.errors import UserError
+from albert_ds.model.projections import FEED_FORWARDS, list_projections
 from albert_ds.model.sharing import (
     ADDITIONS,
     Plan,
@@ -84,6 +85,7 @@ class ModelConfig:
     layer_norm_eps: float = 1e-12  # the release's
     square_map: bool = False  # a map E -> H also if E = H, as a model of Hugging Face may have
     pair_head: bool = True  # False: neither pooler nor sentence head exist (objective none)
+    feed_forward: str = "gelu"  # a row of FEED_FORWARDS
 
     def __post_init__(self):
         check_ranges(self)
@@ -101,6 +103,9 @@ class ModelConfig:
         for name, allowed in ranges.items():
             if getattr(self, name) not in allowed:
                 raise UserError(f"{name} {getattr(self, name)}: must be {allowed}")
+        if self.feed_forward not in FEED_FORWARDS:
+            known = ", ".join(FEED_FORWARDS)
+            raise UserError(f"feed_forward {self.feed_forward}: must be one of {known}")
         share(self.sharing, self.num_layers)
         read_additions(self.per_layer)
 
@@ -211,10 +216,13 @@ def count_flops(config: ModelConfig, *, tokens: int, squared_lengths: int, maske
 
     tokens: real tokens N; squared_lengths: sum over sequences of length ** 2; masked: positions P.
     """
-    v, e, h, f = config.vocab_size, config.embedding_size, config.hidden_size, config.ffn_size
+    v, e, h = config.vocab_size, config.embedding_size, config.hidden_size
     projection = e * h if config.has_map else 0
-    low_rank = config.lora_rank * (4 * 2 * h + 2 * (h + f))  # in and out of six projections
-    per_token = projection + config.num_layers * (4 * h * h + 2 * h * f + low_rank)
+    per_layer = 0
+    for part in list_projections(config.feed_forward).values():
+        width_in, width_out = (getattr(config, name) for name in part.widths)
+        per_layer += width_in * width_out + config.lora_rank * (width_in + width_out)
+    per_token = projection + config.num_layers * per_layer
     scores_and_mix = config.num_layers * 2 * h
     return 6 * (tokens * per_token + squared_lengths * scores_and_mix + masked * (h * e + e * v))
 

@@ -9,7 +9,7 @@ L layers.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -105,6 +105,10 @@ class FeedForward(nn.Module):
         return add_own(own, "down", inner, self.down(inner))
 
 
+# Form of the feed-forward part -> its module.
+BUILD: dict[str, Callable[[ModelConfig], Any]] = {"gelu": FeedForward}
+
+
 class AttentionBlock(nn.Module):
     """LN(x + dropout(attention(x))): the part that --sharing attention shares.
 
@@ -152,7 +156,7 @@ class FeedForwardBlock(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.feed_forward = FeedForward(config)
+        self.feed_forward = BUILD[config.feed_forward](config)
         if not config.has_per_layer("ffn.layer_norm"):
             self.layer_norm = ResidualNorm(config)
 
@@ -260,7 +264,10 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, Mapping | None]:
         """`open_sums` for the blocks that several layers share; None if no block runs fused."""
         eight_bits = self.eight_bits and self.training
-        if not eight_bits and (len(self.own) or not gains_by_kernels(x)):
+        is_plain = isinstance(self.ffn[0].feed_forward, FeedForward)
+        assert is_plain or not eight_bits, "products in eight bits are of the plain form alone"
+        is_fused = is_plain and not len(self.own) and gains_by_kernels(x)
+        if not eight_bits and not is_fused:
             return x, None
         groups: tuple[list[tuple[Tensor, ...]], list] = [], []  # shared, alone
         attention, ffn = (Counter(numbers) for numbers in zip(*self.plan, strict=True))

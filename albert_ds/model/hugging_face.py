@@ -29,14 +29,15 @@ from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import check
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.per_layer import fold
+from albert_ds.model.projections import list_projections
 from albert_ds.model.shapes import build_shapes
 from albert_ds.model.sharing import name_plan
 from albert_ds.model.task_heads import HeadConfig
 
 Weights = dict[str, Tensor]
 
-# Modules: ours, theirs; ATTENTION and FFN are named within a block of ours and a layer of theirs.
-# Each has a weight and a bias, but for TABLES: a weight.
+# Modules: ours, theirs; those of blocks are in PROJECTIONS and NORMS. Each has a weight and a bias,
+# but for TABLES: a weight.
 TABLES = (
     ("albert.embeddings.word", "albert.embeddings.word_embeddings"),
     ("albert.embeddings.token_type", "albert.embeddings.token_type_embeddings"),
@@ -50,18 +51,7 @@ MODULES = (
     ("mlm_head.layer_norm", "predictions.LayerNorm"),
     ("pair_head", "sop_classifier.classifier"),
 )
-ATTENTION = (
-    ("self_attention.query", "attention.query"),
-    ("self_attention.key", "attention.key"),
-    ("self_attention.value", "attention.value"),
-    ("self_attention.output", "attention.dense"),
-    ("layer_norm", "attention.LayerNorm"),
-)
-FFN = (
-    ("feed_forward.up", "ffn"),
-    ("feed_forward.down", "ffn_output"),
-    ("layer_norm", "full_layer_layer_norm"),
-)
+NORMS = {"attention": "attention.LayerNorm", "ffn": "full_layer_layer_norm"}  # of a layer's blocks
 # Config fields: ours -> theirs, range. Their other dropout, sharing and pair_head are derived.
 FIELDS = {
     "vocab_size": ("vocab_size", Number(whole=True)),
@@ -106,11 +96,26 @@ def name_pairs(config: ModelConfig) -> Iterator[tuple[str, str]]:
     modules = [pair for pair in MODULES if pair[0] not in absent]
     for group, (attention, ffn) in enumerate(list_groups(config)):
         layer = f"albert.encoder.albert_layer_groups.{group}.albert_layers.0"
-        for kind, index, table in (("attention", attention, ATTENTION), ("ffn", ffn, FFN)):
-            modules += [(f"albert.encoder.{kind}.{index}.{a}", f"{layer}.{b}") for a, b in table]
+        for kind, index in (("attention", attention), ("ffn", ffn)):
+            block = f"albert.encoder.{kind}.{index}"
+            for name, part in list_projections(config.feed_forward).items():
+                if part.block == kind:
+                    ours = f"{block}.{part.module}.{name}"
+                    modules.append((ours, f"{layer}.{part.hugging_face}"))
+            modules.append((f"{block}.layer_norm", f"{layer}.{NORMS[kind]}"))
     for ours, theirs in modules:
         for leaf in ("weight", "bias"):
             yield f"{ours}.{leaf}", f"{theirs}.{leaf}"
+
+
+def check_form(config: ModelConfig) -> None:
+    """Raise UserError if a projection of ours has no place in a model of theirs."""
+    for name, part in list_projections(config.feed_forward).items():
+        if part.hugging_face is None:
+            raise UserError(
+                f"feed_forward {config.feed_forward}: Hugging Face's ALBERT has no place for its "
+                f"{name} projection, so it cannot be exported"
+            )
 
 
 def list_groups(config: ModelConfig) -> list[tuple[int, int]]:
@@ -131,6 +136,7 @@ def to_hf(config: ModelConfig, state: Weights) -> tuple[dict, Weights]:
 
     Loads as AlbertForPreTraining, or as AlbertForMaskedLM if there is no sentence head.
     """
+    check_form(config)
     architecture = "AlbertForPreTraining" if config.pair_head else "AlbertForMaskedLM"
     config, state = fold(config, state)
     hf_state = {theirs: state[ours] for ours, theirs in name_pairs(config)}
@@ -151,6 +157,7 @@ def task_to_hf(
             f"{where}: {reason}; Hugging Face has no such ALBERT. Exported are pretrained models "
             "and all other tasks"
         )
+    check_form(config)
     config, state = fold(config, state)
     hf_config = build_hf_config(config, theirs.architecture)
     hf_config |= {"classifier_dropout_prob": head.dropout, **theirs.facts(head)}

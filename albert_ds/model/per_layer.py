@@ -28,14 +28,10 @@ from albert_ds.base.errors import UserError
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.draws import Draws
 from albert_ds.model.fused import linear_norm, residual_norm
+from albert_ds.model.projections import PROJECTIONS, list_projections
 from albert_ds.model.sharing import ADDITIONS, find_loops, read_additions
 
-FULL_NAMES = {  # of the projections within their block
-    **{name: f"self_attention.{name}" for name in ("query", "key", "value", "output")},
-    **{name: f"feed_forward.{name}" for name in ("up", "down")},
-}
 OWN = "albert.encoder.own."  # what the names of these parameters begin with, before the layer
-LAST = {"attention": "output", "ffn": "down"}  # the projection that a block ends with
 
 
 class ResidualNorm(nn.LayerNorm):
@@ -104,9 +100,8 @@ class LowRank(nn.Module):
 
 def build_low_rank(config: ModelConfig, place: str, rank: int) -> LowRank:
     """Of the widths of the projection at this place."""
-    h, f = config.hidden_size, config.ffn_size
-    widths = {"ffn.up": (h, f), "ffn.down": (f, h)}.get(place, (h, h))
-    return LowRank(*widths, rank)
+    widths = PROJECTIONS[place.partition(".")[2]].widths
+    return LowRank(*(getattr(config, name) for name in widths), rank)
 
 
 # Word of --per-layer -> its module, for a place and the number after the word's colon.
@@ -130,6 +125,8 @@ class PerLayer(nn.Module):
                 continue
             for place in ADDITIONS[word].places:
                 kind, name = place.split(".")
+                if name in PROJECTIONS and name not in list_projections(config.feed_forward):
+                    continue
                 part: nn.ModuleDict = getattr(self, kind)
                 assert name not in part, f"two additions at {place}"
                 part[name] = BUILD[word](config, place, value)
@@ -166,7 +163,9 @@ def fold(config: ModelConfig, state: dict[str, Tensor]) -> tuple[ModelConfig, di
             }
     own = [(name, *name.removeprefix(OWN).split(".")) for name in state if name.startswith(OWN)]
     # A norm takes the place of another one; a factor also multiplies what was added.
-    order = ("layer_norm", "input", *FULL_NAMES, "result")
+    order = ("layer_norm", "input", *PROJECTIONS, "result")
+    full = {name: f"{part.module}.{name}" for name, part in PROJECTIONS.items()}
+    last = {part.block: full[name] for name, part in PROJECTIONS.items() if part.ends_block}
     own.sort(key=lambda row: (*order, row[3]).index(row[3]))  # by place
     for name, layer, kind, place, leaf in own:
         block = f"{encoder}{kind}.{layer}."
@@ -175,7 +174,7 @@ def fold(config: ModelConfig, state: dict[str, Tensor]) -> tuple[ModelConfig, di
                 folded[f"{block}layer_norm.{leaf}"] = state[name]
             case "result", "scale":
                 for part in ("weight", "bias"):
-                    target = f"{block}{FULL_NAMES[LAST[kind]]}.{part}"
+                    target = f"{block}{last[kind]}.{part}"
                     folded[target] = folded[target] * state[name]
             case "input", "bias":
                 target = f"{encoder}ffn.{int(layer) - 1}.layer_norm.bias"
@@ -183,11 +182,11 @@ def fold(config: ModelConfig, state: dict[str, Tensor]) -> tuple[ModelConfig, di
                     module = "projection" if config.has_map else "layer_norm"
                     target = f"albert.embeddings.{module}.bias"
                 folded[target] = folded[target] + state[name]
-            case _, "first" if place in FULL_NAMES:
-                target = f"{block}{FULL_NAMES[place]}.weight"
+            case _, "first" if place in full:
+                target = f"{block}{full[place]}.weight"
                 second = state[name.removesuffix("first") + "second"]
                 folded[target] = folded[target] + second @ state[name]
-            case _, "second" if place in FULL_NAMES:
+            case _, "second" if place in full:
                 pass  # with `first`
             case _:
                 raise UserError(

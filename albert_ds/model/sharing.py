@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from albert_ds.base.errors import UserError
+from albert_ds.model.projections import list_places
 
 Plan = list[tuple[int, int]]
 
@@ -254,8 +255,6 @@ class Addition:
     begins_loops: bool = False  # only the layers at which a loop begins have it
 
 
-PROJECTIONS = ("attention.query", "attention.key", "attention.value", "attention.output")
-PROJECTIONS += ("ffn.up", "ffn.down")
 ADDITIONS: dict[str, Addition] = {
     "norm": Addition("norm", "its own LayerNorms", ("attention.layer_norm", "ffn.layer_norm")),
     "scale": Addition(
@@ -271,7 +270,7 @@ ADDITIONS: dict[str, Addition] = {
         begins_loops=True,
     ),
     "lora": Addition(
-        "lora:R", "a product of rank R added to each of its six projections", PROJECTIONS
+        "lora:R", "a product of rank R added to each of its six projections", list_places()
     ),
 }
 MAX_RANK = 1 << 16

@@ -7,8 +7,6 @@ the same weights, and names in the state dict do not change. ALBERT's layers sha
 encoder needs six replacements. Embedding (E = 128) and heads stay replicated.
 """
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 from megatron.core import ModelParallelConfig
@@ -21,6 +19,7 @@ from megatron.core.tensor_parallel import (
 )
 from torch import Tensor, nn
 
+from albert_ds.model.projections import PROJECTIONS, Projection
 from albert_ds.parallel.mesh import Mesh, shard
 from albert_ds.parallel.random import PerRankRandom
 
@@ -102,20 +101,8 @@ class RowPair(nn.Module):
         return F.linear(narrow, self.second)
 
 
-PLAN = {
-    **dict.fromkeys(("query", "key", "value"), partial(Column, reduces_input_grad=False)),
-    "up": partial(Column, reduces_input_grad=True),
-    **dict.fromkeys(("output", "down"), Row),
-}
-PAIRS = {  # of what a layer adds to them
-    **dict.fromkeys(("query", "key", "value"), partial(ColumnPair, reduces_input_grad=False)),
-    "up": partial(ColumnPair, reduces_input_grad=True),
-    **dict.fromkeys(("output", "down"), RowPair),
-}
-
-
 def apply_tensor_parallel(model: nn.Module, mesh: Mesh) -> None:
-    """Replace the layers named in `PLAN`, in place."""
+    """Replace the layers named in `PROJECTIONS`, and what a layer adds to them, in place."""
     config = ModelParallelConfig(
         tensor_model_parallel_size=mesh.tp_size,
         use_cpu_initialization=True,
@@ -123,15 +110,25 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh) -> None:
     )
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if name in PLAN and isinstance(child, nn.Linear):
-                setattr(module, name, _shard(child, PLAN[name](child, config), mesh))
-            elif name in PLAN:
-                module.add_module(name, _shard(child, PAIRS[name](), mesh))
+            if name in PROJECTIONS:
+                setattr(module, name, _shard(child, _cut(child, PROJECTIONS[name], config), mesh))
             elif name == DROPS_SHARDED:
                 setattr(module, name, PerRankRandom(child, mesh.tp_rank))
             elif name == SHARED_INPUT:
                 # One all-reduce of the common input's gradient instead of three for Q, K and V.
                 child.register_forward_pre_hook(_copy_input)
+
+
+def _cut(
+    full: nn.Module, projection: Projection, config: ModelParallelConfig
+) -> Column | Row | ColumnPair | RowPair:
+    """What takes the place of a projection, or of the low-rank product beside it."""
+    reduces = not projection.shares_input
+    if isinstance(full, nn.Linear):
+        if projection.is_column:
+            return Column(full, config, reduces_input_grad=reduces)
+        return Row(full, config)
+    return ColumnPair(reduces_input_grad=reduces) if projection.is_column else RowPair()
 
 
 def _copy_input(module: nn.Module, inputs: tuple) -> tuple:

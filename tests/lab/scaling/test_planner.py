@@ -123,7 +123,7 @@ def test_parameters_of_a_rank_are_those_that_it_is_given(tp):
     import torch
 
     from albert_ds.model.albert import AlbertForPretraining
-    from albert_ds.parallel.tensor import PLAN
+    from albert_ds.model.projections import PROJECTIONS
 
     for name, sharing, per_layer in (
         ("albert-tiny", "all", "none"),
@@ -139,7 +139,7 @@ def test_parameters_of_a_rank_are_those_that_it_is_given(tp):
         for path, parameter in model.named_parameters():
             module, kind = path.split(".")[-2:]
             row = module in ("output", "down")
-            cut = module in PLAN and kind not in (("bias", "second") if row else ("first",))
+            cut = module in PROJECTIONS and kind not in (("bias", "second") if row else ("first",))
             held += parameter.numel() // (tp if cut else 1)
         given = Layout(name=name, model=config, ranks=tp, tensor_parallel=tp, micro_batch_size=1)
         assert given.parameters == held
