@@ -59,20 +59,3 @@ def fix_shapes(tensors: dict[str, np.ndarray], length: int, config: StreamConfig
     for name, count in (("masked_labels", pads), ("pair_labels", more)):
         tensors[name] = np.pad(tensors[name], (0, count), constant_values=NO_LABEL)
     return True
-
-
-def draw_seeds(seed: int, sample_ids: list[int], lengths: np.ndarray) -> np.ndarray:
-    """A seed for each token, int64 [N]: of the run's, the sample's place and the token's in it."""
-    keys = mix(mix(np.array([seed], np.uint64)) + np.array(sample_ids, np.uint64))
-    begins = np.repeat(lengths.cumsum() - lengths, lengths)
-    position = (np.arange(len(begins)) - begins).astype(np.uint64)
-    return mix(np.repeat(keys, lengths) + position).view(np.int64)
-
-
-def mix(x: np.ndarray) -> np.ndarray:
-    """A bijection of 64 bits whose neighbours are far apart (SplitMix64, Steele et al. 2014)."""
-    with np.errstate(over="ignore"):
-        x = x + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from albert_ds.data.fixed_shapes import draw_seeds, fix_shapes
+from albert_ds.data.fixed_shapes import fix_shapes
 from albert_ds.data.samples import Sample
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.stream_config import StreamConfig
+from albert_ds.model.draws import draw_seeds
 from albert_ds.vocab.vocab import CLS, SEP
 
 

@@ -7,6 +7,7 @@ next lies on the device: ids, seeds of dropout, scales of the losses. Each shape
 """
 
 import gc
+import math
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ from albert_ds.model.albert import AlbertForPretraining
 
 MOST = 16  # graphs
 PATIENCE = 400  # micro-batches without a graph, after which another may take its place
+# Of the norm of all gradients: what a graph's may differ by from those of eager launches, which
+# differ by as much as their sums have no fixed order.
+TOLERANCE = 0.02
 Key = tuple
 Compute = Callable[..., dict[str, Tensor]]
 
@@ -57,28 +61,19 @@ class Graphs:
         self.places = self._find_places()
         self.kept: dict[Key, Graph] = {}  # the last one used is the last
         self.pool = None  # of the memory that they share
-        self.is_warm = False  # a micro-batch has run, and compiled and loaded what it needed
-        self.refused: dict[Key, str] = {}  # what could not be captured at its first use, and why
-        self.is_off = False  # nothing more is captured
+        self.failure: str | None = None  # why nothing more is captured
         self.calls = self.eager = self.overflowed = 0
-        sizes = [p.numel() + -p.numel() % 16 for p in self.parameters]
-        first = self.parameters[0]
+        self.sizes = [p.numel() + -p.numel() % 16 for p in self.parameters]
         # All graphs write their gradients here, side by side.
-        self.flat = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
-        self.sizes = sizes
+        self.flat = self.parameters[0].new_zeros(sum(self.sizes), requires_grad=False)
 
     def run(
         self, compute: Compute, tensors: dict, *, depth: int, overflows: bool
     ) -> dict[str, Tensor]:
-        """What `compute` gives for the tensors, of which `loss` has a gradient.
-
-        The first micro-batch of all runs eagerly. A shape that cannot be captured does so once
-        more, and if it cannot be captured then, nothing is from then on.
-        """
+        """What `compute` gives for the tensors, of which `loss` has a gradient."""
         self.calls += 1
         graph = None if overflows else self._find(compute, tensors, depth)
         if graph is None:
-            self.is_warm = True
             self.eager += 1
             self.overflowed += overflows
             return compute(**tensors)
@@ -91,6 +86,14 @@ class Graphs:
         """The gradient of each parameter in `flat`."""
         parts = zip(flat.split(self.sizes), self.parameters, strict=True)
         return [part[: p.numel()].view(p.shape) for part, p in parts]
+
+    def take_gradients(self, loss: Tensor) -> list[bool]:
+        """Write those of `loss` to `flat`; returns which parameters have one."""
+        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        pairs = zip(self.cut(self.flat), found, strict=True)
+        held = [(place, gradient) for place, gradient in pairs if gradient is not None]
+        torch._foreach_copy_([place for place, _ in held], [gradient for _, gradient in held])
+        return [gradient is not None for gradient in found]
 
     def take_counts(self) -> dict[str, int]:
         """Micro-batches since the last call that ran without a graph, and those that overflowed."""
@@ -107,9 +110,9 @@ class Graphs:
         key = depth, *shapes
         graph = self.kept.pop(key, None)
         if graph is None:
-            if self.is_off or not self.is_warm or not self._make_room():
+            if self.failure is not None or not self._make_room():
                 return None
-            graph = self._capture(key, compute, tensors)
+            graph = self._capture(compute, tensors)
         if graph is not None:
             graph.used_at = self.calls
             self.kept[key] = graph
@@ -125,17 +128,30 @@ class Graphs:
         del self.kept[oldest]
         return True
 
-    def _capture(self, key: Key, compute: Compute, tensors: dict) -> "Graph | None":
+    def _capture(self, compute: Compute, tensors: dict) -> "Graph | None":
+        """A graph that gave the gradients of eager launches; None, and none from then on, else."""
+        device = self.flat.device
+        state = torch.cuda.get_rng_state(device)
         try:
-            return Graph(self, compute, tensors)
-        except Exception as error:  # of memory, of a driver: of whatever kind, eager steps go on
-            torch.cuda.synchronize()
-            if key in self.refused:
-                self.is_off = True
-                line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-                log_line(f"no more CUDA graphs, what has none runs eagerly: {line}")
-            self.refused[key] = "".join(traceback.format_exception(error))
-            return None
+            # It also compiles and loads what a capture may not.
+            self.take_gradients(compute(**tensors)["loss"])
+            eager = self.flat.clone()
+            torch.cuda.set_rng_state(state, device)
+            graph = Graph(self, compute, tensors)
+            graph.fill(tensors)
+            graph.graph.replay()
+            off, norm = (float(x.float().norm()) for x in (self.flat - eager, eager))
+            if math.isfinite(norm) and not off <= TOLERANCE * norm:
+                raise ArithmeticError(
+                    f"gradients differ from eager ones by {off:.3g} of {norm:.3g}"
+                )
+        except Exception as error:  # of memory, of a driver: whatever it is, eager launches go on
+            self.failure = "".join(traceback.format_exception(error))
+            line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            log_line(f"no CUDA graphs from here on, kernels are launched one by one: {line}")
+            graph = None
+        torch.cuda.set_rng_state(state, device)
+        return graph
 
 
 class Graph:
@@ -157,15 +173,11 @@ class Graph:
         ):
             outputs = compute(**self.inputs)
             loss = outputs.pop("loss")
-            found = torch.autograd.grad(loss, graphs.parameters, allow_unused=True)
-            self.has_gradient = [gradient is not None for gradient in found]
-            pairs = zip(graphs.cut(graphs.flat), found, strict=True)
-            held = [(place, gradient) for place, gradient in pairs if gradient is not None]
-            torch._foreach_copy_([place for place, _ in held], [gradient for _, gradient in held])
+            self.has_gradient = graphs.take_gradients(loss)
             self.names = list(outputs)
             self.loss = loss.detach().clone()
             self.values = torch.stack([x.detach().double() for x in outputs.values()])
-            del outputs, loss, found, pairs, held
+            del outputs, loss
         graphs.pool = graphs.pool or self.graph.pool()
 
     def fill(self, tensors: dict) -> None:

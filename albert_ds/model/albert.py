@@ -95,13 +95,12 @@ class AlbertModel(nn.Module):
         """
         ids, draws = [input_ids, token_type_ids, position_ids], None
         if self.training and self.embeddings.dropout.p:
-            if seeds is None and input_ids.is_cuda:
-                seeds = torch.empty_like(input_ids).random_()
-            draws = None if seeds is None else Draws(seeds)
+            drawn = Draws.anew(cu_seqlens, len(input_ids))
+            draws = drawn if seeds is None else Draws(seeds, cu_seqlens)
         query = self.encoder.attention[0].get_submodule("self_attention.query")
         # Not under tensor parallelism, which sends the rows: more of them cost more.
         if isinstance(query, nn.Linear) and is_shape_bound(query.weight):
-            states = self._encode_rounded(ids, cu_seqlens, max_seqlen, output_positions)
+            states = self._encode_rounded(ids, cu_seqlens, max_seqlen, output_positions, draws)
         else:
             x = self.embeddings(*ids, draws)
             states = self.encoder(x, cu_seqlens, max_seqlen, output_positions, draws)
@@ -115,14 +114,22 @@ class AlbertModel(nn.Module):
         return {"last_hidden_state": states[-1], "pooled": pooled, "hidden_states": states}
 
     def _encode_rounded(
-        self, ids: list[Tensor], ends: Tensor, max_seqlen: int, positions: Tensor | None
+        self,
+        ids: list[Tensor],
+        ends: Tensor,
+        max_seqlen: int,
+        positions: Tensor | None,
+        draws: Draws | None,
     ) -> list[Tensor]:
         """The encoder's states, computed with rounded numbers of rows."""
         number, last = len(ids[0]), len(ids[0] if positions is None else positions)
-        ids, ends = round_tokens(ids, ends, max_seqlen)
+        tokens = ids if draws is None else [*ids, draws.seeds]
+        (*ids, seeds), ends = round_tokens([*tokens, tokens[-1]][:4], ends, max_seqlen)
+        draws = draws and Draws(seeds, ends)
         if positions is not None:
             positions = round_positions(positions, len(ids[0]))
-        *states, output = self.encoder(self.embeddings(*ids), ends, max_seqlen, positions)
+        x = self.embeddings(*ids, draws)
+        *states, output = self.encoder(x, ends, max_seqlen, positions, draws)
         return [*(x[:number] for x in states), output[:last]]
 
 

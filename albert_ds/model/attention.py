@@ -4,15 +4,19 @@ Shapes: B sequences, N tokens, R output positions, T longest sequence, n heads, 
 """
 
 import math
-from functools import partial
+from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from albert_ds.model.dropout import drop
+from albert_ds.model.draws import Draws, mix
+from albert_ds.model.dropout import draw_dropped, drop_at, drop_rows
 from albert_ds.model.even_shapes import is_shape_bound, round_width
+
+APART = 0x5851F42D4C957F2D  # what the heads add to a seed
 
 
 class VarlenAttention(nn.Module):
@@ -24,47 +28,106 @@ class VarlenAttention(nn.Module):
     that there too only real tokens are computed; in bf16 a padded copy.
     """
 
+    rank: int = 0  # among tensor-parallel peers, each of which has the next heads
+
     def __init__(self, dropout: float):
         super().__init__()
         self.dropout = dropout
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, max_seqlen: int
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_ends: Tensor,
+        kv_ends: Tensor,
+        max_seqlen: int,
+        draws: Draws | None = None,
     ) -> Tensor:
         """Attend: q [R, n, D] to k, v [N, n, D]; returns [R, n, D].
 
         q_ends and kv_ends, int32 [B + 1], are the bounds of the sequences in q and in k and v.
+        draws: of the queries; flash attention draws from torch's generator instead.
         """
         dropout = self.dropout if self.training else 0.0
-        if not q.is_cuda:
-            attend = attend_rounded if is_shape_bound(q) else attend_each
-            return attend(q, k, v, q_ends, kv_ends, dropout)
-        if q.dtype == torch.float32:
-            return attend_padded(q, k, v, q_ends, kv_ends, (max_seqlen, max_seqlen), dropout)
-        # The operator inside torch.nn.attention.varlen, which fixes its dropout at 0. Jagged
-        # tensors give it dropout too, at 10 ms of Python a layer (H200; the kernels take 0.3 ms).
-        ends = (q_ends, kv_ends, max_seqlen, max_seqlen)
-        is_causal = returns_mask = False
-        attend = torch.ops.aten._flash_attention_forward
-        return attend(q, k, v, *ends, dropout, is_causal, returns_mask)[0]
+        if q.is_cuda and q.dtype != torch.float32:
+            # The operator inside torch.nn.attention.varlen, which fixes its dropout at 0. Jagged
+            # tensors give it dropout too, at 10 ms of Python a layer (H200; the kernels take 0.3).
+            ends = (q_ends, kv_ends, max_seqlen, max_seqlen)
+            is_causal = returns_mask = False
+            attend = torch.ops.aten._flash_attention_forward
+            return attend(q, k, v, *ends, dropout, is_causal, returns_mask)[0]
+        drops = None
+        if dropout:
+            draws = draws or Draws.anew(q_ends, len(q))
+            drops = ShareDropout(draws, dropout, q.size(1), self.rank * q.size(1))
+        if q.is_cuda:
+            return attend_padded(q, k, v, q_ends, kv_ends, (max_seqlen, max_seqlen), drops)
+        attend = attend_rounded if is_shape_bound(q) else attend_each
+        return attend(q, k, v, q_ends, kv_ends, drops)
+
+
+class ShareDropout:
+    """Dropout of the shares that attention gives to keys, for some heads of every sequence.
+
+    Each (sequence, head) draws by itself, so neither a layout of sequences nor of heads changes it.
+    """
+
+    def __init__(self, draws: Draws, probability: float, heads: int, first: int):
+        self.draws, self.probability, self.heads, self.first = draws, probability, heads, first
+
+    def of_one(self, shares: Tensor, keys: np.ndarray) -> Tensor:
+        """[1, n, R, T] of a sequence, by the keys of its heads."""
+        count = shares[0, 0].numel()
+        counts = torch.full((self.heads,), count)
+        place, head = draw_dropped(keys, counts, self.probability)
+        return drop_at(shares, head * count + place, self.probability)
+
+    def keys(self) -> np.ndarray:
+        """On the host: uint64 [B, n]."""
+        heads = np.arange(self.first, self.first + self.heads, dtype=np.uint64)
+        return mix(self.draws.keys()[:, None] + heads)
+
+    def of_padded(self, shares: Tensor, slots: Tensor, lengths: Tensor) -> Tensor:
+        """[B, n, R, T], padded. slots: of each query in [B, R]; lengths: of the keys, [B]."""
+        rows, width = shares.shape[2:]
+        if shares.is_cuda:
+            seeds = self.draws.seeds.new_zeros(len(shares) * rows)
+            seeds = seeds.index_copy(0, slots, self.draws.seeds).view(-1, 1, rows)
+            head = torch.arange(self.first, self.first + self.heads, device=seeds.device)
+            seeds = (seeds + head[:, None] * APART).flatten()
+            number = self.draws.number()
+            kept = drop_rows(shares.flatten(0, 2), self.probability, seeds, number)
+            return kept.view(shares.shape)
+        counts = self.draws.ends.diff().long() * lengths
+        counts = counts.repeat_interleave(self.heads)
+        place, pair = draw_dropped(self.keys().reshape(-1), counts, self.probability)
+        length = lengths.repeat_interleave(self.heads).index_select(0, pair)
+        row = pair * rows + place.div(length, rounding_mode="floor")
+        return drop_at(shares, row * width + place % length, self.probability)
 
 
 def attend_each(
-    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, drops: ShareDropout | None
 ) -> Tensor:
     """Attention one sequence at a time. Reads the lengths: on CUDA that would synchronise."""
     heads_first = (
         x.transpose(0, 1).unsqueeze(0).split(ends.diff().tolist(), dim=2)
         for x, ends in ((q, q_ends), (k, kv_ends), (v, kv_ends))
     )
-    # torch computes the same on a CPU, but its dropout is slow there (model/dropout.py).
-    attend = partial(attend_plainly, dropout=dropout) if dropout else F.scaled_dot_product_attention
-    attended = [attend(*qkv) for qkv in zip(*heads_first, strict=True)]  # [1, n, length, D]
+    each = zip(*heads_first, strict=True)
+    if drops is None:
+        attended = [F.scaled_dot_product_attention(*qkv) for qkv in each]  # [1, n, length, D]
+    else:  # torch computes the same on a CPU, but its dropout is slow there (model/dropout.py).
+        attended = [
+            attend_plainly(*qkv, drop=lambda shares, keys=keys: drops.of_one(shares, keys))
+            for qkv, keys in zip(each, drops.keys(), strict=True)
+        ]
     return torch.cat(attended, dim=2).squeeze(0).transpose(0, 1)
 
 
 def attend_rounded(
-    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, drops: ShareDropout | None
 ) -> Tensor:
     """Attention over a padded copy of a round width, in bf16 on a CPU.
 
@@ -73,17 +136,21 @@ def attend_rounded(
     backwards.
     """
     widths = round_width(q_ends), round_width(kv_ends)
-    return attend_padded(q, k, v, q_ends, kv_ends, widths, dropout)
+    return attend_padded(q, k, v, q_ends, kv_ends, widths, drops)
 
 
 def attend_plainly(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    drop: Callable[[Tensor], Tensor] = lambda shares: shares,
 ) -> Tensor:
     """softmax(q k^T / sqrt(D)) v where attn_mask, bool, is true: [B, n, R, D] and [B, n, T, D]."""
     scores = q * q.size(-1) ** -0.5 @ k.mT
     if attn_mask is not None:  # added, because a sum costs nothing backwards
         scores += torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill_(~attn_mask, -torch.inf)
-    return drop(torch.softmax(scores, dim=-1), dropout) @ v
+    return drop(torch.softmax(scores, dim=-1)) @ v
 
 
 def attend_padded(
@@ -93,7 +160,7 @@ def attend_padded(
     q_ends: Tensor,
     kv_ends: Tensor,
     widths: tuple[int, int],
-    dropout: float,
+    drops: ShareDropout | None = None,
 ) -> Tensor:
     """Attention over copies [B, width] with their padding masked; does not synchronise the device.
 
@@ -102,9 +169,16 @@ def attend_padded(
     queries = PaddedIndex(q_ends, len(q), q.size(1), widths[0])
     is_all = kv_ends is q_ends and widths[0] == widths[1]
     keys = queries if is_all else PaddedIndex(kv_ends, len(k), k.size(1), widths[1])
-    real = torch.arange(widths[1], device=kv_ends.device) < kv_ends.diff()[:, None]
+    lengths = kv_ends.diff().long()
+    real = torch.arange(widths[1], device=kv_ends.device) < lengths[:, None]
     mask = real[:, None, None]  # [B, 1, 1, width]
-    return queries.unpad(attend_plainly(queries.pad(q), keys.pad(k), keys.pad(v), mask, dropout))
+
+    def drop(shares: Tensor) -> Tensor:
+        if drops is None:
+            return shares
+        return drops.of_padded(shares, find_slots(q_ends, len(q), widths[0]), lengths)
+
+    return queries.unpad(attend_plainly(queries.pad(q), keys.pad(k), keys.pad(v), mask, drop))
 
 
 class PaddedIndex:

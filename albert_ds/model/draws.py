@@ -1,13 +1,16 @@
 """Where dropout takes its random numbers from, so that no layout changes them.
 
-A row's numbers are a function of its seed and of the site that asks for them. The seed of a token
-is one of the run's seed, the sample's place in the stream and the token's place in the sample
-(`data/micro_batch.py`), whatever else is in the micro-batch and on whichever rank it is. It lies on
-the device, so no launch holds a number of one step.
+A token has a seed: a function of the run's, of the sample's place in the stream and of the token's
+in the sample, whatever else is in the micro-batch and on whichever rank it is. Each site of the
+model that draws adds its own number to it. On CUDA a row draws by its token's seed, and that lies
+on the device: no launch holds a number of one step. On a CPU a sequence draws by its first token's,
+from a generator of its own (`model/dropout.py`).
+Shapes: B sequences, N tokens, R output positions.
 """
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,27 +22,55 @@ LOW = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The seeds of some rows, int64 [N], and the site that draws."""
+    """The seeds of rows, int64 [N], the bounds of their sequences, int32 [B + 1], and a site."""
 
     seeds: Tensor
+    ends: Tensor
     site: int = 0
+
+    @classmethod
+    def anew(cls, ends: Tensor, rows: int) -> "Draws":
+        """Of torch's generator for the device."""
+        return cls(torch.empty(rows, dtype=torch.int64, device=ends.device).random_(), ends)
 
     def at(self, site: int) -> "Draws":
         return replace(self, site=site)
 
     def of(self, rows: Tensor) -> "Draws":
-        """Those of rows by index, int64 [R]."""
-        return replace(self, seeds=self.seeds.index_select(0, rows))
+        """Those of rows by index, int64 [R], ascending, with the first of each sequence."""
+        ends = torch.searchsorted(rows, self.ends, out_int32=True)
+        return replace(self, seeds=self.seeds.index_select(0, rows), ends=ends)
 
-    def on_device(self) -> tuple[Tensor, int]:
-        """What a kernel takes: it adds the number to each seed."""
-        return self.seeds, (self.site + 1) * SPREAD % 2**63
+    def number(self) -> int:
+        """What a kernel adds to each seed."""
+        return (self.site + 1) * SPREAD % 2**63
+
+    def keys(self) -> np.ndarray:
+        """On the host: of each sequence, uint64 [B]; an empty one's means nothing."""
+        first = self.ends[:-1].clamp(max=max(len(self.seeds) - 1, 0)).long()
+        seeds = self.seeds[first].numpy().view(np.uint64)
+        return mix(seeds + np.array([self.number()], np.uint64))
 
 
-def is_kept(draws: Draws, width: int, probability: float) -> Tensor:
+def draw_seeds(seed: int, sample_ids: list[int], lengths: np.ndarray) -> np.ndarray:
+    """A seed for each token, int64 [N]: of the run's, the sample's place and the token's in it."""
+    keys = mix(mix(np.array([seed], np.uint64)) + np.array(sample_ids, np.uint64))
+    begins = np.repeat(lengths.cumsum() - lengths, lengths)
+    position = (np.arange(len(begins)) - begins).astype(np.uint64)
+    return mix(np.repeat(keys, lengths) + position).view(np.int64)
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """A bijection of uint64 whose neighbours are far apart (SplitMix64, Steele et al. 2014)."""
+    x = x + np.uint64(SPREAD)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def is_kept(seeds: Tensor, number: int, width: int, probability: float) -> Tensor:
     """What the kernels keep of rows of `width`: bool [N, width], by torch's operators."""
-    seeds, site = draws.on_device()
-    key = (seeds + site).unsqueeze(1)
+    key = (seeds + number).unsqueeze(1)
     keys = [key & LOW, key >> 32 & LOW]
     zero = torch.zeros_like(key)
     block = max(1 << (width - 1).bit_length(), 4)

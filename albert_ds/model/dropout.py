@@ -1,16 +1,15 @@
-"""Dropout that is fast on a CPU too (Srivastava et al. 2014).
+"""Dropout (Srivastava et al. 2014) that no layout changes (`model/draws.py`), fast on a CPU too.
 
-On a GPU this is torch's. On a CPU torch draws a random number for each value, which at 512 tokens
-takes longer than the attention itself. Here one random number covers a run of kept values: the
-distance from one dropped value to the next is geometrically distributed. At probability 0.1 this
-takes a tenth of the draws, and values are still dropped independently. The numbers come from
-torch's own generator, so restoring its state repeats them.
+On a CPU torch draws a random number for each value, which at 512 tokens takes longer than the
+attention itself. Here one random number covers a run of kept values: the distance from one dropped
+value to the next is geometrically distributed. At probability 0.1 this takes a tenth of the draws,
+and values are still dropped independently.
 """
 
 import math
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -26,32 +25,62 @@ class Dropout(nn.Dropout):
 
 
 def drop(x: Tensor, probability: float, draws: Draws | None = None) -> Tensor:
-    """Set each value of x [...] to 0 with `probability`; divide the others by 1 - probability."""
+    """Set each value of x [N, H] to 0 with `probability`; divide the others by 1 - probability.
+
+    draws: of the rows. None: from torch's generator.
+    """
     if not probability:
         return x
-    if draws is not None and x.is_cuda:
-        if takes_kernels(x):
-            from albert_ds.model import kernels  # imports Triton
+    if draws is None:
+        ends = torch.tensor([0, len(x)], dtype=torch.int32, device=x.device)
+        draws = Draws.anew(ends, len(x))
+    if x.is_cuda:
+        return drop_rows(x, probability, draws.seeds, draws.number())
+    begins, width = draws.ends[:-1].long(), x.size(1)
+    index, sequence = draw_dropped(draws.keys(), draws.ends.diff().long() * width, probability)
+    return drop_at(x, begins.index_select(0, sequence) * width + index, probability)
 
-            return kernels.Drop.apply(x, probability, draws)
-        return x * is_kept(draws, x.size(1), probability) / (1 - probability)
-    if x.device.type != "cpu" or probability == 1:
-        return F.dropout(x, probability)
-    return _Drop.apply(x, draw_dropped(x.numel(), probability), 1 / (1 - probability))
+
+def drop_rows(x: Tensor, probability: float, seeds: Tensor, number: int) -> Tensor:
+    """On CUDA: dropout of x [N, H] by a seed of each row, int64 [N], to which `number` is added."""
+    if takes_kernels(x):
+        from albert_ds.model import kernels  # imports Triton
+
+        return kernels.Drop.apply(x, probability, seeds, number)
+    return x * is_kept(seeds, number, x.size(1), probability) / (1 - probability)
 
 
-def draw_dropped(count: int, probability: float) -> Tensor:
-    """Which of `count` values to drop, each with `probability`: ascending indices, int64."""
-    expected = count * probability
-    draws = int(expected + 5 * math.sqrt(expected) + 5)  # too few in one of 10^6 cases
-    indices = torch.empty(0, dtype=torch.int64)
-    last = -1
-    while last < count:
-        kept_between = torch.rand(draws).neg_().log1p_().div_(math.log1p(-probability)).long()
-        more = kept_between.add_(1).cumsum(0).add_(last)
-        indices = torch.cat([indices, more]) if len(indices) else more
-        last = int(indices[-1])
-    return indices[: int(torch.searchsorted(indices, count))]
+def drop_at(x: Tensor, places: Tensor, probability: float) -> Tensor:
+    """x [...] with 0 at these places, int64, and the other values divided by 1 - probability."""
+    return _Drop.apply(x, places, 1 / (1 - probability))
+
+
+def draw_dropped(keys: np.ndarray, counts: Tensor, probability: float) -> tuple[Tensor, Tensor]:
+    """Which values of several rows to drop, each with `probability`.
+
+    keys: uint64 [S], of a generator for each row; counts: int64 [S], of its values. Returns the
+    places in the rows, ascending, and the row of each: int64 [D] twice.
+    """
+    expected = counts * probability
+    # Too few in one of 10^6 rows, which then has the same and more.
+    draws = (expected + 5 * expected.sqrt() + 5).long().where(counts > 0, 0)
+    generator, is_short = torch.Generator(), True
+    while is_short:
+        drawn, sizes = torch.empty(int(draws.sum())), draws.tolist()
+        for part, key, size in zip(drawn.split(sizes), keys.tolist(), sizes, strict=True):
+            if size:
+                part.uniform_(generator=generator.manual_seed(key >> 1))
+        row = torch.arange(len(draws)).repeat_interleave(draws)
+        sums = drawn.neg_().log1p_().div_(math.log1p(-probability)).long().add_(1).cumsum(0)
+        sums = torch.cat([sums.new_zeros(1), sums])
+        ends = draws.cumsum(0)
+        places = sums[1:] - sums.index_select(0, ends - draws).index_select(0, row) - 1
+        short = sums.index_select(0, ends) - sums.index_select(0, ends - draws) <= counts
+        short &= counts > 0
+        is_short = bool(short.any())
+        draws = torch.where(short, 2 * draws, draws)
+    inside = places < counts.index_select(0, row)
+    return places[inside], row[inside]
 
 
 class _Drop(torch.autograd.Function):

@@ -58,6 +58,7 @@ class SelfAttention(nn.Module):
         output_positions: Tensor | None = None,
         own: nn.ModuleDict | None = None,
         joined: tuple[Tensor, Tensor] | None = None,
+        draws: Draws | None = None,
     ) -> Tensor:
         """Mix the tokens of each sequence: [N, H] -> [R, H], without the residual.
 
@@ -77,7 +78,7 @@ class SelfAttention(nn.Module):
             add_own(own, name, y, projected)
             for name, y, projected in (("query", needed, q), ("key", x, k), ("value", x, v))
         )
-        mixed = self.attend(*qkv, q_ends, cu_seqlens, max_seqlen)
+        mixed = self.attend(*qkv, q_ends, cu_seqlens, max_seqlen, draws)
         return add_own(own, "output", mixed, self.output(mixed))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, *ends) -> Tensor:
@@ -134,16 +135,16 @@ class AttentionBlock(nn.Module):
     ) -> Tensor:
         """[N, H] -> [R, H]; [N, H] without output positions. With `sums` (`open_sums`) fused.
 
-        draws: of the rows that come out.
+        draws: of the rows that come out, at the first of two sites.
         """
-        heads = self.self_attention
+        heads, after = self.self_attention, draws and draws.at(draws.site + 1)
         if sums is not None and output_positions is None:
             *qkv, x = linear_heads(x, *joined or heads.join_projections(), sums)
-            mixed = heads.attend(*qkv, cu_seqlens, cu_seqlens, max_seqlen)
-            return self.layer_norm.after(x, mixed, heads.output, draws, sums)
-        mixed = heads(x, cu_seqlens, max_seqlen, output_positions, own, joined)
+            mixed = heads.attend(*qkv, cu_seqlens, cu_seqlens, max_seqlen, draws)
+            return self.layer_norm.after(x, mixed, heads.output, after, sums)
+        mixed = heads(x, cu_seqlens, max_seqlen, output_positions, own, joined, draws)
         needed = x if output_positions is None else x.index_select(0, output_positions)  # [R, H]
-        return end_block(self, needed, mixed, own, draws)
+        return end_block(self, needed, mixed, own, after)
 
     def tensors(self, joined: tuple[Tensor, Tensor]) -> list[tuple[Tensor, ...]]:
         """Groups of `open_sums`."""
@@ -244,7 +245,7 @@ class Encoder(nn.Module):
             last_positions = output_positions if layer + 1 == len(self.plan) else None
             if draws is not None and last_positions is not None:
                 draws = draws.of(last_positions)
-            first, second = (draws and draws.at(2 * layer + part) for part in (1, 2))
+            first, second = (draws and draws.at(3 * layer + part) for part in (1, 3))
             attention = partial(self.attention[a], joined=joined[a], sums=sums, draws=first)
             is_exact = self.eight_bits and last_positions is not None
             ffn = partial(self.ffn[f], sums=None if is_exact else sums, draws=second)

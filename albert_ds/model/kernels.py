@@ -143,7 +143,7 @@ def run_norm(
     y, total = torch.empty_like(x), torch.empty_like(x)
     mean, rstd = x.new_empty(2, rows, dtype=torch.float32)
     ctx.p, ctx.shape = p, {**shape_rows(width), "DROPS": p > 0}
-    ctx.seeds, ctx.site = draws.on_device() if draws else (None, 0)
+    ctx.seeds, ctx.site = (draws.seeds, draws.number()) if draws else (None, 0)
     if rows:
         _norm_forward[(rows,)](
             x, added, weight, bias, y, total, mean, rstd, ctx.seeds, width, eps, p, ctx.site,
@@ -208,18 +208,18 @@ class Drop(torch.autograd.Function):
     """dropout(x): [N, H] -> [N, H]. The backward pass draws again; nothing is kept."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, p: float, draws: Draws) -> Tensor:
-        ctx.p, ctx.draws = p, draws
-        x, (seeds, site) = x.contiguous(), draws.on_device()
+    def forward(ctx, x: Tensor, p: float, seeds: Tensor, number: int) -> Tensor:
+        ctx.how = p, seeds, number
+        x = x.contiguous()
         y, (rows, width) = torch.empty_like(x), x.shape
         if rows:
-            _drop[(rows,)](x, y, seeds, width, p, site, **shape_rows(width))
+            _drop[(rows,)](x, y, seeds, width, p, number, **shape_rows(width))
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor):
-        return Drop.apply(dy, ctx.p, ctx.draws), None, None
+        return Drop.apply(dy, *ctx.how), None, None, None
 
 
 # --- x W^T + b ---

@@ -34,11 +34,10 @@ class PerRankRandom(nn.Module):
         self.module, self.tp_rank = module, tp_rank
 
     def forward(self, *args):
-        if not self.training:
+        if not self.training or not args[0].is_cuda:
             return self.module(*args)
         # The host's generator: no wait for a device.
         seed = int(torch.randint(SEED_RANGE, ())) + self.tp_rank
-        devices = [args[0].device] if args[0].is_cuda else []
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=[args[0].device]):
             torch.manual_seed(seed)
             return self.module(*args)

@@ -113,6 +113,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: Mesh) -> None:
             if name in PROJECTIONS:
                 setattr(module, name, _shard(child, _cut(child, PROJECTIONS[name], config), mesh))
             elif name == DROPS_SHARDED:
+                child.rank = mesh.tp_rank  # ty: ignore[invalid-assignment]
                 setattr(module, name, PerRankRandom(child, mesh.tp_rank))
             elif name == SHARED_INPUT:
                 # One all-reduce of the common input's gradient instead of three for Q, K and V.

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from albert_ds.data.fixed_shapes import SPARE, draw_seeds, find_step
+from albert_ds.data.fixed_shapes import SPARE, find_step
 from albert_ds.data.micro_batch import MicroBatch, collate
 from albert_ds.data.samples import Sample
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.draws import draw_seeds
 from albert_ds.parallel.consensus import Counts
 from tests.model.conftest import build_config
 

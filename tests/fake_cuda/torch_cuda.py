@@ -162,7 +162,6 @@ PROPERTIES = SimpleNamespace(
 )
 NOTHING = {
     "set_sync_debug_mode",
-    "set_rng_state",
     "empty_cache",
     "manual_seed",
     "manual_seed_all",
@@ -184,7 +183,6 @@ ANSWERS = {
     "is_current_stream_capturing": False,
     "_is_in_bad_fork": False,
     "initial_seed": 0,
-    "get_rng_state": torch.zeros(16, dtype=torch.uint8),
     "mem_get_info": (MEMORY, MEMORY),
     "memory_stats": {},
     **dict.fromkeys(NOTHING),
@@ -194,6 +192,9 @@ for name, answer in ANSWERS.items():
 cuda.memory_allocated = cuda.memory_reserved = lambda *_: device.live_bytes()
 cuda.max_memory_allocated = cuda.max_memory_reserved = lambda *_: device.peak_bytes()
 cuda.reset_peak_memory_stats = cuda.reset_max_memory_allocated = lambda *_: device.reset_peak()
+# Its kernels draw from the host's generator.
+cuda.get_rng_state = lambda *_: torch.get_rng_state()
+cuda.set_rng_state = lambda state, *_: torch.set_rng_state(state)
 cuda._lazy_call = lambda *_, **__: None
 cuda.current_device = device.current_device
 cuda.CUDAGraph, cuda.graph = Graph, capture

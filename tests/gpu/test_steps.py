@@ -95,7 +95,7 @@ def test_kernels_of_triton_run_for_many_values_only():
 
     def names(tokens: int) -> str:
         x, weight = torch.ones(tokens, 1024, device="cuda"), torch.ones(1024, device="cuda")
-        draws = Draws(torch.arange(tokens, device="cuda"))
+        draws = Draws.anew(torch.tensor([0, tokens], device="cuda"), tokens)
         with profile(activities=[ProfilerActivity.CUDA]) as trace:
             residual_norm(x, x, weight, weight, 1e-12, 0.1, draws)
             torch.cuda.synchronize()

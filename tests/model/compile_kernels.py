@@ -52,14 +52,15 @@ def launch_all(dtype: torch.dtype, width: int, tokens: int) -> None:
     def make(*shape: int) -> torch.Tensor:
         return torch.ones(*shape, dtype=dtype, requires_grad=True)
 
-    draws = Draws(torch.zeros(2 * tokens, dtype=torch.int64)[tokens:])  # a part of a micro-batch
+    seeds = torch.zeros(2 * tokens, dtype=torch.int64)[tokens:]  # a part of a micro-batch
+    draws = Draws(seeds, torch.tensor([0, tokens]))
     for dropout in (0.0, 0.1):
         sums = kernels.ResidualNorm.apply(
             *(make(tokens, width), make(tokens, width), make(width), make(width)),
             *(1e-12, dropout, draws if dropout else None),
         )
         sums.sum().backward()
-    kernels.Drop.apply(make(tokens, width), 0.1, draws).sum().backward()
+    kernels.Drop.apply(make(tokens, width), 0.1, draws.seeds, draws.number()).sum().backward()
     kernels.Linear.apply(make(tokens, width), make(width, width), make(width)).sum().backward()
     for dropout in (0.0, 0.1):
         sums = [fused_block.Sums(make(1)) for _ in range(3)]

@@ -39,12 +39,12 @@ def assert_equal_to_dense(attend, dtype, device, tolerance):
 
 
 def attend_in_fp32_as_on_cuda(q, k, v, q_ends, kv_ends, max_seqlen):
-    return attend_padded(q, k, v, q_ends, kv_ends, (max_seqlen, max_seqlen), 0.0)
+    return attend_padded(q, k, v, q_ends, kv_ends, (max_seqlen, max_seqlen))
 
 
 def attend_in_16_bits_as_on_cpu(q, k, v, q_ends, kv_ends, max_seqlen):
     widths = max_seqlen, max_seqlen + 24
-    return attend_padded(q, k, v, q_ends, kv_ends, widths, 0.0)
+    return attend_padded(q, k, v, q_ends, kv_ends, widths)
 
 
 FORMS = [VarlenAttention(dropout=0.0), attend_in_fp32_as_on_cuda, attend_in_16_bits_as_on_cpu]

@@ -1,8 +1,10 @@
 """Draws are fair, what is kept makes up for what is dropped, and gradients fall where values do."""
 
+import numpy as np
 import pytest
 import torch
 
+from albert_ds.model.draws import mix
 from albert_ds.model.dropout import Dropout, draw_dropped, drop
 
 
@@ -27,8 +29,9 @@ def test_every_place_is_dropped_as_often_and_in_every_company(probability):
     torch.manual_seed(0)
     times, count = 20_000, 4
     drawn = torch.zeros(times, count, dtype=torch.bool)
-    for row in drawn:  # most draws of so few need more than the first handful, or fewer
-        row[draw_dropped(count, probability)] = True
+    keys = mix(np.arange(times, dtype=np.uint64))
+    place, row = draw_dropped(keys, torch.full((times,), count), probability)
+    drawn[row, place] = True
     companies = (drawn.long() * torch.tensor([1, 2, 4, 8])).sum(1).bincount(minlength=16)
     for company, found in enumerate(companies.tolist()):
         dropped = company.bit_count()

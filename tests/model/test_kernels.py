@@ -75,7 +75,8 @@ def test_residual_norm(dtype, rows, width, dropout):
 
 
 def draw_from(rows: int, seed: int) -> Draws:
-    return Draws(torch.tensor(seed) + torch.arange(rows, device=DEVICE), site=3)
+    ends = torch.tensor([0, rows], dtype=torch.int32, device=DEVICE)
+    return Draws(torch.tensor(seed) + torch.arange(rows, device=DEVICE), ends, site=3)
 
 
 def find_kept(rows: int, width: int, dropout: float, seed: int) -> torch.Tensor:
@@ -102,9 +103,9 @@ def test_dropout_keeps_its_share_and_follows_the_seed():
 def test_torch_s_operators_draw_what_the_kernels_draw(width):
     draws = draw_from(50, 2**63 - 20)  # the last seeds are negative
     x = torch.ones(50, width, device=DEVICE, requires_grad=True)
-    y = kernels.Drop.apply(x, 0.3, draws)
+    y = kernels.Drop.apply(x, 0.3, draws.seeds, draws.number())
     (gradient,) = torch.autograd.grad(y.sum(), x)
-    kept = is_kept(draws, width, 0.3)
+    kept = is_kept(draws.seeds, draws.number(), width, 0.3)
     assert torch.equal(y > 0, kept) and torch.equal(y, gradient)
     torch.testing.assert_close(y, kept / 0.7)
 

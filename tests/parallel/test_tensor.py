@@ -39,7 +39,9 @@ def multiply(x, linear, peer: int, number: int, *, rows: bool = False):
     return product if rows else product + linear.bias.chunk(number)[peer]
 
 
-def attend_in_parts(module, number: int, x, cu_seqlens, max_seqlen, output_positions, own, joined):
+def attend_in_parts(
+    module, number: int, x, cu_seqlens, max_seqlen, output_positions, own, joined, draws
+):
     """SelfAttention.forward as `number` tensor-parallel peers compute it, in one process."""
     q_ends = cu_seqlens
     if output_positions is not None:

@@ -35,12 +35,11 @@ def describe_graphs(run: Run) -> dict:
     graphs = run.engine.deepspeed.module.graphs
     if graphs is None:
         return {}
-    reasons = list(graphs.refused.values())
-    if reasons and not graphs.kept:
-        raise RuntimeError(f"nothing was captured: {reasons[0]}")
+    if graphs.failure is not None and not graphs.kept:
+        raise RuntimeError(f"nothing was captured: {graphs.failure}")
     share = 1 - graphs.eager / max(graphs.calls, 1)
     found = {"by_graph": round(share, 3), "graphs": len(graphs.kept), **graphs.take_counts()}
-    return found | ({"refused": reasons} if reasons else {})
+    return found | ({"refused": graphs.failure} if graphs.failure is not None else {})
 
 
 def take_steps(bench: Bench, micro: int, rows: str, data: str, *, graphs: bool) -> dict:
