@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from albert_ds.data.micro_batch import MicroBatch
+from albert_ds.model.draws import draw_seeds
 
 IGNORED = -100
 
@@ -31,7 +32,10 @@ def random_samples(num_samples: int, *, vocab_size: int, max_length: int, seed: 
 
 
 def concatenate(samples: list[dict]) -> MicroBatch:
-    """The samples end to end, as the loader yields them."""
+    """The samples end to end, as the loader yields them.
+
+    With seeds of dropout if each has the `number` of its place in the stream.
+    """
     lengths = [len(s["input_ids"]) for s in samples]
     starts = np.concatenate([[0], np.cumsum(lengths)])
     labels = [s["pair_label"] for s in samples]
@@ -46,6 +50,9 @@ def concatenate(samples: list[dict]) -> MicroBatch:
         "masked_labels": _join(s["masked_labels"] for s in samples),
         "pair_labels": torch.tensor(labels),
     }
+    if all("number" in s for s in samples):
+        numbers = [s["number"] for s in samples]
+        tensors["seeds"] = torch.from_numpy(draw_seeds(0, numbers, np.array(lengths)))
     return MicroBatch.pack(
         tensors,
         max_seqlen=max(lengths),

@@ -39,11 +39,10 @@ MUTANTS = (
         test="tests/test_traps.py::test_dropout_on_replicas_is_the_same_on_all_peers",
     ),
     Mutant(
-        trap="checkpointing that does not replay the random numbers of a rank's heads",
-        file="albert_ds/model/encoder.py",
-        fix="return checkpoint(lambda y: ffn(attention(y, *tokens)), x, use_reentrant=False)",
-        without="return checkpoint(lambda y: ffn(attention(y, *tokens)), x, use_reentrant=False, "
-        "preserve_rng_state=False)",
+        trap="random numbers that a rank's heads share with those of its peers",
+        file="albert_ds/parallel/tensor.py",
+        fix="child.rank = mesh.tp_rank ",
+        without="child.rank = 0 ",
         test="tests/parallel/test_tensor.py::"
         "test_dropout_agrees_on_replicas_differs_on_shards_and_is_replayed_by_checkpointing",
     ),

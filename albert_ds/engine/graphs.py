@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from albert_ds.base.cli import log_line
+from albert_ds.model import fused
 from albert_ds.model.albert import AlbertForPretraining
 
 MOST = 16  # graphs
@@ -149,7 +150,7 @@ class Graphs:
             self.failure = "".join(traceback.format_exception(error))
             line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             log_line(f"no CUDA graphs from here on, kernels are launched one by one: {line}")
-            graph = None
+            graph, fused.FEW = None, fused.MANY  # without graphs torch's operators launch faster
         torch.cuda.set_rng_state(state, device)
         return graph
 

@@ -1,0 +1,53 @@
+"""Steps by CUDA graphs, which are tapes here, are eager steps bit for bit."""
+
+import json
+from pathlib import Path
+
+from tests.fake_cuda.test_fake_cuda import fake_cuda, run_on_cuda, train  # noqa: F401 (a fixture)
+
+
+def read_weights(run: Path, step: int) -> bytes:
+    return (run / "checkpoints" / f"step-{step:08d}" / "weights.safetensors").read_bytes()
+
+
+def count_eager(run: Path) -> list[int]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["eager_micro_batches"] for line in lines if "mlm_loss" in line]
+
+
+def test_a_graph_gives_what_eager_launches_give(fake_cuda, tmp_path):  # noqa: F811
+    run_on_cuda(tmp_path, [("tests.fake_cuda.graph_cases", [])])
+
+
+def test_runs_by_graphs_are_eager_runs_bit_for_bit(fake_cuda, data, tmp_path):  # noqa: F811
+    """Accumulation, clipping, both stages of ZeRO; depths that are drawn, exits, an average."""
+    more = dict(depth_schedule="1-2@0", exit_losses="1:0.5", z_loss=0.001, average=0.9)
+    runs, pairs = [], []
+    for name, config, how in (
+        ("zero1", "zero1_bf16.json", {}),
+        ("zero2", "zero2_bf16.json", {}),
+        ("depths", "zero1_bf16_adamw.json", more),
+    ):
+        given = dict(steps=4, save_every=4, eval_every=4, dropout=0.1, **how)
+        pairs.append((tmp_path / name, tmp_path / f"{name}-eager"))
+        runs += [train(data, folder, config, **given) for folder in pairs[-1]]
+        runs[-1][1].append("--no-graphs")
+    run_on_cuda(tmp_path, runs)
+    for by_graphs, eager in pairs:
+        assert read_weights(by_graphs, 4) == read_weights(eager, 4)
+        assert count_eager(by_graphs) == [0] * 4
+        assert "eager_micro_batches" not in (eager / "metrics.jsonl").read_text()
+
+
+def test_a_run_that_stopped_goes_on_bit_for_bit(fake_cuda, data, tmp_path):  # noqa: F811
+    given = dict(save_every=2, eval_every=4, dropout=0.1, max_hours=100)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    argv = [train(data, folder, "zero1_bf16.json", steps=4, **given) for folder in (whole, parts)]
+    run_on_cuda(tmp_path, [argv[0], argv[1]])
+    for folder in (parts / "checkpoints").glob("step-00000004"):
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+    (parts / "checkpoints" / "latest").write_text("step-00000002\n")
+    run_on_cuda(tmp_path, [argv[1]])
+    assert read_weights(parts, 4) == read_weights(whole, 4)
