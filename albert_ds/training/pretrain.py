@@ -121,6 +121,8 @@ def find_obstacle(config: RunConfig, mesh: Mesh, device: torch.device) -> str | 
         return device.type
     if precision != "bf16":
         return precision
+    if has_eight_bits(config.deepspeed):
+        return "fp8"
     if mesh.tp_size > 1:
         return f"--tensor-parallel {mesh.tp_size}"
     if stage == 3:
