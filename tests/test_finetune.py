@@ -406,13 +406,12 @@ def test_tags_of_ones_own(checkpoint, tmp_path):
         words = batch.word_ids()
         firsts = [words.index(number) for number in range(len(sentence))]
         assert [names[chosen[n]] for n in firsts] == [tag for *_, tag in sentence]
-    # In running text, as the pages have it: an entity ends before the full stop.
-    tag = pipeline("token-classification", tmp_path / "hf", aggregation_strategy="simple")
+    # In text with blanks between its words, as the pages have it: by characters the same spans.
+    tag = pipeline("token-classification", str(tmp_path / "hf"), aggregation_strategy="first")
     for sentence in sentences:
         words, tags = [word for word, *_ in sentence], [tag for *_, tag in sentence]
-        text, wanted = (
-            " ".join(words) + ".",
-            {(kind, " ".join(words[first : last + 1])) for kind, first, last in entities_of(tags)},
-        )
-        found = {(e["entity_group"], text[e["start"] : e["end"]].strip()) for e in tag(text)}
-        print(text, found, wanted, sep=" | ")
+        text = " ".join(words)
+        wanted = {(kind, " ".join(words[a : b + 1])) for kind, a, b in entities_of(tags)}
+        with pytest.warns(UserWarning, match="does not support real words"):  # but blanks
+            found = {(e["entity_group"], text[e["start"] : e["end"]].strip()) for e in tag(text)}
+        assert found == wanted
