@@ -155,6 +155,11 @@ class ModelFolder:
         Raises UserError if it is not the one that the model was trained with.
         """
         path = self.root / MODEL_NAME
+        if not path.is_file() and (self.root / "vocab.txt").is_file():
+            raise UserError(
+                f"{self.root}: its vocab.txt is of WordPiece; allowed: {MODEL_NAME} or "
+                f"{TOKENIZER_NAME} of SentencePiece's Unigram"
+            )
         if not self.is_ours and not path.is_file() and (self.root / TOKENIZER_NAME).is_file():
             path = self.root / TOKENIZER_NAME
             vocab = read_tokenizer_json(path)

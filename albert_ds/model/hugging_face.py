@@ -196,7 +196,7 @@ def build_identity(config: ModelConfig) -> Weights:
 def from_hf(
     hf_config: dict, hf_state: Weights, where: str, *, encoder_only: bool
 ) -> tuple[ModelConfig, Weights]:
-    """Read config.json and the state dict of an AlbertForPreTraining or AlbertForMaskedLM.
+    """Read config.json and the state dict of an AlbertForPreTraining, ForMaskedLM or AlbertModel.
 
     `encoder_only` reads the encoder of any ALBERT and leaves the heads out. Tensors become fp32.
     Raises UserError, with `where`, for what our model cannot compute.
@@ -232,10 +232,28 @@ def from_hf(
         )
         state["sop_classifier.classifier.weight"] = torch.zeros(2, config.hidden_size)
         state["sop_classifier.classifier.bias"] = torch.zeros(2)
+    if not encoder_only and not any(name.startswith("predictions.") for name in state):
+        logging.getLogger(__name__).warning(
+            "%s: no head for masked words (predictions): it starts from random weights", where
+        )
+        state |= _draw_mlm_head(config)
     pairs = {ours: theirs for ours, theirs in name_pairs(config) if ours.startswith(prefix)}
     shapes = build_shapes(config)
     _check_shapes(state, {theirs: shapes[ours] for ours, theirs in pairs.items()}, where)
     return _recognise_sharing(config, {ours: state[theirs] for ours, theirs in pairs.items()})
+
+
+def _draw_mlm_head(config: ModelConfig) -> Weights:
+    """That of an encoder alone, by Hugging Face's names; the same every time."""
+    width, draw = config.embedding_size, torch.Generator().manual_seed(0)
+    dense = torch.randn(width, config.hidden_size, generator=draw) * config.initializer_range
+    return {
+        "predictions.dense.weight": dense,
+        "predictions.dense.bias": torch.zeros(width),
+        "predictions.LayerNorm.weight": torch.ones(width),
+        "predictions.LayerNorm.bias": torch.zeros(width),
+        "predictions.bias": torch.zeros(config.vocab_size),
+    }
 
 
 def _read_hf_config(hf_config: dict, *, pair_head: bool, where: str) -> ModelConfig:

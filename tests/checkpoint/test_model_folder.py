@@ -84,6 +84,7 @@ WRONG = [
         lambda hf: [(hf / name).unlink() for name in (MODEL_NAME, TOKENIZER_NAME)],
         "spiece.model: no such file",
     ),
+    (lambda hf: (hf / MODEL_NAME).rename(hf / "vocab.txt"), "its vocab.txt is of WordPiece"),
     (write_pickle({"step": 1}), "not a file of tensors: must be a state dict"),
     (write_pickle([torch.zeros(1)]), "not a file of tensors: must be a state dict"),
     *(
@@ -124,9 +125,24 @@ def test_a_wrong_folder_is_refused_in_one_line_and_no_code_in_it_is_run(
         assert not {"back", ".back.partial", "executed"} & {p.name for p in tmp_path.iterdir()}
         for name in ("pytorch_model.bin", "model.safetensors.index.json"):
             (exported / name).unlink(missing_ok=True)
+        (exported / "vocab.txt").unlink(missing_ok=True)
         for path, content in whole.items():
             path.write_bytes(content)
     run_import(exported, tmp_path / "back")
+
+
+def test_an_encoder_alone_is_imported_with_a_new_head(exported, tmp_path, caplog):
+    """As AutoModel and sentence-transformers save it: without heads and their prefix."""
+    state = load_file(exported / "model.safetensors")
+    alone = {n.removeprefix("albert."): x for n, x in state.items() if n.startswith("albert.")}
+    save_file(alone, exported / "model.safetensors")
+    run_import(exported, tmp_path / "back")
+    assert "no head for masked words (predictions): it starts from random weights" in caplog.text
+    again = load_file(run_export(tmp_path / "back", tmp_path / "again") / "model.safetensors")
+    assert {n: again[f"albert.{n}"].tolist() for n in alone} == {
+        name: tensor.tolist() for name, tensor in alone.items()
+    }
+    assert again["predictions.dense.weight"].std() > 0
 
 
 def test_tensors_in_any_order_of_memory_are_imported(exported, tmp_path):
