@@ -94,10 +94,10 @@ def main(argv: list[str]) -> int:
     verdicts, section = VERDICTS, "bad input"
     if args.commands:
         import_all()
-        from tests.bad_input import command_cases
+        from tests.bad_input import command_cases, commands
 
         verdicts, section = command_cases.VERDICTS, "commands"
-        tried = list(command_cases.try_commands(args.commands, args.share, args.seed, args.only))
+        tried = list(commands.try_commands(args.commands, args.share, args.seed, args.only))
     else:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)

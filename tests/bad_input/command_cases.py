@@ -13,11 +13,10 @@ import fcntl
 import io
 import json
 import os
-import random
 import resource
 import shutil
 import signal
-import subprocess
+import stat
 import sys
 import time
 import traceback
@@ -33,7 +32,7 @@ from albert_ds import __main__ as albert_ds
 from albert_ds.base import cli
 from tests.bad_input.file_cases import HOW, damage
 from tests.bad_input.judge import AS_PROMISED, HANG, TRACEBACK, WRONG
-from tests.bad_input.room import READS, WRITES, build_inputs, content_of
+from tests.bad_input.room import READS, WRITES, content_of
 from tools.lab.docs_hook import find_parser
 
 LOST = "files lost"
@@ -95,6 +94,9 @@ class Attempt:
     must_equal: bool = True  # code 0 promises what a sound machine gives
     must_refuse: bool = False  # code 0 is wrong
     again: bool = True  # the same command then works
+    variables: dict = field(default_factory=dict)  # of the environment
+    check: Callable[[Path, list], str | None] = nothing  # what else is wrong in the room
+    after: Callable[[Path], None] = nothing  # done to the room before the same command
 
 
 @dataclass
@@ -122,6 +124,7 @@ class Place:
         pids = []
         for number, words in enumerate(processes):
             given = meeting | rank_environment(number, len(processes), number) if meeting else {}
+            given = {**given, **case.variables}
             pids.append(self._start(number, words, case.fault, given, counted))
         return [self._finish(number, pid) for number, pid in enumerate(pids)]
 
@@ -219,6 +222,9 @@ class Place:
             return WRONG, said  # a flag may repeat the default
         if case.must_equal and 0 in codes and (other := self._find_other(name, ended)):
             return WRONG, f"code 0, and {other} is not what a sound machine gives; {said}"
+        if found := case.check(self.room, ended):
+            return WRONG, f"{found}; {said}"
+        case.after(self.room)
         if case.again and codes != {0} and not changed:
             ((code, _, err),) = self.run(Attempt(what="", words=case.words))
             is_there = code == 2 and self._find_other(name, ()) is None
@@ -322,12 +328,12 @@ def at_a_call(
 
 def list_failing_calls(*given) -> Iterator[Attempt]:
     """A full disk's note of history or TensorBoard is done without, and said."""
-    for error in ERRORS:
+    for error in (*ERRORS, *ERRORS, *ERRORS):  # at three calls each
         yield from at_a_call(*given, error, f"{errno.errorcode[error]} at call {{}}")
 
 
 def list_lasting_failures(*given) -> Iterator[Attempt]:
-    for error in (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EROFS):
+    for error in 2 * (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EROFS):
         what = f"{errno.errorcode[error]} from call {{}} on"
         yield from at_a_call(*given, error, what, is_lasting=True)
 
@@ -337,7 +343,7 @@ def kill_me(sent: signal.Signals) -> None:
 
 
 def list_kills(*given) -> Iterator[Attempt]:
-    for sent in (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
+    for sent in 2 * (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
         yield from at_a_call(
             *given, partial(kill_me, sent), f"{sent.name} at call {{}}", signals=(sent,)
         )
@@ -487,7 +493,7 @@ def list_damage(place: Place, draw, name, words) -> Iterator[Attempt]:
     for path in sorted(files):
         local = path.relative_to(place.inputs)
         has_checksum = local.suffix == ".tar" or "checkpoints" in local.parts
-        for how in (*HOW, "gone", "empty", "folder", "link"):
+        for how in (*HOW, "gone", "empty", "folder", "link", "pipe", "socket", "device"):
             content = damage(path.read_bytes() or b"x", how, draw) if how in HOW else b""
 
             def prepare(room: Path, local=local, how=how, content=content) -> None:
@@ -497,6 +503,12 @@ def list_damage(place: Place, draw, name, words) -> Iterator[Attempt]:
                     target.mkdir()
                 elif how == "link":
                     target.symlink_to(target.name)
+                elif how == "pipe":
+                    os.mkfifo(target)  # a reader waits for ever
+                elif how == "socket":
+                    os.mknod(target, stat.S_IFSOCK | 0o644)
+                elif how == "device":
+                    target.symlink_to("/dev/zero")  # without end
                 elif how != "gone":
                     target.write_bytes(content)
 
@@ -507,68 +519,3 @@ def list_damage(place: Place, draw, name, words) -> Iterator[Attempt]:
                 must_equal=has_checksum,
                 again=False,
             )
-
-
-CLASSES = {
-    "a call of the system fails": list_failing_calls,
-    "a file system that stays broken": list_lasting_failures,
-    "killed at a call": list_kills,
-    "a full disk": list_full_disks,
-    "no locks": list_locks,
-    "lost streams": list_streams,
-    "few open files": list_limits,
-    "odd environments": list_environments,
-    "two commands at once": list_two_at_once,
-    "ranks with other arguments": list_ranks,
-    "flags": list_flags,
-    "damaged inputs": list_damage,
-}
-
-
-def list_cases(place: Place, share: float, seed: int) -> list[tuple[str, str, Attempt]]:
-    """(class, command, case): of each class and command `share`, the same every time.
-
-    In mixed order: what is cut off has tried some of each.
-    """
-    found = []
-    for kind, make in CLASSES.items():
-        for name in place.names:
-            draw = random.Random(f"{kind} {name} {seed}")
-            cases = list(make(place, draw, name, find_words(name)))
-            count = round(share * len(cases) + draw.random() * (share < 1))
-            found += [(kind, name, case) for case in draw.sample(cases, min(len(cases), count))]
-    random.Random(seed).shuffle(found)
-    return found
-
-
-def try_commands(
-    folder: Path, share: float = 1.0, seed: int = 0, only: list[str] | None = None
-) -> Iterator[tuple]:
-    """(class, command and case, verdict, what was said); those in folder/tried.jsonl are done.
-
-    A disk can be filled by root alone, who may mount one.
-    """
-    record, room = folder / "tried.jsonl", folder / "room"
-    room.mkdir(parents=True, exist_ok=True)
-    if not (folder / "inputs").exists():
-        build_inputs(folder)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "none", str(room)]
-    is_mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
-    try:
-        place = Place(folder / "inputs", room, only or [*COMMANDS])
-        place.learn_sound()
-        lines = record.read_text().splitlines() if record.exists() else []
-        done = {tuple(found[:2]): found for found in map(json.loads, lines)}
-        with open(record, "a", encoding="utf-8") as writer:
-            for kind, name, case in list_cases(place, share, seed):
-                key = (kind, f"{name}: {case.what}".encode(errors="replace").decode())
-                if list_full_disks is CLASSES[kind] and not is_mounted:
-                    continue
-                if key not in done:
-                    done[key] = [*key, *place.judge(name, case)]
-                    writer.write(json.dumps(done[key]) + "\n")
-                    writer.flush()
-                yield tuple(done[key])
-    finally:
-        if is_mounted:
-            subprocess.run(["umount", str(room)], check=True)
