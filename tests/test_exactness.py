@@ -8,8 +8,9 @@ cutting and precision.
 import statistics
 
 import pytest
+import torch
 
-from tests.exactness.modes import LOOP, Mode, pairwise_modes, same_order
+from tests.exactness.modes import LOOP, Mode, eight_bit_modes, pairwise_modes, same_order
 from tests.exactness.one import is_within
 from tests.exactness.report import measure_rows
 from tests.exactness.run import References, compare, train_all
@@ -43,6 +44,9 @@ SHORT = [
     Mode(grid=(1, 2), z_loss=0.1, accumulation=3),
     *(Mode(grid=(1, 2), stage=stage, precision="bf16") for stage in (1, 3)),
     Mode(grid=(2, 1), stage=2, precision="bf16", sharing="cycle-rev:2", checkpointing="block"),
+    Mode(precision="fp8", sharing="cycle:3", checkpointing="block", resumed=True),
+    Mode(grid=(1, 2), stage=2, precision="fp8", sharing="ffn", accumulation=3),
+    Mode(grid=(1, 2), stage=3, precision="fp8", checkpointing="attention"),
 ]
 
 
@@ -54,7 +58,8 @@ def outcomes(request):
     if request.param == "pairwise":
         modes = pairwise_modes()
         modes += [Mode(grid=(1, 2), stage=stage, precision="bf16") for stage in (1, 2, 3)]
-    modes = modes + [same_order(mode) for mode in modes if mode.precision == "bf16"]
+        modes += eight_bit_modes()
+    modes = modes + [same_order(mode) for mode in modes if mode.precision != "fp32"]
     return train_all(list(dict.fromkeys(modes)))
 
 
@@ -63,6 +68,18 @@ def test_fp32_equals_float64_in_every_mode(outcomes):
     assert len(rows) >= 6
     for row in rows:
         assert is_within(row.mode, row.off, None) and row.off.key_bias < 1e-6, row
+
+
+def test_fp8_is_within_its_bound_and_resumes_bit_for_bit(outcomes):
+    references, resumed = References(), 0
+    for mode in (mode for mode in outcomes if mode.precision == "fp8"):
+        off = compare(outcomes[mode], references.of(mode, outcomes[mode]))
+        assert is_within(mode, off, None), (mode, off)
+        if mode.resumed:
+            whole = outcomes[same_order(mode)].weights
+            assert all(torch.equal(x, whole[n]) for n, x in outcomes[mode].weights.items()), mode
+            resumed += 1
+    assert resumed
 
 
 def test_data_parallelism_and_zero_add_nothing_to_bf16(outcomes):
