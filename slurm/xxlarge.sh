@@ -3,7 +3,8 @@
 # Command:  sbatch slurm/xxlarge.sh     (cluster: slurm/site.env; trainer flags may follow)
 # Hardware: 8 nodes x 8 GPUs with 80 GB
 # Time:     PREDICTED for H100, not measured: 33.9 h, 2,172 GPU-hours with 100 Gb/s a node
-#           (54.3 h with 25, 28.8 h with 400), without evaluation, checkpoints, restarts
+#           (54.3 h with 25, 28.8 h with 400), without evaluation, checkpoints, restarts.
+#           --time is that of one job: at its end the run is saved and the job requeued
 # Plan:     albert-ds plan --model albert-xxlarge --gpus 64 --link 100 --steps 125000
 # Expected: SQuAD 1.1 F1 94.1, MNLI 88.0, average 88.7 (Table 2)
 #SBATCH --job-name=albert-xxlarge

@@ -66,7 +66,7 @@ MinJobAge=3600
 JobRequeue=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName=n[1-{nodes}] Port=6818 CPUs=64 RealMemory=500000 Gres=gpu:8 State=UNKNOWN
+NodeName=n[1-{nodes}] Port=6818 CPUs=64 RealMemory=500000 Gres=gpu:8 Feature=fast State=UNKNOWN
 PartitionName=batch Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP PriorityTier=10
 """

@@ -110,6 +110,27 @@ def test_nodes_that_are_loopback_to_themselves_need_an_interface(cluster, submit
     assert "slurm: INTERFACE is not set, and n" in job.says()
 
 
+def test_a_sites_constraint_memory_and_binding(cluster, submit, stand_in, tmp_path):
+    """The lines of site.env.example: sbatch reads the first two, srun of the job the others."""
+    site = tmp_path / "bound.env"
+    site.write_text(
+        "INTERFACE=eth0\nexport SLURM_CPU_BIND=verbose,rank_ldom SLURM_MEM_BIND=local "
+        "NCCL_IB_HCA=mlx5_0 NCCL_IB_GID_INDEX=3 FI_PROVIDER=efa\n"
+    )
+    script = STAND_IN + 'env | grep -E "^(NCCL_IB|FI_|SLURM_(CPU|MEM)_BIND=)" | sort'
+    write_scripts(tmp_path, python=script.replace("exit 0\n", ""))
+    asked = {"SBATCH_CONSTRAINT": "fast", "SBATCH_MEM_PER_NODE": "4G", "SITE_ENV": str(site)}
+    job = submit("smoke", **stand_in, **asked)
+    ended = cluster.wait_until_ended(job.number)
+    assert ended["JobState"] == "COMPLETED", job.says()
+    assert ended["Features"] == "fast" and ended["MinMemoryNode"] == "4G"
+    ranks = int(sbatch_option(ROOT / "slurm/smoke.sh", "ntasks-per-node"))
+    ranks *= int(sbatch_option(ROOT / "slurm/smoke.sh", "nodes"))
+    for line in ("NCCL_IB_HCA=mlx5_0", "NCCL_IB_GID_INDEX=3", "FI_PROVIDER=efa"):
+        assert job.says().count(line + "\n") == ranks, line
+    assert "SLURM_MEM_BIND=" in job.says() and "rank_ldom" in job.says().lower()
+
+
 def test_variables_reach_the_ranks_of_a_job_that_was_given_only_some(cluster, submit, stand_in):
     given = "PATH,OUTPUT,DATA,PYTHON,SITE_ENV"
     job = submit("smoke", sbatch=(f"--export={given}",), **stand_in)
