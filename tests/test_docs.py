@@ -16,7 +16,7 @@ from albert_ds.model.sharing import ADDITIONS, list_patterns
 from albert_ds.settings.pretrain import build_parser
 from tests.browser import with_page
 from tests.command import ROOT, run_python
-from tests.rooms import draw
+from tests.rooms import draw, find_imports
 from tools.lab.docs_hook import list_actions
 
 DOCS = ROOT / "docs"
@@ -84,6 +84,17 @@ def test_the_architecture_page_shows_the_rooms_as_they_are():
     assert draw() in text, "print it anew: python -m tests.rooms"
     rooms = {path.parent.name for path in (ROOT / "albert_ds").glob("*/*.py")}
     assert missing([f"\n  {room}/ " for room in rooms], text) == []
+
+
+def test_the_architecture_page_says_who_imports_nothing_of_whom():
+    table = read("architecture.md").partition("imports nothing of")[2].partition("\n\n")[0]
+    imports, said = find_imports(), 0
+    for row in table.splitlines()[2:]:
+        rooms, avoided = (re.findall(r"`(\w+)`", row.split("|")[column]) for column in (1, 3))
+        said += len(avoided)
+        for room in rooms:
+            assert imports.keys() >= {*avoided} and not imports.get(room, set()) & {*avoided}, row
+    assert said > 20
 
 
 def test_every_key_of_the_metrics_is_explained():
