@@ -50,7 +50,7 @@ def _starts(*magic: bytes) -> Callable[[bytes, str], bool]:
 
 
 def _is_wiki(head: bytes, text_field: str) -> bool:
-    return _decode(head).startswith("<doc ")
+    return re.match("<doc [^<>\n]*>", _decode(head)) is not None
 
 
 # {"key": or [{"key": or ["text", "text" or ["text"]

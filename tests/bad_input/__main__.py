@@ -32,6 +32,7 @@ CLASSES: dict[str, tuple[Callable[..., Iterator[Case]], int]] = {
     "flags of every command": (flag_cases.list_flag_cases, 2000),
     "variables of launchers": (file_cases.list_world_cases, 300),
     "text, plain, packed and in tables": (file_cases.list_text_cases, 280),
+    "text left out": (file_cases.list_left_out_cases, 200),
 }
 OF_JSON = 120  # values replaced in each file of JSON
 

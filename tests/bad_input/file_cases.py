@@ -4,12 +4,14 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import random
 import tarfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-from tests.bad_input.judge import Case, must_refuse
+from tests.bad_input.judge import Case, SilentlyWrong, must_refuse
 
 HOW = ("flip", "cut", "zeros", "double", "swap", "insert", "text")
 
@@ -100,6 +102,79 @@ def _make_tables(texts: list[str]) -> dict[str, bytes]:
         "a.parquet": of_parquet.getvalue(),
         "a.arrow": of_arrow.getvalue(),
     }
+
+
+def list_left_out_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case]:
+    """Text that was left out without a word: all of it is read, or one line says why not."""
+    from albert_ds.base.storage import find_files
+    from albert_ds.text.sources import cut_units, read_documents
+
+    def read_all(path: Path) -> list[str]:
+        units = cut_units(find_files([str(path)]))
+        return ["\n".join(r.document.lines) for unit in units for r in read_documents(unit)]
+
+    def expect(path: Path, texts: list[str]) -> Callable[[], object]:
+        def run():
+            if missing := {*texts} - {*read_all(path)}:
+                raise SilentlyWrong(f"left out: {sorted(missing)[:3]}")
+
+        return run
+
+    magic = (
+        "PAR1",
+        "PARE",
+        "ARROW1",
+        "FEA1",
+        "GIF89a",
+        "BZh91AY",
+        "RIFF",
+        "Obj",
+        "MZ",
+        "ID3",
+        "PK",
+    )
+    braces = ("{Note}", "{{Infobox}}", '["', "[1]", "{", "[]", '{"a"', "<head of", "<doc", "sep=")
+    for number in range(count):
+        room = folder / f"left out {number}"
+        room.mkdir()
+        texts = [f"Part {n} of {number}. {'More. ' * draw.randrange(9)}".strip() for n in range(40)]
+        cuts = sorted(draw.sample(range(1, 40), draw.randint(1, 3)))
+        parts = [texts[i:j] for i, j in zip([0, *cuts], [*cuts, 40], strict=True)]
+        if number % 3 == 0:
+            name = draw.choice(("a.tar", "a.tgz", "a.parquet", "a.arrow"))
+            packed = [
+                _make_tables(part)[name] if name[2] in "pa" else _make_tar(part, name)
+                for part in parts
+            ]
+            (room / name).write_bytes(b"".join(packed))
+            yield Case(f"{name}: {len(parts)} put together", expect(room / name, texts))
+        elif number % 3 == 1:
+            first = draw.choice(magic + braces) + draw.choice(("", " is a word", ", text", "S"))
+            (room / "a.txt").write_text("\n\n".join([first, *texts]))
+            yield Case(f"text that begins with {first!r}", expect(room / "a.txt", texts))
+        elif number % 2:
+            delimiter, blank = draw.choice(",;\t|"), draw.choice(("", " ", "  "))
+            rows = [["id", "text", "note"], *(["1", text, "x"] for text in texts)]
+            table = "".join((delimiter + blank).join(row) + "\n" for row in rows)
+            table = draw.choice(("", f"sep={delimiter}\n", "\ufeff")) + table
+            (room / "a.csv").write_text(table, encoding="utf-8")
+            yield Case(f"header {table[:24]!r}", expect(room / "a.csv", texts))
+        else:
+            (room / "a.txt").write_text("\n\n".join(texts))
+            odd = room / draw.choice(("b", "b.txt", "B.gz"))
+            how = draw.choice(("link", "loop", "FIFO"))
+            os.mkfifo(odd) if how == "FIFO" else odd.symlink_to("absent" if how == "link" else odd)
+            yield Case(f"a folder with a {how}", must_refuse(partial(read_all, room)))
+
+
+def _make_tar(texts: list[str], name: str) -> bytes:
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w") as writer:
+        for number, text in enumerate(texts):
+            member = tarfile.TarInfo(str(number))
+            member.size = len(text.encode())
+            writer.addfile(member, io.BytesIO(text.encode()))
+    return gzip.compress(tar.getvalue()) if name.endswith("gz") else tar.getvalue()
 
 
 def list_world_cases(folder: Path, data: Path, draw, count: int) -> Iterator[Case]:
