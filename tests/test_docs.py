@@ -66,7 +66,7 @@ def anchors_of(text: str) -> set[str]:
 def test_a_reader_gets_through():
     """Measurements in full belong to docs/notebook, proofs to docs/raw."""
     lengths = {page.name: len(page.read_text().splitlines()) for page in DOCS.glob("*.md")}
-    assert sum(lengths.values()) <= 3100
+    assert sum(lengths.values()) <= 3300
     assert {name: length for name, length in lengths.items() if length > 210} == {}
     assert lengths["exactness.md"] <= 100
 
