@@ -79,9 +79,9 @@ class ShareDropout:
     def of_one(self, shares: Tensor, keys: np.ndarray) -> Tensor:
         """[1, n, R, T] of a sequence, by the keys of its heads."""
         count = shares[0, 0].numel()
-        counts = torch.full((self.heads,), count)
-        place, head = draw_dropped(keys, counts, self.probability)
-        return drop_at(shares, head * count + place, self.probability)
+        heads = draw_dropped(keys, [count] * self.heads, self.probability)
+        places = [each.add_(head * count) for head, each in enumerate(heads)]
+        return drop_at(shares, places, self.probability)
 
     def keys(self) -> np.ndarray:
         """On the host: uint64 [B, n]."""
@@ -99,12 +99,16 @@ class ShareDropout:
             number = self.draws.number()
             kept = drop_rows(shares.flatten(0, 2), self.probability, seeds, number)
             return kept.view(shares.shape)
-        counts = self.draws.ends.diff().long() * lengths
-        counts = counts.repeat_interleave(self.heads)
-        place, pair = draw_dropped(self.keys().reshape(-1), counts, self.probability)
-        length = lengths.repeat_interleave(self.heads).index_select(0, pair)
-        row = pair * rows + place.div(length, rounding_mode="floor")
-        return drop_at(shares, row * width + place % length, self.probability)
+        found = []
+        pairs = zip(self.draws.ends.diff().tolist(), lengths.tolist(), strict=True)
+        areas = [pair for pair in pairs for _ in range(self.heads)]
+        counts = [queries * length for queries, length in areas]
+        each = draw_dropped(self.keys().reshape(-1), counts, self.probability)
+        for number, (places, (_, length)) in enumerate(zip(each, areas, strict=True)):
+            if length < width:  # over what is padded after each query
+                places = places + places.div(length, rounding_mode="floor").mul_(width - length)
+            found.append(places.add_(number * rows * width))
+        return drop_at(shares, found, self.probability)
 
 
 def attend_each(

@@ -36,9 +36,10 @@ def drop(x: Tensor, probability: float, draws: Draws | None = None) -> Tensor:
         draws = Draws.anew(ends, len(x))
     if x.is_cuda:
         return drop_rows(x, probability, draws.seeds, draws.number())
-    begins, width = draws.ends[:-1].long(), x.size(1)
-    index, sequence = draw_dropped(draws.keys(), draws.ends.diff().long() * width, probability)
-    return drop_at(x, begins.index_select(0, sequence) * width + index, probability)
+    width, begins = x.size(1), draws.ends[:-1].tolist()
+    counts = [rows * width for rows in draws.ends.diff().tolist()]
+    rows = zip(begins, draw_dropped(draws.keys(), counts, probability), strict=True)
+    return drop_at(x, [places.add_(begin * width) for begin, places in rows], probability)
 
 
 def drop_rows(x: Tensor, probability: float, seeds: Tensor, number: int) -> Tensor:
@@ -50,37 +51,38 @@ def drop_rows(x: Tensor, probability: float, seeds: Tensor, number: int) -> Tens
     return x * is_kept(seeds, number, x.size(1), probability) / (1 - probability)
 
 
-def drop_at(x: Tensor, places: Tensor, probability: float) -> Tensor:
+def drop_at(x: Tensor, places: list[Tensor], probability: float) -> Tensor:
     """x [...] with 0 at these places, int64, and the other values divided by 1 - probability."""
-    return _Drop.apply(x, places, 1 / (1 - probability))
+    return _Drop.apply(x, torch.cat(places), 1 / (1 - probability))
 
 
-def draw_dropped(keys: np.ndarray, counts: Tensor, probability: float) -> tuple[Tensor, Tensor]:
+def draw_dropped(keys: np.ndarray, counts: list[int], probability: float) -> list[Tensor]:
     """Which values of several rows to drop, each with `probability`.
 
-    keys: uint64 [S], of a generator for each row; counts: int64 [S], of its values. Returns the
-    places in the rows, ascending, and the row of each: int64 [D] twice.
+    keys: uint64 [S], of a generator for each row; counts: of its values. Returns the places in each
+    row, ascending: int64.
     """
-    expected = counts * probability
+    expected = [count * probability for count in counts]
     # Too few in one of 10^6 rows, which then has the same and more.
-    draws = (expected + 5 * expected.sqrt() + 5).long().where(counts > 0, 0)
-    generator, is_short = torch.Generator(), True
-    while is_short:
-        drawn, sizes = torch.empty(int(draws.sum())), draws.tolist()
-        for part, key, size in zip(drawn.split(sizes), keys.tolist(), sizes, strict=True):
-            if size:
-                part.uniform_(generator=generator.manual_seed(key >> 1))
-        row = torch.arange(len(draws)).repeat_interleave(draws)
-        sums = drawn.neg_().log1p_().div_(math.log1p(-probability)).long().add_(1).cumsum(0)
-        sums = torch.cat([sums.new_zeros(1), sums])
-        ends = draws.cumsum(0)
-        places = sums[1:] - sums.index_select(0, ends - draws).index_select(0, row) - 1
-        short = sums.index_select(0, ends) - sums.index_select(0, ends - draws) <= counts
-        short &= counts > 0
-        is_short = bool(short.any())
-        draws = torch.where(short, 2 * draws, draws)
-    inside = places < counts.index_select(0, row)
-    return places[inside], row[inside]
+    sizes = [int(e + 5 * math.sqrt(e) + 5) if e else 0 for e in expected]
+    generator, drawn = torch.Generator(), torch.empty(sum(sizes))
+    for part, key in zip(drawn.split(sizes), keys.tolist(), strict=True):
+        if len(part):
+            part.uniform_(generator=generator.manual_seed(key >> 1))
+    found = []
+    gaps = find_gaps(drawn, probability).split(sizes)
+    for places, key, count in zip(gaps, keys.tolist(), counts, strict=True):
+        places = places.cumsum(0).sub_(1)
+        while len(places) and int(places[-1]) < count:
+            again = torch.empty(2 * len(places)).uniform_(generator=generator.manual_seed(key >> 1))
+            places = find_gaps(again, probability).cumsum(0).sub_(1)
+        found.append(places[: int(torch.searchsorted(places, count))])
+    return found
+
+
+def find_gaps(drawn: Tensor, probability: float) -> Tensor:
+    """The distance from one dropped value to the next, int64, of numbers of [0, 1), in place."""
+    return drawn.neg_().log1p_().div_(math.log1p(-probability)).long().add_(1)
 
 
 class _Drop(torch.autograd.Function):

@@ -30,8 +30,8 @@ def test_every_place_is_dropped_as_often_and_in_every_company(probability):
     times, count = 20_000, 4
     drawn = torch.zeros(times, count, dtype=torch.bool)
     keys = mix(np.arange(times, dtype=np.uint64))
-    place, row = draw_dropped(keys, torch.full((times,), count), probability)
-    drawn[row, place] = True
+    for row, places in zip(drawn, draw_dropped(keys, [count] * times, probability), strict=True):
+        row[places] = True
     companies = (drawn.long() * torch.tensor([1, 2, 4, 8])).sum(1).bincount(minlength=16)
     for company, found in enumerate(companies.tolist()):
         dropped = company.bit_count()
