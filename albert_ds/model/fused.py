@@ -23,6 +23,8 @@ from albert_ds.model.dropout import drop
 # from 48 on.
 MANY: int = 1 << 24
 FEW: int = MANY
+# A large weight's gradient on a CPU is summed over pieces of so many rows (docs/notebook/log.md).
+PIECE, LARGE = 512, 1 << 18
 
 
 def gains_by_kernels(x: Tensor) -> bool:
@@ -142,9 +144,23 @@ class OneDnnLinear(torch.autograd.Function):
         of_x, of_weight, of_bias = ctx.needs_input_grad
         return (
             dy @ weight if of_x else None,
-            dy.T @ x if of_weight else None,
+            multiply_by_pieces(dy, x) if of_weight else None,
             dy.sum(0) if of_bias else None,
         )
+
+
+def multiply_by_pieces(dy: Tensor, x: Tensor) -> Tensor:
+    """dy^T x of bf16 on a CPU, [out, in]: dy [N, out], x [N, in].
+
+    oneDNN is slow where it sums over many rows, most of all with AMX. A piece is added in its
+    product, and the sum is rounded to bf16 once a piece.
+    """
+    rows = PIECE if dy.size(1) * x.size(1) >= LARGE else max(len(x), 1)
+    (first, also), *others = zip(dy.split(rows), x.split(rows), strict=True)
+    total = first.T @ also
+    for piece, beside in others:
+        total.addmm_(piece.T, beside)
+    return total
 
 
 class Linear(nn.Linear):

@@ -87,14 +87,16 @@ class Window:
         self.skipped = 0
         self.data_seconds = 0.0  # whoever takes batches from the loader adds to it
         self.sent = self._traffic.total_bytes  # before the window, and outside it
-        self.started = time.perf_counter()
+        self.started = self._ended = time.perf_counter()
+        self._durations: list[float] = []  # of the steps
 
     @contextmanager
     def paused(self) -> Generator[None]:
         """Leave the block (evaluation, saving) out of the window's time and traffic."""
         stopped, before = time.perf_counter(), self._traffic.total_bytes
         yield
-        self.started += time.perf_counter() - stopped
+        self.started += (seconds := time.perf_counter() - stopped)
+        self._ended += seconds
         self.sent += self._traffic.total_bytes - before
 
     def add_outputs(self, outputs: dict[str, Tensor]) -> None:
@@ -114,6 +116,8 @@ class Window:
         )
         self.steps += 1
         self.skipped += not applied
+        begun, self._ended = self._ended, time.perf_counter()  # the host has waited for the norm
+        self._durations.append(self._ended - begun)
 
     def close(self, mesh: Mesh, objective: str) -> dict[str, float | None]:
         """The window's metrics, the same on every rank. Collective; starts a new window."""
@@ -124,6 +128,7 @@ class Window:
         counts = self.counts
         values |= {
             "step_seconds": seconds / self.steps,
+            "step_seconds_p90": sorted(self._durations)[math.ceil(0.9 * self.steps) - 1],
             "samples_per_second": counts.samples / seconds,
             "tokens_per_second": counts.tokens / seconds,
             "mfu": self.flops / seconds / (self._peak * mesh.world_size) if self._peak else None,

@@ -9,6 +9,7 @@ from pathlib import Path
 # What the clock decides, in metrics.jsonl.
 CLOCK = {
     "step_seconds",
+    "step_seconds_p90",
     "samples_per_second",
     "tokens_per_second",
     "mfu",

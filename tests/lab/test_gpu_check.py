@@ -135,6 +135,7 @@ def test_what_does_not_fit_into_memory_is_no_failure_and_leaves_room(tmp_path):
 def test_an_annotation_over_kernels_is_no_kernel(monkeypatch):
     kernel = {"device_type": DeviceType.CUDA, "is_user_annotation": False}
     events = [SimpleNamespace(name="product", device_time=3.0, **kernel)] * 2
+    events += [SimpleNamespace(name="cudaLaunchKernel", device_type=DeviceType.CPU)]
     over = SimpleNamespace(name="Optimizer.step#Lamb.step", device_time=6.0, **kernel)
     over.is_user_annotation = True
     trace = SimpleNamespace(events=lambda: [*events, over])
@@ -143,7 +144,8 @@ def test_an_annotation_over_kernels_is_no_kernel(monkeypatch):
     monkeypatch.setattr(steps, "take_step", lambda run: batch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     found = steps.profile(None)
-    assert found == {"kernel_us": 6, "kernels": 2, "tokens": 512, "largest": [("product", 2, 6)]}
+    kernels = {"kernel_us": 6, "kernels": 2, "launches": 1}
+    assert found == {**kernels, "tokens": 512, "largest": [("product", 2, 6)]}
 
 
 def test_another_machine_needs_another_folder(check):
@@ -155,8 +157,10 @@ def test_another_machine_needs_another_folder(check):
 def test_the_report_names_failures_and_says_that_the_device_is_fake(check):
     turn = {"tokens_a_second": 100, "mfu": 0.46, "peak_gb": 1.0, "reserved_gb": 1.2}
     turn |= {"step_seconds": 0.2, "fastest": 0.1, "slowest": 0.3, "data_wait": 0.04}
+    turn |= {"step_seconds_p90": 0.25, "host_ms": 4.5, "update_ms": 2.0, "by_graph": 0.98}
     turn["profile"] = {
         "kernels": 7,
+        "launches": 9,
         "kernel_us": 150_000,
         "tokens": 30,
         "largest": [["gemm", 4, 75_000]],
@@ -174,9 +178,10 @@ def test_the_report_names_failures_and_says_that_the_device_is_fake(check):
     assert "# FAIL: 1 of 6 rows" in text and "fake H200" in text and "device: fake" in text
     assert "| exact | **FAIL** | off by 2 |" in text and "Not run yet: resume." in text
     says = "100 tokens/s, MFU 46.0%; 1.0 GB, reserved 1.2; a step 0.2000 s (0.1000 .. 0.3000)"
-    says += ", 4.0% of it waiting for data"
+    says = says[:-1] + "; 90 %: 0.2500), 4.0% of it waiting for data"
+    says += "; host 4.5 ms a micro-batch, 2.0 an update, 98.0% by graphs"
     assert f"| speed, size albert-tiny | PASS | {says} |" in text
-    assert "| 7 kernels, 150.0 ms on the device of a step of 300.0 ms |" in text
+    assert "| 7 kernels by 9 launches, 150.0 ms on the device of a step of 300.0 ms |" in text
     assert "| 50.0%, 4 times | - | `gemm` |" in text
     assert "| speed, size bert-large | - | left out: no time |" in text
 

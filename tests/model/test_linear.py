@@ -3,8 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from albert_ds.model.fused import has_onednn, linear
+from albert_ds.model.fused import LARGE, PIECE, has_onednn, linear
 
 ROUNDING = 2**-8  # of bf16, and as much again for sums in fp32
 
@@ -27,6 +28,34 @@ def test_values_and_gradients_are_rounded_once(rows):
     )
     for result, true in pairs:
         torch.testing.assert_close(result.double(), true, rtol=ROUNDING, atol=1e-4)
+
+
+class Summed(TorchDispatchMode):
+    """The rows over which each product sums."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm_.default):
+            self.rows.append(args[-1].size(0))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(not has_onednn("cpu", torch.bfloat16), reason="a CPU without AVX-512")
+def test_a_large_gradient_is_summed_by_pieces_and_is_as_near_to_float64():
+    rows, width = 4 * PIECE + 100, 512
+    assert width * width >= LARGE
+    x, weight, bias = draw(rows, width).detach(), draw(width, width), draw(width)
+    gradient = torch.randn(rows, width).bfloat16()
+    result = linear(x, weight, bias)
+    with Summed() as products:
+        (found,) = torch.autograd.grad(result, weight, gradient)
+    assert products.rows == [PIECE] * 4 + [100]
+    exact = gradient.double().T @ x.double()
+    off = [float((y.double() - exact).norm() / exact.norm()) for y in (found, exact.bfloat16())]
+    assert off[0] < 2 * off[1]  # one rounding to bf16 is 0.0017
 
 
 def test_frozen_tensors_get_no_gradient():

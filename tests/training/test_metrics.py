@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from albert_ds.model.config import SIZES
 from albert_ds.parallel.consensus import Counts
-from albert_ds.training.metrics import Metrics, peak_flops, summarise
+from albert_ds.training import metrics as module
+from albert_ds.training.metrics import Metrics, Window, peak_flops, summarise
 
 
 def test_means_are_over_counted_positions_and_pairs():
@@ -25,6 +27,24 @@ def test_without_a_pair_there_is_no_pair_accuracy_and_the_loss_is_the_other_one(
     values = summarise(torch.tensor([30.0, 5.0, *[0.0] * 4]), Counts(masked=10), "nsp")
     assert values["nsp_accuracy"] is None and values["loss"] == 3.0
     assert "sop_loss" not in summarise(torch.zeros(6), Counts(masked=1), "none")
+
+
+def test_nine_of_ten_steps_are_within_the_time_that_a_line_gives(monkeypatch):
+    """Evaluation and saving are not in it."""
+    now = [0.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(module.dist, "all_reduce", lambda *_, **__: None)
+    window = Window(torch.device("cpu"), SimpleNamespace(total_bytes=0))  # ty: ignore
+    mesh = SimpleNamespace(dp_group=None, world_size=1)
+    for steps, expected in ([1, 1, 1, 9, 1, 1, 2, 1, 1, 1], 2), ([3], 3), ([1, 5], 5):
+        for seconds in steps:
+            now[0] += seconds
+            window.add_step(Counts(samples=1), SIZES["albert-tiny"], heads=1, applied=True)
+            with window.paused():
+                now[0] += 100
+        values = window.close(mesh, "none")  # ty: ignore
+        assert values["step_seconds_p90"] == expected
+        assert values["step_seconds"] == sum(steps) / len(steps)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from albert_ds.model.attention import VarlenAttention
 from albert_ds.process.rendezvous import use_deterministic_algorithms
 from albert_ds.training.pretrain import Run, next_batch, train_step
 from albert_lab.gpu_check.records import Records
-from albert_lab.gpu_check.steps import Bench
+from albert_lab.gpu_check.steps import Bench, describe_graphs
 from albert_lab.measurement import take_step
 
 STEPS = 30  # that graphs and eager launches take alike
@@ -31,15 +31,12 @@ def open_run(bench: Bench, micro: int, rows: str, data: str, *, graphs: bool) ->
     return bench.open_run(name, micro, "none", **how, **changes)
 
 
-def describe_graphs(run: Run) -> dict:
-    graphs = run.engine.deepspeed.module.graphs
-    if graphs is None:
-        return {}
-    if graphs.failure is not None and not graphs.kept:
-        raise RuntimeError(f"nothing was captured: {graphs.failure}")
-    share = 1 - graphs.eager / max(graphs.calls, 1)
-    found = {"by_graph": round(share, 3), "graphs": len(graphs.kept), **graphs.take_counts()}
-    return found | ({"refused": graphs.failure} if graphs.failure is not None else {})
+def check_graphs(run: Run) -> dict:
+    """`describe_graphs` of a run whose graphs were not all refused."""
+    found = describe_graphs(run)
+    if found.get("refused") and not found["graphs"]:
+        raise RuntimeError(f"nothing was captured: {found['refused']}")
+    return found
 
 
 def take_steps(bench: Bench, micro: int, rows: str, data: str, *, graphs: bool) -> dict:
@@ -51,7 +48,7 @@ def take_steps(bench: Bench, micro: int, rows: str, data: str, *, graphs: bool) 
         take_step(run)
         losses.append(run.window.outputs.tolist())
     weights = [p.detach().float().cpu() for p in run.engine.deepspeed.module.parameters()]
-    described = describe_graphs(run)
+    described = check_graphs(run)
     run.engine.deepspeed.destroy()
     return {"losses": losses, "norms": norms, "weights": weights, "graphs": described}
 
@@ -114,7 +111,7 @@ def time_steps(bench: Bench, micro: int, rows: str, data: str, graphs: bool) -> 
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 3),
         "reserved_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3),
         "whole_s": round(time.perf_counter() - begun, 1),
-        **describe_graphs(run),
+        **check_graphs(run),
     }
     if graphs:
         run.engine.deepspeed.module.graphs = None  # its memory goes before the next one

@@ -20,7 +20,6 @@ from itertools import cycle, islice
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
 import torch
 
 from albert_ds.data import micro_batch
@@ -28,7 +27,7 @@ from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.engine.graphs import Graphs
 from albert_ds.training.pretrain import Run, next_batch, open_stream, run_passes, update
 from albert_lab.gpu_check.records import Records
-from albert_lab.gpu_check.steps import Bench, profile_host
+from albert_lab.gpu_check.steps import Bench, Clock, in_ms, profile_host
 
 SECONDS = 1.4  # of steps that a turn times
 LEAST, MOST = 8, 40  # of these steps
@@ -236,23 +235,6 @@ def take_step_of_loop(run: Run, batch):
     run_passes(run, batch)
     upcoming = next_batch(run, ahead=1)
     return upcoming, update(run, batch)
-
-
-class Clock:
-    """The seconds of each named part of a step, one by one."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, list[float]] = defaultdict(list)
-
-    @contextmanager
-    def span(self, part: str) -> Generator[None]:
-        begun = time.perf_counter()
-        yield
-        self.seconds[part].append(time.perf_counter() - begun)
-
-
-def in_ms(seconds: list[float], percentile: float = 50) -> float:
-    return round(1e3 * float(np.percentile(seconds, percentile)), 2)
 
 
 @contextmanager

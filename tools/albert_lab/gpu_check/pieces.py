@@ -109,8 +109,12 @@ def measure_speed(check: Check, piece: str = "speed", seconds: float = 160) -> l
         says = f"{turn['tokens_a_second']:,} tokens/s"
         says += f", MFU {turn['mfu']:.1%}" if turn["mfu"] is not None else ""
         says += f"; {turn['peak_gb']} GB, reserved {turn['reserved_gb']}; a step "
-        says += f"{turn['step_seconds']:.4f} s ({turn['fastest']:.4f} .. {turn['slowest']:.4f}), "
-        says += f"{turn['data_wait']:.1%} of it waiting for data"
+        says += (
+            f"{turn['step_seconds']:.4f} s ({turn['fastest']:.4f} .. {turn['slowest']:.4f}; 90 %: "
+        )
+        says += f"{turn['step_seconds_p90']:.4f}), {turn['data_wait']:.1%} of it waiting for data; "
+        says += f"host {turn['host_ms']} ms a micro-batch, {turn['update_ms']} an update"
+        says += f", {turn['by_graph']:.1%} by graphs" if "by_graph" in turn else ""
         found.append(tell(record, says))
         if "profile" in turn:
             profiles += tell_profile(found[-1].what, turn)
@@ -135,7 +139,8 @@ def tell_profile(what: str, turn: dict) -> list[Finding]:
     Steps on text differ in size: the profiled one's time is what its tokens take at the median.
     """
     profile, spent = turn["profile"], turn["profile"]["kernel_us"] / 1e3
-    says = f"{profile['kernels']} kernels, {spent:.1f} ms on the device of a step of "
+    says = f"{profile['kernels']} kernels by {profile['launches']} launches, {spent:.1f} ms on the "
+    says += "device of a step of "
     usual = 1e3 * profile["tokens"] / turn["tokens_a_second"]
     rows = [(f"{what}, profile", f"{says}{usual:.1f} ms")]
     for name, count, us in profile["largest"][:KERNELS]:

@@ -6,14 +6,16 @@ import math
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, supported_activities
 from torch.profiler import profile as watch
 
-from albert_ds.model import fused
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.process.rendezvous import join_world
@@ -42,12 +44,30 @@ CELLS = [
     ("albert-base", 8, "none"),
     ("albert-xxlarge", 32, "block"),
 ]
-UPDATES_AFTER = 4  # cells, the most wanted ones: the updates, and the first cell on real text
-BY_KERNELS = (32, 8)  # micro-batches of the first size for which torch's operators run else
+UPDATES_AFTER = 4  # cells, the most wanted ones: the updates, and real text
+TEXT = [("albert-base", 64, "none"), ("albert-large", 64, "none"), ("albert-base", 8, "none")]
+WARM_ON_TEXT = 8  # steps: its micro-batches have several shapes, of which each becomes a graph
 WORKERS = 4  # that read it
 PROFILED = (CELLS[0], CELLS[1], CELLS[3])
 SMOKE = ["zero1_bf16", "zero1_fp32", "zero1_fp16", "zero0_fp32", "zero2_bf16", "zero3_bf16"]
 SMOKE += ["zero1_bf16_adamw"]
+
+
+class Clock:
+    """The seconds of each named part of a step, one by one."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+
+    @contextmanager
+    def span(self, part: str) -> Generator[None]:
+        begun = time.perf_counter()
+        yield
+        self.seconds[part].append(time.perf_counter() - begun)
+
+
+def in_ms(seconds: list[float], percentile: float = 50) -> float:
+    return round(1e3 * float(np.percentile(seconds, percentile)), 2)
 
 
 class Bench:
@@ -114,19 +134,35 @@ def smoke(records: Records, quick: bool) -> None:
         records.measure("smoke", work, config=ds, checkpointing=checkpointing)
 
 
+def describe_graphs(run: Run) -> dict:
+    """The share of all micro-batches so far that a graph ran, and why no more may."""
+    graphs = run.engine.deepspeed.module.graphs
+    if graphs is None:
+        return {}
+    share = 1 - graphs.eager / max(graphs.calls, 1)
+    found = {"by_graph": round(share, 3), "graphs": len(graphs.kept), **graphs.take_counts()}
+    return found | ({"refused": graphs.failure} if graphs.failure is not None else {})
+
+
 def profile(run: Run) -> dict:
-    """Kernels of one step: how often each ran and its microseconds, the longest first."""
+    """Kernels of one step: how often each ran and its microseconds, the longest first.
+
+    launches: the host's, of kernels and of graphs, the update's among them.
+    """
     with watch(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
         tokens = take_step(run).counts.tokens
         torch.cuda.synchronize()
     spent: dict[str, list[float]] = defaultdict(list)
+    launches = 0
     for event in trace.events():
+        launches += event.device_type == torch.profiler.DeviceType.CPU and "Launch" in event.name
         # An annotation, as torch's of an optimizer's step, spans kernels that are there themselves.
         if event.device_type == torch.profiler.DeviceType.CUDA and not event.is_user_annotation:
             spent[event.name[:160]].append(event.device_time)
     rows = sorted(((n, len(us), round(sum(us))) for n, us in spent.items()), key=lambda r: -r[2])
     micros, kernels = sum(row[2] for row in rows), sum(row[1] for row in rows)
-    return {"kernel_us": micros, "kernels": kernels, "tokens": tokens, "largest": rows[:45]}
+    found = {"kernel_us": micros, "kernels": kernels, "launches": launches}
+    return {**found, "tokens": tokens, "largest": rows[:45]}
 
 
 def profile_host(run: Run) -> dict:
@@ -146,12 +182,13 @@ def measure_speed(
     checkpointing: str,
     profiled: bool,
     data: str = "",
-    kernels_from: int = fused.FEW,
     most: int = 42,
     eight_bits: bool = False,
 ) -> dict:
-    """Steps of 2.5 seconds, at least 5 and at most so many."""
-    fused.FEW = kernels_from
+    """Steps of 2.5 seconds, each until the device is done, and at most so many; `data`: on text.
+
+    host_ms is the host's part of a step's first micro-batch, which finds the device idle.
+    """
     times = [time.perf_counter()]
     length = 64 if bench.quick else 512
     run = bench.open_run(
@@ -162,22 +199,30 @@ def measure_speed(
     rates: list[float] = []  # tokens a second
     shares: list[float] = []  # of the peak
     peak = peak_flops(bench.device)
+    clock = Clock()
     enough = 0.2 if bench.quick else 2.5
-    while len(seconds) < 5 or (sum(seconds[2:]) < enough and len(seconds) < most):
-        if len(seconds) == 2:  # the engine before is gone by now
+    warm = WARM_ON_TEXT if data else 2
+    while len(seconds) < warm + 3 or (sum(seconds[warm:]) < enough and len(seconds) < most):
+        if len(seconds) == warm:  # the engine before is gone by now
             torch.cuda.reset_peak_memory_stats()
             run.window.reset()
+            run.span = clock.span
         started = time.perf_counter()
         counts = take_step(run).counts
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
         rates.append(counts.tokens / seconds[-1])
         shares.append(count_step_flops(run, counts) / seconds[-1] / (peak or 1))
-    first, _, *steps = seconds
+    first, steps, spent = seconds[0], seconds[warm:], clock.seconds
+    firsts = slice(None, None, len(spent["forward"]) // len(steps))
+    both = zip(spent["forward"][firsts], spent["backward"][firsts], strict=True)
     found = {
-        "tokens_a_second": round(statistics.median(rates[2:])),
-        "mfu": round(statistics.median(shares[2:]), 4) if peak else None,
+        "tokens_a_second": round(statistics.median(rates[warm:])),
+        "mfu": round(statistics.median(shares[warm:]), 4) if peak else None,
         "step_seconds": round(statistics.median(steps), 5),
+        "step_seconds_p90": round(float(np.percentile(steps, 90)), 5),
+        "host_ms": in_ms([sum(parts) for parts in both]),
+        "update_ms": in_ms(spent["optimizer"]),
         "fastest": round(min(steps), 5),
         "slowest": round(max(steps), 5),
         "steps": len(steps),
@@ -187,6 +232,7 @@ def measure_speed(
         "reserved_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3),
         "build_seconds": round(times[1] - times[0], 1),
         "first_step_seconds": round(first, 1),
+        **describe_graphs(run),
     }
     if profiled and ProfilerActivity.CUDA in supported_activities():
         found["profile"] = profile(run)
@@ -207,18 +253,17 @@ def measure_speeds(records: Records, quick: bool, data: str) -> None:
     if quick:
         cells, sizes = [("albert-tiny", 2, how) for how in ("none", "block")], ("albert-tiny",)
 
-    def measure(cell: tuple[str, int, str], rows: str = "random", **how: int) -> None:
-        facts = dict(zip(("size", "micro", "checkpointing"), cell, strict=True), rows=rows, **how)
+    def measure(cell: tuple[str, int, str], rows: str = "random") -> None:
+        facts = dict(zip(("size", "micro", "checkpointing"), cell, strict=True), rows=rows)
         has_profile = quick or (cell in PROFILED and records.left() > 30)
         text = data if rows == "text" else ""
-        work = partial(measure_speed, bench, *cell, has_profile, text, **how)
+        work = partial(measure_speed, bench, *cell, has_profile, text)
         records.measure("speed", work, needs=4 if quick else 15, **facts)
 
     for number, cell in enumerate(cells, 1):
         measure(cell)
         if number == min(UPDATES_AFTER, len(cells)):
-            measure(cells[0], rows="text")
-            for micro in BY_KERNELS:
-                measure((cells[0][0], micro, "none"), kernels_from=0)
+            for cell in TEXT if not quick else cells[:1]:
+                measure(cell, rows="text")
             for size in sizes:
                 records.measure("optimizer ms", partial(time_updates, size), size=size)
