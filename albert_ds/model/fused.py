@@ -24,7 +24,7 @@ from albert_ds.model.dropout import drop
 MANY: int = 1 << 24
 FEW: int = MANY
 # A large weight's gradient on a CPU is summed over pieces of so many rows (docs/notebook/log.md).
-PIECE, LARGE = 512, 1 << 18
+PIECE, LARGE = 512, 1 << 19
 
 
 def gains_by_kernels(x: Tensor) -> bool:
@@ -155,7 +155,8 @@ def multiply_by_pieces(dy: Tensor, x: Tensor) -> Tensor:
     oneDNN is slow where it sums over many rows, most of all with AMX. A piece is added in its
     product, and the sum is rounded to bf16 once a piece.
     """
-    rows = PIECE if dy.size(1) * x.size(1) >= LARGE else max(len(x), 1)
+    is_large = dy.size(1) * x.size(1) >= LARGE and len(x) >= 2 * PIECE
+    rows = PIECE if is_large else max(len(x), 1)
     (first, also), *others = zip(dy.split(rows), x.split(rows), strict=True)
     total = first.T @ also
     for piece, beside in others:

@@ -45,7 +45,7 @@ class Summed(TorchDispatchMode):
 
 @pytest.mark.skipif(not has_onednn("cpu", torch.bfloat16), reason="a CPU without AVX-512")
 def test_a_large_gradient_is_summed_by_pieces_and_is_as_near_to_float64():
-    rows, width = 4 * PIECE + 100, 512
+    rows, width = 4 * PIECE + 100, 768
     assert width * width >= LARGE
     x, weight, bias = draw(rows, width).detach(), draw(width, width), draw(width)
     gradient = torch.randn(rows, width).bfloat16()
