@@ -203,7 +203,7 @@ def time_turn(run: Run, batches: Iterator[MicroBatch], *, seconds: float, warm: 
     torch.cuda.synchronize()
     run.span = untimed
     spent = clock.seconds
-    passes = [sum(parts) for parts in zip(spent["forward"], spent["backward"], strict=True)]
+    passes = clock.passes()
     a_step = len(passes) // len(steps)
     firsts = passes[::a_step]  # of a step: the device waits for them, so the host never waits
     number = len(steps)

@@ -65,6 +65,11 @@ class Clock:
         yield
         self.seconds[part].append(time.perf_counter() - begun)
 
+    def passes(self) -> list[float]:
+        """Of each micro-batch, forward and backward."""
+        both = zip(self.seconds["forward"], self.seconds["backward"], strict=True)
+        return [sum(parts) for parts in both]
+
 
 def in_ms(seconds: list[float], percentile: float = 50) -> float:
     return round(1e3 * float(np.percentile(seconds, percentile)), 2)
@@ -213,16 +218,14 @@ def measure_speed(
         seconds.append(time.perf_counter() - started)
         rates.append(counts.tokens / seconds[-1])
         shares.append(count_step_flops(run, counts) / seconds[-1] / (peak or 1))
-    first, steps, spent = seconds[0], seconds[warm:], clock.seconds
-    firsts = slice(None, None, len(spent["forward"]) // len(steps))
-    both = zip(spent["forward"][firsts], spent["backward"][firsts], strict=True)
+    first, steps = seconds[0], seconds[warm:]
     found = {
         "tokens_a_second": round(statistics.median(rates[warm:])),
         "mfu": round(statistics.median(shares[warm:]), 4) if peak else None,
         "step_seconds": round(statistics.median(steps), 5),
         "step_seconds_p90": round(float(np.percentile(steps, 90)), 5),
-        "host_ms": in_ms([sum(parts) for parts in both]),
-        "update_ms": in_ms(spent["optimizer"]),
+        "host_ms": in_ms(clock.passes()[:: len(clock.passes()) // len(steps)]),
+        "update_ms": in_ms(clock.seconds["optimizer"]),
         "fastest": round(min(steps), 5),
         "slowest": round(max(steps), 5),
         "steps": len(steps),
