@@ -190,10 +190,7 @@ def measure_speed(
     most: int = 42,
     eight_bits: bool = False,
 ) -> dict:
-    """Steps of 2.5 seconds, each until the device is done, and at most so many; `data`: on text.
-
-    host_ms is the host's part of a step's first micro-batch, which finds the device idle.
-    """
+    """Steps of 2.5 seconds, each until the device is done, and at most so many; `data`: on text."""
     times = [time.perf_counter()]
     length = 64 if bench.quick else 512
     run = bench.open_run(
@@ -224,6 +221,7 @@ def measure_speed(
         "mfu": round(statistics.median(shares[warm:]), 4) if peak else None,
         "step_seconds": round(statistics.median(steps), 5),
         "step_seconds_p90": round(float(np.percentile(steps, 90)), 5),
+        # Of a step's first micro-batch, which finds the device idle.
         "host_ms": in_ms(clock.passes()[:: len(clock.passes()) // len(steps)]),
         "update_ms": in_ms(clock.seconds["optimizer"]),
         "fastest": round(min(steps), 5),
