@@ -24,7 +24,7 @@ def build_parser() -> cli.Parser:
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     cli.require("shtab", "completion", "completion")
-    import shtab  # ty: ignore[import-not-found]
+    import shtab
 
     parser = argparse.ArgumentParser(prog="albert-ds")
     commands = parser.add_subparsers(dest="command")

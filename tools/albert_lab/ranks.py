@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 
 from albert_ds.base.errors import UserError
 from albert_ds.process.quiet import quiet_libraries
@@ -23,16 +24,16 @@ def enter_world() -> World:
     return world
 
 
-def start_ranks(ranks: int, *more: str) -> int:
+def start_ranks(ranks: int, flags: Mapping[str, str] | None = None) -> int:
     """Start this program once per rank on this machine; returns the first exit code above 0.
 
-    more: flags that each rank gets after those of this process.
+    flags: of one value each, which the ranks get in place of those that were typed.
     Raises UserError if they are too many for any machine.
     """
     check_ranks(ranks)
     meeting = find_port()
     threads = str(max(1, (os.cpu_count() or 1) // ranks))
-    command = [sys.executable, *sys.orig_argv[1:], *more]
+    command = [sys.executable, *replace_flags(sys.orig_argv[1:], flags or {})]
     started = []
     for rank in range(ranks):
         environ = {"OMP_NUM_THREADS": threads, **os.environ, **meeting}
@@ -40,6 +41,18 @@ def start_ranks(ranks: int, *more: str) -> int:
         started.append(subprocess.Popen(command, env=environ))
     codes = [process.wait() for process in started]
     return next((code for code in codes if code), 0)
+
+
+def replace_flags(words: Iterable[str], flags: Mapping[str, str]) -> list[str]:
+    """The words of a command with these flags instead of its own: a list typed twice adds up."""
+    kept, left = [], iter(words)
+    for word in left:
+        name, has_value, _ = word.partition("=")
+        if name not in flags:
+            kept.append(word)
+        elif not has_value:
+            next(left)
+    return [*kept, *(word for pair in flags.items() for word in pair)]
 
 
 def check_ranks(ranks: int) -> None:

@@ -211,9 +211,8 @@ def start_each(args, layouts: list[tuple[int, int]]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         part = Path(folder) / "part.json"
         for ranks, tensor_parallel in layouts:
-            own = ["--ranks", str(ranks), "--tensor-parallel", str(tensor_parallel)]
-            own += ["--output", str(part)]
-            code = start_ranks(ranks, *own)
+            flags = {"--ranks": str(ranks), "--tensor-parallel": str(tensor_parallel)}
+            code = start_ranks(ranks, {**flags, "--output": str(part)})
             if code:
                 return code
             measured = read_json(part)
