@@ -54,15 +54,12 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("number", "code"), [(errno.ENOSPC, 5), (errno.EACCES, 2), (errno.EROFS, 5)]
 )
-def test_a_file_that_cannot_be_written_ends_a_command_with_one_line(
-    tmp_path, monkeypatch, capsys, number, code
-):
+def test_a_file_that_cannot_be_written_ends_a_command_with_one_line(tmp_path, capsys, number, code):
     def fail(*_):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("os.replace", fail)
     with pytest.raises(SystemExit) as ending:
-        cli.run(lambda _: write_file(tmp_path / "out.json", "x") and None)
+        cli.run(lambda _: write_file(tmp_path / "out.json", "x", place=fail) and None)
     assert ending.value.code == code
     assert capsys.readouterr().err == f"albert-ds: {tmp_path / 'out.json'}: {os.strerror(number)}\n"
     assert not list(tmp_path.iterdir())

@@ -19,12 +19,13 @@ def test_layout_of_a_micro_batch(train):
         bounds = t["cu_seqlens"].tolist()
         assert [t[name].dtype for name in t if name not in ("cu_seqlens", "max_seqlen")] == [
             torch.int64
-        ] * 6
+        ] * 7
         assert t["cu_seqlens"].dtype == torch.int32
         assert len(bounds) == batch.samples + 1 == len(t["pair_labels"]) + 1 == 5
         lengths = np.diff(bounds)
         assert bounds[0] == 0 and bounds[-1] == batch.tokens == len(t["input_ids"])
         assert t["max_seqlen"] == max(lengths) <= SEQUENCE_LENGTH
+        assert len(t["seeds"]) == batch.tokens
         assert t["position_ids"].tolist() == [i for n in lengths for i in range(n)]
         assert len(t["masked_positions"]) == len(t["masked_labels"]) == batch.masked
         assert (t["masked_positions"].diff() > 0).all()
