@@ -168,16 +168,16 @@ SCENARIOS = {
 }
 
 
-def skip(run, steps: set, key: str, is_overflow: bool) -> None:
+def skip(run, steps: set, keys: tuple[str, ...], is_overflow: bool) -> None:
     """Make the loss of these steps NaN, or their gradient alone infinite."""
 
     def change(module, inputs, outputs):
         if not module.training or run.step not in steps:
             return outputs
         if is_overflow:
-            outputs[key].register_hook(lambda gradient: gradient * float("inf"))
+            outputs[keys[0]].register_hook(lambda gradient: gradient * float("inf"))
             return outputs
-        return {**outputs, key: outputs[key] * float("nan")}
+        return {**outputs, **{key: outputs[key] * float("nan") for key in keys}}
 
     run.engine.deepspeed.module.register_forward_hook(change)
 
@@ -204,7 +204,7 @@ def pretrain(scenario: Scenario, folder: Path, is_overflow: bool, common: list) 
     samples = small_batches(3, 4)
     run = open_small_run(config, [])
     run.batches = itertools.cycle(open_small_run(config, samples).batches)
-    skip(run, scenario.skipped, "mlm_loss_sum", is_overflow)
+    skip(run, scenario.skipped, ("loss", "mlm_loss_sum"), is_overflow)
     with patch.object(loop, "evaluate", return_value={}):
         loop.train(run, Request(run, scenario.stop_after))
 
@@ -217,7 +217,7 @@ def fine_tune(scenario: Scenario, folder: Path, is_overflow: bool, common: list)
     given = {"patience": scenario.patience} if scenario.patience else {}
     rhythm = dict(steps=scenario.steps, eval_every=1, save_every=1)
     run = open_run(flags(*common, folder / "run", **rhythm, **given), device, mesh)
-    skip(run, scenario.skipped, "loss_sum", is_overflow)
+    skip(run, scenario.skipped, ("loss_sum",), is_overflow)
     metrics = Metrics(run.config.run, mesh, run.step, num_steps=scenario.steps, wandb=False)
     loop.train(run, metrics, Request(run, scenario.stop_after))
 

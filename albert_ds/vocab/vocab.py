@@ -370,9 +370,7 @@ def train_vocab(
             raise failure[0] from None
         raise UserError(_explain(str(error), vocab_size)) from None
     trained = _parse(model.getvalue())
-    # A record of how it was trained, which decides nothing: the same text gives the bytes that it
-    # gave when the sample was one of sentences, and when so many pieces had to be asked for.
-    trained.trainer_spec.ClearField("hard_vocab_limit")
+    trained.trainer_spec.ClearField("hard_vocab_limit")  # as ever: the same text, the same bytes
     trained.trainer_spec.input_sentence_size = 10_000_000
     # For readers of spiece.model that know nothing of the steps before it; the name is for ours.
     trained.normalizer_spec.name = normalisation.name

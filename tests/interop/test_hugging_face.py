@@ -230,8 +230,8 @@ def test_an_encoder_is_read_from_anything_that_has_one(vocab, tmp_path, caplog):
     with pytest.raises(UserError, match="attention_probs_dropout_prob 0.2: must be 0.1"):
         bare.read_pretrained()
     change_config(attention_probs_dropout_prob=0.1)(tmp_path / "bare")
-    with pytest.raises(UserError, match="predictions.LayerNorm.bias is missing"):
-        ModelFolder(tmp_path / "bare").read_pretrained()
+    ModelFolder(tmp_path / "bare").read_pretrained()
+    assert "no head for masked words" in caplog.text
 
 
 def test_sharing_is_recognised_in_files_that_repeat_blocks(vocab, tmp_path, caplog):

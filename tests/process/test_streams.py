@@ -33,7 +33,7 @@ def test_a_command_without_a_reader_ends_like_any_other(data):
 def test_another_pipe_that_breaks_is_no_lost_reader():
     """A process of the command's own died: that is said."""
     program = (
-        "from albert_ds import cli\ndef main(argv): raise BrokenPipeError(32, 'Broken pipe')\n"
+        "from albert_ds.base import cli\ndef main(argv): raise BrokenPipeError(32, 'Broken pipe')\n"
     )
     done = run(["-c", program + "cli.run(main)"], stdout=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (5, "albert-ds: Broken pipe\n")

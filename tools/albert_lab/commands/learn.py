@@ -394,9 +394,9 @@ def main(argv: list[str]) -> None:
             raise UserError("--vocab-size: not with --init-from, whose vocabulary is taken")
         args.init_from = Path(args.init_from).absolute()
         find_vocab(args.init_from)
-    out = args.output = args.output.absolute()
     others = filter(None, (args.init_from, args.minimal_pairs, args.tasks))
-    check_folder(out, [*args.text, *others], marks=["settings.json"])
+    check_folder(args.output, [*args.text, *others], marks=["settings.json"])
+    out = args.output = args.output.absolute()
     out.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(out / ".lock")
