@@ -10,8 +10,8 @@ from tests.bad_input.judge import AS_PROMISED, TRACEBACK, WRONG, Case, judge, mu
 from tests.conftest import ROOT
 
 OPEN = pytest.mark.xfail(
-    reason="SentencePiece ends forked trainings on text of few words with SIGSEGV, for a cause that "
-    "is not known; some headers of CSV that stand alone are read as prose (docs/raw/bad_input.md)"
+    reason="SentencePiece ends forked trainings on text of few words with SIGSEGV, the cause is "
+    "not known; some headers of CSV that stand alone are read as prose (docs/raw/bad_input.md)"
 )
 
 
