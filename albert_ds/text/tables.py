@@ -78,14 +78,14 @@ def find_dialect(head: bytes, column: str) -> Dialect | None:
         if column in header and (others or len(header) > 1):
             return Dialect(delimiter)
         alike = sum(len(row) == len(header) for row in others)
-        if len(header) < 2 or not others or alike < MIN_ALIKE * len(others):
+        if len(header) < 2 or alike < MIN_ALIKE * len(others):
             continue
         names = list(map(str.strip, header))
         # A sentence may have such commas too, but rarely several, nor words without blanks.
         is_header = len(others) > 2 or all(re.fullmatch(r"\S+", name) for name in names)
         if column in names and is_header:
             return Dialect(delimiter, skips_blanks=True)
-        if all(names) and names == header:
+        if others and all(names) and names == header:
             found[delimiter] = len(header)
     return Dialect(max(found, key=found.__getitem__)) if found else None
 

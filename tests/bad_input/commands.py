@@ -4,6 +4,7 @@ import json
 import os
 import random
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from tests.bad_input.command_cases import (
     list_streams,
     list_two_at_once,
 )
-from tests.bad_input.room import build_inputs
+from tests.conftest import ROOT
 
 CLASSES = {
     "a call of the system fails": list_failing_calls,
@@ -73,7 +74,10 @@ def try_commands(
     record, room = folder / "tried.jsonl", folder / "room"
     room.mkdir(parents=True, exist_ok=True)
     if not (folder / "inputs").exists():
-        build_inputs(folder)
+        # Elsewhere: SentencePiece starts OpenMP's threads, and a process that has had some cannot
+        # be forked for another training.
+        command = [sys.executable, "-m", "tests.bad_input.room", folder]
+        subprocess.run(command, cwd=ROOT, check=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "none", str(room)]
     is_mounted = os.geteuid() == 0 and subprocess.run(mount, capture_output=True).returncode == 0
     try:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 from albert_ds.base.files import write_report
@@ -114,3 +115,7 @@ def content_of(folder: Path) -> dict[str, bytes | None]:
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))
     }
+
+
+if __name__ == "__main__":
+    build_inputs(Path(sys.argv[1]))

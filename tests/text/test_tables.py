@@ -87,8 +87,9 @@ def test_headers_of_every_hand_are_headers(tmp_path, text):
             read_all([tmp_path / "corpus"])
 
 
-def test_a_header_alone_is_a_table_without_rows(tmp_path, vocab):
-    (tmp_path / "csv").write_text("id,text,note\n")
+@pytest.mark.parametrize("header", ["id,text,note", "id, text, note", " text ,id"])
+def test_a_header_alone_is_a_table_without_rows(tmp_path, vocab, header):
+    (tmp_path / "csv").write_text(f"{header}\n")
     assert read_all([tmp_path / "csv"]) == []
     assert shards(tmp_path, vocab, "--input", tmp_path / "csv").code == 2
 
