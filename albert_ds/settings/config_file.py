@@ -103,6 +103,10 @@ def _of_run(record: dict, actions: dict[str, Action], config: Any, name: str) ->
         found["learning_rate"] = record["deepspeed"]["optimizer"]["params"]["lr"]
     except (KeyError, TypeError):
         raise UserError(f'{name}: no "deepspeed.optimizer.params.lr" in it') from None
+    log_line(
+        f'{name}: of its block "deepspeed" the learning rate alone is taken; the rest is read from '
+        "the file of --deepspeed_config, as it is now"
+    )
     if own == "task":
         found["sequence_length"] = nested["lengths"].get("sequence")
         if nested["head"].get("dropout") != found.get("dropout"):

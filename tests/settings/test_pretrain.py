@@ -73,7 +73,9 @@ def test_a_config_file_says_what_is_not_typed(data, tmp_path, capsys):
     assert replace(found, output=config.output, command=config.command) == config
     typed = read_config([*map(str, short), "--steps", "99", "--data", str(data)], world_size=2)
     assert (typed.steps, typed.data) == (99, [str(data)])
-    assert f"replaces --steps {config.steps} by 99" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"replaces --steps {config.steps} by 99" in said
+    assert 'of its block "deepspeed" the learning rate alone is taken' in said
     pairs = zip(argv[::2], argv[1::2], strict=True)
     lines = [f"{flag}: {value}".lstrip("-") for flag, value in pairs if flag != "--output"]
     yaml = tmp_path / "flags.yaml"
