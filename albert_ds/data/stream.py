@@ -30,7 +30,7 @@ from albert_ds.data.shards import ShardSet
 from albert_ds.data.stream_config import DataPlan, StreamConfig
 
 SHARED_MEMORY = "/dev/shm"
-BYTES_A_TOKEN = 28  # of a micro-batch: three 64-bit numbers, and two for each masked token
+BYTES_A_TOKEN = 40  # of a micro-batch: four 64-bit numbers, and two for each masked token
 MAX_PREFETCH = 16  # micro-batches that a worker is ahead
 
 # A worker must not free what its trainer has dropped. The end of a process group waits for threads

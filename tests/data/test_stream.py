@@ -14,7 +14,7 @@ import pytest
 from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.shards import open_shards
-from albert_ds.data.stream import MicroBatchReader, heldout_batches, training_batches
+from albert_ds.data.stream import BYTES_A_TOKEN, MicroBatchReader, heldout_batches, training_batches
 from albert_ds.data.stream_config import DataPlan, StreamConfig
 from albert_ds.settings.pretrain import read_config
 from albert_ds.vocab.vocab import CLS, SEP, Normalisation, train_vocab
@@ -192,3 +192,5 @@ def test_workers_that_do_not_fit_the_shared_memory_are_refused(data, monkeypatch
     given = dict(step=0, micro_batch_size=64, dp_rank=0, dp_size=1)
     with pytest.raises(UserError, match="--num-workers 9: .* /dev/shm, which has 1.0 free"):
         training_batches([open_shards(data, "train")], None, plan, num_workers=9, **given)
+    batch = next(training_batches([open_shards(data, "train")], None, plan, num_workers=0, **given))
+    assert batch.packed.nbytes <= BYTES_A_TOKEN * batch.tokens
