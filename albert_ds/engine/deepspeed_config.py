@@ -171,24 +171,32 @@ def check_eight_bits(path: Path, config: dict, model: ModelConfig, *, tensor_par
         return
     import torch  # only here, since it is slow to import
 
-    found, what = f"--deepspeed_config {path}: fp8.enabled true", None
+    what = refuse_eight_bits(model, tensor_parallel=tensor_parallel)
+    if what is None:
+        if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
+            what = (
+                "this device: its products take no eight bits; allowed: an H100, H200 or later GPU"
+            )
+        elif find_spec("triton") is None:
+            what = "no Triton, whose kernels cast to eight bits; allowed: a torch that brings it"
+    if what is not None:
+        raise UserError(f"--deepspeed_config {path}: fp8.enabled true is refused with {what}")
+
+
+def refuse_eight_bits(model: ModelConfig, *, tensor_parallel: int) -> str | None:
+    """Why fp8 is refused on every device, and what is allowed; None if it is not."""
     sizes = {"--hidden-size": model.hidden_size, "--ffn-size": model.ffn_size}
     odd = [f"{flag} {size}" for flag, size in sizes.items() if size < LEAST_WIDTH or size % 16]
     if odd:
-        what = (
+        return (
             f"{odd[0]}: the casts take what narrow products gain; allowed: multiples of 16 from "
             f"{LEAST_WIDTH} on"
         )
-    elif model.per_layer != "none":
-        what = f"--per-layer {model.per_layer}: such blocks run in bf16 alone; allowed: none"
-    elif tensor_parallel > 1:
-        what = f"--tensor-parallel {tensor_parallel}: blocks in parts run in bf16 alone; allowed: 1"
-    elif not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
-        what = "this device: its products take no eight bits; allowed: an H100, H200 or later GPU"
-    elif find_spec("triton") is None:
-        what = "no Triton, whose kernels cast to eight bits; allowed: a torch that brings it"
-    if what is not None:
-        raise UserError(f"{found} is refused with {what}")
+    if model.per_layer != "none":
+        return f"--per-layer {model.per_layer}: such blocks run in bf16 alone; allowed: none"
+    if tensor_parallel > 1:
+        return f"--tensor-parallel {tensor_parallel}: blocks in parts run in bf16 alone; allowed: 1"
+    return None
 
 
 def resolve_ds_config(

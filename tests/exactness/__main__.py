@@ -20,12 +20,18 @@ def main(argv: list[str]) -> int:
     add("--output", type=Path, default=Path("docs/exactness.md"), help="the page (%(default)s)")
     add("--raw", type=Path, default=Path("docs/raw/exactness.md"), help="long tables (%(default)s)")
     add("--short", action="store_true", help="leave out the full cross product of the layouts")
-    add("--only-muon", action="store_true", help="measure the modes of Muon alone")
+    add("--only", choices=("fp8", "muon"), help="measure these modes alone")
     args = parser.parse_args(argv)
-    of_muon = report.measure_rows(train_all(modes_.muon_modes()))
     machine = report.describe_machine()
-    replace_section(args.raw, "muon", [*machine, report.muon_table(of_muon)])
-    if args.only_muon:
+    if args.only != "fp8":
+        of_muon = report.measure_rows(train_all(modes_.muon_modes()))
+        replace_section(args.raw, "muon", [*machine, report.muon_table(of_muon)])
+    if args.only != "muon":
+        modes = modes_.eight_bit_modes()  # as one process takes them too
+        outcomes = train_all(list(dict.fromkeys([*modes, *map(modes_.same_order, modes)])))
+        lines = [*machine, report.half_precision_table(outcomes, "fp8")]
+        replace_section(args.raw, "fp8", lines)
+    if args.only is not None:
         return 0
     replace_section(args.output, "sizes", [report.size_table()])
     tables = {

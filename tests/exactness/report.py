@@ -97,10 +97,10 @@ def depth_table(rows: list[Row]) -> str:
     return table((*head, *FIGURES), lines)
 
 
-def half_precision_table(outcomes: dict[Mode, Outcome]) -> str:
-    """The error of bf16 itself, and the difference that each kind of layout adds to it."""
+def half_precision_table(outcomes: dict[Mode, Outcome], kind: str = "bf16") -> str:
+    """The error of a precision itself, and the difference that each kind of layout adds to it."""
     references = References()
-    half = [m for m in outcomes if m.precision == "bf16" and same_order(m) in outcomes]
+    half = [m for m in outcomes if m.precision == kind and same_order(m) in outcomes]
     own = [m for m in half if m.grid == (1, 1)]
 
     def added(chosen: list[Mode]) -> list[Difference]:
@@ -109,11 +109,11 @@ def half_precision_table(outcomes: dict[Mode, Outcome]) -> str:
     described = (
         ("float64 from bf16 weights", [references.spread(m, outcomes[m]) for m in own]),
         (
-            "bf16, one process, against float64",
+            f"{kind}, one process, against float64",
             [compare(outcomes[m], references.of(m, outcomes[m])) for m in own],
         ),
         (
-            "bf16, every layout, against float64",
+            f"{kind}, every layout, against float64",
             [compare(outcomes[m], references.of(m, outcomes[m])) for m in half],
         ),
         (
@@ -123,7 +123,7 @@ def half_precision_table(outcomes: dict[Mode, Outcome]) -> str:
         ("added by tensor parallelism 2", added([m for m in half if m.tensor_parallel == 2])),
         ("added by tensor parallelism 4", added([m for m in half if m.tensor_parallel == 4])),
     )
-    lines = [[what, len(found), *_worst(found, "overall")] for what, found in described]
+    lines = [[what, len(found), *_worst(found, "overall")] for what, found in described if found]
     return table(("compared", "pairs", *BF16_FIGURES), lines)
 
 

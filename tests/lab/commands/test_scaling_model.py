@@ -101,6 +101,29 @@ def test_the_rows_add_up_and_the_rule_is_printed(capsys):
     assert speeds == sorted(speeds, reverse=True) and len(speeds) == 5
 
 
+@pytest.mark.parametrize(("name", "share"), [("albert-xlarge", 0.92), ("albert-xxlarge", 0.90)])
+def test_fp8_changes_the_memory_and_claims_no_speed(name, share, capsys):
+    flags = [*PLAN, "--model", name, "--gpus", "8", "--micro-batch-size", "32"]
+    plain, said = (read_plan(ask(capsys, *flags, *more)) for more in ((), ("--fp8",)))
+    h, f, layers = SIZES[name].hidden_size, SIZES[name].ffn_size, SIZES[name].num_layers
+    tokens, masked, outside = 32 * 512, 32 * 77, 128 * h + 128 * 30_000
+    of_a_layer = 4 * h * h + 2 * h * f
+    mixed = layers * 2 * h * 512
+    every = tokens * (128 * h + layers * of_a_layer + mixed) + masked * outside
+    found = float(said["share of the FLOPs in fp8"].rstrip("%")) / 100
+    assert found == pytest.approx((layers - 1) * tokens * of_a_layer / every, abs=1e-3)
+    assert found == pytest.approx(share, abs=0.01)
+    # The one block's weights as they lie and transposed, a byte each.
+    assert float(said["- weights in eight bits"]) == round(2 * of_a_layer / 1e9, 2)
+    assert float(said["- activations"]) < float(plain["- activations"])
+    for row in ("step, seconds", "samples/s", "hours for 1,000 steps"):
+        assert said[row] == plain[row]
+    whole = ask(capsys, *flags, "--fp8")
+    assert "that of bf16: fp8's speed has not been measured" in whole
+    assert "not measured in fp8" in whole and "15%" not in whole
+    assert 'FP8.json is ds_configs/zero1_bf16.json with "fp8": {"enabled": true} in it.' in whole
+
+
 def test_the_hours_of_a_short_run_are_not_zero(capsys):
     found = read_plan(ask(capsys, *PLAN, "--model", "albert-base", "--gpus", "8"))
     hours = 1000 * float(found["step, seconds"]) / 3600
@@ -165,6 +188,7 @@ def test_what_was_measured_on_an_h100_is_an_h100(tmp_path):
         ((*PLAN, "--gpu-memory", "0"), "--gpu-memory 0"),
         ((*PLAN, "--sequence-length", "4096"), "--sequence-length 4096.* 512"),
         ((*PLAN, "--micro-batch-size", "3"), "--micro-batch-size 3.* 512"),
+        ((*PLAN, "--fp8"), "--fp8: albert-base is refused with --hidden-size 768: .* 2048 on"),
         ((*PLAN, "--hardware", "v100"), "--hardware v100.*a100, h100, h200"),
         ((*PLAN, "--hardware", "docs/raw/scaling_constants.json"), "--hardware .*device"),
     ],

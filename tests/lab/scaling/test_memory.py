@@ -8,10 +8,14 @@ import torch
 from albert_lab.bench_run import accumulation_of, bench_config
 from albert_lab.measurement import open_bench_run, take_step
 from albert_lab.scaling.layout import Layout
-from albert_lab.scaling.memory import predict_memory
+from albert_lab.scaling.memory import bytes_a_token, predict_memory
 
+from albert_ds.model import encoder
 from albert_ds.model.config import SIZES
+from tests import eight_bits
 from tests.distributed import run_ranks
+from tests.model.conftest import build_batch
+from tests.model.test_fp8 import build
 from tests.runs import join
 
 
@@ -91,3 +95,53 @@ def test_the_peak_is_predicted():
     assert more > keeps > again
     added = cells[2]["predicted"][1] - cells[0]["predicted"][1]
     assert added == pytest.approx(more - keeps, rel=0.05)
+
+
+class FlashAttention(torch.autograd.Function):
+    """It keeps for backward what the operator of CUDA keeps; its numbers mean nothing."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        mixed = q + k + v
+        ctx.save_for_backward(q, k, v, mixed)
+        return mixed
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, dy, dy
+
+
+def test_what_a_layer_keeps_on_cuda_is_predicted_in_bf16_and_in_fp8(monkeypatch):
+    """By the bytes that the blocks of CUDA save, their kernels taken from the host."""
+    lengths = [64, 100, 92]
+    tokens, batch, kept = sum(lengths), build_batch(lengths), {}
+    monkeypatch.setattr(encoder, "gains_by_kernels", lambda x: True)
+    attend = encoder.VarlenAttention
+    monkeypatch.setattr(attend, "forward", lambda self, *qkv: FlashAttention.apply(*qkv[:3]))
+
+    def measure(in_eight: bool, num_layers: int) -> int:
+        model = build(num_layers=num_layers, max_position_embeddings=100).bfloat16()
+        model.albert.encoder.eight_bits = in_eight
+        x = torch.randn(tokens, 64).bfloat16().requires_grad_()
+        storages = {}
+
+        def keep(saved: torch.Tensor) -> torch.Tensor:
+            storages[saved.untyped_storage().data_ptr()] = saved
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+            model.albert.encoder(x, batch["cu_seqlens"], batch["max_seqlen"])
+        return sum(saved.untyped_storage().nbytes() for saved in storages.values())
+
+    model = replace(SIZES["albert-xlarge"], num_layers=4)
+    with eight_bits.emulated():
+        for in_eight in (False, True):
+            kept[in_eight] = (measure(in_eight, 5) - measure(in_eight, 3)) / 2
+            how = {"micro_batch_size": 1, "eight_bits": in_eight}
+            layout = Layout(name="", model=model, ranks=1, **how)
+            predicted, again = bytes_a_token(layout, on_cuda=True)
+            assert again == 0
+            # Mean and deviation of two norms are not counted, nor are scales.
+            found = kept[in_eight] / tokens / 64 * model.hidden_size
+            assert found == pytest.approx(predicted, rel=0.01)
+    assert kept[True] < 0.9 * kept[False]

@@ -74,6 +74,11 @@ def _add_plan(add) -> None:
     add("--sharing", "pattern of train.py --sharing (default: the size's own)", "HOW")
     add("--per-layer", "what layers have of their own", "WHAT", default="none")
     add("--muon", "Muon, ds_configs/zero1_bf16_muon.json, instead of LAMB", action="store_true")
+    text = (
+        "the blocks' products in fp8: memory, and the time of bf16, since that of fp8 has not been "
+        "measured"
+    )
+    add("--fp8", text, action="store_true")
     text = "depths of train.py --depth-schedule (default: all layers from the first step on)"
     add("--depth-schedule", text, "LAYERS@START,...")
     add("--gpus", "GPUs of the cluster", "GPUS", positive, required=True)
@@ -166,6 +171,7 @@ def choose_plans(args) -> tuple[list[Plan], Machine, float]:
         sequence_length=max(lengths),
         micro_batch_size=args.micro_batch_size,
         muon=args.muon,
+        eight_bits=args.fp8,
     )
     layouts = [x for x in layouts if not any(n % (x.batch_size // x.accumulation) for n in sizes)]
     if not layouts:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from albert_ds.base.errors import UserError
+from albert_ds.engine.deepspeed_config import refuse_eight_bits
 from albert_ds.model.config import ModelConfig, count_flops
 from albert_ds.model.shapes import count_params
 
@@ -32,6 +33,7 @@ class Layout:
     precision: str = "bf16"  # of the passes; PRECISIONS
     activation_checkpointing: str = "none"  # CHECKPOINTING
     muon: bool = False  # updates the matrices of the blocks; LAMB or AdamW if False
+    eight_bits: bool = False  # the blocks' products, beside bf16 (model/fp8.py)
 
     def __post_init__(self):
         tp, model = self.tensor_parallel, self.model
@@ -50,6 +52,9 @@ class Layout:
             raise UserError(
                 f"--sequence-length {self.sequence_length}: {self.name} has {positions} positions"
             )
+        refused = refuse_eight_bits(model, tensor_parallel=tp) if self.eight_bits else None
+        if refused is not None:
+            raise UserError(f"--fp8: {self.name} is refused with {refused}")
 
     @property
     def data_parallel(self) -> int:
@@ -127,6 +132,20 @@ class Layout:
         h, f = self.model.hidden_size, self.model.ffn_size
         num_attention, num_ffn = self.model.num_blocks
         return 4 * num_attention * [(h, h)] + 2 * num_ffn * [(min(h, f), max(h, f))]
+
+    @property
+    def cast_parameters(self) -> int:
+        """Weights that are kept in eight bits during a pass, each as it lies and transposed."""
+        h, f = self.model.hidden_size, self.model.ffn_size
+        num_attention, num_ffn = self.model.num_blocks
+        return (num_attention * 4 * h * h + num_ffn * 2 * h * f) * self.eight_bits
+
+    @property
+    def eight_bit_share(self) -> float:
+        """Share of `flops` in eight bits: the projections of all layers but the last."""
+        h, f, layers = self.model.hidden_size, self.model.ffn_size, self.model.num_layers
+        projections = 6 * self.tokens_a_pass * (layers - 1) * (4 * h * h + 2 * h * f)
+        return projections * self.accumulation / self.flops * self.eight_bits
 
     @property
     def matrix_parameters(self) -> int:

@@ -44,6 +44,7 @@ class Memory:
     head: float  # scores over the vocabulary, and their gradients
     backward: float  # of the last layer, with its recomputation
     gradients: float  # of earlier passes, and the bucket
+    eight_bits: float  # of the blocks' weights, during a pass
     update: float  # the optimizer's temporaries
 
     @property
@@ -54,6 +55,7 @@ class Memory:
         in_a_pass = {
             "gradients of earlier passes, bucket": self.gradients,
             "activations": self.activations,
+            **({"weights in eight bits": self.eight_bits} if self.eight_bits else {}),
             **(in_head if self.head > self.backward else in_backward),
         }
         in_the_update = {"temporaries of the optimizer": self.update}
@@ -88,6 +90,9 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
     )
     inner = model.ffn_size // layout.tensor_parallel
     matrix = model.hidden_size * inner * width
+    # Backward in eight bits: the gradient of the inner layer cast twice, and a layer's own of the
+    # weight beside the sum.
+    casts = (2 * tokens * inner + matrix) * layout.eight_bits
     word = model.vocab_size * model.embedding_size * width
     # A block's gradients replace its last layer's activations, and can be larger.
     growth = max(0.0, layout.block_parameters * width - tokens * (kept + again) + spared)
@@ -102,8 +107,9 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
         activations=tokens * (model.num_layers * kept + 2 * model.hidden_size * width)
         - max(0.0, spared - unneeded * again),
         head=2 * rows * model.vocab_size * width if on_cuda else count_head_on_cpu(layout, rows),
-        backward=word + matrix + 2 * tokens * inner * width + tokens * again + growth,
+        backward=word + matrix + 2 * tokens * inner * width + casts + tokens * again + growth,
         gradients=held(states.gradients) * (layout.accumulation > 1) + parameters * states.bucket,
+        eight_bits=2 * layout.cast_parameters,
         update=max(held(states.update) - spare + whole, 0 if layout.zero else norm),
     )
 
@@ -132,7 +138,8 @@ def bytes_a_token(layout: Layout, *, on_cuda: bool) -> tuple[float, float]:
     scaled, rank = h * model.has_per_layer("attention.result"), model.lora_rank
     attention += scaled + 4 * rank
     ffn += scaled + 2 * rank
-    attention, ffn = attention * width, ffn * width
+    # In eight bits the inputs of products take half. Attention keeps its output in both types.
+    attention, ffn = attention * width, ffn * width * (0.75 if layout.eight_bits else 1)
     match layout.activation_checkpointing:
         case "block":
             return h * width, attention + ffn

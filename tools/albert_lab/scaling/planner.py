@@ -106,6 +106,7 @@ def find_layouts(
     sequence_length: int,
     micro_batch_size: int | None = None,
     muon: bool = False,
+    eight_bits: bool = False,
 ) -> list[Layout]:
     """All layouts with exactly this global batch; tensor parallelism stays inside a node.
 
@@ -114,7 +115,7 @@ def find_layouts(
     nodes = count_nodes(ranks, ranks_a_node)
     shares = {  # tensor-parallel ranks -> sequences of a replica
         tp: batch_size * tp // ranks
-        for tp in (1, 2, 4, 8)
+        for tp in ((1,) if eight_bits else (1, 2, 4, 8))
         if not (min(ranks, ranks_a_node) % tp or model.num_heads % tp or model.ffn_size % tp)
         and not batch_size * tp % ranks
     }
@@ -137,6 +138,7 @@ def find_layouts(
             sequence_length=sequence_length,
             activation_checkpointing=again,
             muon=muon,
+            eight_bits=eight_bits,
         )
         for tp, share in shares.items()
         for micro in ([micro_batch_size] if micro_batch_size else range(1, LARGEST_PASS + 1))

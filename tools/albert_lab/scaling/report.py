@@ -24,37 +24,10 @@ def plan_as_text(
     limit: bytes of a GPU; link: bits/s of a node; errors: docs/raw/scaling_constants.json.
     """
     best = plans[0]
-    layout, step = best.layout, best.step
+    layout = best.layout
     changing = {"depth_schedule": depth_schedule, "schedules": schedules}
     hours = find_hours(best, machine, link=link, steps=steps, **changing)
-    gpu_hours = hours * layout.ranks
-    # Rounded first, so that the rows add up as printed.
-    live = {part: round(size / 1e9, 2) for part, size in best.memory.at_peak.items()}
-    in_memory = (
-        f"{errors['memory']['largest']:.0%} at most, {errors['memory']['mean']:.0%} on average "
-        f"of {errors['memory']['cells']} measured layouts (CPU)"
-    )
-    mean = max(group["mean"] for group in errors["held_back"].values())
-    in_time = f"{mean:.0%} on held-back cells (CPU); no error is claimed for {machine.name}"
-    rows = [
-        ("micro-batch x accumulation", f"{layout.micro_batch_size} x {layout.accumulation}", ""),
-        ("ZeRO stage", layout.zero, ""),
-        ("tensor parallel", layout.tensor_parallel, ""),
-        ("activation checkpointing", layout.activation_checkpointing, ""),
-        (f"GB per GPU, peak (at most {limit / 1e9:.1f})", f"{sum(live.values()):.2f}", in_memory),
-        *((f"- {part}", f"{size:.2f}", "") for part, size in live.items()),
-        ("step, seconds", f"{step.total:.3f}", in_time),
-        ("- exposed communication", f"{step.communication / step.total:.0%}", ""),
-        ("samples/s", f"{best.samples_per_second:,.0f}", "as the step"),
-        (
-            f"hours for {steps:,} steps",
-            format(hours, ",.1f" if hours >= 10 else ".2g"),
-            "as the step; without evaluation, checkpoints, restarts",
-        ),
-        ("GPU-hours", format(gpu_hours, ",.0f" if gpu_hours >= 10 else ".2g"), "as the step"),
-        ("MB sent by a GPU per step", f"{step.wire_bytes / 1e6:,.1f}", "2 % (a test checks it)"),
-        ("TB over a node's link in all", f"{step.link_bytes * steps / 1e12:,.2f}", "2 %"),
-    ]
+    rows = figures_of(best, machine, steps=steps, hours=hours, limit=limit, errors=errors)
     header = ("micro-batch", "accumulation", "ZeRO", "TP", "checkpointing", "GB", "samples/s")
     fastest = sorted(plans, key=lambda plan: plan.step.total)[:5]
     parts = [
@@ -68,6 +41,47 @@ def plan_as_text(
         f"Rates: {machine.source}.",
     ]
     return "\n\n".join(parts)
+
+
+def figures_of(
+    plan: Plan, machine: Machine, *, steps: int, hours: float, limit: float, errors: dict
+) -> list[tuple[str, object, str]]:
+    """What a plan predicts: its name, the figure, the error of the model."""
+    layout, step = plan.layout, plan.step
+    gpu_hours = hours * layout.ranks
+    # Rounded first, so that the rows add up as printed.
+    live = {part: round(size / 1e9, 2) for part, size in plan.memory.at_peak.items()}
+    in_memory = (
+        f"{errors['memory']['largest']:.0%} at most, {errors['memory']['mean']:.0%} on average "
+        f"of {errors['memory']['cells']} measured layouts (CPU)"
+    )
+    mean = max(group["mean"] for group in errors["held_back"].values())
+    in_time = f"{mean:.0%} on held-back cells (CPU); no error is claimed for {machine.name}"
+    of_eight_bits = []
+    if layout.eight_bits:
+        in_memory = "counted; not measured in fp8"
+        in_time = "that of bf16: fp8's speed has not been measured"
+        of_eight_bits = [("share of the FLOPs in fp8", f"{layout.eight_bit_share:.1%}", "")]
+    return [
+        ("micro-batch x accumulation", f"{layout.micro_batch_size} x {layout.accumulation}", ""),
+        ("ZeRO stage", layout.zero, ""),
+        ("tensor parallel", layout.tensor_parallel, ""),
+        ("activation checkpointing", layout.activation_checkpointing, ""),
+        (f"GB per GPU, peak (at most {limit / 1e9:.1f})", f"{sum(live.values()):.2f}", in_memory),
+        *((f"- {part}", f"{size:.2f}", "") for part, size in live.items()),
+        *of_eight_bits,
+        ("step, seconds", f"{step.total:.3f}", in_time),
+        ("- exposed communication", f"{step.communication / step.total:.0%}", ""),
+        ("samples/s", f"{plan.samples_per_second:,.0f}", "as the step"),
+        (
+            f"hours for {steps:,} steps",
+            format(hours, ",.1f" if hours >= 10 else ".2g"),
+            "as the step; without evaluation, checkpoints, restarts",
+        ),
+        ("GPU-hours", format(gpu_hours, ",.0f" if gpu_hours >= 10 else ".2g"), "as the step"),
+        ("MB sent by a GPU per step", f"{step.wire_bytes / 1e6:,.1f}", "2 % (a test checks it)"),
+        ("TB over a node's link in all", f"{step.link_bytes * steps / 1e12:,.2f}", "2 %"),
+    ]
 
 
 def patterns_as_text(patterns: dict[str, float]) -> str:
@@ -116,10 +130,11 @@ def as_command(
         flags.append(f"--tensor-parallel {layout.tensor_parallel}")
     if layout.activation_checkpointing != "none":
         flags.append(f"--activation-checkpointing {layout.activation_checkpointing}")
-    flags.append(
-        f"--deepspeed_config ds_configs/zero{layout.zero}_bf16{'_muon' * layout.muon}.json"
-    )
+    shipped = f"ds_configs/zero{layout.zero}_bf16{'_muon' * layout.muon}.json"
+    flags.append(f"--deepspeed_config {'FP8.json' if layout.eight_bits else shipped}")
     command = " \\\n        ".join(flags)
+    if layout.eight_bits:
+        command += f'\n\nFP8.json is {shipped} with "fp8": {{"enabled": true}} in it.'
     if layout.nodes == 1:
         return command
     return (
