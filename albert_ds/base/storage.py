@@ -31,6 +31,7 @@ TRIES = 6
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 MIN_SPEED = 1000  # bytes a second, on average, once PATIENCE is over
+BUSY = (408, 425, 429)  # what a server answers that may give another answer later
 PATIENCE = 60.0  # seconds without an answer after which a request has failed
 
 
@@ -334,9 +335,10 @@ def with_retries(location: str, request: Callable[[Any, str], T]) -> T:
     except ValueError as error:
         raise UserError(f"{location}: not a URL: {_explain(error)}") from None
     except Exception as error:  # every file system has errors of its own
+        if not _may_pass(error) and (status := _find_status(error)) not in (None, 404, 410):
+            what = f"answers {status}" if status else "redirects it without end"
+            raise UserError(f"{location}: its server {what}") from None
         if isinstance(error, FileNotFoundError) and not _may_pass(error):
-            if (status := _find_status(error)) not in (None, 404, 410):
-                raise UserError(f"{location}: its server answers {status}") from None
             raise
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise MachineFailed(
@@ -373,19 +375,21 @@ def _find_system(location: str) -> tuple[Any, str]:
 
 def _may_pass(error: BaseException) -> bool:
     """Whether the same request may succeed later."""
+    if (status := _find_status(error)) is not None:
+        return status >= 500 or status in BUSY
     if isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         # To fsspec every failure to look up a size over HTTP is a missing file.
-        is_final = isinstance(error.__cause__, ValueError)
-        return not is_final and (_find_status(error) or 500) >= 500
+        return not isinstance(error.__cause__, ValueError)
     is_final = isinstance(error, FileNotFoundError | PermissionError | ValueError)
     has_no_space = isinstance(error, OSError) and error.errno in NO_SPACE
     return isinstance(error, Exception) and not is_final and not has_no_space
 
 
 def _find_status(error: BaseException) -> int | None:
-    """What the server answered, where the error is of one."""
-    answer = getattr(error.__cause__, "response", None)  # of the hub
-    return getattr(answer, "status_code", getattr(error.__cause__, "status", None))
+    """What the server answered, where the error is of one; 0: only redirections."""
+    error = error.__cause__ or error
+    answer = getattr(error, "response", None)  # of the hub
+    return getattr(answer, "status_code", getattr(error, "status", None))
 
 
 def _explain(error: BaseException) -> str:

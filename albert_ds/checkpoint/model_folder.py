@@ -84,7 +84,7 @@ class ModelFolder:
         shapes = build_shapes(self.config, self.head)
         named = [self.root / name for name in (BEST, IMPORTED) if (self.root / name).is_dir()]
         if self.root != self.path:
-            named = [self.path.absolute()]  # `.` has no name
+            named = [self.path if self.path.name else self.path.absolute()]  # `.` has no name
         if named:
             if (problem := find_damage(named[0], shapes)) is not None:
                 raise DamagedData(f"{named[0]}: {problem}")

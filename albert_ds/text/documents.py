@@ -9,6 +9,7 @@ is passed on as damaged, and the caller counts it.
 import contextlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
@@ -41,7 +42,7 @@ DAMAGE = (
     NUL_BYTES := "nul_bytes",
     OVERLONG_LINE := "overlong_line",
     NOT_JSON := "not_json",
-    NO_TEXT_FIELD := "no_text_field",
+    NO_TEXT_FIELD := "no_text_field",  # none, or one that stands there twice
     BROKEN_ROW := "broken_row",  # of CSV: not as many fields as the first row, or a wrong quote
     UNCLOSED_DOC := "unclosed_doc",  # a <doc> before the last one was closed, or at the end
     OUTSIDE_DOC := "outside_doc",  # text between </doc> and <doc>
@@ -82,6 +83,7 @@ class Stream:
     head: bytearray = field(default_factory=bytearray)  # the first HEAD_BYTES of it that are read
     done: int | None = None  # bytes of the slice, as stored, where `file` is read here and there
     other_columns: list[str] = field(default_factory=list)  # of a table, beside that of the text
+    left_out: Counter[str] = field(default_factory=Counter)  # what is neither text nor damage
 
     def read_lines(self) -> Iterator[Line]:
         for line in read_lines(self.file, self.end - self.begin, is_start=not self.begin):
@@ -237,8 +239,9 @@ def explain_damage(damage: str, head: bytes) -> str:
     if damage in (NOT_JSON, NO_TEXT_FIELD) and head.lstrip().startswith(b"["):
         return "; it begins like a JSON array: write one object a line (jq -c '.[]' does)"
     if damage == NO_TEXT_FIELD:
-        with contextlib.suppress(ValueError, RecursionError, AttributeError):
-            fields = ", ".join(json.loads(head.split(b"\n", 1)[0]).keys())
+        with contextlib.suppress(ValueError, RecursionError, TypeError):
+            pairs = json.loads(head.split(b"\n", 1)[0], object_pairs_hook=list)
+            fields = ", ".join(name for name, _ in pairs)
             return f"; the first line has {fields}; --text-field names the one that holds the text"
     return ""
 
@@ -310,11 +313,15 @@ def _split_text(lines: Iterable[Line], *, is_wiki: bool) -> Iterator[Document]:
 
 def _read_record(line: str, text_field: str) -> tuple[str, str]:
     """(text, damage) of a line of JSON."""
+
+    def take(pairs: list[tuple[str, Any]]) -> tuple:  # json itself keeps the last of several
+        return tuple(value for name, value in pairs if name == text_field)
+
     try:
-        record = json.loads(line)
+        texts = json.loads(line, object_pairs_hook=take)  # an array is a list
     except (ValueError, RecursionError):
         return "", NOT_JSON
-    text = record.get(text_field) if isinstance(record, dict) else None
+    text = texts[0] if isinstance(texts, tuple) and len(texts) == 1 else None
     if not isinstance(text, str):
         return "", NO_TEXT_FIELD
     if "\0" in text:

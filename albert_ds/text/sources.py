@@ -213,6 +213,8 @@ def _read_stream(
     tally[f"{kind.name}: files"] += not stream.begin
     for column in stream.other_columns if not stream.begin else ():
         tally[f"columns: {column}"] += 1
+    for what, number in stream.left_out.items():
+        tally[f"left out: {what}"] += number
 
 
 def _explain(error: OSError) -> str:

@@ -151,7 +151,16 @@ def read_csv(stream: Stream) -> Iterator[Document]:
     place = find_column(stream.name, names, stream.text_field)
     stream.other_columns = [name for name in names if name != stream.text_field]
     for row in rows:
-        yield Document([] if row.damage else cut_lines(row.fields[place]), row.line, row.damage)
+        fields = [field.removeprefix("\ufeff").strip() for field in row.fields]
+        if fields == names:
+            stream.left_out["headers behind the first"] += 1
+        elif sorted(fields) == sorted(names):
+            raise UserError(
+                f"{stream.name}: line {row.line} has the names of the columns in another order: "
+                "it is several tables, one behind the other; take them apart"
+            )
+        else:
+            yield Document([] if row.damage else cut_lines(row.fields[place]), row.line, row.damage)
 
 
 def find_column(name: str, columns: list[str], text_field: str) -> int:

@@ -194,6 +194,8 @@ def answer(server, body, head_size=None, status=200):
     class Odd(SimpleHTTPRequestHandler):
         def do_HEAD(self):
             self.send_response(status)
+            if status == 302:
+                self.send_header("Location", self.path)
             if head_size is not None:
                 self.send_header("Content-Length", str(head_size))
             self.end_headers()
@@ -250,10 +252,13 @@ def test_a_short_body_is_damage(server, monkeypatch):
         storage.open_file(url)
 
 
-@pytest.mark.parametrize("status", [401, 403, 451])
+@pytest.mark.parametrize("status", [401, 403, 416, 451, 302])
 def test_what_a_server_answers_is_named(server, status):
-    with pytest.raises(UserError, match=f"text.txt: its server answers {status}"):
-        find_files([answer(server, None, status=status)])
+    url = answer(server, None, status=status)
+    said = "redirects it without end" if status == 302 else f"answers {status}"
+    for read in (lambda: find_files([url]), lambda: read_bytes(url, 1000)):
+        with pytest.raises(UserError, match=f"text.txt: its server {said}"):
+            read()
 
 
 def test_a_missing_text_is_named_without_another_try(server):

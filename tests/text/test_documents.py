@@ -55,6 +55,8 @@ def test_empty_documents_are_reported():
         (b'<doc id="1">\ntext\n', "unclosed_doc", 1),
         (b'{"text": \n', "not_json", 1),
         (b'{"body": "c"}\n', "no_text_field", 1),
+        (b'{"text": "c", "text": "d"}\n', "no_text_field", 1),
+        (b'{"body": {"text": "c"}}\n', "no_text_field", 1),
         (b'{"text": "\\ud83d"}\n', "wrong_encoding", 1),
         (b'{"text": "\\u0000"}\n', "nul_bytes", 1),
         (b'{"text": "' + b"x" * 999 + b'"}\n', "overlong_line", 1),

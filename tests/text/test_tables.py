@@ -94,6 +94,16 @@ def test_a_header_alone_is_a_table_without_rows(tmp_path, vocab, header):
     assert shards(tmp_path, vocab, "--input", tmp_path / "csv").code == 2
 
 
+def test_tables_put_together_keep_their_rows_apart_from_their_headers(tmp_path):
+    for end in ("", "\ufeff"):  # as Excel writes each
+        text = f"{end}id,text\n1,One.\n{end}id , text\n2,Two.\n2,text\n"
+        (tmp_path / "csv").write_text(text, encoding="utf-8")
+        assert lines_of(tmp_path / "csv") == [["One."], ["Two."], ["text"]]
+    (tmp_path / "csv").write_text("id,text\n1,One.\ntext,id\nTwo.,2\n")
+    with pytest.raises(UserError, match="csv: line 3 has the names of .* in another order"):
+        read_all([tmp_path / "csv"])
+
+
 def test_csv_of_one_column(tmp_path):
     path = write_csv(tmp_path / "corpus", [["text"], *([text] for text in TEXTS)])
     assert lines_of(path) == DOCUMENTS

@@ -129,6 +129,7 @@ def test_wrong_input_is_one_line(tmp_path):
             svg,
             "--labels a a: must be 2 different names",
         ),
+        (("curves", "--runs", run, "--labels", "a", "a"), svg, "a a: must be 1 different names"),
     ):
         with pytest.raises(UserError, match=says) as found:
             plot(*flags, "--output", tmp_path / output)

@@ -55,7 +55,7 @@ def plot_curves(args) -> None:
     from albert_lab.report.panels import largest_differences
 
     labels = args.labels or name_runs(args.runs)
-    if len(set(labels)) != len(args.runs):
+    if not len({*labels}) == len(labels) == len(args.runs):
         raise UserError(f"--labels {' '.join(labels)}: must be {len(args.runs)} different names")
     runs = read_runs(args.runs, labels)
     write_output(args.output, build_picture(runs))
