@@ -15,39 +15,50 @@ from albert_ds.model import fp8, fused_block
 
 def quantise(x: Tensor, dtype: torch.dtype, *, rows: bool = True, columns: bool = True):
     """`fp8.quantise`, from the definition of its scale."""
-    largest = x.detach().double().abs().max()
+    largest = x.detach().abs().max().double()
     room = torch.finfo(dtype).max / largest.clamp_min(1e-300)
     scale = room.log2().floor().clamp_max(126).exp2()
-    scale = torch.where(largest.isfinite(), scale, torch.nan)
-    eight = (x.detach().double() * scale).float().to(dtype)
+    scale = torch.where(largest.isfinite(), scale, torch.nan).float()
+    eight = (x.detach().float() * scale).to(dtype)  # a power of two: nothing is rounded but here
     filled = F.pad(eight.view(torch.uint8), (0, 0, 0, -len(x) % 16)).view(dtype)
     turned = filled.view(torch.uint8).T.contiguous().view(dtype)
-    inverse = (1 / scale).float().reshape(1)
-    return fp8.Eight(eight if rows else None, turned if columns else None, inverse)
+    return fp8.Eight(eight if rows else None, turned if columns else None, (1 / scale).reshape(1))
+
+
+def widen(x: Tensor) -> Tensor:
+    """Eight bits in bf16, which holds them all; by a table, five times as fast as torch's cast."""
+    bits = x.view(torch.uint8)
+    table = torch.arange(256, dtype=torch.uint8).view(x.dtype).bfloat16()
+    return table.index_select(0, bits.int().flatten()).view(x.shape)
 
 
 def multiply(a: Tensor, b: Tensor, a_scale, b_scale, *, bias, out_dtype, use_fast_accum) -> Tensor:
-    """torch._scaled_mm, which takes a thousand times as long on a CPU; every sum is in fp32."""
+    """torch._scaled_mm, which takes a thousand times as long on a CPU; every sum is in fp32.
+
+    The scales are powers of two, so they may come after the rounding to bf16.
+    """
     assert a.is_contiguous() and b.T.is_contiguous()  # Hopper takes no other
     assert not any(size % 16 for size in b.shape)
-    y = a.float() @ b.float() * (a_scale * b_scale)
-    return (y if bias is None else y + bias).to(out_dtype)
+    assert out_dtype == torch.bfloat16
+    scale = a_scale * b_scale
+    added = torch.zeros(b.size(1)) if bias is None else bias / scale
+    return torch.addmm(added.bfloat16(), widen(a), widen(b.T).T) * scale.bfloat16()
 
 
 def add_part(parts: Tensor, kind: int, total: Tensor, adds: bool) -> None:
     parts[kind, 0] = total + (parts[kind, 0] if adds else 0)
 
 
-def join(q: Tensor, k: Tensor, v: Tensor, open_parts) -> Tensor:
+def join(q: Tensor, k: Tensor, v: Tensor, partial_sums) -> Tensor:
     joined = torch.cat([q, k, v], dim=1)
-    parts, adds = open_parts((1, 1, joined.size(1)), joined.device)
+    parts, adds = partial_sums((1, 1, joined.size(1)), joined.device)
     add_part(parts, 0, joined.float().sum(0), adds)
     return joined
 
 
-def run_gelu_backward(dy: Tensor, x: Tensor, open_parts) -> Tensor:
+def run_gelu_backward(dy: Tensor, x: Tensor, partial_sums) -> Tensor:
     dx = torch.ops.aten.gelu_backward(dy.contiguous(), x, approximate="tanh")
-    parts, adds = open_parts((1, 1, x.size(1)), x.device)
+    parts, adds = partial_sums((1, 1, x.size(1)), x.device)
     add_part(parts, 0, dx.float().sum(0), adds)
     return dx
 

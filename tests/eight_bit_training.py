@@ -1,0 +1,46 @@
+"""What eight bits cost a training, on a CPU and at any width.
+
+python -m tests.eight_bit_training train FLAGS      `albert-ds train`; its JSON may ask for fp8
+python -m tests.eight_bit_training compare A B ...  pairs of runs on one text: B's loss less A's
+"""
+
+import json
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+
+def train(argv: list[str]) -> int:
+    from albert_ds import train as trainer
+    from albert_ds.settings import shared
+    from tests.eight_bits import emulated
+
+    with emulated(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared, "check_eight_bits", lambda *_, **__: None)
+        return trainer.main(argv)
+
+
+def read_losses(run: str) -> dict[int, float]:
+    """The MLM loss by step, each a mean since the line before."""
+    lines = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["mlm_loss"] for line in lines if "mlm_loss" in line}
+
+
+def compare(runs: list[str]) -> int:
+    for pair in zip(runs[::2], runs[1::2], strict=True):
+        first, second = map(read_losses, pair)
+        steps = sorted(first.keys() & second.keys())
+        parts = {"all": steps, "the last tenth": [n for n in steps if n > 0.9 * steps[-1]]}
+        for name, part in parts.items():
+            gap = fmean(second[n] - first[n] for n in part)
+            means = (fmean(losses[n] for n in part) for losses in (first, second))
+            print(f"{' '.join(pair)}: {name} of {steps[-1]} steps:", end=" ")
+            print("{:.4f}, {:.4f} nats; {:+.4f}".format(*means, gap))
+    return 0
+
+
+if __name__ == "__main__":
+    command, *rest = sys.argv[1:]
+    sys.exit({"train": train, "compare": compare}[command](rest))
