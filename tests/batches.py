@@ -61,7 +61,7 @@ def concatenate(samples: list[dict]) -> MicroBatch:
         masked=len(tensors["masked_positions"]),
         pairs=sum(label != IGNORED for label in labels),
         unpaired=sum(label == IGNORED for label in labels),
-        truncated_tokens=0,
+        unused_tokens=0,
         available=int(starts[-1]),
         sample_ids=list(range(len(samples))),
     )

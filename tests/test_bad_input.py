@@ -47,7 +47,7 @@ def find_faults(folder: Path, argv: list[str], *words: str) -> list[str]:
 def refuse(data, tmp_path, monkeypatch):
     """What is wrong with how `train` of one or two ranks refuses these flags with these words."""
     # The second rank never comes to be told.
-    monkeypatch.setattr("albert_ds.process.rendezvous.TELLING", timedelta(0))
+    monkeypatch.setattr("albert_ds.process.rendezvous.NOTIFY_TIMEOUT", timedelta(0))
 
     def find(*words: str, ranks: int = 2, **flags) -> list[str]:
         for name, value in LAUNCHED.items() if ranks == 2 else ():

@@ -8,7 +8,7 @@ import sysconfig
 import pytest
 
 from albert_ds.__main__ import COMMANDS, main, run
-from albert_ds.base.cli import Number, Parser, flags_of, require
+from albert_ds.base.cli import Parser, Range, flags_of, require
 from albert_ds.base.errors import UserError
 from albert_ds.commands import path, recipes
 from albert_ds.settings.pretrain import RunConfig, build_parser
@@ -131,7 +131,7 @@ def faults_of(action: argparse.Action) -> list[str]:
     faults = [] if len(meaning) > 3 else ["does not say what it does"]
     if not action.option_strings:
         return faults
-    is_number = isinstance(action.type, Number) or action.type in (int, float)
+    is_number = isinstance(action.type, Range) or action.type in (int, float)
     has_default = action.default not in (None, argparse.SUPPRESS) or "default:" in text
     if is_number and action.metavar is None:
         faults.append("does not say its unit")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from albert_ds import __main__ as albert_ds
-from albert_ds.base.cli import Number, Parser
+from albert_ds.base.cli import Parser, Range
 from albert_ds.base.errors import UserError
 from tests.conftest import ROOT
 from tests.models import copy_old_run, run_export
@@ -122,7 +122,7 @@ def check_script(script: str, words: list[str]) -> None:
 def parse(program: str, words: list[str]) -> None:
     parser = parser_for(program)
     for action in list_actions(parser):
-        if not isinstance(action.type, Number):
+        if not isinstance(action.type, Range):
             action.type = None  # a file need not exist
     if "..." in words:
         assert {word for word in words if word.startswith("--")} <= flags_of(program)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import albert_ds
-from albert_ds.base.cli import Number
+from albert_ds.base.cli import Range
 from albert_ds.base.errors import UserError
 from albert_ds.data.segments import DRAWS
 from albert_ds.data.shards import open_shards
@@ -162,7 +162,7 @@ class SignOfMomentum(torch.optim.Optimizer):
 def train_with_sign(rank: int, words: list) -> tuple[int, str]:
     OPTIMIZERS["Sign"] = Kind(
         build=SignOfMomentum,
-        params={**PARAMS, "momentum": Number(low=0, below=1)},
+        params={**PARAMS, "momentum": Range(ge=0, lt=1)},
         moments=lambda group: ("exp_avg",),
     )
     done = run_command("train", *words)

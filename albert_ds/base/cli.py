@@ -30,21 +30,21 @@ from albert_ds.base.files import may_replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Number:
+class Range:
     """A range of finite numbers: the type of a flag, and the check of the field that it fills."""
 
-    low: float | None = None  # smallest value allowed
-    above: float | None = None  # or: a bound that is not allowed itself
-    high: float | None = None
-    below: float | None = None
-    whole: bool = False
+    ge: float | None = None  # greater or equal
+    gt: float | None = None  # greater
+    le: float | None = None  # less or equal
+    lt: float | None = None  # less
+    is_integer: bool = False
 
     def __call__(self, text: str) -> int | float:
         """Read a typed value; raise ArgumentTypeError for text that is no number in the range."""
         try:
-            value = int(text) if self.whole else float(text)
+            value = int(text) if self.is_integer else float(text)
         except ValueError:
-            kind = "a whole number" if self.whole else "a number"
+            kind = "a whole number" if self.is_integer else "a number"
             raise argparse.ArgumentTypeError(f"{text}: must be {kind}, {self}") from None
         if value not in self:
             raise argparse.ArgumentTypeError(f"{text}: must be {self}")
@@ -54,29 +54,29 @@ class Number:
         is_finite = isinstance(value, int) or math.isfinite(value)
         return (
             is_finite
-            and (self.low is None or value >= self.low)
-            and (self.above is None or value > self.above)
-            and (self.high is None or value <= self.high)
-            and (self.below is None or value < self.below)
+            and (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
         )
 
     def __str__(self) -> str:
         words = {
-            "at least": self.low,
-            "above": self.above,
-            "at most": self.high,
-            "below": self.below,
+            "at least": self.ge,
+            "above": self.gt,
+            "at most": self.le,
+            "below": self.lt,
         }
         bounds = [f"{how} {_show(bound)}" for how, bound in words.items() if bound is not None]
         return " and ".join(bounds) or "finite"
 
 
-def whole(low: int, high: int | None = None) -> Number:
+def integer(low: int, high: int | None = None) -> Range:
     """The whole numbers from `low` on, up to `high` if it is given."""
-    return Number(low=low, high=high, whole=True)
+    return Range(ge=low, le=high, is_integer=True)
 
 
-natural, positive = whole(0), whole(1)
+non_negative, positive = integer(0), integer(1)
 
 
 def utf8(text: str) -> str:
@@ -114,7 +114,7 @@ class Flag:
     """How the command line fills a field."""
 
     help: str  # what it does
-    type: Callable[[str], Any] = str  # a `Number` also checks the range
+    type: Callable[[str], Any] = str  # a `Range` also checks the range
     choices: Iterable[str] | None = None
     nargs: str | None = None
     metavar: str | None = None  # the unit of a number, or what a word names
@@ -159,7 +159,7 @@ def check_ranges(config: Any) -> None:
     for name, declared in flags_of(config).items():
         value, choices = getattr(config, name), declared.choices
         where = f"{declared.name or as_flag(name)} {value}: must be"
-        if isinstance(declared.type, Number) and value is not None and value not in declared.type:
+        if isinstance(declared.type, Range) and value is not None and value not in declared.type:
             raise UserError(f"{where} {declared.type}")
         if choices is not None and value not in (None, *choices):
             raise UserError(f"{where} one of {', '.join(choices)}")

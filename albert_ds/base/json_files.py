@@ -6,7 +6,7 @@
     {"key": schema}     an object
     [schema]            a list of any length; with more schemas, a list of that length
     (schema, ...)       one of these
-    Number, bool, str   a number in a range, true or false, a text; also dict, list
+    Range, bool, str    a number in a range, true or false, a text; also dict, list
     any other value     this value
 """
 
@@ -15,7 +15,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from albert_ds.base.cli import Number, log_line, natural
+from albert_ds.base.cli import Range, log_line, non_negative
 from albert_ds.base.errors import DamagedData, UserError
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ def read_lines(path: Path) -> list[dict]:
         for line in file:
             try:
                 record = parse_json(line, path.name)
-                check(record, {"step": natural}, path.name)
+                check(record, {"step": non_negative}, path.name)
                 found.append(record)
             except UserError:
                 left_out += 1
@@ -104,9 +104,9 @@ def read_lines(path: Path) -> list[dict]:
 def build(kind: type[T], record: Any, name: str) -> T:
     """The dataclass of a JSON object, whose types and names are those of the fields."""
     types = {
-        int: Number(whole=True),
-        int | None: (Number(whole=True), None),
-        float: Number(),
+        int: Range(is_integer=True),
+        int | None: (Range(is_integer=True), None),
+        float: Range(),
         bool: bool,
         str: str,
         tuple[str, ...]: [str],
@@ -154,8 +154,8 @@ def _fits(value: Any, schema: Any) -> bool:
         return any(_fits(value, each) for each in schema)
     if isinstance(schema, type):
         return isinstance(value, schema)
-    if isinstance(schema, Number):
-        kinds = int if schema.whole else int | float  # 2.0 is no whole number
+    if isinstance(schema, Range):
+        kinds = int if schema.is_integer else int | float  # 2.0 is no whole number
         return isinstance(value, kinds) and not isinstance(value, bool) and value in schema
     return type(value) is type(schema) and value == schema
 
@@ -167,8 +167,8 @@ def _describe(schema: Any) -> str:
         return " or ".join(map(_describe, schema))
     if isinstance(schema, type):
         return {bool: "true or false", str: "a text", dict: "an object", list: "a list"}[schema]
-    if isinstance(schema, Number):
-        return f"a {'whole ' if schema.whole else ''}number, {schema}"
+    if isinstance(schema, Range):
+        return f"a {'whole ' if schema.is_integer else ''}number, {schema}"
     if isinstance(schema, dict):
         return "an object"
     if isinstance(schema, list):

@@ -15,7 +15,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from albert_ds.base.cli import Number
+from albert_ds.base.cli import Range
 from albert_ds.base.errors import UserError
 
 SHAPES = ("linear", "cosine", "wsd")  # of the learning rate
@@ -31,7 +31,7 @@ it is left out. A comma keeps the value until the next START; two dots join on a
 """
 
 
-class Varying(Number):
+class Varying(Range):
     """A number, or a schedule of such numbers, which stays text."""
 
     __slots__ = ()
@@ -41,7 +41,7 @@ class Varying(Number):
         for typed in later:
             if "@" not in typed:
                 raise argparse.ArgumentTypeError(f"{text}: {typed!r}: {NO_START}")
-        return text if later or "@" in text else Number.__call__(self, text)
+        return text if later or "@" in text else Range.__call__(self, text)
 
 
 class Point(NamedTuple):

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
-from albert_ds.base.cli import log_line, natural
+from albert_ds.base.cli import log_line, non_negative
 from albert_ds.base.errors import DamagedData, Diverged, MachineFailed, UserError
 from albert_ds.base.files import compute_crc32, open_to_readers, sync_file, write_file
 from albert_ds.base.json_files import check, parse_json, read_json
@@ -58,7 +58,12 @@ class TrainState:
     loss_scale: dict | None  # state of fp16's dynamic loss scaler
 
 
-SCHEMA = {"step": natural, "samples": natural, "updates": natural, "loss_scale": (dict, None)}
+SCHEMA = {
+    "step": non_negative,
+    "samples": non_negative,
+    "updates": non_negative,
+    "loss_scale": (dict, None),
+}
 
 
 def folder_name(step: int) -> str:
@@ -240,12 +245,12 @@ def find_damage(folder: Path, shapes: Shapes | None) -> str | None:
     for file in (*files, STATE):
         if (problem := _find_missing(folder / file)) is not None:
             return problem
-    schema: dict[str, object] = {"step": natural, "crc32": dict.fromkeys(files, natural)}
+    schema: dict[str, object] = {"step": non_negative, "crc32": dict.fromkeys(files, non_negative)}
     if is_step:
         schema |= {**SCHEMA, "step": step_of(folder)}
     try:
         record = parse_json((folder / STATE).read_bytes(), STATE)
-        check(record, {"format": natural}, STATE)
+        check(record, {"format": non_negative}, STATE)
         if record["format"] == FORMAT:
             check(record, schema, STATE)
     except UserError as error:

@@ -53,7 +53,7 @@ class ModelFolder:
 
     def __init__(self, path: Path | str, *, average: bool = False, last: int = 1):
         """Raises UserError if there is no model in the folder."""
-        self.path, self.average, self.last = Path(path), average, last
+        self.path, self.average, self.average_last = Path(path), average, last
         self.is_ours = True
         if not self.path.exists():
             raise UserError(f"{self.path}: no such folder{hint_download(self.path)}")
@@ -101,7 +101,11 @@ class ModelFolder:
         """What reports call the weights: RUN/step-N by its names, or that of a HF folder."""
         root = self.root.resolve().name
         name = f"{root}/{self.checkpoint.name}" if self.checkpoint else root
-        return name + ", average" * self.average + f", mean of {self.last}" * (self.last > 1)
+        return (
+            name
+            + ", average" * self.average
+            + f", mean of {self.average_last}" * (self.average_last > 1)
+        )
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -209,7 +213,7 @@ class ModelFolder:
 
     def read_weights(self) -> Weights:
         """The fp32 tensors of the model, with all its heads, in host memory."""
-        if self.last > 1:
+        if self.average_last > 1:
             return self._read_mean()
         if self.checkpoint is None:
             return self._pretrained_hf[1]
@@ -219,11 +223,11 @@ class ModelFolder:
         """The mean of the weights of a run's newest checkpoints, computed in float64."""
         newest = self.checkpoint if self.root == self.path else None
         is_run = newest is not None and FOLDER_NAME.fullmatch(newest.name)
-        found = list_kept(self.path / "checkpoints")[: self.last] if is_run else []
-        if len(found) < self.last:
+        found = list_kept(self.path / "checkpoints")[: self.average_last] if is_run else []
+        if len(found) < self.average_last:
             raise UserError(
-                f"--average-last {self.last}: must be a pretraining run with as many checkpoints; "
-                f"{self.path} has {len(found)}"
+                f"--average-last {self.average_last}: must be a pretraining run with as many "
+                f"checkpoints; {self.path} has {len(found)}"
             )
         total: Weights = {}
         for folder in found:
@@ -231,7 +235,7 @@ class ModelFolder:
                 raise DamagedData(f"{folder}: {problem}")
             for name, tensor in read_tensors(folder / WEIGHTS).items():
                 total[name] = total.get(name, 0) + tensor.double()
-        return {name: (tensor / self.last).float() for name, tensor in total.items()}
+        return {name: (tensor / self.average_last).float() for name, tensor in total.items()}
 
     def read_pretrained(self) -> tuple[ModelConfig, Weights]:
         """The config and fp32 weights of a pretraining model; UserError for a fine-tuned one."""

@@ -45,7 +45,7 @@ def build_parser() -> cli.Parser:
         "positions to write (default: all; the tokenizer cuts texts to the longest sequence "
         "of training in any case)"
     )
-    add("--max-length", text, "TOKENS", cli.whole(3))
+    add("--max-length", text, "TOKENS", cli.integer(3))
     text = (
         "of the weights in the file; transformers computes in fp32 with either, and the logits are "
         "compared before and after they are rounded"

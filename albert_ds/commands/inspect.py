@@ -35,8 +35,8 @@ FIGURES = (
 TEXT = {
     "language": str,
     "form": str,
-    "counts": dict.fromkeys(COUNTS, cli.natural),
-    "text": {**dict.fromkeys(FIGURES, cli.natural), "merged_examples": [str], "script": str},
+    "counts": dict.fromkeys(COUNTS, cli.non_negative),
+    "text": {**dict.fromkeys(FIGURES, cli.non_negative), "merged_examples": [str], "script": str},
 }
 
 
@@ -48,7 +48,7 @@ def build_parser() -> cli.Parser:
     add("--run", text, "RUN", Path)
     add("--step", "step of --run, from 1 (default: none)", "N", cli.positive)
     add("--split", "which split to look at", choices=("train", "heldout"), default="train")
-    add("--show", "samples to print as text", "SAMPLES", cli.natural, default=2)
+    add("--show", "samples to print as text", "SAMPLES", cli.non_negative, default=2)
     add("--count", "samples to count", "SAMPLES", cli.positive, default=2000)
     cli.add_flags(parser, StreamConfig)
     return parser
@@ -67,7 +67,7 @@ def show_step(run: Path, step: int) -> None:
     config = read_json(path)
     if "stream" not in config:
         raise UserError(f"--run {run}: {path} is not of a pretraining run")
-    check(config, {"data": [str], "data_weights": [cli.Number(above=0)]}, str(path))
+    check(config, {"data": [str], "data_weights": [cli.Range(gt=0)]}, str(path))
     plan = DataPlan.read(config, str(run))
     if step > plan.steps:
         raise UserError(f"--step {step}: {run} has {plan.steps:,} steps")

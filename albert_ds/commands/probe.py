@@ -52,7 +52,7 @@ def build_parser() -> cli.Parser:
         "each of these numbers of layers"
     )
     add("--num-layers", text, "LAYERS", read_span)
-    add("--seed", "seed of masks and swaps", "N", cli.natural, default=0)
+    add("--seed", "seed of masks and swaps", "N", cli.non_negative, default=0)
     add("--output", "JSON file for the same numbers", "FILE", cli.new_file)
     add("--similarity", "measure every layer instead (Figure 1)", action="store_true")
     text = "further checkpoints to measure with --similarity (default: none)"

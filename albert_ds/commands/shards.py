@@ -26,7 +26,7 @@ def build_parser() -> cli.Parser:
     add("--vocab", "spiece.model of `albert-ds vocab`", "FILE", cli.path, required=True)
     add("--output", "folder to write to; is made", "DATA", Path, required=True)
     text = "processes of this machine that build together; for several machines, mpirun"
-    add("--processes", text, "N", cli.whole(1, 1024), default=1)
+    add("--processes", text, "N", cli.integer(1, 1024), default=1)
     cli.add_flags(parser, BuildConfig)
     return parser
 

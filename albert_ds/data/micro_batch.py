@@ -35,7 +35,7 @@ class MicroBatch:
     masked: int  # P
     pairs: int  # sequences with a pair label
     unpaired: int  # sequences whose sop or nsp label is ignored: no pair could be made
-    truncated_tokens: int  # stored tokens left out by a short draw
+    unused_tokens: int  # stored tokens left out by a short draw
     available: int  # stored tokens of these sequences
     sample_ids: list[int]  # positions of the samples in the global stream
     overflows: bool = False  # its shape should be fixed and could not
@@ -116,7 +116,7 @@ def collate(
         masked=len(labels),
         pairs=pairs,
         unpaired=0 if config.objective == "none" else len(samples) - pairs,
-        truncated_tokens=available - used,
+        unused_tokens=available - used,
         available=available,
         sample_ids=sample_ids,
     )

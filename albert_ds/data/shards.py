@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from albert_ds.base.cli import whole
+from albert_ds.base.cli import integer
 from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.base.files import write_file
 from albert_ds.base.json_files import MAX_BYTES, check, parse_json
@@ -44,19 +44,19 @@ INDEX_NAME = "index.json"
 FORMAT = 1
 SPLITS = ("train", "heldout")
 MAX_SHARD_BYTES = 1 << 32  # a rank holds up to eight shards in memory
-_SIZE = whole(0, 1 << 48)
+_SIZE = integer(0, 1 << 48)
 _SHARD = {
     "name": str,
-    "samples": whole(1, MAX_SHARD_BYTES),
+    "samples": integer(1, MAX_SHARD_BYTES),
     "tokens": _SIZE,
-    "bytes": whole(0, MAX_SHARD_BYTES),
+    "bytes": integer(0, MAX_SHARD_BYTES),
     "sha256": str,
 }
 _SPLIT = {"shards": [_SHARD], "samples": _SIZE, "tokens": _SIZE, "documents": _SIZE}
 SCHEMA = {
     "format": FORMAT,
     "splits": dict.fromkeys(SPLITS, _SPLIT),
-    "sequence_length": whole(1, 1 << 20),
+    "sequence_length": integer(1, 1 << 20),
     "token_dtype": ("uint16", "uint32"),
     "vocab_sha256": str,
 }

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
-from albert_ds.base.cli import Number, as_flag, check_ranges, flag, flags_of, positive, whole
+from albert_ds.base.cli import Range, as_flag, check_ranges, flag, flags_of, integer, positive
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import build, check
 from albert_ds.base.schedules import Schedule, Varying, cut, read_schedule
@@ -58,24 +58,27 @@ class StreamConfig:
     sequence_length: int = task(
         "longest sequence, with [CLS] and [SEP]",
         "TOKENS",
-        whole(MIN_SEQUENCE_LENGTH, 1 << 20),
+        integer(MIN_SEQUENCE_LENGTH, 1 << 20),
         default=512,
         shown_default="that of the shards, at most --max-position-embeddings",
     )
     short_fraction: float = 0.1  # share of the sequences that are cut to a random length
     masked_fraction: float = task(
-        "share of a sequence's tokens to predict", "SHARE", Number(above=0, below=1), default=0.15
+        "share of a sequence's tokens to predict", "SHARE", Range(gt=0, lt=1), default=0.15
     )
     max_predictions: int | None = task(
         "largest number of tokens of a sequence to predict; the release takes 20, which is 4 % of "
         "512",
         "TOKENS",
-        whole(1, 1 << 20),
+        integer(1, 1 << 20),
         default=None,
         shown_default="no limit, as in the paper",
     )
     max_ngram: int = task(
-        "largest number of whole words that are masked together", "WORDS", whole(1, 100), default=3
+        "largest number of whole words that are masked together",
+        "WORDS",
+        integer(1, 100),
+        default=3,
     )
     word_boundaries: str = task(
         "what a whole word is: by each script's own use of spaces (scripts), or only a-z continue "
@@ -86,7 +89,7 @@ class StreamConfig:
     seed: int = task(
         "seed of the weights, the data order, the masks and dropout",
         "N",
-        whole(0, (1 << 63) - 1),
+        integer(0, (1 << 63) - 1),
         default=0,
     )
 
@@ -115,7 +118,7 @@ class StreamConfig:
         return stream
 
 
-BATCH_SIZE = whole(1, 1 << 24)
+BATCH_SIZE = integer(1, 1 << 24)
 _STREAM: dict[str, Any] = {name: how.type for name, how in flags_of(StreamConfig).items()}
 # The fields that may change while training, with their ranges.
 VARYING: dict[str, Varying] = {

@@ -10,14 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from albert_ds.base.cli import Number, positive, whole
+from albert_ds.base.cli import Range, integer, positive
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import check, read_json
 from albert_ds.model.config import ModelConfig
 
 AUTO_COUNT = ("auto", positive)
-COUNT = whole(1, 1 << 31)
-SIZE, LIMIT = whole(1, 1 << 40), whole(0, 1 << 40)  # in elements
+COUNT = integer(1, 1 << 31)
+SIZE, LIMIT = integer(1, 1 << 40), integer(0, 1 << 40)  # in elements
 PRECISION = ("fp32", "fp16", "bf16", "float32", "float16", "bfloat16")
 # Every key that is allowed, with its values; all may be absent.
 SCHEMA: dict[str, Any] = {
@@ -43,21 +43,21 @@ SCHEMA: dict[str, Any] = {
     "fp8": {"enabled": bool},  # ours: the blocks' products, beside bf16 (model/fp8.py)
     "fp16": {
         "enabled": bool,
-        "loss_scale": Number(low=0, high=2.0**64),
-        "initial_scale_power": whole(0, 64),
+        "loss_scale": Range(ge=0, le=2.0**64),
+        "initial_scale_power": integer(0, 64),
         "loss_scale_window": COUNT,
         "hysteresis": COUNT,
         "consecutive_hysteresis": bool,
-        "min_loss_scale": Number(above=0, high=2.0**64),
+        "min_loss_scale": Range(gt=0, le=2.0**64),
     },
     "data_types": {"grad_accum_dtype": PRECISION},
     "communication_data_type": PRECISION,
-    "gradient_clipping": Number(low=0, high=1e30),
+    "gradient_clipping": Range(ge=0, le=1e30),
     "train_batch_size": AUTO_COUNT,
     "train_micro_batch_size_per_gpu": AUTO_COUNT,
     "gradient_accumulation_steps": AUTO_COUNT,
     "prescale_gradients": bool,
-    "gradient_predivide_factor": Number(above=0, high=1e30),
+    "gradient_predivide_factor": Range(gt=0, le=1e30),
     "wall_clock_breakdown": bool,
     "steps_per_print": positive,
 }

@@ -23,7 +23,13 @@ from albert_ds.engine.optimizers import OPTIMIZERS, Kind
 from albert_ds.model.encoder import SelfAttention
 from albert_ds.optim.fragments import ParamFragment
 from albert_ds.optim.norms import compute_norms
-from albert_ds.optim.zero import fill_masters, hold_still, init_states, read_layout, use_exact_norms
+from albert_ds.optim.zero import (
+    fill_masters,
+    freeze_fragments,
+    init_states,
+    read_layout,
+    use_exact_norms,
+)
 from albert_ds.parallel.mesh import Mesh, shard, shard_dim
 
 
@@ -99,11 +105,7 @@ class Engine:
         self.deepspeed.backward(loss.view_as(loss), scale_wrt_gas=False)
 
     def update_average(self, updates: int) -> None:
-        """Take the weights after `updates` updates into their average, if there is one.
-
-        Each update's weights count `average` times as much as the next one's; those before the
-        first count nothing.
-        """
+        """Take the weights after `updates` updates into their bias-corrected EMA, if any."""
         if self.average is None:
             return
         share = (1 - self.average) / (1 - self.average**updates)
@@ -124,7 +126,7 @@ class Engine:
         Returns the gradient norm before clipping, and whether the update was applied: a gradient
         that is not finite skips it, on all ranks alike.
         """
-        with hold_still(self.optimizer, [f for f in self.fragments if f.name in idle]):
+        with freeze_fragments(self.optimizer, [f for f in self.fragments if f.name in idle]):
             if self.stage > 0:
                 self.deepspeed.step()
                 norm = self.deepspeed.get_global_grad_norm()
@@ -154,7 +156,7 @@ class Engine:
         return norm
 
 
-def leave_out_the_compiler() -> None:
+def avoid_importing_dynamo() -> None:
     """Nothing here is compiled, and torch's compiler takes seconds to import.
 
     torch's optimizers import it to keep their own methods out of it, DeepSpeed's first backward
@@ -179,7 +181,7 @@ def build_engine(
     In 16 bits the fp32 master weights start from the model's fp32 weights, and the 16-bit weights
     are their roundings. Raises UserError for heads or an optimizer that the device cannot run.
     """
-    leave_out_the_compiler()
+    avoid_importing_dynamo()
     shard_dims = {name: shard_dim(p) for name, p in model.named_parameters()}
     shapes = {name: _whole_shape(p, mesh) for name, p in model.named_parameters()}
     block = ds_config["optimizer"]

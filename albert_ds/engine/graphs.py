@@ -150,7 +150,10 @@ class Graphs:
             self.failure = "".join(traceback.format_exception(error))
             line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             log_line(f"no CUDA graphs from here on, kernels are launched one by one: {line}")
-            graph, fused.FEW = None, fused.MANY  # without graphs torch's operators launch faster
+            graph, fused.MIN_TRITON_ELEMENTS = (
+                None,
+                fused.DEFAULT_MIN_TRITON_ELEMENTS,
+            )  # without graphs torch's operators launch faster
         torch.cuda.set_rng_state(state, device)
         return graph
 

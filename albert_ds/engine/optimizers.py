@@ -12,18 +12,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from albert_ds.base.cli import Number
+from albert_ds.base.cli import Range
 from albert_ds.optim.adam import MOMENTS, build_adamw
 from albert_ds.optim.fused_lamb import build_fused_lamb, refuse_fused_lamb
 from albert_ds.optim.lamb import build_lamb
 from albert_ds.optim.muon import assign, build_muon, is_matrix, muon_moments, refuse_muon
 
-BETA = Number(low=0, below=1)
+BETA = Range(ge=0, lt=1)
 PARAMS: dict[str, Any] = {
-    "lr": ("auto", Number(low=0, high=10)),  # as --learning-rate
+    "lr": ("auto", Range(ge=0, le=10)),  # as --learning-rate
     "betas": [BETA, BETA],
-    "eps": Number(low=0, high=1),
-    "weight_decay": Number(low=0, high=1e30),
+    "eps": Range(ge=0, le=1),
+    "weight_decay": Range(ge=0, le=1e30),
 }
 
 
@@ -73,7 +73,7 @@ OPTIMIZERS = {
     "Muon": Kind(
         build=build_muon,
         # AdamW's: what is no matrix of a block; its rate is "lr" unless stated.
-        params={**PARAMS, "momentum": BETA, "adam_lr": Number(low=0, high=10)},
+        params={**PARAMS, "momentum": BETA, "adam_lr": Range(ge=0, le=10)},
         bind=bind_matrices,
         moments=muon_moments,
         refuse=refuse_muon,
@@ -84,8 +84,8 @@ OPTIMIZERS = {
         params={
             **PARAMS,
             "bias_correction": bool,
-            "max_coeff": Number(low=0, high=1e30),
-            "min_coeff": Number(low=0, high=1e30),
+            "max_coeff": Range(ge=0, le=1e30),
+            "min_coeff": Range(ge=0, le=1e30),
         },
         count=lambda updates, flat: updates,
         refuse=refuse_fused_lamb,

@@ -133,7 +133,7 @@ def _list_results(
 
     Training measures no averaged weights, and of a fine-tuned model it scores the best ones.
     """
-    is_trained = folder.checkpoint is not None and not folder.average and folder.last == 1
+    is_trained = folder.checkpoint is not None and not folder.average and folder.average_last == 1
     weights = folder.checkpoint.name if is_trained else ""
     if folder.head is not None:
         best = _read_object(folder.root / "results.json") if weights == BEST.name else {}

@@ -8,7 +8,7 @@ size, F feed-forward size, L layers, n heads, D = H / n head width.
 from dataclasses import dataclass, replace
 from functools import partial
 
-from albert_ds.base.cli import Number, check_ranges, flag, whole
+from albert_ds.base.cli import Range, check_ranges, flag, integer
 from albert_ds.base.errors import UserError
 from albert_ds.model.projections import FEED_FORWARDS, list_projections
 from albert_ds.model.sharing import (
@@ -25,9 +25,9 @@ from albert_ds.model.sharing import (
 SHAPE = "the model"
 shape = partial(flag, group=SHAPE)
 BY_SIZE = "that of --model"
-WIDTH = whole(1, 1 << 20)
-SMALL = Number(above=0, high=1)
-DROPOUT = Number(low=0, below=1)
+WIDTH = integer(1, 1 << 20)
+SMALL = Range(gt=0, le=1)
+DROPOUT = Range(ge=0, lt=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class ModelConfig:
     num_layers: int = shape(
         "L, layers",
         "LAYERS",
-        whole(1, 10_000),
+        integer(1, 10_000),
         shown_default=f"that of --sharing, if it says it, else {BY_SIZE}",
     )
     # The release's count, which is not H / 64 for xlarge.
@@ -59,7 +59,7 @@ class ModelConfig:
     max_position_embeddings: int = shape(
         "longest sequence that the model can take",
         "TOKENS",
-        whole(1, 1 << 20),
+        integer(1, 1 << 20),
         default=512,
         shown_default=BY_SIZE,
     )
@@ -95,7 +95,7 @@ class ModelConfig:
             )
         # No flag sets these: they come from a config.json.
         ranges = {
-            "vocab_size": whole(1, 10_000_000),
+            "vocab_size": integer(1, 10_000_000),
             "type_vocab_size": WIDTH,
             "initializer_range": SMALL,
             "layer_norm_eps": SMALL,

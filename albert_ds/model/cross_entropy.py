@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from albert_ds.model.config import CACHED_SCORES
-from albert_ds.model.device import takes_kernels
+from albert_ds.model.device import can_use_triton
 
 IGNORED = -100  # the label that counts in no loss and no accuracy
 
@@ -32,7 +32,7 @@ def sum_over_vocabulary(logits: Tensor, labels: Tensor, z_loss: bool) -> tuple[T
     """
     if logits.is_cpu:
         return CachedCrossEntropy.apply(logits, labels, z_loss)
-    if not takes_kernels(logits):
+    if not can_use_triton(logits):
         scores = logits.float()
         sums = sum_cross_entropy(scores, labels)
         return (*sums, sum_squares(scores.logsumexp(1), labels)) if z_loss else sums

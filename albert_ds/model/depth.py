@@ -9,12 +9,12 @@ import argparse
 import hashlib
 from functools import cache
 
-from albert_ds.base.cli import Number, whole
+from albert_ds.base.cli import Range, integer
 from albert_ds.base.errors import UserError
 from albert_ds.base.schedules import Schedule, read_schedule
 from albert_ds.model.config import ModelConfig
 
-LAYERS = whole(1, 10_000)
+LAYERS = integer(1, 10_000)
 
 
 class Depths(tuple[int, ...]):
@@ -81,8 +81,8 @@ def read_exits(model: ModelConfig, text: str | None) -> dict[int, float]:
     for word in text.split(",") if text is not None else ():
         layer, is_weighted, weight = word.partition(":")
         try:
-            number = whole(1, model.num_layers - 1)(layer)
-            found = Number(above=0, high=1e3)(weight if is_weighted else "1")
+            number = integer(1, model.num_layers - 1)(layer)
+            found = Range(gt=0, le=1e3)(weight if is_weighted else "1")
         except argparse.ArgumentTypeError as error:
             raise UserError(f"{where}: {word!r}: {error}; LAYER or LAYER:WEIGHT") from None
         if number in exits:

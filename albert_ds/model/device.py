@@ -13,5 +13,5 @@ def has_triton() -> bool:
     return torch.backends.cuda.is_built() and find_spec("triton") is not None
 
 
-def takes_kernels(x: Tensor) -> bool:
+def can_use_triton(x: Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64 and has_triton()

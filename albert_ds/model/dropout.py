@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from albert_ds.model.device import takes_kernels
+from albert_ds.model.device import can_use_triton
 from albert_ds.model.draws import Draws, is_kept
 
 
@@ -44,7 +44,7 @@ def drop(x: Tensor, probability: float, draws: Draws | None = None) -> Tensor:
 
 def drop_rows(x: Tensor, probability: float, seeds: Tensor, number: int) -> Tensor:
     """On CUDA: dropout of x [N, H] by a seed of each row, int64 [N], to which `number` is added."""
-    if takes_kernels(x):
+    if can_use_triton(x):
         from albert_ds.model import kernels  # imports Triton
 
         return kernels.Drop.apply(x, probability, seeds, number)

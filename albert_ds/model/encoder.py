@@ -23,11 +23,11 @@ from albert_ds.model.config import ModelConfig
 from albert_ds.model.draws import Draws
 from albert_ds.model.fused import (
     Linear,
-    gains_by_kernels,
+    is_faster_in_triton,
     linear,
     linear_gelu,
     linear_heads,
-    open_sums,
+    share_gradients,
 )
 from albert_ds.model.per_layer import ResidualNorm, build_per_layer
 
@@ -133,7 +133,7 @@ class AttentionBlock(nn.Module):
         sums: Mapping | None = None,
         draws: Draws | None = None,
     ) -> Tensor:
-        """[N, H] -> [R, H]; [N, H] without output positions. With `sums` (`open_sums`) fused.
+        """[N, H] -> [R, H]; [N, H] without output positions. With `sums` (`share_gradients`) fused.
 
         draws: of the rows that come out, at the first of two sites.
         """
@@ -147,7 +147,7 @@ class AttentionBlock(nn.Module):
         return end_block(self, needed, mixed, own, after)
 
     def tensors(self, joined: tuple[Tensor, Tensor]) -> list[tuple[Tensor, ...]]:
-        """Groups of `open_sums`."""
+        """Groups of `share_gradients`."""
         last, norm = self.self_attention.output, self.layer_norm
         return [joined, (last.weight, norm.weight, norm.bias, last.bias)]
 
@@ -168,14 +168,14 @@ class FeedForwardBlock(nn.Module):
         sums: Mapping | None = None,
         draws: Draws | None = None,
     ) -> Tensor:
-        """[N, H] -> [N, H]. With `sums` (of `open_sums`) fused."""
+        """[N, H] -> [N, H]. With `sums` (of `share_gradients`) fused."""
         if sums is not None:
             inner, x = linear_gelu(x, self.feed_forward.up, sums)
             return self.layer_norm.after(x, inner, self.feed_forward.down, draws, sums)
         return end_block(self, x, self.feed_forward(x, own), own, draws)
 
     def tensors(self) -> list[tuple[Tensor, ...]]:
-        """Groups of `open_sums`."""
+        """Groups of `share_gradients`."""
         up, last, norm = self.feed_forward.up, self.feed_forward.down, self.layer_norm
         return [(up.weight, up.bias), (last.weight, norm.weight, norm.bias, last.bias)]
 
@@ -239,7 +239,7 @@ class Encoder(nn.Module):
         layer is computed for these alone, and its state is [R, H]. None: all.
         """
         joined = [block.self_attention.join_projections() for block in self.attention]
-        x, sums = self._open_sums(x, joined)
+        x, sums = self._share_gradients(x, joined)
         states, embedded = [x], x
         for layer, (a, f) in enumerate(self.plan):
             last_positions = output_positions if layer + 1 == len(self.plan) else None
@@ -260,14 +260,14 @@ class Encoder(nn.Module):
             states.append(x)
         return states
 
-    def _open_sums(
+    def _share_gradients(
         self, x: Tensor, joined: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Mapping | None]:
-        """`open_sums` for the blocks that several layers share; None if no block runs fused."""
+        """`share_gradients` of the blocks that several layers share; None if none runs fused."""
         eight_bits = self.eight_bits and self.training
         is_plain = isinstance(self.ffn[0].feed_forward, FeedForward)
         assert is_plain or not eight_bits, "products in eight bits are of the plain form alone"
-        is_fused = is_plain and not len(self.own) and gains_by_kernels(x)
+        is_fused = is_plain and not len(self.own) and is_faster_in_triton(x)
         if not eight_bits and not is_fused:
             return x, None
         groups: tuple[list[tuple[Tensor, ...]], list] = [], []  # shared, alone
@@ -278,7 +278,7 @@ class Encoder(nn.Module):
             groups[attention[number] <= 1].extend(block.tensors(joined[number]))
         for number, block in enumerate(self.ffn):
             groups[ffn[number] <= 1].extend(block.tensors())
-        return open_sums(x, *groups, eight_bits=eight_bits)
+        return share_gradients(x, *groups, eight_bits=eight_bits)
 
     def _run_layer(self, attention, ffn, x: Tensor, *tokens) -> Tensor:
         # Never the reentrant form: it fires the gradient hook of a shared weight once per layer,

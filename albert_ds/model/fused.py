@@ -14,21 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from albert_ds.model.device import takes_kernels
+from albert_ds.model.device import can_use_triton
 from albert_ds.model.draws import Draws
 from albert_ds.model.dropout import drop
 
 # Fewer values than these the device passes over faster than the host launches a kernel of Triton.
 # On an H100 torch's operators are faster for base up to 32 sequences of 512 tokens, and slower
 # from 48 on.
-MANY: int = 1 << 24
-FEW: int = MANY
+DEFAULT_MIN_TRITON_ELEMENTS: int = 1 << 24
+MIN_TRITON_ELEMENTS: int = DEFAULT_MIN_TRITON_ELEMENTS
 # A large weight's gradient on a CPU is summed over pieces of so many rows (docs/notebook/log.md).
 PIECE, LARGE = 512, 1 << 19
 
 
-def gains_by_kernels(x: Tensor) -> bool:
-    return takes_kernels(x) and x.numel() >= FEW
+def is_faster_in_triton(x: Tensor) -> bool:
+    return can_use_triton(x) and x.numel() >= MIN_TRITON_ELEMENTS
 
 
 def residual_norm(
@@ -41,14 +41,14 @@ def residual_norm(
     draws: Draws | None,
 ) -> Tensor:
     """LN(x + dropout(added)): [N, H] and [N, H] -> [N, H]."""
-    if not gains_by_kernels(x):
+    if not is_faster_in_triton(x):
         return F.layer_norm(x + drop(added, dropout, draws), weight.shape, weight, bias, eps)
     from albert_ds.model import kernels  # imports Triton
 
     return kernels.ResidualNorm.apply(x, added, weight, bias, eps, dropout, draws)
 
 
-def open_sums(
+def share_gradients(
     x: Tensor,
     groups: list[tuple[Tensor, ...]],
     alone: list[tuple[Tensor, ...]],
@@ -67,10 +67,10 @@ def open_sums(
     for number, (weight, *vectors) in enumerate([*groups, *alone] if eight_bits else groups):
         eight = fp8.quantise(weight.detach(), fp8.E4M3) if eight_bits else None
         tensors = (weight, *vectors) if number < len(groups) else ()
-        sums[weight] = fused_block.Sums(*tensors, eight=eight)
+        sums[weight] = fused_block.SharedGradients(*tensors, eight=eight)
     tensors = [tensor for group in groups for tensor in group]
     of_groups = [sums[group[0]] for group in groups]
-    return fused_block.GiveSums.apply(x, of_groups, *tensors), sums
+    return fused_block.ReturnSharedGradients.apply(x, of_groups, *tensors), sums
 
 
 def linear_heads(x: Tensor, weight: Tensor, bias: Tensor, sums: Mapping) -> tuple[Tensor, ...]:
@@ -106,7 +106,7 @@ def linear_norm(
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x W^T + b: x [N, in], W [out, in], b [out] -> [N, out]."""
-    if gains_by_kernels(x):
+    if is_faster_in_triton(x):
         from albert_ds.model import kernels
 
         return kernels.Linear.apply(x, weight, bias)

@@ -6,7 +6,7 @@
 The first of two also returns x, for the residual of the second alone. So the gradient of the
 residual arrives where the product for x's other gradient is made, which adds it: in place, as it is
 fresh memory of `LinearNorm`. Gradients of a block that layers share are summed where they are made,
-too (`Sums`).
+too (`SharedGradients`).
 Shapes: N tokens, H hidden, F feed-forward.
 """
 
@@ -26,7 +26,7 @@ from albert_ds.model.kernels import (
 )
 
 
-class Sums:
+class SharedGradients:
     """The gradients of a weight and of vectors beside it, summed over the layers that share them.
 
     Each layer adds its own: to the weight's in the product, to the vectors' in fp32 parts of sums.
@@ -45,7 +45,9 @@ class Sums:
             return fp8.multiply(x, self._eight, bias)
         return torch.addmm(bias, x, weight.T), [x, weight]
 
-    def open_parts(self, shape: tuple[int, int, int], device: torch.device) -> tuple[Tensor, bool]:
+    def partial_sums(
+        self, shape: tuple[int, int, int], device: torch.device
+    ) -> tuple[Tensor, bool]:
         """Room for the parts of a layer's sums, and whether to add to what is there."""
         adds = self._parts is not None
         if self._parts is None:
@@ -56,7 +58,7 @@ class Sums:
         """The gradients of a layer from dy [N, out] and what `multiply` kept.
 
         First x's, added to dx if given; then the weight's and the vectors', None each if other
-        layers add to them, for `GiveSums`.
+        layers add to them, for `ReturnSharedGradients`.
         """
         assert self._parts is not None
         if self._eight is not None:
@@ -78,11 +80,11 @@ class Sums:
         return [weight, *add_parts(parts, weight.dtype)]
 
 
-class GiveSums(torch.autograd.Function):
+class ReturnSharedGradients(torch.autograd.Function):
     """x before the first layer; backwards also the sums, complete as the gradient of x is."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, sums: list[Sums], *tensors: Tensor) -> Tensor:
+    def forward(ctx, x: Tensor, sums: list[SharedGradients], *tensors: Tensor) -> Tensor:
         ctx.sums = sums
         return x.view_as(x)
 
@@ -96,8 +98,8 @@ class LinearHeads(torch.autograd.Function):
     """q, k, v = x W^T + b, and x: x [N, H], W [3H, H], b [3H] -> four of [N, H]."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, shared: Sums | None) -> tuple[Tensor, ...]:
-        ctx.sums = shared or Sums()
+    def forward(ctx, x, weight, bias, shared: SharedGradients | None) -> tuple[Tensor, ...]:
+        ctx.sums = shared or SharedGradients()
         y, kept = ctx.sums.multiply(x, weight, bias)
         ctx.save_for_backward(*kept)
         return *y.chunk(3, dim=1), x.view_as(x)
@@ -105,7 +107,7 @@ class LinearHeads(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dq: Tensor, dk: Tensor, dv: Tensor, dx: Tensor):
-        dy = join(dq, dk, dv, ctx.sums.open_parts)
+        dy = join(dq, dk, dv, ctx.sums.partial_sums)
         return *ctx.sums.go_back(dy, ctx.saved_tensors, dx), None
 
 
@@ -113,8 +115,8 @@ class LinearGelu(torch.autograd.Function):
     """gelu(x W^T + b), and x: x [N, H], W [F, H], b [F] -> [N, F], [N, H]."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, shared: Sums | None) -> tuple[Tensor, Tensor]:
-        ctx.sums = shared or Sums()
+    def forward(ctx, x, weight, bias, shared: SharedGradients | None) -> tuple[Tensor, Tensor]:
+        ctx.sums = shared or SharedGradients()
         inner, kept = ctx.sums.multiply(x, weight, bias)
         ctx.save_for_backward(*kept, inner)
         return F.gelu(inner, approximate="tanh"), x.view_as(x)
@@ -123,7 +125,7 @@ class LinearGelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy: Tensor, dx: Tensor):
         *kept, inner = ctx.saved_tensors
-        dinner = run_gelu_backward(dy, inner, ctx.sums.open_parts)
+        dinner = run_gelu_backward(dy, inner, ctx.sums.partial_sums)
         return *ctx.sums.go_back(dinner, kept, dx), None
 
 
@@ -132,7 +134,7 @@ class LinearNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, y, weight, gain, shift, bias, eps: float, p: float, draws, shared):
-        ctx.sums = shared or Sums()
+        ctx.sums = shared or SharedGradients()
         added, kept = ctx.sums.multiply(y, weight, bias)
         out, *of_norm = run_norm(ctx, x, added, gain, shift, eps, p, draws)
         ctx.save_for_backward(*kept, *of_norm)
@@ -143,6 +145,6 @@ class LinearNorm(torch.autograd.Function):
     def backward(ctx, dout: Tensor):
         *kept, total, gain, mean, rstd = ctx.saved_tensors
         shape = 3, count_programs(dout.device), dout.size(1)
-        parts, adds = ctx.sums.open_parts(shape, dout.device)
+        parts, adds = ctx.sums.partial_sums(shape, dout.device)
         dx, dadded = run_norm_backward(ctx, dout, parts, adds, total, gain, mean, rstd)
         return dx, *ctx.sums.go_back(dadded, kept), None, None, None, None

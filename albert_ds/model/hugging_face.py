@@ -24,7 +24,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from albert_ds.base.cli import Number
+from albert_ds.base.cli import Range
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import check
 from albert_ds.model.config import ModelConfig
@@ -54,25 +54,25 @@ MODULES = (
 NORMS = {"attention": "attention.LayerNorm", "ffn": "full_layer_layer_norm"}  # of a layer's blocks
 # Config fields: ours -> theirs, range. Their other dropout, sharing and pair_head are derived.
 FIELDS = {
-    "vocab_size": ("vocab_size", Number(whole=True)),
-    "embedding_size": ("embedding_size", Number(whole=True)),
-    "hidden_size": ("hidden_size", Number(whole=True)),
-    "num_layers": ("num_hidden_layers", Number(whole=True)),
-    "num_heads": ("num_attention_heads", Number(whole=True)),
-    "ffn_size": ("intermediate_size", Number(whole=True)),
-    "max_position_embeddings": ("max_position_embeddings", Number(whole=True)),
-    "type_vocab_size": ("type_vocab_size", Number(whole=True)),
-    "dropout": ("hidden_dropout_prob", Number()),
-    "initializer_range": ("initializer_range", Number()),
-    "layer_norm_eps": ("layer_norm_eps", Number()),
+    "vocab_size": ("vocab_size", Range(is_integer=True)),
+    "embedding_size": ("embedding_size", Range(is_integer=True)),
+    "hidden_size": ("hidden_size", Range(is_integer=True)),
+    "num_layers": ("num_hidden_layers", Range(is_integer=True)),
+    "num_heads": ("num_attention_heads", Range(is_integer=True)),
+    "ffn_size": ("intermediate_size", Range(is_integer=True)),
+    "max_position_embeddings": ("max_position_embeddings", Range(is_integer=True)),
+    "type_vocab_size": ("type_vocab_size", Range(is_integer=True)),
+    "dropout": ("hidden_dropout_prob", Range()),
+    "initializer_range": ("initializer_range", Range()),
+    "layer_norm_eps": ("layer_norm_eps", Range()),
 }
 # What a config.json of theirs must say.
 SCHEMA = {
     "model_type": "albert",
     "hidden_act": ("gelu_new", "gelu_pytorch_tanh"),  # "gelu" is the erf form
     "inner_group_num": 1,
-    "num_hidden_groups": Number(whole=True),
-    "attention_probs_dropout_prob": Number(),  # the other's
+    "num_hidden_groups": Range(is_integer=True),
+    "attention_probs_dropout_prob": Range(),  # the other's
     **dict(FIELDS.values()),
 }
 ENCODER = "albert."

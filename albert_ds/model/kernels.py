@@ -31,7 +31,7 @@ VARYING = {
 
 # Gives room of a shape [K, programs, width] for fp32 parts of sums, and whether to add to what is
 # there.
-OpenParts = Callable[[tuple[int, int, int], torch.device], tuple[Tensor, bool]]
+PartialSums = Callable[[tuple[int, int, int], torch.device], tuple[Tensor, bool]]
 
 
 # A launch costs the host more than a small kernel costs the device, and `triton.cdiv` and questions
@@ -331,21 +331,21 @@ def sum_rows(x: Tensor) -> Tensor:
     return add_parts(parts, x.dtype).squeeze(0)
 
 
-def run_gelu_backward(dy: Tensor, x: Tensor, open_parts: OpenParts) -> Tensor:
+def run_gelu_backward(dy: Tensor, x: Tensor, partial_sums: PartialSums) -> Tensor:
     """The gradient of x from that of gelu(x), and parts of its sum over rows: [N, F] each."""
     dx, (rows, width) = torch.empty_like(x), x.shape
     grid = cut_tiles(width, 1, x.device)
-    parts, adds = open_parts((1, grid[1], width), x.device)
+    parts, adds = partial_sums((1, grid[1], width), x.device)
     _gelu_backward[grid](dy.contiguous(), x, dx, parts, rows, width, SUM_ROWS, SUM_COLUMNS, adds)
     return dx
 
 
-def join(q: Tensor, k: Tensor, v: Tensor, open_parts: OpenParts) -> Tensor:
+def join(q: Tensor, k: Tensor, v: Tensor, partial_sums: PartialSums) -> Tensor:
     """Three of [N, H] side by side, [N, 3H], and parts of its sum over rows."""
     rows, width = q.shape
     joined = q.new_empty(rows, 3 * width)
     grid = cut_tiles(width, 3, q.device)
-    parts, adds = open_parts((1, grid[1], 3 * width), q.device)
+    parts, adds = partial_sums((1, grid[1], 3 * width), q.device)
     three = (x.contiguous() for x in (q, k, v))
     _join[grid](*three, joined, parts, rows, width, SUM_ROWS, SUM_COLUMNS, adds)
     return joined

@@ -31,7 +31,7 @@ from albert_ds.model.fused import linear_norm, residual_norm
 from albert_ds.model.projections import PROJECTIONS, list_projections
 from albert_ds.model.sharing import ADDITIONS, find_loops, read_additions
 
-OWN = "albert.encoder.own."  # what the names of these parameters begin with, before the layer
+PER_LAYER_PREFIX = "albert.encoder.own."  # of these parameters; the layer comes next
 
 
 class ResidualNorm(nn.LayerNorm):
@@ -139,9 +139,13 @@ def build_per_layer(config: ModelConfig) -> nn.ModuleList:
     return nn.ModuleList(PerLayer(config, begins_loop=n in loops) for n in range(layers))
 
 
-def find_idle(names: Iterable[str], running: list[int]) -> set[str]:
+def find_unused_parameters(names: Iterable[str], running: list[int]) -> set[str]:
     """Those of the parameters that layers have of their own which do not run."""
-    own = ((name, name.removeprefix(OWN)) for name in names if name.startswith(OWN))
+    own = (
+        (name, name.removeprefix(PER_LAYER_PREFIX))
+        for name in names
+        if name.startswith(PER_LAYER_PREFIX)
+    )
     return {name for name, rest in own if int(rest.partition(".")[0]) not in running}
 
 
@@ -161,7 +165,11 @@ def fold(config: ModelConfig, state: dict[str, Tensor]) -> tuple[ModelConfig, di
             folded |= {
                 name.replace(old, new): x for name, x in state.items() if name.startswith(old)
             }
-    own = [(name, *name.removeprefix(OWN).split(".")) for name in state if name.startswith(OWN)]
+    own = [
+        (name, *name.removeprefix(PER_LAYER_PREFIX).split("."))
+        for name in state
+        if name.startswith(PER_LAYER_PREFIX)
+    ]
     # A norm takes the place of another one; a factor also multiplies what was added.
     order = ("layer_norm", "input", *PROJECTIONS, "result")
     full = {name: f"{part.module}.{name}" for name, part in PROJECTIONS.items()}

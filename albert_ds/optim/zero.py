@@ -113,7 +113,9 @@ def fill_masters(fragments: list[ParamFragment], weights: dict[str, Tensor]) -> 
 
 
 @contextmanager
-def hold_still(optimizer: torch.optim.Optimizer, fragments: list[ParamFragment]) -> Generator[None]:
+def freeze_fragments(
+    optimizer: torch.optim.Optimizer, fragments: list[ParamFragment]
+) -> Generator[None]:
     """Within the block, the optimizer's steps leave these fragments and their moments as they are.
 
     A zero gradient alone would not: moments fade, and weights decay.
@@ -127,7 +129,7 @@ def hold_still(optimizer: torch.optim.Optimizer, fragments: list[ParamFragment])
                 if isinstance(held, Tensor) and held.shape == flat.shape:
                     yield held.view(-1)[fragment.in_flat]
 
-    def put_back(*_) -> None:
+    def restore(*_) -> None:
         for view, old in zip(views(), kept, strict=True):
             view.copy_(old)
         kept.clear()
@@ -137,7 +139,7 @@ def hold_still(optimizer: torch.optim.Optimizer, fragments: list[ParamFragment])
         before = optimizer.register_step_pre_hook(
             lambda *_: kept.extend(x.clone() for x in views())
         )
-        hooks = [before, optimizer.register_step_post_hook(put_back)]
+        hooks = [before, optimizer.register_step_post_hook(restore)]
     yield
     for hook in hooks:
         hook.remove()

@@ -27,7 +27,7 @@ class Counts:
     masked: int = 0
     pairs: int = 0  # sequence pairs with a label
     unpaired: int = 0  # sequences whose label is ignored
-    truncated_tokens: int = 0  # stored tokens that a shortened sequence left out
+    unused_tokens: int = 0  # stored tokens that a shortened sequence left out
     available: int = 0  # stored tokens of the sequences drawn
 
     @classmethod

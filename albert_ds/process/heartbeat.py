@@ -22,12 +22,12 @@ from albert_ds.process.quiet import name_log
 from albert_ds.process.rendezvous import list_ranks, open_store
 from albert_ds.process.world import World
 
-INTERVAL = 1.0  # seconds between two beats
-PROMPT = 0.05  # seconds between two beats of a rank that has come to its end
-SILENCE = 30.0  # seconds without a beat after which a rank counts as dead
-LOST = 5.0  # the same after a collective has failed because a peer is gone
-TOGETHER = 2.0  # seconds in which all ranks come to an ending that is not one rank's alone
-WRITING = 10.0  # seconds in which rank 0 writes exit.json
+INTERVAL_SECONDS = 1.0  # between two beats
+PROMPT_SECONDS = 0.05  # between two beats of a rank that has come to its end
+SILENCE_SECONDS = 30.0  # without a beat after which a rank counts as dead
+LOST_SECONDS = 5.0  # the same after a collective has failed because a peer is gone
+TOGETHER_SECONDS = 2.0  # in which all ranks come to an ending that is not one rank's alone
+WRITING_SECONDS = 10.0  # in which rank 0 writes exit.json
 FAILED = (RuntimeError, ValueError)  # raised by a store whose host is gone (DistError too)
 
 
@@ -72,13 +72,13 @@ class Monitor:
         failures = [rank for rank, ending in causes.items() if not ending.is_orderly]
         if len(causes) == len(self._beats):
             return causes[failures[0] if failures else 0]
-        if failures and self._ended > TOGETHER:
+        if failures and self._ended > TOGETHER_SECONDS:
             code, reason, _ = causes[failures[0]]
             return Ending(code, f"{self._name(failures[:1])}: {reason}")
         # The collectives of a rank have failed, or a rank is done.
         secondary = next((e for e in endings.values() if e.is_secondary and not failures), None)
-        allowed = LOST if secondary else min(SILENCE, self._timeout)
-        patience = 2 * LOST if secondary else self._timeout
+        allowed = LOST_SECONDS if secondary else min(SILENCE_SECONDS, self._timeout)
+        patience = 2 * LOST_SECONDS if secondary else self._timeout
         if gone := [rank for rank, silent in enumerate(self._silent) if silent > allowed]:
             what = "is missing" if secondary else f"is missing: no sign of life for {allowed:g} s"
         elif endings and self._ended > patience:
@@ -97,7 +97,7 @@ class Monitor:
     def all_acknowledged(self) -> bool:
         """Whether every rank leaves, or is gone."""
         pairs = zip(self._beats[1:], self._silent[1:], strict=True)
-        return all(beat.is_leaving or silent > LOST for beat, silent in pairs)
+        return all(beat.is_leaving or silent > LOST_SECONDS for beat, silent in pairs)
 
     def _name(self, ranks: list[int]) -> str:
         return f"{list_ranks(ranks)} on {', '.join(sorted({self._hosts[rank] for rank in ranks}))}"
@@ -111,7 +111,7 @@ class Heartbeat:
     ):
         """record: writes exit.json. minutes: --timeout-minutes."""
         self._world, self._run, self._record, self._timeout = world, run, record, 60 * minutes
-        self._silence = min(SILENCE, self._timeout)
+        self._silence = min(SILENCE_SECONDS, self._timeout)
         self._count = 0
         self._host = "its machine"  # of rank 0
         self._mine: Ending | None = None
@@ -141,15 +141,15 @@ class Heartbeat:
         except FAILED:
             while self._world.has_store and self._mine is None:
                 self._silent = float("-inf")  # only the launcher is gone: it is asked to stop
-                time.sleep(INTERVAL)
+                time.sleep(INTERVAL_SECONDS)
         self._finish(ending)
 
     def _watch_rank_0(self) -> None:
         """Ranks above 0: end if rank 0, which hosts the store, stops beating."""
-        while self._world.rank > 0 and not self._over.wait(INTERVAL):
-            self._silent += INTERVAL
+        while self._world.rank > 0 and not self._over.wait(INTERVAL_SECONDS):
+            self._silent += INTERVAL_SECONDS
             is_secondary = self._mine is not None and self._mine.is_secondary
-            if self._silent > (LOST if is_secondary else self._silence):
+            if self._silent > (LOST_SECONDS if is_secondary else self._silence):
                 self._finish(None)
 
     def _finish(self, ending: Ending | None) -> None:
@@ -177,7 +177,7 @@ class Heartbeat:
                     self._record(ending)
                     store.set("written", "")
                     self._wake.set()
-                    until = time.monotonic() + SILENCE
+                    until = time.monotonic() + SILENCE_SECONDS
             elif monitor.all_acknowledged() or time.monotonic() > until:
                 break
         assert ending is not None
@@ -195,7 +195,7 @@ class Heartbeat:
                 self._silent, last = 0.0, life
         ending = Ending(*json.loads(store.get("ending")))
         with suppress(*FAILED):
-            store.wait(["written"], timedelta(seconds=WRITING))
+            store.wait(["written"], timedelta(seconds=WRITING_SECONDS))
             store.set(f"life/{self._world.rank}", json.dumps(Beat(is_leaving=True)))
             store.check(["ending"])  # `set` does not wait for an answer
         return ending
@@ -212,10 +212,10 @@ class Heartbeat:
             beat = Beat(count=self._count, ending=self._mine)
             store.set(f"life/{self._world.rank}", json.dumps(beat))
             now = time.monotonic()
-            yield min(now - before, 2 * INTERVAL)
+            yield min(now - before, 2 * INTERVAL_SECONDS)
             before = now
-            self._wake.wait(INTERVAL)
-            time.sleep(PROMPT)
+            self._wake.wait(INTERVAL_SECONDS)
+            time.sleep(PROMPT_SECONDS)
 
     def _end_alone(self) -> Ending:
         """The ending of a rank that can no longer hear rank 0."""

@@ -19,7 +19,7 @@ from albert_ds.process.ending import Ending
 from albert_ds.process.world import World, find_gpu_grant, wants_cpu
 
 # While a rank that fails early waits for ranks that still import their libraries, to tell them.
-TELLING = timedelta(seconds=60)
+NOTIFY_TIMEOUT = timedelta(seconds=60)
 SLACK = 1.0  # seconds that torch is given to keep its own timeout
 BACKLOG = 2048  # ranks that may connect at once
 SECRET = "ALBERT_DS_SECRET"  # set by slurm/common.sh
@@ -43,7 +43,7 @@ def host_store(world: World, *, minutes: float):
         what = str(error).splitlines()[0][:160]
     if world.rank == 0:  # another process may be rank 0 too, and host it
         with suppress(dist.DistError):
-            return open_store(world, min(patience, TELLING))
+            return open_store(world, min(patience, NOTIFY_TIMEOUT))
     raise Unreachable(
         f"rank {world.rank} of {world.size} could not connect to {world.address} within "
         f"{minutes:g} min (--timeout-minutes): {what}"
@@ -110,7 +110,7 @@ def join_world(world: World, *, tensor_parallel: int = 1, timeout_minutes: float
     try:
         device = connect_ranks(world, store, {}, timeout_minutes=timeout_minutes)
     except ENDINGS as error:
-        tell_ranks(world, store, Ending(error.code, str(error)))
+        notify_ranks(world, store, Ending(error.code, str(error)))
         raise
     open_groups(world, store, device, timeout_minutes=timeout_minutes)
     return device
@@ -273,9 +273,9 @@ def wait_for_ranks(
             store.set("settings", json.dumps(settings))
         check_settings(settings, json.loads(store.get("settings")) or settings)
         if store.add("ready", 1) == world.size:
-            store.compare_set("met", "", "null")
-        store.wait(["met"], timedelta(minutes=minutes))
-        if failure := json.loads(store.get("met")):
+            store.compare_set("start", "", "null")
+        store.wait(["start"], timedelta(minutes=minutes))
+        if failure := json.loads(store.get("start")):
             code, reason = failure
             raise {error.code: error for error in ENDINGS}.get(code, RuntimeError)(reason)
         kinds = store.multi_get([f"kind/{rank}" for rank in range(world.size)])
@@ -290,25 +290,26 @@ def wait_for_ranks(
     check_kinds([kind.decode() for kind in kinds])
 
 
-def tell_ranks(world: World, store, ending: Ending) -> bool:
+def notify_ranks(world: World, store, ending: Ending) -> bool:
     """Tell the ranks that wait for this one, or will, how it ends; whether they did not know.
 
     store: that of `host_store`, if this rank has come so far. Returns once rank 0 knows; rank
-    0, whose store may be the one, returns once all know. Both wait `TELLING` at most.
+    0, whose store may be the one, returns once all know. Both wait `NOTIFY_TIMEOUT` at most.
     """
     mine, is_news = f"rank {world.rank} on {os.uname().nodename}: {ending.reason}", True
     with suppress(dist.DistError):
-        store = store or open_store(world, TELLING, is_host=world.rank == 0)
-        first = json.loads(store.compare_set("met", "", json.dumps([ending.code, mine])))
+        store = store or open_store(world, NOTIFY_TIMEOUT, is_host=world.rank == 0)
+        first = json.loads(store.compare_set("start", "", json.dumps([ending.code, mine])))
         if world.rank == 0:
             store.set("settings", "null")  # who comes now waits for these first
-            store.set("told/0", "")
-        store.wait(["told/0"], TELLING)
+            store.set("notified/0", "")
+        store.wait(["notified/0"], NOTIFY_TIMEOUT)
         is_news = first is not None and (first[1] == mine or ending.reason not in first[1])
-        told, until = store.add("told", 1), time.monotonic() + TELLING.total_seconds()
-        while world.rank == 0 and told < world.size and time.monotonic() < until:
+        notified = store.add("notified", 1)
+        until = time.monotonic() + NOTIFY_TIMEOUT.total_seconds()
+        while world.rank == 0 and notified < world.size and time.monotonic() < until:
             time.sleep(0.05)
-            told = store.add("told", 0)
+            notified = store.add("notified", 0)
     return is_news
 
 

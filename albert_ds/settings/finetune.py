@@ -122,14 +122,14 @@ class FinetuneConfig(SharedConfig):
     seed: int = what(
         "seed of the head's weights, the order of the examples and dropout; the first of --seeds",
         "N",
-        cli.whole(0, (1 << 63) - 1),
+        cli.integer(0, (1 << 63) - 1),
         default=0,
     )
     seeds: int = what(
         "number of runs. With more than one, each has the next seed and a folder DIR/seed-S, and "
         "DIR/results.json has the median, mean and spread",
         "RUNS",
-        cli.whole(1, 10_000),
+        cli.integer(1, 10_000),
         default=1,
         may_change=True,
     )
@@ -274,7 +274,7 @@ def find_task_model(args) -> Path:
         return folder
     found = read_json(results)
     best = found.get("best_seed")
-    check(best, (cli.natural, None), f"{results}: best_seed")
+    check(best, (cli.non_negative, None), f"{results}: best_seed")
     return folder / f"seed-{best}" if best is not None else folder
 
 

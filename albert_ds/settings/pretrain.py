@@ -40,7 +40,7 @@ from albert_ds.settings.shared import (
     WHAT,
     SharedConfig,
     check_resume,
-    count_passes,
+    gradient_accumulation_steps,
     join_command,
     layout,
     optimization,
@@ -80,7 +80,7 @@ class RunConfig(SharedConfig):
     data_weights: list[float] = task(
         "weight of each DATA in the samples; config.json holds them scaled to a sum of 1",
         "WEIGHT",
-        cli.Number(above=0, high=1e9),
+        cli.Range(gt=0, le=1e9),
         shown_default="its size",
         nargs="+",
     )
@@ -105,7 +105,7 @@ class RunConfig(SharedConfig):
     num_workers: int | None = layout(  # resolved once the device is known
         "data loader processes of a rank; 0: the trainer itself loads",
         "PROCESSES",
-        cli.whole(0, 1024),
+        cli.integer(0, 1024),
         default=None,
         shown_default="2 on CUDA, else 0",
     )
@@ -126,13 +126,13 @@ class RunConfig(SharedConfig):
     final_rate: float = optimization(
         "learning rate at the end, as a share of --learning-rate",
         "SHARE",
-        cli.Number(low=0, high=1),
+        cli.Range(ge=0, le=1),
         default=0.0,
     )
     cooldown: float | None = optimization(
         "share of --steps at the end in which the rate falls, with wsd",
         "SHARE",
-        cli.Number(low=0, high=1),
+        cli.Range(ge=0, le=1),
         default=None,
         shown_default=f"{COOLDOWN} with wsd",
         may_change=True,
@@ -155,14 +155,14 @@ class RunConfig(SharedConfig):
     z_loss: float = optimization(
         "weight of log(Z)^2 in the last layer's MLM loss, Z what softmax divides by, such as 1e-4",
         "WEIGHT",
-        cli.Number(low=0, high=1),
+        cli.Range(ge=0, le=1),
         default=0.0,
     )
     average: float | None = optimization(
-        "keep an average of the weights too, in which those after a step count DECAY times as much "
-        "as those after the next, such as 0.999; probe, export, finetune and fill-mask read it",
+        "keep an exponential moving average (EMA) of the weights with this decay, such as 0.999; "
+        "probe, export, finetune and fill-mask read it",
         "DECAY",
-        cli.Number(above=0, below=1),
+        cli.Range(gt=0, lt=1),
         default=None,
         shown_default="no average",
     )
@@ -364,7 +364,7 @@ def _check_schedules(config: RunConfig, built: int, ranks: int) -> None:
     """Raise UserError for a wrong one; `built`: tokens of the longest sequence in the shards."""
     config.model_at(0), config.exits  # refuse a wrong --depth-schedule and --exit-losses
     for size in config.plan.schedule("batch_size").values:
-        count_passes(size, config.micro_batch_size, ranks)
+        gradient_accumulation_steps(size, config.micro_batch_size, ranks)
     longest = config.model.max_position_embeddings
     for length in config.plan.schedule("sequence_length").values:
         if length > built:

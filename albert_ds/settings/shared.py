@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from albert_ds.base.cli import Flag, Number, as_flag, flag, natural, path, positive, whole
+from albert_ds.base.cli import Flag, Range, as_flag, flag, integer, non_negative, path, positive
 from albert_ds.base.errors import UserError, hide_passwords
 from albert_ds.base.files import PACKAGE, compute_crc32, write_file
 from albert_ds.base.json_files import check, read_json
@@ -51,14 +51,14 @@ WEIGHTS = ("--init-from", "--checkpoint", "--from-task")
 # It fills a part of `deepspeed`.
 LEARNING_RATE = Flag(
     help='peak learning rate, taken where DeepSpeed\'s JSON says "auto"',
-    type=Number(low=0, high=10),
+    type=Range(ge=0, le=10),
     metavar="RATE",
     group=OPTIMIZATION,
 )
 
 EPOCHS = Flag(
     help="passes over the data, in place of --steps",
-    type=Number(above=0, high=10**6),
+    type=Range(gt=0, le=10**6),
     metavar="EPOCHS",
     shown_default="as --steps says",
 )
@@ -73,20 +73,22 @@ class SharedConfig:
         "folder of this run; given again, the run resumes", "RUN", path, may_change=True
     )
     model: ModelConfig
-    steps: int = what("optimizer steps of the whole run", "STEPS", whole(1, 10**9), may_change=True)
+    steps: int = what(
+        "optimizer steps of the whole run", "STEPS", integer(1, 10**9), may_change=True
+    )
     batch_size: int = what(
         "samples of one optimizer step, all ranks together", "SAMPLES", BATCH_SIZE
     )
     micro_batch_size: int = what(
         "samples of one forward and backward pass on one rank",
         "SAMPLES",
-        whole(1, 1 << 20),
+        integer(1, 1 << 20),
         may_change=True,
     )
     warmup_steps: int = optimization(
         "steps of linear warm-up",
         "STEPS",
-        whole(0, 10**9),
+        integer(0, 10**9),
         shown_default="2.5 % of --steps",
     )
     deepspeed_config: str = what(
@@ -98,7 +100,7 @@ class SharedConfig:
     )
     deepspeed: dict  # the JSON with every "auto" that the command line owns filled in
     tensor_parallel: int = layout(
-        "ranks that each block is split over", "RANKS", whole(1, 1 << 16), default=1
+        "ranks that each block is split over", "RANKS", integer(1, 1 << 16), default=1
     )
     deterministic: bool = layout(
         "on CUDA: use only algorithms that give the same bits in every run; they are slower",
@@ -116,14 +118,14 @@ class SharedConfig:
     max_hours: float | None = rhythm(
         "stop with a complete checkpoint after this time",
         "HOURS",
-        Number(above=0, high=24 * 366),
+        Range(gt=0, le=24 * 366),
         default=None,
         shown_default="no limit",
     )
     timeout_minutes: float = rhythm(
         "stop when a rank is missing or delays the others for this time",
         "MINUTES",
-        Number(above=0, high=7 * 24 * 60),
+        Range(gt=0, le=7 * 24 * 60),
         default=10,
     )
 
@@ -153,7 +155,7 @@ def resolve_deepspeed(
     check_tensor_parallel(args.tensor_parallel, model, world_size)
     ranks = world_size // args.tensor_parallel
     micro = args.micro_batch_size or max(1, args.batch_size // ranks)
-    accumulation = count_passes(args.batch_size, micro, ranks)
+    accumulation = gradient_accumulation_steps(args.batch_size, micro, ranks)
     file = Path(args.deepspeed_config)
     ds_config = read_ds_config(file)
     resolved = resolve_ds_config(
@@ -185,7 +187,7 @@ def check_tensor_parallel(tensor_parallel: int, model: ModelConfig, world_size: 
             )
 
 
-def count_passes(batch_size: int, micro_batch_size: int, ranks: int) -> int:
+def gradient_accumulation_steps(batch_size: int, micro_batch_size: int, ranks: int) -> int:
     """Micro-batches of a step on one of the data-parallel ranks; UserError if none is whole."""
     accumulation, left = divmod(batch_size, micro_batch_size * ranks)
     if left:
@@ -229,7 +231,7 @@ def read_previous(output: str) -> dict | None:
         return None
     before = read_json(path, f"--output {output}: {path}")
     schema: dict[str, Any] = {"stream": dict, "deepspeed": dict, "depth_schedule": (str, None)}
-    schema["warmup_steps"] = natural
+    schema["warmup_steps"] = non_negative
     check({key: before[key] for key in schema if key in before}, schema, str(path), is_closed=True)
     return before
 

@@ -89,7 +89,7 @@ def _glue(rate: float, batch_size: int, steps: int, warmup: int, dropout: float 
     )
 
 
-_OWN = Recipe(learning_rate=2e-5, batch_size=32, epochs=10, warmup=0.1)
+_USER_TASK = Recipe(learning_rate=2e-5, batch_size=32, epochs=10, warmup=0.1)
 _SQUAD = Lengths(sequence=384, question=64, stride=128)
 
 RECIPES: dict[str, Recipe] = {
@@ -111,6 +111,6 @@ RECIPES: dict[str, Recipe] = {
         warmup=1000 / 12000,
         lengths=Lengths(question=128),
     ),
-    "text": _OWN,
-    "tokens": _OWN,
+    "text": _USER_TASK,
+    "tokens": _USER_TASK,
 }

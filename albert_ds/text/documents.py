@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from charset_normalizer import from_bytes
 
-from albert_ds.base.cli import Number, Parser, check_ranges, flag, path, utf8, whole
+from albert_ds.base.cli import Parser, Range, check_ranges, flag, integer, path, utf8
 from albert_ds.base.errors import UserError
 from albert_ds.text.languages import (
     SCRIPTS,
@@ -28,8 +28,8 @@ from albert_ds.text.languages import (
 )
 from albert_ds.text.segmented import SPACE, ZERO_WIDTH, remove_spaces
 
-SHARE = Number(low=0, high=1)
-SEED = whole(0, (1 << 63) - 1)
+SHARE = Range(ge=0, le=1)
+SEED = integer(0, (1 << 63) - 1)
 LINE_KINDS = ("paragraph", "sentence", "wrapped")
 MAX_LINE_BYTES = 16 << 20  # a longer line is damage, and never in memory
 HEAD_BYTES = 1 << 16  # of a stream, which tell what it holds

@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from albert_ds.base.cli import Number, flag, whole
+from albert_ds.base.cli import Range, flag, integer
 from albert_ds.data.segments import PACKINGS, pack_sentences
 from albert_ds.data.shards import pack_sequence, token_dtype
 from albert_ds.text.documents import DAMAGE, SEED, TextConfig
@@ -33,7 +33,7 @@ COUNTS = (
     "sequences",
     "one_sentence_sequences",  # have no pair: their sop or nsp label is ignored
     "tokens",
-    "spare_tokens",  # beyond the sequence length: every reading leaves as many out, drawn anew
+    "unused_tokens",  # beyond the sequence length: every reading leaves as many out, drawn anew
     "unknown_tokens",
     "joined_words",  # --segmented: one piece holds characters of this word and the one before
 )
@@ -44,7 +44,7 @@ class BuildConfig(TextConfig):
     """How shards are built of text. Raises UserError, naming the flag, for a wrong value."""
 
     sequence_length: int = flag(
-        "longest sequence, with [CLS] and two [SEP]", "TOKENS", whole(8, 1 << 15), default=512
+        "longest sequence, with [CLS] and two [SEP]", "TOKENS", integer(8, 1 << 15), default=512
     )
     packing: str = flag(
         "whole: a sequence holds whole sentences only. full: sentences are added until the length "
@@ -55,11 +55,11 @@ class BuildConfig(TextConfig):
     holdout: float = flag(
         "share (0 to 1) of the documents that are held out",
         "SHARE",
-        Number(low=0, below=1),
+        Range(ge=0, lt=1),
         default=0.01,
     )
     samples_per_shard: int = flag(
-        "mean number of sequences in a shard", "SEQUENCES", whole(1, 1 << 20), default=2048
+        "mean number of sequences in a shard", "SEQUENCES", integer(1, 1 << 20), default=2048
     )
     seed: int = flag(
         "seed of the order and of the choice of held-out documents", "N", SEED, default=0
@@ -118,7 +118,7 @@ def encode_documents(
             counts["sequences"] += 1
             counts["one_sentence_sequences"] += len(ends) == 1
             counts["tokens"] += len(ids)
-            counts["spare_tokens"] += max(0, len(ids) - capacity)
+            counts["unused_tokens"] += max(0, len(ids) - capacity)
             record = pack_sequence(int.from_bytes(digest, "little"), ends, ids, dtype)
             key = _hash(salt, digest, number.to_bytes(8, "little"))
             runs.add(SortRecord(key, record, len(ids), draw, number == 0))

@@ -260,7 +260,7 @@ def _make_index(
         sum(entry[what] for entry in splits.values()) for what in ("tokens", "samples")
     )
     duplicates = {name: sum(note["counts"][name] for note in written) for name in DUPLICATES}
-    read = 1 - counts["spare_tokens"] / counts["tokens"]  # share of the stored tokens
+    read = 1 - counts["unused_tokens"] / counts["tokens"]  # share of the stored tokens
     return {
         "format": FORMAT,
         "vocab_sha256": vocab.sha256,

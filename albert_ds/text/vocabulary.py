@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from albert_ds.base.cli import Number, flag, whole
+from albert_ds.base.cli import Range, flag, integer
 from albert_ds.base.files import check_folder, new_folder
 from albert_ds.text.documents import SEED, TextConfig
 from albert_ds.text.pipeline import WORK_NAME, check_damage, open_bar
@@ -24,7 +24,7 @@ class VocabConfig(TextConfig):
     vocab_size: int = flag(
         "largest number of pieces, special ones included; little text yields fewer",
         "PIECES",
-        whole(NUM_FIXED + 1, 10_000_000),
+        integer(NUM_FIXED + 1, 10_000_000),
         default=30_000,
     )
     keep_case: bool = flag(
@@ -39,7 +39,7 @@ class VocabConfig(TextConfig):
     character_coverage: float = flag(
         "share (0 to 1) of all characters in the text that get a piece; the rest is unknown",
         "SHARE",
-        Number(above=0, high=1),
+        Range(gt=0, le=1),
         default=0.99995,
     )
     byte_fallback: bool = flag(
@@ -50,7 +50,7 @@ class VocabConfig(TextConfig):
         "text to train on, as sentences that are drawn at random if there is more; takes about 22 "
         "times as much memory",
         "BYTES",
-        whole(1, 1 << 40),
+        integer(1, 1 << 40),
         default=64_000_000,
     )
     seed: int = flag("seed of that drawing", "N", SEED, default=0)

@@ -135,7 +135,7 @@ class Window:
             "data_wait_fraction": self.data_seconds / seconds,
             "flops": self.flops // self.steps,  # of all ranks, per step
             "comm_bytes": comm_bytes,  # of this rank, per step
-            "set_aside_fraction": counts.truncated_tokens / max(1, counts.available),
+            "unused_fraction": counts.unused_tokens / max(1, counts.available),
             "unpaired": counts.unpaired,
             "skipped_steps": self.skipped,
         }

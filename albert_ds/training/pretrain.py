@@ -32,7 +32,7 @@ from albert_ds.engine.engine import Engine, build_engine
 from albert_ds.engine.graphs import GraphedForPretraining, Graphs, use_own_stream
 from albert_ds.model import fused
 from albert_ds.model.albert import PER
-from albert_ds.model.per_layer import find_idle
+from albert_ds.model.per_layer import find_unused_parameters
 from albert_ds.model.shapes import build_shapes
 from albert_ds.parallel.consensus import Counts, agree, from_rank_0, gather_hosts, raise_together
 from albert_ds.parallel.mesh import Mesh
@@ -65,10 +65,10 @@ class Run(Progress):
         """How many of --save-at-tokens are reached."""
         return bisect(self.config.save_at_tokens or (), self.tokens)
 
-    def find_idle(self) -> set[str]:
+    def find_unused_parameters(self) -> set[str]:
         """The parameters of layers that the step after `step` finished ones does not run."""
         model, depth = self.config.model, self.config.model_at(self.step).num_layers
-        return find_idle(self.engine.shapes, model.running_layers(depth))
+        return find_unused_parameters(self.engine.shapes, model.running_layers(depth))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,9 @@ def build(
 
         apply_tensor_parallel(model, mesh)
     is_fixed = has_fixed_shapes(config, mesh, device)
-    fused.FEW = 0 if is_fixed else fused.MANY  # in a graph a launch costs the host nothing
+    fused.MIN_TRITON_ELEMENTS = (
+        0 if is_fixed else fused.DEFAULT_MIN_TRITON_ELEMENTS
+    )  # in a graph a launch costs the host nothing
     if is_fixed:
         use_own_stream(device)
     engine = build_engine(model.to(device), mesh, config.deepspeed, average=config.average)
@@ -184,7 +186,7 @@ def run_passes(run: Run, batch: Batch) -> None:
     engine.set_learning_rate(run.config.rate_at(run.step))
     depth = run.config.model_at(run.step).num_layers
     engine.deepspeed.module.albert.encoder.set_depth(depth)
-    if run.find_idle():
+    if run.find_unused_parameters():
         engine.clear_gradients()
     # DeepSpeed averages gradients over data-parallel ranks; the losses need their sum.
     counted = [getattr(batch.counts, name) for name in PER]
@@ -204,7 +206,7 @@ def run_passes(run: Run, batch: Batch) -> None:
 def update(run: Run, batch: Batch) -> float:
     """Update the weights after the passes; returns the gradient norm before clipping."""
     with run.span("optimizer"):
-        gradient_norm, applied = run.engine.take_step(run.find_idle())
+        gradient_norm, applied = run.engine.take_step(run.find_unused_parameters())
     model = run.config.model_at(run.step)
     heads = run.config.count_heads(model.num_layers)
     run.window.add_step(batch.counts, model, heads=heads, applied=applied)

@@ -148,10 +148,10 @@ class TrainerProcess:
             self._record(mine)
         print_ending(world, mine)
         if mine.code and world.size > 1:
-            from albert_ds.process.rendezvous import Unreachable, tell_ranks
+            from albert_ds.process.rendezvous import Unreachable, notify_ranks
 
             can_tell = not isinstance(error, Unreachable)
-            if can_tell and tell_ranks(world, self._store, mine) and world.local_rank > 0:
+            if can_tell and notify_ranks(world, self._store, mine) and world.local_rank > 0:
                 log_line(mine.reason)
 
     def _record(self, ending: Ending) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # ty: ignore[import-not-found]
 from tokenizers import Tokenizer, models
 
-from albert_ds.base.cli import Number, natural
+from albert_ds.base.cli import Range, non_negative
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import check, read_json
 from albert_ds.vocab.vocab import (
@@ -25,12 +25,12 @@ from albert_ds.vocab.vocab import (
 )
 from albert_ds.vocab.words import BYTE_PIECE
 
-SCORE = Number(low=-1e6, high=1e6)  # of a piece: the logarithm of its probability
+SCORE = Range(ge=-1e6, le=1e6)  # of a piece: the logarithm of its probability
 SCHEMA = {
-    "model": {"type": str, "unk_id": natural, "vocab": [[str, SCORE]]},
+    "model": {"type": str, "unk_id": non_negative, "vocab": [[str, SCORE]]},
     "normalizer": {"normalizers": [{"type": str}]},
     "pre_tokenizer": {"pretokenizers": [{"type": str}]},
-    "added_tokens": [{"id": natural, "content": str}],
+    "added_tokens": [{"id": non_negative, "content": str}],
 }
 # A step of transformers 4: one blank instead of several, as every ALBERT tokenizer does later on.
 BLANKS = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}

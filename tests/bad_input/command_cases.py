@@ -466,7 +466,7 @@ def list_values(action: argparse.Action, name: str) -> list:
         return [None]
     if action.choices is not None:
         return [*map(str, action.choices)]
-    if isinstance(action.type, cli.Number):
+    if isinstance(action.type, cli.Range):
         is_costly = any(word in action.dest for word in COSTLY) and name not in ("plan",)
         return [*NUMBERS, *([] if is_costly else [HUGE])]
     kind = f"{action.metavar} {action.dest} {action.help}".lower()

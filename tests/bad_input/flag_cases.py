@@ -83,15 +83,15 @@ def _must_name(action, parse: Callable[[], object]) -> Callable[[], object]:
 
 
 def _wrong_values(action) -> tuple[str, ...]:
-    from albert_ds.base.cli import Number
+    from albert_ds.base.cli import Range
 
     if action.choices is not None:
         return ("nonsense", "", "0")
-    if isinstance(action.type, Number):
+    if isinstance(action.type, Range):
         kind = action.type
-        beyond = [x for x in (kind.above, kind.below) if x is not None]
-        beyond += [x - 1 for x in (kind.low, kind.above) if x is not None]
-        beyond += [x + 1 for x in (kind.high, kind.below) if x is not None]
+        beyond = [x for x in (kind.gt, kind.lt) if x is not None]
+        beyond += [x - 1 for x in (kind.ge, kind.gt) if x is not None]
+        beyond += [x + 1 for x in (kind.le, kind.lt) if x is not None]
         return (*NUMBERS, *map(str, beyond))
     if action.type in (int, float):
         return NUMBERS
@@ -104,11 +104,11 @@ def _wrong_values(action) -> tuple[str, ...]:
 
 def _fill(action) -> list[str]:
     """A value that the parser accepts."""
-    from albert_ds.base.cli import Number
+    from albert_ds.base.cli import Range
 
     value = "x.svg"
     if action.choices is not None:
         value = str(next(iter(action.choices)))
-    elif isinstance(action.type, Number) or action.type in (int, float):
+    elif isinstance(action.type, Range) or action.type in (int, float):
         value = "1"
     return [f"{action.option_strings[-1]}={value}"] if action.option_strings else [value]

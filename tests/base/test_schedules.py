@@ -2,11 +2,11 @@
 
 import pytest
 
-from albert_ds.base.cli import Number
+from albert_ds.base.cli import Range
 from albert_ds.base.schedules import cut, read_schedule
 
 STEPS = 40
-COUNT = Number(low=1, whole=True)
+COUNT = Range(ge=1, is_integer=True)
 # Text, and the steps at which the value is known, joined as its commas and dots say.
 CASES = {
     "8": lambda step: 8,

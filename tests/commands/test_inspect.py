@@ -27,7 +27,7 @@ def test_samples_and_counts_are_those_of_training(data):
     tokens, masked = batch.tokens, batch.masked
     assert f"{count} samples, {tokens:,} tokens" in done.out
     assert f"masked: {masked / tokens:.2%} of the tokens" in done.out
-    left_out = batch.truncated_tokens / batch.available  # `set_aside_fraction` of training
+    left_out = batch.unused_tokens / batch.available  # `unused_fraction` of training
     assert f"truncated by short draws: {left_out:.1%} of the stored tokens\n" in done.out
     swapped = sum(label == 1 for label in batch.tensors["pair_labels"].tolist())
     assert f"pairs with label 1: {swapped / batch.pairs:.1%}" in done.out

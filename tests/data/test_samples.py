@@ -108,8 +108,8 @@ def test_tokens_set_aside_are_counted(train):
             markers = sum(len(s[0]) for s in samples_of([batch]).values()) - sum(
                 i not in (CLS, SEP) for s in samples_of([batch]).values() for i in restore(s)
             )
-            assert batch.tokens - markers == batch.available - batch.truncated_tokens
-        return sum(b.truncated_tokens for b in batches) / sum(b.available for b in batches)
+            assert batch.tokens - markers == batch.available - batch.unused_tokens
+        return sum(b.unused_tokens for b in batches) / sum(b.available for b in batches)
 
     assert share(StreamConfig(sequence_length=SEQUENCE_LENGTH, short_fraction=0)) == 0
     assert 0.02 < share(CONFIG) < 0.09  # a tenth of the sequences, half of each and the full ones
@@ -144,7 +144,7 @@ def test_full_packing_fills_samples_to_the_length(vocab, corpus, train, tmp_path
     """Each reading cuts the overhang of a sequence anew; only a document's rest is shorter."""
     build(tmp_path / "built", vocab, [corpus], packing="full")
     index = read_index(tmp_path / "built")
-    assert index["packing"] == "full" and index["counts"]["spare_tokens"] > 0
+    assert index["packing"] == "full" and index["counts"]["unused_tokens"] > 0
     source = open_shards(tmp_path / "built", "train")
     config = StreamConfig(sequence_length=SEQUENCE_LENGTH, short_fraction=0)
     full, whole = (
@@ -159,6 +159,6 @@ def test_full_packing_fills_samples_to_the_length(vocab, corpus, train, tmp_path
         for split in ("train", "heldout")
         for sequence in stored_sequences(open_shards(tmp_path / "built", split))
     ]
-    assert index["counts"]["spare_tokens"] == sum(max(0, n - SEQUENCE_LENGTH + 3) for n in stored)
+    assert index["counts"]["unused_tokens"] == sum(max(0, n - SEQUENCE_LENGTH + 3) for n in stored)
     read = sum(min(n, SEQUENCE_LENGTH - 3) for n in stored)
     assert index["fill"] == pytest.approx(read / (len(stored) * (SEQUENCE_LENGTH - 3)))

@@ -13,7 +13,7 @@ import torch
 from albert_ds.model.attention import VarlenAttention
 from albert_ds.model.device import has_triton
 from albert_ds.model.draws import Draws
-from albert_ds.model.fused import FEW, residual_norm
+from albert_ds.model.fused import MIN_TRITON_ELEMENTS, residual_norm
 from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.finetuning import flags, tune_ranks, write_squad
@@ -101,8 +101,8 @@ def test_kernels_of_triton_run_for_many_values_only():
             torch.cuda.synchronize()
         return " ".join(event.name for event in trace.events())
 
-    assert "_norm_forward" in names(FEW // 1024)
-    assert "_norm_forward" not in names(FEW // 1024 - 1)
+    assert "_norm_forward" in names(MIN_TRITON_ELEMENTS // 1024)
+    assert "_norm_forward" not in names(MIN_TRITON_ELEMENTS // 1024 - 1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

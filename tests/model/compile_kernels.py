@@ -63,7 +63,7 @@ def launch_all(dtype: torch.dtype, width: int, tokens: int) -> None:
     kernels.Drop.apply(make(tokens, width), 0.1, draws.seeds, draws.number()).sum().backward()
     kernels.Linear.apply(make(tokens, width), make(width, width), make(width)).sum().backward()
     for dropout in (0.0, 0.1):
-        sums = [fused_block.Sums(make(1)) for _ in range(3)]
+        sums = [fused_block.SharedGradients(make(1)) for _ in range(3)]
         for _ in range(2):  # the second layer of a block adds to the sums of the first
             run_block(make, width, tokens, dropout, draws if dropout else None, sums)
     labels = torch.zeros(2 * tokens, dtype=torch.int64)[tokens:]  # a part of a micro-batch
@@ -81,7 +81,12 @@ def cast_all(dtype: torch.dtype, width: int, tokens: int) -> None:
 
 
 def run_block(
-    make, width: int, tokens: int, dropout: float, draws: Draws | None, sums: list[fused_block.Sums]
+    make,
+    width: int,
+    tokens: int,
+    dropout: float,
+    draws: Draws | None,
+    sums: list[fused_block.SharedGradients],
 ) -> None:
     heads = make(tokens, width), make(3 * width, width), make(3 * width)
     *qkv, x = fused_block.LinearHeads.apply(*heads, sums[0])

@@ -92,7 +92,7 @@ def test_the_three_products_are_of_the_numbers_in_eight_bits(kernels):
     x, weight, bias = draw(37, 48), draw(80, 48), draw(80)
     dy, dx = (draw(37, width).detach() for width in (80, 48))
     with eight_bits.emulated() if kernels == "the host's" else nullcontext():
-        sums = fused_block.Sums(eight=fp8.quantise(weight.detach(), fp8.E4M3))
+        sums = fused_block.SharedGradients(eight=fp8.quantise(weight.detach(), fp8.E4M3))
         y, again = fused_block.LinearGelu.apply(x, weight, bias, sums)
         found = torch.autograd.grad((y, again), (x, weight), (dy, dx.clone()))
     x8, w8 = read(x, fp8.E4M3), read(weight, fp8.E4M3)

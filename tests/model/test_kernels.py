@@ -182,12 +182,14 @@ def test_blocks_of_kernels_that_layers_share(sharing, checkpointing, sums, monke
     config = build_config(sharing=sharing)
     batch = build_batch([9, 30, 17, 1])
     rows = len(batch["input_ids"])
-    monkeypatch.setattr(fused, "FEW", rows * config.hidden_size)  # the last layer has fewer
+    monkeypatch.setattr(
+        fused, "MIN_TRITON_ELEMENTS", rows * config.hidden_size
+    )  # the last layer has fewer
     found = []
     for device, dtype in (("cpu", torch.float64), (DEVICE, torch.float32)):
         kernels_run = dtype == torch.float32
         for module in (fused, cross_entropy, dropout):
-            monkeypatch.setattr(module, "takes_kernels", lambda x, answer=kernels_run: answer)
+            monkeypatch.setattr(module, "can_use_triton", lambda x, answer=kernels_run: answer)
         model = AlbertForPretraining(
             config, seed=3, exits={2: 0.5}, activation_checkpointing=checkpointing
         )

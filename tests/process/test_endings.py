@@ -14,7 +14,13 @@ import pytest
 
 from albert_ds.base.errors import DamagedData, MachineFailed, Stopped, UserError
 from albert_ds.process.ending import Ending, explain, leave_process
-from albert_ds.process.heartbeat import LOST, SILENCE, TOGETHER, Beat, Monitor
+from albert_ds.process.heartbeat import (
+    LOST_SECONDS,
+    SILENCE_SECONDS,
+    TOGETHER_SECONDS,
+    Beat,
+    Monitor,
+)
 from albert_ds.process.rendezvous import list_ranks
 from tests.command import run_python
 from tests.distributed import end_ranks, wait_for
@@ -47,7 +53,7 @@ ALIVE = (1.0, [None, None])
 VERDICTS = {
     "all beat": ([ALIVE] * 300, None),
     "a cause wins over its consequences": (
-        [(1.0, [LOST_PEER, WRONG]), (TOGETHER, [LOST_PEER, WRONG])],
+        [(1.0, [LOST_PEER, WRONG]), (TOGETHER_SECONDS, [LOST_PEER, WRONG])],
         (2, "rank 1 on host1: no such shard"),
     ),
     "one rank is the first to come to an ending of all": ([(0.1, [None, DAMAGED])], None),
@@ -56,14 +62,14 @@ VERDICTS = {
         (3, "shard 7 is damaged"),
     ),
     "a failure after the last step": ([(1.0, [None, DONE]), (1.0, [FULL, DONE])], (5, "disk full")),
-    "too soon to tell who is lost": ([ALIVE, (LOST, [LOST_PEER, "silent"])], None),
+    "too soon to tell who is lost": ([ALIVE, (LOST_SECONDS, [LOST_PEER, "silent"])], None),
     "lost": (
-        [ALIVE, (LOST + 1, [LOST_PEER, "silent"])],
+        [ALIVE, (LOST_SECONDS + 1, [LOST_PEER, "silent"])],
         (5, "rank 1 on host1 is missing (Read error [10.0.0.1]:1: Connection reset by peer);"),
     ),
-    "silent, but not for long": ([ALIVE, (SILENCE, [None, "silent"])], None),
+    "silent, but not for long": ([ALIVE, (SILENCE_SECONDS, [None, "silent"])], None),
     "silent": (
-        [ALIVE, (SILENCE + 1, [None, "silent"])],
+        [ALIVE, (SILENCE_SECONDS + 1, [None, "silent"])],
         (5, "rank 1 on host1 is missing: no sign of life for 30 s"),
     ),
     "stuck while the collective of the other fails": (
@@ -168,7 +174,7 @@ def trainer(rank: int, run: str, failing: int, what: str) -> None:
                 raise FAULTS[what]
             if what == "frozen":
                 # Not before both are there: a busy machine may delay a beat.
-                heartbeat.SILENCE = 3.0
+                heartbeat.SILENCE_SECONDS = 3.0
                 signal.pause()  # as in NCCL, where a lost peer is no error
             dist.all_reduce(torch.zeros(1))
     sys.exit(process.code)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from albert_ds.base import cli
-from albert_ds.base.cli import Number
+from albert_ds.base.cli import Range
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import MARK, write_output
 from albert_ds.base.json_files import check, read_json
@@ -160,7 +160,7 @@ def read_models(path: Path) -> dict[str, dict]:
     """The models in what probe.py --similarity --output wrote; UserError where it is not that."""
     report, name = read_json(path, f"--input {path}"), f"--input {path}"
     check(report, {"models": dict}, name)
-    distances = {key: [Number()] for key, _ in DISTANCES}
+    distances = {key: [Range()] for key, _ in DISTANCES}
     check(report["models"], dict.fromkeys(report["models"], distances), f"{name}: models")
     return report["models"]
 
@@ -183,7 +183,7 @@ def draw_layers(models: dict[str, dict], output: Path) -> None:
 def read_depths(path: Path) -> list[dict]:
     """The rows of what `albert-ds probe --num-layers LOW-HIGH --output` wrote; else UserError."""
     report, name = read_json(path, f"--input {path}"), f"--input {path}"
-    check(report, {"depths": [dict.fromkeys(("num_layers", *DEPTHS), Number())]}, name)
+    check(report, {"depths": [dict.fromkeys(("num_layers", *DEPTHS), Range())]}, name)
     return report["depths"]
 
 

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from albert_ds.base.cli import Number, whole
+from albert_ds.base.cli import Range, integer
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import check, read_json
 
@@ -21,9 +21,9 @@ PARTS = {
 SECONDS = {part: f"{part}_seconds" for part in PARTS}  # their names in a report
 FIGURE = re.compile(r"-?|[-+]?[\d.,]+(e[-+]?\d+)?( ?%|x)?( \(.*\))?")
 
-_COUNT, _SECONDS = whole(1, 1 << 32), Number(low=0)
+_COUNT, _SECONDS = integer(1, 1 << 32), Range(ge=0)
 _ROUND = {
-    "seconds_a_step": Number(above=0),
+    "seconds_a_step": Range(gt=0),
     **dict.fromkeys(SECONDS.values(), _SECONDS),
     "kinds": dict,
 }
@@ -50,7 +50,7 @@ def read_report(path: Path) -> dict:
     if not report["cells"] or not all(cell["rounds"] for cell in report["cells"]):
         raise UserError(f"{name}: must have measured cells")
     for kinds in (turn["kinds"] for cell in report["cells"] for turn in cell["rounds"]):
-        check(kinds, dict.fromkeys(kinds, {"wire_bytes": Number(low=0)}), f"{name}: kinds")
+        check(kinds, dict.fromkeys(kinds, {"wire_bytes": Range(ge=0)}), f"{name}: kinds")
     return report
 
 

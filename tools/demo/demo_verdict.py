@@ -5,10 +5,10 @@ python tools/demo/demo_verdict.py demo/probe.json
 
 from pathlib import Path
 
-from albert_ds.base.cli import Number, Parser, positive, run
+from albert_ds.base.cli import Parser, Range, positive, run
 from albert_ds.base.json_files import check, read_json
 
-_SHARE, _COUNT = Number(low=0, high=1), positive
+_SHARE, _COUNT = Range(ge=0, le=1), positive
 REPORT = {
     "heldout_mlm_accuracy": _SHARE,
     "heldout_sop_accuracy": _SHARE,

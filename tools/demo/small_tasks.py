@@ -12,7 +12,7 @@ import random
 import shutil
 from pathlib import Path
 
-from albert_ds.base.cli import Parser, natural, positive, run
+from albert_ds.base.cli import Parser, non_negative, positive, run
 from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.base.files import refuse_input, write_file
 from albert_ds.base.json_files import read_data
@@ -33,7 +33,7 @@ def build_parser() -> Parser:
     add("--train", "training examples", "EXAMPLES", positive, default=2000)
     add("--dev", "examples of the dev set", "EXAMPLES", positive, default=500)
     add("--levels", "of RACE", nargs="+", choices=("middle", "high"), default=("middle", "high"))
-    add("--seed", "seed of the choice of examples", "N", natural, default=0)
+    add("--seed", "seed of the choice of examples", "N", non_negative, default=0)
     return parser
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from albert_ds.__main__ import COMMANDS
-from albert_ds.base.cli import Number, Parser
+from albert_ds.base.cli import Parser, Range
 from albert_ds.commands.completion import find_parser
 
 FLAGS = "<!-- flags -->"
@@ -59,7 +59,7 @@ def as_reference(parser: argparse.ArgumentParser) -> str:
     for action in list_actions(parser):
         name = f"`{action.option_strings[-1]}`" if action.option_strings else f"`{action.metavar}`"
         value = action.metavar or ", ".join(map(str, action.choices or ()))
-        if isinstance(action.type, Number):
+        if isinstance(action.type, Range):
             value = f"{value}, {action.type}"
         text, _, default = (action.help or "").replace("%%", "%").partition(" (default: ")
         default = default.removesuffix(")")

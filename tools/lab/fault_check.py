@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from albert_ds.base import cli
-from albert_ds.base.cli import Parser, natural
+from albert_ds.base.cli import Parser, non_negative
 from albert_ds.base.errors import MachineFailed, Stopped
 from albert_ds.base.files import write_report
 from tools.lab.chaos import Trainer, compare
@@ -31,7 +31,7 @@ def build_parser() -> Parser:
     add("what", "the fault", choices=("resume", "lost"))
     add("--data", "folder made by build_shards.py", type=cli.path, required=True)
     add("--folder", "folder for the runs; an old one is removed", type=Path, required=True)
-    add("--steps", "optimizer steps of `resume` (default: 200, --quick 12)", "STEPS", natural)
+    add("--steps", "optimizer steps of `resume` (default: 200, --quick 12)", "STEPS", non_negative)
     add("--signal", "what a lost rank is sent", choices=("KILL", "STOP"), default="KILL")
     add("--quick", "a model of two layers, 32 wide", action="store_true")
     add("--output", "JSON with one sentence about the outcome", type=cli.new_file)

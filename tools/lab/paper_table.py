@@ -14,7 +14,7 @@ from pathlib import Path
 from albert_lab.tables import count_steps, table
 
 from albert_ds.base import cli
-from albert_ds.base.cli import Number, Parser
+from albert_ds.base.cli import Parser, Range
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import write_report
 from albert_ds.base.json_files import build, check, read_json, read_lines
@@ -25,7 +25,7 @@ from albert_ds.tasks.registry import TASKS
 
 TITLES = {"squad1": "SQuAD1.1", "squad2": "SQuAD2.0", "race": "RACE"}
 PAPER = ("squad1", "squad2", "glue/mnli", "glue/sst2", "race")
-SCORE = Number(low=-100, high=100)
+SCORE = Range(ge=-100, le=100)
 SQUAD_METRICS = ("f1", "exact")
 
 
@@ -80,7 +80,7 @@ def read_lead(folder: Path) -> dict[str, str]:
         found = read_json(path)
         for name, title in {"mlm": "MLM", **dict(sorted(list_pair_tasks().items()))}.items():
             key = f"heldout_{name}_accuracy"
-            check(found, {key: Number()}, str(path))
+            check(found, {key: Range()}, str(path))
             lead[title] = f"{100 * found[key]:.1f}"
     return lead
 

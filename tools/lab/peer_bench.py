@@ -31,7 +31,7 @@ from albert_lab.tables import table, three
 from torch.nn.utils.rnn import pad_sequence
 
 from albert_ds.base import cli
-from albert_ds.base.cli import Number, Parser, natural, positive
+from albert_ds.base.cli import Parser, Range, non_negative, positive
 from albert_ds.base.files import write_report
 from albert_ds.checkpoint.run_folder import read_versions
 from albert_ds.data.micro_batch import MicroBatch
@@ -68,11 +68,11 @@ def build_parser() -> Parser:
     add("--padding", "width to which the peer pads", choices=("longest", "row"), default="longest")
     text = "attentions of the peer (default: all that are installed)"
     add("--peers", text, nargs="+", choices=(*PEERS, *FLASH))
-    add("--dropout", "probability, in both (default: the size's)", "P", Number(low=0, below=1))
+    add("--dropout", "probability, in both (default: the size's)", "P", Range(ge=0, lt=1))
     text = "DeepSpeed's JSON; its type is the peer's too (default: of ds_configs/ "
     text += "zero1_bf16_adamw.json on a GPU, zero1_fp32_adamw.json on a CPU)"
     add("--deepspeed_config", text, type=cli.path)
-    add("--warmup", "steps of each that do not count", "STEPS", natural, default=1)
+    add("--warmup", "steps of each that do not count", "STEPS", non_negative, default=1)
     add("--rounds", "steps of each that count", "ROUNDS", positive, default=5)
     add("--output", "JSON with every raw number", type=cli.new_file)
     add("--local_rank", type=int, help=argparse.SUPPRESS)

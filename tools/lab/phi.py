@@ -38,7 +38,7 @@ def build_parser() -> Parser:
     add("--data", "shards", "DATA", cli.path, required=True, nargs="+")
     add("--output", "folder of the runs", "DIR", Path, required=True)
     add("--patterns", "loop:P,CxR,D, each a run", "LOOP", nargs="+", default=PATTERNS)
-    add("--seeds", "seeds", "N", cli.natural, nargs="+", default=[1, 2, 3])
+    add("--seeds", "seeds", "N", cli.non_negative, nargs="+", default=[1, 2, 3])
     add("flags", "flags of the trainer, of all runs", "-- FLAG", nargs="*")
     return parser
 

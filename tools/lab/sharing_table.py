@@ -19,7 +19,7 @@ from albert_lab.tables import table
 from scipy.stats import t
 
 from albert_ds.base import cli
-from albert_ds.base.cli import Number, Parser, natural, positive
+from albert_ds.base.cli import Parser, Range, non_negative, positive
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import write_report
 from albert_ds.base.json_files import build, check, read_json, read_lines
@@ -27,7 +27,7 @@ from albert_ds.model.config import ModelConfig
 from albert_ds.model.depth import draw_depth, read_depths
 from albert_ds.model.shapes import count_params
 
-LOGGED = dict.fromkeys(("step", "flops", "step_seconds", "tokens_per_second"), Number(above=0))
+LOGGED = dict.fromkeys(("step", "flops", "step_seconds", "tokens_per_second"), Range(gt=0))
 COLUMNS = {  # of the table, and the field of a row
     "parameters": "parameters",
     "MFLOPs a token": "flops_a_token",
@@ -81,7 +81,9 @@ class Curve:
 def read_curve(run: Path) -> Curve:
     """Raises UserError, naming the file, where a run has no held-out loss or no timed steps."""
     config, path = read_json(run / "config.json"), run / "metrics.jsonl"
-    check(config, {"model": dict, "steps": positive, "seed": natural}, str(run / "config.json"))
+    check(
+        config, {"model": dict, "steps": positive, "seed": non_negative}, str(run / "config.json")
+    )
     model = build(ModelConfig, config["model"], f"{run / 'config.json'}: model")
     records = read_lines(path) if path.is_file() else []
     logged = [record for record in records if "flops" in record]

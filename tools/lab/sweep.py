@@ -46,7 +46,7 @@ def build_parser() -> cli.Parser:
     add = parser.add
     add("--rows", "file of rows", "FILE", Path, required=True)
     add("--output", "folder of the runs", "DIR", Path, required=True)
-    add("--seeds", "seeds of each row", "N", cli.natural, nargs="+", default=[0])
+    add("--seeds", "seeds of each row", "N", cli.non_negative, nargs="+", default=[0])
     add("--at-once", "rows that train at the same time", "ROWS", cli.positive, default=1)
     add("flags", "flags of the trainer, of all rows", "-- FLAG", nargs="*")
     return parser

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from albert_ds.base.cli import Number
+from albert_ds.base.cli import Range
 from albert_ds.base.errors import DamagedData
 from albert_ds.base.json_files import read_data
 
 _QUESTION = {"id": str, "question": str}
-_ANSWER = {"text": str, "answer_start": Number(low=0, whole=True)}
+_ANSWER = {"text": str, "answer_start": Range(ge=0, is_integer=True)}
 
 
 def _schema_of(question: dict) -> dict:

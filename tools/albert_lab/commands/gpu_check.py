@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from albert_ds.base.cli import Number, Parser, log_line
+from albert_ds.base.cli import Parser, Range, log_line
 from albert_ds.base.errors import UserError
 from albert_ds.data.shards import open_shards
 
@@ -25,7 +25,7 @@ def build_parser() -> Parser:
         "--piece", "do only these pieces; a wrong name lists them (default: all)", "NAME", nargs="+"
     )
     text = "end after these; with twice or more of 8, each piece may take as much longer"
-    add("--minutes", text, "M", Number(above=0), default=8)
+    add("--minutes", text, "M", Range(gt=0), default=8)
     text = "folder of `albert-ds shards`, to train on (default: this Python's own documentation)"
     add("--data", text, "DATA", Path)
     text = (

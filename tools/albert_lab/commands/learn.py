@@ -22,7 +22,7 @@ from statistics import fmean
 import psutil
 
 from albert_ds.base import cli
-from albert_ds.base.cli import Number, log_line
+from albert_ds.base.cli import Range, log_line
 from albert_ds.base.errors import ENDINGS, MachineFailed, Stopped, UserError
 from albert_ds.base.files import PACKAGE, check_folder, write_file, write_json
 from albert_ds.base.json_files import read_json, read_lines
@@ -98,7 +98,7 @@ def build_parser() -> cli.Parser:
     text = "the field of JSON lines or the column of a table that holds the text"
     add("--text-field", text, "NAME", default="text")
     add("--output", "folder for all that it makes", "DIR", Path, required=True)
-    hours = Number(above=0, high=10_000)
+    hours = Range(gt=0, le=10_000)
     add("--hours", "time of the pretraining", "HOURS", hours, default=2.0)
     add("--language", "language of the text", "CODE", default="en")
     size = f"pieces of the vocabulary (default: {PIECES}, or those of --init-from)"

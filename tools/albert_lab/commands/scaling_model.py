@@ -9,7 +9,7 @@ import itertools
 import json
 from pathlib import Path
 
-from albert_ds.base.cli import Number, Parser, flags_of, positive
+from albert_ds.base.cli import Parser, Range, flags_of, positive
 from albert_ds.base.errors import UserError
 from albert_ds.data.stream_config import BATCH_SIZE, VARYING, read_varying
 from albert_ds.model.config import SIZES, reshape
@@ -48,7 +48,7 @@ def _add_cluster(add, or_schedule: str = "") -> None:
         f"{', '.join(f'{width}: {share}' for width, share in MFU.items())}); the peak of a report "
         f"is its bf16_tflops / {LARGE_PRODUCT}"
     )
-    add("--mfu", text, "SHARE", Number(above=0, high=1))
+    add("--mfu", text, "SHARE", Range(gt=0, le=1))
     add("--gpus-a-node", "GPUs that share one link", "GPUS", positive, default=8)
     text = f"sequences of an optimizer step{or_schedule}"
     kind = VARYING["batch_size"] if or_schedule else BATCH_SIZE
@@ -64,7 +64,7 @@ def _add_predict(add) -> None:
     counts, links = [8, 32, 128, 512, 1024, 4096], [10, 25, 100, 400, 3200]
     add("--gpus", "numbers of GPUs", "GPUS", positive, nargs="+", default=counts)
     text = "Gb/s of a node's network, all adapters together"
-    add("--links", text, "GBIT/S", Number(above=0), nargs="+", default=links)
+    add("--links", text, "GBIT/S", Range(gt=0), nargs="+", default=links)
     add("--micro-batch-size", "maximum sequences of a pass", "SAMPLES", positive, default=32)
     _add_cluster(add)
 
@@ -82,15 +82,13 @@ def _add_plan(add) -> None:
     text = "depths of train.py --depth-schedule (default: all layers from the first step on)"
     add("--depth-schedule", text, "LAYERS@START,...")
     add("--gpus", "GPUs of the cluster", "GPUS", positive, required=True)
-    add(
-        "--gpu-memory", "memory of a GPU in GB (default: that of --hardware)", "GB", Number(above=0)
-    )
+    add("--gpu-memory", "memory of a GPU in GB (default: that of --hardware)", "GB", Range(gt=0))
     text = "rate of a node's network in Gb/s, all adapters together"
-    add("--link", text, "GBIT/S", Number(above=0), required=True)
+    add("--link", text, "GBIT/S", Range(gt=0), required=True)
     add("--steps", "optimizer steps", "STEPS", SHARED["steps"].type, required=True)
     add("--micro-batch-size", "sequences of a pass (default: the best)", "SAMPLES", positive)
     text = "share of the memory reserved for CUDA, NCCL and fragmentation"
-    add("--reserve", text, "SHARE", Number(low=0, below=1), default=0.1)
+    add("--reserve", text, "SHARE", Range(ge=0, lt=1), default=0.1)
     _add_cluster(add, ", or a schedule as in train.py --help")
 
 

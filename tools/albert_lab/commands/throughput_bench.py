@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from albert_ds.base import cli
-from albert_ds.base.cli import Number, Parser, log_line, natural, positive, whole
+from albert_ds.base.cli import Parser, Range, integer, log_line, non_negative, positive
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import PACKAGE, write_report
 from albert_ds.base.json_files import read_json
@@ -53,8 +53,8 @@ def _add_layouts(add) -> None:
     add("--sequence-length", "tokens of a synthetic row", "TOKENS", positive, default=512)
     text = "folders of `albert-ds shards` (default: synthetic rows)"
     add("--data", text, type=cli.path, nargs="+")
-    add("--dropout", "probability (default: the size's)", "P", Number(low=0, below=1))
-    pieces = whole(NUM_FIXED + 1, 1 << 20)
+    add("--dropout", "probability (default: the size's)", "P", Range(ge=0, lt=1))
+    pieces = integer(NUM_FIXED + 1, 1 << 20)
     add("--vocab-size", "pieces, without --data", "PIECES", pieces, default=30_000)
     text = "DeepSpeed's JSON files (default: of ds_configs/ zero1_bf16.json on a GPU, "
     text += "zero1_fp32.json on a CPU)"
@@ -65,12 +65,12 @@ def _add_layouts(add) -> None:
 
 def _add_timing(add) -> None:
     """How, and what is written."""
-    add("--warmup", "steps of each model that are not counted", "STEPS", natural, default=1)
+    add("--warmup", "steps of each model that are not counted", "STEPS", non_negative, default=1)
     text = "steps of each model per round (default: 5 on a GPU, 1 on a CPU)"
     add("--steps", text, "STEPS", positive)
     add("--rounds", "rounds; each model takes part in each", "ROUNDS", positive, default=5)
     text = "of a rank's device, for MFU (default: of known GPUs)"
-    add("--peak-tflops", text, "TFLOPS", Number(above=0))
+    add("--peak-tflops", text, "TFLOPS", Range(gt=0))
     add("--profile", "trace of one step each, for ui.perfetto.dev", "FILE", cli.new_file)
     add("--output", "JSON with every raw number", "FILE", cli.new_file)
 

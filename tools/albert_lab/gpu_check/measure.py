@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from albert_ds.base import cli
-from albert_ds.base.cli import Number
+from albert_ds.base.cli import Range
 from albert_lab.gpu_check.eight_bits import measure_eight_bits
 from albert_lab.gpu_check.rates import describe_machine, measure_shapes
 from albert_lab.gpu_check.records import Records
@@ -22,7 +22,7 @@ def build_parser() -> cli.Parser:
     add = parser.add
     add("piece", "what to measure", choices=PIECES)
     text = "from the start of the process; what cannot begin in them is left out"
-    add("--seconds", text, "S", Number(above=0), required=True)
+    add("--seconds", text, "S", Range(gt=0), required=True)
     add("--data", "folder of shards, for `speed` and `host`", default="")
     add("--eager-kernels", "`host`: with every kernel loaded at the start", action="store_true")
     add("--output", "JSON with every figure", type=Path, required=True)

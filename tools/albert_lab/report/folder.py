@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from albert_ds.base.cli import Number
+from albert_ds.base.cli import Range
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import check, parse_json, read_json, read_lines
 from albert_lab.report.chart import LETTERS
 
-NUMBER = Number(low=-1e99, high=1e99)  # what an axis can show
+NUMBER = Range(ge=-1e99, le=1e99)  # what an axis can show
 EVENT = {"time": str, "event": ("start", "end")}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from albert_ds.base.cli import Number
+from albert_ds.base.cli import Range
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import check, read_json
 from albert_lab.scaling.step_time import Machine
@@ -73,7 +73,7 @@ def read_gpu(text: str) -> Gpu:
     name = f"--hardware {text}"
     if not Path(text).is_file():
         raise UserError(f"{name}: no such file; allowed: {', '.join(GPUS)} or a report (JSON)")
-    report, rate = read_json(Path(text), name), Number(above=0)
+    report, rate = read_json(Path(text), name), Range(gt=0)
     rates = dict.fromkeys(("bf16_tflops", "memory_bytes", "memory_bandwidth_gb_s"), rate)
     check(report, {"device": str, **rates}, name)
     return Gpu(
