@@ -3,7 +3,25 @@
 import json
 from pathlib import Path
 
+from tests.command import run_python
 from tests.fake_cuda.test_fake_cuda import fake_cuda, run_on_cuda, train  # noqa: F401 (a fixture)
+
+
+def test_the_bench_tells_the_hosts_part_of_a_step(fake_cuda, data, tmp_path):  # noqa: F811
+    """Of text, by graphs and without: times, the share of graphs, memory. A graph has no update."""
+    report, files = tmp_path / "report.json", [f"ds_configs/zero{s}_bf16.json" for s in (1, 3)]
+    command = ("tools/throughput_bench.py", "--models", "albert-tiny", "--data", data)
+    more = ("--micro-batch", 2, "--sequence-length", 64, "--rounds", 1, "--steps", 2)
+    done = run_python(*command, *more, "--deepspeed_config", *files, "--output", report)
+    assert done.returncode == 0, done.stderr[-4000:]
+    by_graphs, eager = json.loads(report.read_text())["cells"]
+    assert by_graphs["by_graph"] == 1 and by_graphs["graphs"] >= 1 and "by_graph" not in eager
+    for cell in (by_graphs, eager):
+        assert len(cell["rounds"][0]["step_seconds"]) == 2
+        assert min(cell["host_ms"], cell["update_ms"], cell["reserved_gb"]) > 0
+        assert "launches" not in cell  # torch's profiler sees none of this device
+    title = "step ms | 90th percentile | host ms of a micro-batch | host ms of the update |"
+    assert f"| {title} run by graphs | GB reserved |\n" in done.stdout
 
 
 def read_weights(run: Path, step: int) -> bytes:

@@ -13,12 +13,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from albert_lab import host_time
 from albert_lab.commands.gpu_check import main
 from albert_lab.gpu_check import steps
 from albert_lab.gpu_check.check import Check, Finding, ended, open_folder
 from albert_lab.gpu_check.pieces import interrupt_and_resume, measure_speed, tell, train
 from albert_lab.gpu_check.records import Records
-from torch.profiler import DeviceType
+from torch.profiler import DeviceType, ProfilerActivity
 
 from albert_ds.base.errors import UserError
 from tests.command import run_python
@@ -135,7 +136,6 @@ def test_what_does_not_fit_into_memory_is_no_failure_and_leaves_room(tmp_path):
 def test_an_annotation_over_kernels_is_no_kernel(monkeypatch):
     kernel = {"device_type": DeviceType.CUDA, "is_user_annotation": False}
     events = [SimpleNamespace(name="product", device_time=3.0, **kernel)] * 2
-    events += [SimpleNamespace(name="cudaLaunchKernel", device_type=DeviceType.CPU)]
     over = SimpleNamespace(name="Optimizer.step#Lamb.step", device_time=6.0, **kernel)
     over.is_user_annotation = True
     trace = SimpleNamespace(events=lambda: [*events, over])
@@ -143,9 +143,27 @@ def test_an_annotation_over_kernels_is_no_kernel(monkeypatch):
     batch = SimpleNamespace(counts=SimpleNamespace(tokens=512))
     monkeypatch.setattr(steps, "take_step", lambda run: batch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(steps, "count_launches", lambda run: {"launches": 1.5})
     found = steps.profile(None)
-    kernels = {"kernel_us": 6, "kernels": 2, "launches": 1}
+    kernels = {"kernel_us": 6, "kernels": 2, "launches": 1.5}
     assert found == {**kernels, "tokens": 512, "largest": [("product", 2, 6)]}
+
+
+def test_launches_are_those_of_kernels_and_graphs_in_the_passes_of_a_micro_batch(monkeypatch):
+    names = ["cudaLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch", "cudaMemcpyAsync"]
+    events = [SimpleNamespace(name=name, device_type=DeviceType.CPU) for name in names]
+    events += [SimpleNamespace(name="LaunchedKernel", device_type=DeviceType.CUDA)]
+    trace, done = SimpleNamespace(events=lambda: events), []
+    monkeypatch.setattr(host_time, "profile", lambda **_: nullcontext(trace))
+    monkeypatch.setattr(host_time, "supported_activities", lambda: {ProfilerActivity.CUDA})
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(host_time, "next_batch", lambda run: SimpleNamespace(micro_batches=[1, 2]))
+    for part in ("run_passes", "update"):
+        monkeypatch.setattr(host_time, part, lambda run, batch, part=part: done.append(part))
+    assert host_time.count_launches(None) == {"launches": 1.5}
+    assert done == ["run_passes", "update"]
+    monkeypatch.setattr(host_time, "supported_activities", set)
+    assert host_time.count_launches(None) == {} and len(done) == 2
 
 
 def test_another_machine_needs_another_folder(check):
@@ -181,7 +199,10 @@ def test_the_report_names_failures_and_says_that_the_device_is_fake(check):
     says = says[:-1] + "; 90 %: 0.2500), 4.0% of it waiting for data"
     says += "; host 4.5 ms a micro-batch, 2.0 an update, 98.0% by graphs"
     assert f"| speed, size albert-tiny | PASS | {says} |" in text
-    assert "| 7 kernels by 9 launches, 150.0 ms on the device of a step of 300.0 ms |" in text
+    assert (
+        "| 9 launches a micro-batch; 7 kernels take 150.0 ms on the device of a step of 300.0 ms |"
+        in text
+    )
     assert "| 50.0%, 4 times | - | `gemm` |" in text
     assert "| speed, size bert-large | - | left out: no time |" in text
 

@@ -41,6 +41,7 @@ from albert_ds.training.traffic import Traffic
 from albert_ds.vocab.vocab import NUM_FIXED
 from albert_lab.bench_run import accumulation_of, stage_of
 from albert_lab.comm_trace import sum_up
+from albert_lab.host_time import measure_host
 from albert_lab.peak_memory import PeakMemory
 from albert_lab.step_breakdown import split, watch
 from albert_lab.tables import PARTS, SECONDS
@@ -131,6 +132,7 @@ class Measurement:
     run: Run
     peak_memory: int | None  # bytes of the fullest rank; None without a warm-up step
     process_memory: int  # of these, bytes that the process held before the first model
+    on_cuda: dict  # what torch reserved, as `peak_memory`; the host's part of a step
     rounds: list[dict] = field(default_factory=list)
 
 
@@ -155,19 +157,24 @@ def open_cells(
         memory.restart()
         for _ in range(warmup):
             take_step(run)
-        peak = torch.tensor(memory.read() if warmup else 0)
-        dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=mesh.control_group)
-        found = int(peak) if warmup else None
-        cells.append(Measurement(run=run, peak_memory=found, process_memory=base))
+        reads = [memory.read, memory.read_reserved] if device.type == "cuda" else [memory.read]
+        peaks = torch.tensor([read() for read in reads])
+        dist.all_reduce(peaks, op=dist.ReduceOp.MAX, group=mesh.control_group)
+        peak, *reserved = peaks.tolist() if warmup else [None]
+        on_cuda = {"reserved_gb": round(reserved[0] / 1e9, 3)} if reserved else {}
+        cells.append(Measurement(run=run, peak_memory=peak, process_memory=base, on_cuda=on_cuda))
     return cells
 
 
 def take_turns(cells: list[Measurement], traffic: Traffic, *, rounds: int, steps: int) -> None:
-    """Measure every cell `rounds` times. Collective."""
+    """Measure every cell `rounds` times, and on CUDA the host's part of its steps. Collective."""
     for _ in range(rounds):
         for cell in cells:
             turn = measure_round(cell.run, steps, traffic)
             cell.rounds.append({**turn, "peak_memory": cell.peak_memory})
+    for cell in cells:
+        if cell.run.device.type == "cuda":
+            cell.on_cuda |= measure_host(cell.run)
 
 
 def close(cells: list[Measurement]) -> None:
@@ -198,10 +205,12 @@ def measure_round(run: Run, steps: int, traffic: Traffic) -> dict:
         if run.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
-    found = split(stopwatch.spans())
+    spans = stopwatch.spans()
+    found = split(spans)
     volumes = sum_up(stopwatch.events, run.mesh, stopwatch.clock)
     mine = {
         "seconds_a_step": seconds / steps,
+        "step_seconds": [span.ended - span.begun for span in spans if span.part == "other"],
         **{SECONDS[part]: found[part] / steps for part in PARTS},
         "kinds": {kind: volume.report(steps) for kind, volume in volumes.items()},
     }
@@ -215,11 +224,13 @@ def _describe_round(run: Run, everyone: list[dict], batches: list) -> dict:
     first, steps = everyone[0], len(batches)
     times = ("seconds_a_step", *SECONDS.values())
     mean = {name: statistics.fmean(rank[name] for rank in everyone) for name in times}
+    each = [rank["step_seconds"] for rank in everyone]
     seconds = mean["seconds_a_step"]
     tokens = sum(batch.counts.tokens for batch in batches) / steps
     flops = sum(count_step_flops(run, batch.counts) for batch in batches) / steps
     return {
         **mean,
+        "step_seconds": [statistics.fmean(ranks) for ranks in zip(*each, strict=True)],
         "samples_a_second": run.config.batch_size / seconds,
         "tokens_a_second": tokens / seconds,
         "flops_a_step": flops,  # of the model, over all ranks
@@ -270,5 +281,6 @@ def describe(cell: Measurement) -> dict:
         "tensor_parallel": mesh.tp_size,
         "process_memory": cell.process_memory,
         "flops_a_step": statistics.mean(turn["flops_a_step"] for turn in cell.rounds),
+        **cell.on_cuda,
         "rounds": cell.rounds,
     }

@@ -24,6 +24,7 @@ class PeakMemory:
         held = held_bytes(device)
         self.base = held if base is None else base
         self._others = held - self.base
+        self._reserved = torch.cuda.memory_reserved() if device.type == "cuda" else 0
 
     def restart(self) -> None:
         """Reset the peak."""
@@ -40,11 +41,16 @@ class PeakMemory:
         peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
         return 1024 * peak - self._others
 
+    def read_reserved(self) -> int:
+        """The most that torch reserved on CUDA since `restart`, without what it had before."""
+        return torch.cuda.max_memory_reserved() - self._reserved
+
 
 def held_bytes(device: torch.device) -> int:
     """Bytes held now, after freed memory is returned to the system."""
     gc.collect()
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         return torch.cuda.memory_allocated()
     ctypes.CDLL(None).malloc_trim(0)
     return psutil.Process().memory_info().rss

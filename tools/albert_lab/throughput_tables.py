@@ -3,6 +3,8 @@
 import statistics
 from pathlib import Path
 
+import numpy as np
+
 from albert_lab.tables import PARTS, SECONDS, spread, table
 
 # "Speedup" of the paper's Table 2, against BERT-large.
@@ -21,11 +23,20 @@ FORMULA = (
 )
 SPEEDS = ("model", "parameters", "DeepSpeed", "checkpointing", "samples/s", "tokens/s")
 SPEEDS += ("TFLOP/s per rank", "MFU", "speed-up", "paper", "peak GB")
+STEPS = ("model", "DeepSpeed", "checkpointing", "step ms", "90th percentile")
+# Of one rank, where a cell has it: on CUDA, and launches where torch's profiler sees them.
+ON_CUDA = {
+    "host_ms": ("host ms of a micro-batch", ".1f"),
+    "update_ms": ("host ms of the update", ".1f"),
+    "launches": ("launches a micro-batch", ",.0f"),
+    "by_graph": ("run by graphs", ".1%"),
+    "reserved_gb": ("GB reserved", ".2f"),
+}
 SPLIT = ("model", "DeepSpeed", "checkpointing", *PARTS.values(), "MB on the wire per rank")
 
 
 def as_tables(report: dict) -> str:
-    """Two tables of the cells of one layout. Its first model is the baseline of the speed-ups."""
+    """Three tables of the cells of one layout. Its first model is the baseline of the speed-ups."""
     cells = report["cells"]
     first = cells[0]
     memory = (
@@ -39,6 +50,7 @@ def as_tables(report: dict) -> str:
         f"{first['sequence_length']} tokens per micro-batch, {first['accumulation']} "
         f"micro-batches per step; median (min .. max) of {len(first['rounds'])} rounds",
         table(SPEEDS, [_speed(cell, first, report["peak_flops"]) for cell in cells]),
+        steps_as_table(cells),
         table(SPLIT, map(_split, cells)),
         f"{FORMULA}. Peak memory of a rank: {memory}.",
     ]
@@ -67,6 +79,19 @@ def _speed(cell: dict, first: dict, peak: float | None) -> list[str]:
         paper_speed_up(cell["model"], first["model"]),
         f"{memory / 1e9:.2f}" if memory else "-",
     ]
+
+
+def steps_as_table(cells: list[dict]) -> str:
+    """Single steps of all rounds, and what the host does for them."""
+    known = [name for name in ON_CUDA if any(name in cell for cell in cells)]
+    rows = []
+    for cell in cells:
+        seconds = [step for turn in cell["rounds"] for step in turn["step_seconds"]]
+        row = [cell["model"], Path(cell["deepspeed_config"]).stem, cell["activation_checkpointing"]]
+        row += [f"{1e3 * np.percentile(seconds, percent):,.1f}" for percent in (50, 90)]
+        row += [format(cell[name], ON_CUDA[name][1]) if name in cell else "-" for name in known]
+        rows.append(row)
+    return table((*STEPS, *(ON_CUDA[name][0] for name in known)), rows)
 
 
 def _split(cell: dict) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from albert_lab import measurement
 from albert_lab.bench_run import bench_config
 from albert_lab.commands import throughput_bench
-from albert_lab.throughput_tables import PAPER
+from albert_lab.throughput_tables import PAPER, steps_as_table
 
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import may_replace
@@ -39,6 +39,7 @@ def check_cell(cell: dict, rounds: int) -> None:
         assert turn["wire_bytes_a_step"] == pytest.approx(1.5 * gradients, rel=0.01)
         parts = [turn[f"{part}_seconds"] for part in PARTS]
         assert min(parts) >= 0 and 0 < sum(parts) <= turn["seconds_a_step"]
+        assert 0 < sum(turn["step_seconds"]) <= turn["seconds_a_step"] * len(turn["step_seconds"])
         assert turn["tokens_a_second"] == pytest.approx(16 * turn["samples_a_second"])
         assert turn["flops_a_step"] == cell["flops_a_step"]
 
@@ -81,6 +82,20 @@ def test_a_tiny_model_on_two_ranks(tmp_path):
     (cell,) = json.loads(report.read_text())["cells"]
     check_cell(cell, rounds=1)
     assert f"| albert-tiny | {cell['parameters']:,} | zero1_fp32 | none |" in done.stdout
+    # On a CPU the host is the device, and has no part of its own.
+    assert "| step ms | 90th percentile |\n" in done.stdout
+    assert not {"host_ms", "launches", "by_graph", "reserved_gb"} & cell.keys()
+
+
+def test_single_steps_and_what_only_some_cells_know_in_a_table():
+    plain = {"model": "albert-base", "deepspeed_config": "zero1_bf16.json", "ranks": 1}
+    plain |= {"activation_checkpointing": "none"}
+    plain["rounds"] = [{"step_seconds": [0.1, 0.2]}, {"step_seconds": [0.3, 0.4, 1.0]}]
+    cells = [{**plain, "launches": 545.0, "by_graph": 0.987}, {**plain, "launches": 816.5}]
+    head, _, *rows = steps_as_table(cells).splitlines()
+    assert head.endswith("| step ms | 90th percentile | launches a micro-batch | run by graphs |")
+    assert rows[0].endswith("| none | 300.0 | 760.0 | 545 | 98.7% |")
+    assert rows[1].endswith("| 816 | - |")
 
 
 def count_rows(rank: int) -> list[int]:

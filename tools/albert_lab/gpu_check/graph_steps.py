@@ -16,7 +16,8 @@ from albert_ds.model.attention import VarlenAttention
 from albert_ds.process.rendezvous import use_deterministic_algorithms
 from albert_ds.training.pretrain import Run, next_batch, train_step
 from albert_lab.gpu_check.records import Records
-from albert_lab.gpu_check.steps import Bench, describe_graphs
+from albert_lab.gpu_check.steps import Bench
+from albert_lab.host_time import describe_graphs
 from albert_lab.measurement import take_step
 
 STEPS = 30  # that graphs and eager launches take alike

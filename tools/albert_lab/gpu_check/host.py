@@ -27,7 +27,8 @@ from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.engine.graphs import Graphs
 from albert_ds.training.pretrain import Run, next_batch, open_stream, run_passes, update
 from albert_lab.gpu_check.records import Records
-from albert_lab.gpu_check.steps import Bench, Clock, in_ms, profile_host
+from albert_lab.gpu_check.steps import Bench, profile_host
+from albert_lab.host_time import Clock, in_ms
 
 SECONDS = 1.4  # of steps that a turn times
 LEAST, MOST = 8, 40  # of these steps

@@ -139,8 +139,8 @@ def tell_profile(what: str, turn: dict) -> list[Finding]:
     Steps on text differ in size: the profiled one's time is what its tokens take at the median.
     """
     profile, spent = turn["profile"], turn["profile"]["kernel_us"] / 1e3
-    says = f"{profile['kernels']} kernels by {profile['launches']} launches, {spent:.1f} ms on the "
-    says += "device of a step of "
+    says = f"{profile['launches']:,.0f} launches a micro-batch; {profile['kernels']} kernels take "
+    says += f"{spent:.1f} ms on the device of a step of "
     usual = 1e3 * profile["tokens"] / turn["tokens_a_second"]
     rows = [(f"{what}, profile", f"{says}{usual:.1f} ms")]
     for name, count, us in profile["largest"][:KERNELS]:

@@ -6,8 +6,6 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -25,6 +23,7 @@ from albert_ds.training.pretrain import Run, next_batch, train_step
 from albert_ds.training.traffic import record_traffic
 from albert_lab.bench_run import bench_config
 from albert_lab.gpu_check.records import Records
+from albert_lab.host_time import Clock, count_launches, describe_graphs
 from albert_lab.measurement import count_step_flops, open_bench_run, take_step
 from tools.lab.lamb_bench import time_steps
 
@@ -51,28 +50,6 @@ WORKERS = 4  # that read it
 PROFILED = (CELLS[0], CELLS[1], CELLS[3])
 SMOKE = ["zero1_bf16", "zero1_fp32", "zero1_fp16", "zero0_fp32", "zero2_bf16", "zero3_bf16"]
 SMOKE += ["zero1_bf16_adamw"]
-
-
-class Clock:
-    """The seconds of each named part of a step, one by one."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, list[float]] = defaultdict(list)
-
-    @contextmanager
-    def span(self, part: str) -> Generator[None]:
-        begun = time.perf_counter()
-        yield
-        self.seconds[part].append(time.perf_counter() - begun)
-
-    def passes(self) -> list[float]:
-        """Of each micro-batch, forward and backward."""
-        both = zip(self.seconds["forward"], self.seconds["backward"], strict=True)
-        return [sum(parts) for parts in both]
-
-
-def in_ms(seconds: list[float], percentile: float = 50) -> float:
-    return round(1e3 * float(np.percentile(seconds, percentile)), 2)
 
 
 class Bench:
@@ -139,35 +116,20 @@ def smoke(records: Records, quick: bool) -> None:
         records.measure("smoke", work, config=ds, checkpointing=checkpointing)
 
 
-def describe_graphs(run: Run) -> dict:
-    """The share of all micro-batches so far that a graph ran, and why no more may."""
-    graphs = run.engine.deepspeed.module.graphs
-    if graphs is None:
-        return {}
-    share = 1 - graphs.eager / max(graphs.calls, 1)
-    found = {"by_graph": round(share, 3), "graphs": len(graphs.kept), **graphs.take_counts()}
-    return found | ({"refused": graphs.failure} if graphs.failure is not None else {})
-
-
 def profile(run: Run) -> dict:
-    """Kernels of one step: how often each ran and its microseconds, the longest first.
-
-    launches: the host's, of kernels and of graphs, the update's among them.
-    """
+    """Kernels of one step: how often each ran and its microseconds, the longest first."""
     with watch(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
         tokens = take_step(run).counts.tokens
         torch.cuda.synchronize()
     spent: dict[str, list[float]] = defaultdict(list)
-    launches = 0
     for event in trace.events():
-        launches += event.device_type == torch.profiler.DeviceType.CPU and "Launch" in event.name
         # An annotation, as torch's of an optimizer's step, spans kernels that are there themselves.
         if event.device_type == torch.profiler.DeviceType.CUDA and not event.is_user_annotation:
             spent[event.name[:160]].append(event.device_time)
     rows = sorted(((n, len(us), round(sum(us))) for n, us in spent.items()), key=lambda r: -r[2])
     micros, kernels = sum(row[2] for row in rows), sum(row[1] for row in rows)
-    found = {"kernel_us": micros, "kernels": kernels, "launches": launches}
-    return {**found, "tokens": tokens, "largest": rows[:45]}
+    found = {"kernel_us": micros, "kernels": kernels, "tokens": tokens}
+    return {**found, **count_launches(run), "largest": rows[:45]}
 
 
 def profile_host(run: Run) -> dict:
@@ -221,9 +183,7 @@ def measure_speed(
         "mfu": round(statistics.median(shares[warm:]), 4) if peak else None,
         "step_seconds": round(statistics.median(steps), 5),
         "step_seconds_p90": round(float(np.percentile(steps, 90)), 5),
-        # Of a step's first micro-batch, which finds the device idle.
-        "host_ms": in_ms(clock.passes()[:: len(clock.passes()) // len(steps)]),
-        "update_ms": in_ms(clock.seconds["optimizer"]),
+        **clock.describe(len(steps)),
         "fastest": round(min(steps), 5),
         "slowest": round(max(steps), 5),
         "steps": len(steps),
