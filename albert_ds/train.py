@@ -11,7 +11,6 @@ from albert_ds.process.ending import run_trainer
 from albert_ds.process.world import check_memory
 from albert_ds.settings.pretrain import read_config, resolve_workers
 from albert_ds.settings.shared import fingerprint
-from albert_ds.training.traffic import record_traffic
 from albert_ds.training.trainer import TrainerProcess
 
 
@@ -19,19 +18,17 @@ def main(argv: list[str]) -> int:
     with TrainerProcess(argv) as process:  # however this block ends, all ranks end alike
         world = process.read_world()
         config = read_config(argv, world_size=world.size)
-        traffic = record_traffic()  # before DeepSpeed takes references to the collectives
         from albert_ds.parallel.consensus import raise_together
         from albert_ds.training import pretrain
 
         mesh = process.connect(config, fingerprint(config, world.size))
         check_memory(sum(count_params(config.model).values()), world, process.device.type)
         config = resolve_workers(config, process.device.type)
-        staged = pretrain.stage(config, mesh)
         lock = process.lock()
         with raise_together(mesh):
             if mesh.rank == 0:
                 pretrain.write_run_files(config)
-        run = pretrain.prepare(staged, mesh, process.device, traffic, lock)
+        run = pretrain.prepare(config, mesh, process.device, lock)
         process.track(run)
         pretrain.print_header(run, config)
         pretrain.train(run, process.stop_request)

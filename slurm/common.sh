@@ -178,7 +178,24 @@ watch_first_node() {
     watcher=$!
 }
 
-pretrain() { run train ${STAGE:+--stage "$STAGE"} "$@"; }
+pretrain() {
+    local word words=()
+    [ -z "${STAGE:-}" ] || copy_data
+    for word in "$@"; do
+        [ -z "${copy:-}" ] || [ "$word" != "$DATA" ] || word=$copy
+        words+=("$word")
+    done
+    run train "${words[@]}"
+}
+
+# Once a job: DATA to STAGE on each node, in a folder that no other job uses.
+copy_data() {
+    [ -z "${copy:-}" ] || return 0
+    srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" \
+        --ntasks-per-node=1 sh -c 'mkdir -p "$1" && cp -r "$0/." "$1"' "$DATA" "$STAGE/$job" ||
+        { [ "$restarts" = 0 ] && refuse "STAGE=$STAGE: $DATA was not copied there"; leave 75; }
+    copy=$STAGE/$job
+}
 finetune() { run finetune "$@"; }
 
 run() {

@@ -1,10 +1,10 @@
 """What every rank imports. On a machine without CUDA it is imported once, and ranks are forked.
 
-Collectives are counted from before DeepSpeed and megatron-core take references to them, as the
-trainer itself does it.
+Collectives are observed from before DeepSpeed and megatron-core take references to them, as
+`albert-ds traffic` and `bench` do it.
 """
 
-from albert_ds.training.traffic import record_traffic
+from albert_lab.traffic import record_traffic
 
 TRAFFIC = record_traffic()
 

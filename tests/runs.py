@@ -90,15 +90,14 @@ def rank_batches(config: RunConfig, mesh, batches: list[list[dict]]):
 
 @cache
 def join(tensor_parallel: int):
-    """Join the world as `main` does, once; returns (device, mesh, traffic)."""
+    """Join the world as `main` does, once; returns (device, mesh)."""
     from albert_ds.parallel.mesh import build_mesh
     from albert_ds.process.rendezvous import join_world
     from albert_ds.process.world import read_world
-    from tests.preload import TRAFFIC
 
     torch.set_num_threads(1)
     device = join_world(read_world())
-    return device, build_mesh(tensor_parallel), TRAFFIC
+    return device, build_mesh(tensor_parallel)
 
 
 def open_small_run(config: RunConfig, batches: list[list[dict]]):
@@ -106,14 +105,14 @@ def open_small_run(config: RunConfig, batches: list[list[dict]]):
     from albert_ds.training.metrics import Window
     from albert_ds.training.pretrain import Run, build
 
-    device, mesh, traffic = join(config.tensor_parallel)
+    device, mesh = join(config.tensor_parallel)
     return Run(
         config=config,
         mesh=mesh,
         device=device,
         engine=build(config, mesh, device),
         batches=rank_batches(config, mesh, batches),
-        window=Window(device, traffic),
+        window=Window(device),
     )
 
 
@@ -139,7 +138,6 @@ class Trained:
     weights: dict[str, torch.Tensor]
     losses: list[float]
     norms: list[float]
-    comm_bytes: list[int]
 
 
 def train_ranks(rank: int, configs: list[RunConfig], batches: list[list[dict]]) -> list[Trained]:
@@ -148,12 +146,11 @@ def train_ranks(rank: int, configs: list[RunConfig], batches: list[list[dict]]) 
     for config in configs:
         run = open_small_run(config, batches)
         initial = gather(run.engine)
-        losses, norms, comm_bytes = [], [], []
+        losses, norms = [], []
         for _ in batches:
             norms.append(take_step(run))
             values = run.window.close(run.mesh, config.stream.objective)
             losses.append(values["loss"])
-            comm_bytes.append(values["comm_bytes"])
-        of_all = {"losses": losses, "norms": norms, "comm_bytes": comm_bytes}
-        results.append(Trained(initial=initial, weights=gather(run.engine), **of_all))
+        weights = gather(run.engine)
+        results.append(Trained(initial=initial, weights=weights, losses=losses, norms=norms))
     return results

@@ -114,7 +114,7 @@ def evaluate_leak(rank: int) -> list[str]:
     from albert_ds.model.albert import name_outputs
     from albert_ds.training.heldout import evaluate
 
-    device, mesh, _ = join(1)
+    device, mesh = join(1)
     batch, model, said = concatenate(BATCHES[0]), torch.nn.Module(), []
     for right, times in ((batch.pairs, 30), (0, 30), (batch.pairs, 1)):
         outputs = {name: torch.tensor(float(right), device=device) for name in name_outputs()}
@@ -213,7 +213,7 @@ def fine_tune(scenario: Scenario, folder: Path, is_overflow: bool, common: list)
     from albert_ds.training import finetune as loop
     from albert_ds.training.metrics import Metrics
 
-    device, mesh, _ = join(1)
+    device, mesh = join(1)
     given = {"patience": scenario.patience} if scenario.patience else {}
     rhythm = dict(steps=scenario.steps, eval_every=1, save_every=1)
     run = open_run(flags(*common, folder / "run", **rhythm, **given), device, mesh)

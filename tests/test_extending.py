@@ -104,8 +104,8 @@ def train_toys(rank: int, data, vocab_size: int, folder):
     config = config_of(Leg(stage=1, data_parallel=2), data, vocab_size, folder)
     model = replace(config.model, sharing="ends", per_layer="gate")
     config = replace(config, model=model, stream=replace(config.stream, objective="back"), steps=2)
-    device, mesh, traffic = join(1)
-    run = prepare(config, mesh, device, traffic)
+    device, mesh = join(1)
+    run = prepare(config, mesh, device)
     before = gather(run.engine)
     for _ in range(2):
         take_step(run)
@@ -229,8 +229,8 @@ def train_gated(rank: int, leg, data, vocab_size: int, folder):
         known.update(rows)
     config = config_of(leg, data, vocab_size, folder)
     config = replace(config, model=replace(config.model, feed_forward="geglu"), steps=2)
-    device, mesh, traffic = join(leg.tensor_parallel)
-    run = prepare(config, mesh, device, traffic)
+    device, mesh = join(leg.tensor_parallel)
+    run = prepare(config, mesh, device)
     before = gather(run.engine)
     for _ in range(2):
         take_step(run)

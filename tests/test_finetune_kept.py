@@ -30,7 +30,7 @@ def tune_and_resume(rank: int, common: list, folder: Path):
     from albert_ds.training import finetune as finetune
     from albert_ds.training.metrics import Metrics
 
-    device, mesh, _ = join(1)
+    device, mesh = join(1)
     argv = flags(*common, folder / "run", steps=6, eval_every=1, save_every=2)
 
     run = open_run(argv, device, mesh)

@@ -61,8 +61,8 @@ def run_leg(rank: int, config, num_steps: int):
     from albert_ds.checkpoint.gather import Saver
     from albert_ds.training.pretrain import next_batch, prepare, save, train_step
 
-    device, mesh, traffic = join(config.tensor_parallel)
-    run = prepare(config, mesh, device, traffic)
+    device, mesh = join(config.tensor_parallel)
+    run = prepare(config, mesh, device)
     start = {kind: gather(run.engine, kind) for kind in KINDS}
     config.run.mkdir(parents=True, exist_ok=True)
     losses, seen = [], []

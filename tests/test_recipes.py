@@ -177,8 +177,8 @@ def test_the_environment_wins_over_the_site_file(tmp_path):
     site = f"DATA=of-the-site\nRUNS={tmp_path}\nPYTHON=python-of-it\n"
     site += "STAGE=$SLURM_TMPDIR/shards\n"  # a disk of the nodes
     done = start_with("smoke", tmp_path, site, DATA="typed", SLURM_TMPDIR="/job-1", **JOB)
-    assert " --stage /job-1/shards --model" in done.stdout
-    assert "--data typed " in done.stdout and " python-of-it -u -m" in done.stdout
+    assert done.stdout.count(" typed /job-1/shards/1\n") == 1  # copied from, to
+    assert "--data /job-1/shards/1 " in done.stdout and " python-of-it -u -m" in done.stdout
     assert f"--output {tmp_path}/albert-smoke " in done.stdout
 
 

@@ -96,6 +96,11 @@ def precision_of(config: dict) -> str:
     return next(halves, "fp32")
 
 
+def count_reductions(stage: int, accumulation: int) -> int:
+    """How often a ZeRO stage reduces the gradients in a step of `accumulation` micro-batches."""
+    return accumulation if stage >= 2 else 1
+
+
 def has_eight_bits(config: dict) -> bool:
     """Whether the products of the blocks are in eight bits."""
     return config.get("fp8", {}).get("enabled", False)

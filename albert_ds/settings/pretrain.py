@@ -94,14 +94,6 @@ class RunConfig(SharedConfig):
         "are the same",
         default=False,
     )
-    stage: str | None = layout(
-        "folder on a disk of each node, to which the shards are copied before the first step, once "
-        "a node, and where they are then read; what is there and whole is not copied again",
-        "DIR",
-        cli.path,
-        default=None,
-        shown_default="shards are read where they lie",
-    )
     num_workers: int | None = layout(  # resolved once the device is known
         "data loader processes of a rank; 0: the trainer itself loads",
         "PROCESSES",

@@ -282,7 +282,6 @@ def fingerprint(config: SharedConfig, world_size: int) -> dict[str, str]:
         **{name: value for name, value, _ in _name_values(config, as_json(config))},
         "--output": os.path.abspath(config.output),
     }
-    found["--stage"] = found.get("--stage") and "given"  # its place may differ
     for name in WEIGHTS:
         folder = found.pop(name, None)
         if folder is not None and not (config.run / "checkpoints").is_dir():

@@ -26,7 +26,6 @@ from albert_ds.model.config import ModelConfig, count_flops
 from albert_ds.parallel.consensus import Counts
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.training.screen import Screen
-from albert_ds.training.traffic import Traffic
 
 # Dense bf16 (V100: fp16) peak in FLOP/s by part of the device's name, the first that fits; half of
 # what NVIDIA's datasheets give for sparse matrices. Cards have less than the modules of their name.
@@ -75,8 +74,8 @@ def summarise(outputs: Tensor, counts: Counts, objective: str) -> dict[str, floa
 class Window:
     """Sums since the last log line: model outputs, counts, time spent waiting for data."""
 
-    def __init__(self, device: torch.device, traffic: Traffic):
-        self._device, self._traffic, self._peak = device, traffic, peak_flops(device)
+    def __init__(self, device: torch.device):
+        self._device, self._peak = device, peak_flops(device)
         self.reset()
 
     def reset(self) -> None:
@@ -86,18 +85,16 @@ class Window:
         self.steps = 0
         self.skipped = 0
         self.data_seconds = 0.0  # whoever takes batches from the loader adds to it
-        self.sent = self._traffic.total_bytes  # before the window, and outside it
         self.started = self._ended = time.perf_counter()
         self._durations: list[float] = []  # of the steps
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Leave the block (evaluation, saving) out of the window's time and traffic."""
-        stopped, before = time.perf_counter(), self._traffic.total_bytes
+        """Leave the block (evaluation, saving) out of the window's time."""
+        stopped = time.perf_counter()
         yield
         self.started += (seconds := time.perf_counter() - stopped)
         self._ended += seconds
-        self.sent += self._traffic.total_bytes - before
 
     def add_outputs(self, outputs: dict[str, Tensor]) -> None:
         self.outputs += torch.stack([outputs[name].detach().double() for name in name_outputs()])
@@ -121,7 +118,6 @@ class Window:
 
     def close(self, mesh: Mesh, objective: str) -> dict[str, float | None]:
         """The window's metrics, the same on every rank. Collective; starts a new window."""
-        comm_bytes = (self._traffic.total_bytes - self.sent) // self.steps
         dist.all_reduce(self.outputs, group=mesh.dp_group)
         values = summarise(self.outputs, self.counts, objective)  # waits for the device
         seconds = max(time.perf_counter() - self.started, TICK)
@@ -134,7 +130,6 @@ class Window:
             "mfu": self.flops / seconds / (self._peak * mesh.world_size) if self._peak else None,
             "data_wait_fraction": self.data_seconds / seconds,
             "flops": self.flops // self.steps,  # of all ranks, per step
-            "comm_bytes": comm_bytes,  # of this rank, per step
             "unused_fraction": counts.unused_tokens / max(1, counts.available),
             "unpaired": counts.unpaired,
             "skipped_steps": self.skipped,

@@ -8,9 +8,8 @@ import time
 from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isfinite
-from pathlib import Path
 from shlex import quote
 
 import torch
@@ -25,7 +24,6 @@ from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.checkpoint.run_folder import RunLock
 from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.data.shards import open_shards, read_index
-from albert_ds.data.staging import copy_folders, find_copy
 from albert_ds.data.stream import training_batches
 from albert_ds.engine.deepspeed_config import has_eight_bits, precision_of
 from albert_ds.engine.engine import Engine, build_engine
@@ -34,7 +32,7 @@ from albert_ds.model import fused
 from albert_ds.model.albert import PER
 from albert_ds.model.per_layer import find_unused_parameters
 from albert_ds.model.shapes import build_shapes
-from albert_ds.parallel.consensus import Counts, agree, from_rank_0, gather_hosts, raise_together
+from albert_ds.parallel.consensus import Counts, agree, from_rank_0, gather_hosts
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.random import seed_step
 from albert_ds.process.stop_request import StopRequest
@@ -44,7 +42,6 @@ from albert_ds.training import heldout
 from albert_ds.training.health import Progress
 from albert_ds.training.metrics import Metrics, Window, last_tokens
 from albert_ds.training.screen import describe_run, print_facts
-from albert_ds.training.traffic import Traffic
 
 
 @dataclass(kw_only=True, slots=True)
@@ -280,7 +277,6 @@ def prepare(
     config: RunConfig,
     mesh: Mesh,
     device: torch.device,
-    traffic: Traffic,
     lock: RunLock | None = None,
 ) -> Run:
     """Do all that comes before the first step. Collective."""
@@ -298,7 +294,7 @@ def prepare(
         device=device,
         engine=engine,
         batches=open_stream(config, mesh, counted, device),
-        window=Window(device, traffic),
+        window=Window(device),
         lock=lock,
         step=counted,
         updates=state.updates,
@@ -339,28 +335,6 @@ def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, 
         weights = read_initial_weights(ModelFolder(config.init_from), config.model, config.seed)
     engine = build(config, mesh, device, weights)
     return engine, TrainState(step=0, samples=0, updates=0, loss_scale=None)
-
-
-def stage(config: RunConfig, mesh: Mesh) -> RunConfig:
-    """Copy the shards to --stage, once on each node; `config` that reads the copies. Collective.
-
-    All ranks meet after every file, so none waits longer than one takes, and an error ends all.
-    """
-    if config.stage is None:
-        return config
-    hosts, folder = gather_hosts(mesh), Path(config.stage)
-    copying = iter(())
-    if mesh.rank == hosts.index(hosts[mesh.rank]):
-        copying = copy_folders(config.data, folder)
-    copied, is_busy = 0, True
-    while is_busy:
-        with raise_together(mesh):
-            size = next(copying, None)
-        _, is_busy = agree(mesh, Counts(), stop=size is not None)
-        copied += size or 0
-    if mesh.rank == 0:
-        log_line(f"--stage {folder}: {copied / 1e6:,.1f} MB copied on {hosts[0]}")
-    return replace(config, data=[str(find_copy(source, folder)) for source in config.data])
 
 
 def write_run_files(config: RunConfig) -> None:
@@ -442,7 +416,7 @@ def save(run: Run, saver: Saver) -> None:
 
 
 def print_header(run: Run, config: RunConfig) -> None:
-    """Show what is trained on what; `config` names the data where the user keeps it. Collective."""
+    """Show what is trained on what. Collective."""
     num_nodes = len({*gather_hosts(run.mesh)})
     if run.mesh.rank > 0:
         return

@@ -7,14 +7,12 @@ stderr.
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from tqdm import tqdm
 from tqdm.contrib import DummyTqdmFile
 
 from albert_ds.base.errors import hide_passwords
-from albert_ds.engine.deepspeed_config import has_eight_bits, precision_of
-from albert_ds.model.shapes import count_params
+from albert_ds.engine.deepspeed_config import count_reductions, has_eight_bits, precision_of
 from albert_ds.training.health import Progress
 
 # Of a line: a key of metrics.jsonl, its heading and its format.
@@ -27,17 +25,13 @@ def describe_run(size: str, run: Progress, *, num_nodes: int) -> dict[str, str]:
     size: the name of the model. The engine holds the whole model, also if layers come step by step.
     """
     model, mesh, deepspeed = run.config.model, run.mesh, run.engine.deepspeed
-    num_params = sum(shape.numel() for shape in run.engine.shapes.values())
-    # Each layer's blocks count, shared or not.
-    used, held = (count_params(each) for each in (replace(model, sharing="none"), model))
-    repeated = sum(used[part] - held[part] for part in ("attention", "ffn"))
+    held, used = _count_elements(run, tensor_parallel=1)
     precision = precision_of(run.config.deepspeed)
     micro_batch_size = deepspeed.train_micro_batch_size_per_gpu()
     return {
         "model": f"{size}, {model.num_layers} layers of width {model.hidden_size}, sharing "
         f"{model.sharing}",
-        "parameters": f"{num_params:,}; {num_params + repeated:,} if counted as often as layers "
-        "use them",
+        "parameters": f"{held:,}; {used:,} if counted as often as layers use them",
         "layout": f"{_count(mesh.world_size, 'rank')} ({deepspeed.device.type}) on "
         f"{_count(num_nodes, 'node')} = {mesh.tp_size} tensor-parallel x {mesh.dp_size} "
         f"data-parallel; ZeRO-{run.engine.stage}",
@@ -47,7 +41,32 @@ def describe_run(size: str, run: Progress, *, num_nodes: int) -> dict[str, str]:
         "batch": f"{_count(deepspeed.train_batch_size(), 'sample')} a step = micro-batch "
         f"{micro_batch_size} x {_count(mesh.dp_size, 'data-parallel rank')} x accumulation "
         f"{deepspeed.gradient_accumulation_steps()}",
+        "gradients": _describe_reduction(run),
     }
+
+
+def _describe_reduction(run: Progress) -> str:
+    """What a rank sends its data-parallel peers to sum, in an optimizer step."""
+    mesh, deepspeed = run.mesh, run.engine.deepspeed
+    if mesh.dp_size == 1:
+        return "reduced over one data-parallel rank: nothing is sent"
+    times = count_reductions(run.engine.stage, deepspeed.gradient_accumulation_steps())
+    width = times * deepspeed.communication_data_type.itemsize
+    held, used = (width * x / 1e6 for x in _count_elements(run, tensor_parallel=mesh.tp_size))
+    return f"{held:,.1f} MB of a rank reduced a step; {used:,.1f} MB if no layers shared a block"
+
+
+def _count_elements(run: Progress, *, tensor_parallel: int) -> tuple[int, int]:
+    """The parameters of a rank; and with a block of each kind for each layer, shared or not."""
+    model, engine = run.config.model, run.engine
+    held, blocks = 0, {"albert.encoder.attention.": 0, "albert.encoder.ffn.": 0}
+    for name, shape in engine.shapes.items():
+        size = shape.numel() // (1 if engine.shard_dims[name] is None else tensor_parallel)
+        held += size
+        for kind in blocks:
+            blocks[kind] += size * name.startswith(kind)
+    each = [size // num for size, num in zip(blocks.values(), model.num_blocks, strict=True)]
+    return held, held - sum(blocks.values()) + model.num_layers * sum(each)
 
 
 def _count(number: int, what: str) -> str:

@@ -33,7 +33,7 @@ def read_back(rank: int, configs, folder: Path):
     from albert_ds.checkpoint.gather import restore
     from albert_ds.training.pretrain import build
 
-    device, mesh, _ = join(configs[0].tensor_parallel)
+    device, mesh = join(configs[0].tensor_parallel)
     held = []
     for config in configs:
         engine = build(config, mesh, device, read_tensors(folder / "weights.safetensors"))

@@ -160,7 +160,7 @@ def build_runs(rank: int, configs):
     """Of each run: the counts, the weights that it would save at step 0, and a moment."""
     from albert_ds.training.pretrain import start
 
-    device, mesh, _ = join(1)
+    device, mesh = join(1)
     found = []
     for config in configs:
         engine, state = start(config, mesh, device)

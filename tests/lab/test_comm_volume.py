@@ -1,6 +1,7 @@
 """Bytes of a step against the minimum, docs/deepspeed.md and what shapes alone say."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,10 @@ from albert_lab.scaling.layout import CHECKPOINTING
 from albert_ds.base.errors import UserError
 from albert_ds.model.config import SIZES
 from albert_ds.model.shapes import count_params
+from albert_ds.process.world import read_world
 from tests.command import ROOT, run_command
 from tests.distributed import run_ranks
+from tests.runs import join
 
 CONFIGS = ("zero0_fp32", "zero1_fp32", "zero1_bf16", "zero2_bf16", "zero3_bf16")
 SIZE = SIZES["albert-tiny"]
@@ -24,7 +27,7 @@ def measure(rank: int, *flags: str, again=("none",)) -> list[dict]:
     from tests.preload import TRAFFIC
 
     args = comm_volume.build_parser().parse_args(["--models", "albert-tiny", *flags])
-    configs = comm_volume.list_configs(args, 2)
+    configs = comm_volume.list_configs(args, read_world().size)
     configs = [replace(config, activation_checkpointing=x) for config in configs for x in again]
     return comm_volume.measure_configs(configs, TRAFFIC)
 
@@ -66,6 +69,38 @@ def reports() -> dict[tuple[int, str], dict]:
     file = ("--deepspeed_config", "ds_configs/zero1_fp32.json")
     own = run_ranks(measure_again, 2, *flags, *file)[0]
     return found | {(again, "zero1_fp32"): x for again, x in zip(CHECKPOINTING, own, strict=True)}
+
+
+def show_header(rank: int, *flags: str) -> list[str]:
+    """What a job's log says of the gradients, and nothing else of a training."""
+    args = comm_volume.build_parser().parse_args(["--models", "albert-tiny", *flags])
+    from albert_lab.measurement import open_bench_run
+
+    from albert_ds.training.screen import describe_run
+
+    device, mesh = join(args.tensor_parallel)
+    configs = comm_volume.list_configs(args, mesh.world_size)
+    runs = [open_bench_run(c, mesh, device) for c in configs]
+    return [describe_run(run.config.size, run, num_nodes=1)["gradients"] for run in runs]
+
+
+@pytest.mark.parametrize(("data_parallel", "tp"), [(2, 1), (2, 2), (1, 2)])
+def test_the_header_of_a_job_says_the_bytes_that_are_measured(data_parallel, tp):
+    """With the model's sharing and without, at each ZeRO stage; without peers nothing is sent."""
+    files = [f"ds_configs/{name}.json" for name in (CONFIGS if tp == 1 else ["zero1_bf16"])]
+    flags = ("--deepspeed_config", *files, "--tensor-parallel", str(tp))
+    shown = run_ranks(show_header, data_parallel * tp, *flags)[0]
+    if data_parallel == 1:
+        assert shown == ["reduced over one data-parallel rank: nothing is sent"]
+        return
+    patterns = ("all", "none")
+    reports = run_ranks(measure, data_parallel * tp, *flags, "--sharing", *patterns)[0]
+    measured = {(r["deepspeed_config"], r["sharing"]): r["kinds"]["gradients"] for r in reports}
+    for text, file in zip(shown, files, strict=True):
+        numbers = [float(x) for x in re.findall(r"(\S+) MB", text)]
+        sent = [measured[file, sharing]["bytes"] / 1e6 for sharing in patterns]
+        assert numbers == pytest.approx(sent, abs=0.051), (file, text)
+        assert numbers[0] < numbers[1]
 
 
 def test_muon_sends_each_matrix_to_its_rank_and_back(reports):

@@ -49,6 +49,8 @@ def measure_delays(rank: int, configs) -> list[dict]:
     from albert_lab.comm_trace import group_size
     from albert_lab.step_breakdown import watch
 
+    from tests.preload import TRAFFIC
+
     found = []
     for config in configs:
         run = open_small_run(config, BATCHES)
@@ -57,8 +59,8 @@ def measure_delays(rank: int, configs) -> list[dict]:
                 run.batches = late(run.batches)
                 if rank == 1:
                     late_in_backward(run.engine.deepspeed.module)
-            _, mesh, traffic = join(1)
-            with watch(run, traffic) as stopwatch:
+            _, mesh = join(1)
+            with watch(run, TRAFFIC) as stopwatch:
                 moments = [time.perf_counter()]
                 with stopwatch.span("other"):
                     moments.append(time.perf_counter())
@@ -133,10 +135,12 @@ def reduce_and_work(rank: int) -> list[dict]:
     import torch.distributed as dist
     from albert_lab.comm_trace import EventRecorder, clock_of, sum_up
 
-    device, mesh, traffic = join(1)
+    from tests.preload import TRAFFIC
+
+    device, mesh = join(1)
     found = []
     for works_on in (True, False):
-        traffic.observer = recorder = EventRecorder(clock_of(device))
+        TRAFFIC.observer = recorder = EventRecorder(clock_of(device))
         tensor = torch.ones(10_000)
         dist.barrier()
         time.sleep(rank * DELAY)

@@ -75,7 +75,7 @@ def train_and_resume(rank: int, folder: Path):
     from albert_ds.training.pretrain import build
 
     fused_lamb.FusedLambBuilder = Kernel
-    device, mesh, _ = join(1)
+    device, mesh = join(1)
     config = small_config(
         world_size=mesh.world_size,
         ds_file="zero0_fp32.json",

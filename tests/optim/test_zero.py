@@ -59,7 +59,7 @@ def build_half(rank: int, configs: list, weights: dict) -> list[tuple]:
     from albert_ds.training.pretrain import build
 
     get_accelerator().is_fp16_supported = lambda: True  # any CPU can hold fp16 weights
-    device, mesh, _ = join(configs[0].tensor_parallel)
+    device, mesh = join(configs[0].tensor_parallel)
     found = []
     for config in configs:
         seeded = gather(build(config, mesh, device), "weights.safetensors")

@@ -83,7 +83,7 @@ def round_in_parts(rank: int, tensor_parallel: int, config):
     from albert_ds.parallel.mesh import shard, shard_dim
     from albert_ds.parallel.tensor import apply_tensor_parallel
 
-    _, mesh, _ = join(tensor_parallel)
+    _, mesh = join(tensor_parallel)
     tensors = concatenate(SAMPLES).tensors
     networks = [AlbertForPretraining(config, seed=3) for _ in range(3)]
     model, whole, parts = networks
@@ -124,7 +124,7 @@ def drop(config, checkpointing: str):
     from albert_ds.parallel.random import seed_step
     from albert_ds.parallel.tensor import apply_tensor_parallel
 
-    _, mesh, _ = join(2)
+    _, mesh = join(2)
     model = AlbertForPretraining(config, seed=3, activation_checkpointing=checkpointing)
     apply_tensor_parallel(model, mesh)
     tensors = concatenate(SAMPLES).tensors
@@ -161,7 +161,7 @@ def drift(rank: int, name: str):
     from albert_ds.parallel.mesh import find_drift
     from albert_ds.parallel.tensor import apply_tensor_parallel
 
-    _, mesh, _ = join(2)
+    _, mesh = join(2)
     model = AlbertForPretraining(SMALL, seed=3)
     apply_tensor_parallel(model, mesh)
     before = find_drift(model, mesh)

@@ -17,7 +17,6 @@ from albert_ds.process.heartbeat import Beat
 from albert_ds.process.rendezvous import listen_at, open_store
 from albert_ds.process.world import World
 from albert_ds.settings.pretrain import read_config
-from albert_ds.settings.shared import fingerprint
 from albert_ds.vocab.vocab import read_vocab
 from tests.command import run_command
 from tests.conftest import ROOT, finish, start_each, train_command
@@ -62,7 +61,6 @@ def end_all(commands: list[list[str]], **variables) -> tuple[list[int], list[str
 DIFFERENT = {
     "learning_rate": (0.01, "--learning-rate is 0.01, but 0.00176 on rank 0"),
     "seed": (7, "--seed is 7, but 0 on rank 0"),
-    "stage": ("/", '--stage is "given", but nothing on rank 0'),
     "batch_size": (16, "--batch-size is 16, but 8 on rank 0"),
     "masked_fraction": (0.3, "--masked-fraction is 0.3, but 0.15 on rank 0"),
     "dropout": (0.5, "--dropout is 0.5, but 0.1 on rank 0"),
@@ -121,9 +119,6 @@ def test_places_and_processes_of_a_machine_may_differ(data, tmp_path):
         tmp_path / "data", run, **alike, num_workers=1, deepspeed_config=tmp_path / JSON.name
     )
     assert end_all([here, there])[0] == [0, 0]
-    # Ranks of one machine share a copy, so two folders are of two machines.
-    staged = [read_config([*here[2:], "--stage", disk], world_size=2) for disk in ("/a", "/b")]
-    assert fingerprint(staged[0], 2) == fingerprint(staged[1], 2)
 
 
 # The rank that fails before the others, with these flags or variables -> its cause.

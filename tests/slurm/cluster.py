@@ -74,7 +74,7 @@ PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP PriorityTier=1
 SETUP = """
 set -e
 mount -t tmpfs -o mode=755 none /run
-mkdir -p /run/munge /run/log /run/state /run/dev
+mkdir -p /run/munge /run/log /run/state /run/dev /run/disk
 hostname head
 echo "127.0.0.1 localhost" > /run/hosts
 echo "{head} head" >> /run/hosts
@@ -168,7 +168,8 @@ class Cluster:
         # As Debian has it: to itself a machine is 127.0.1.1.
         hosts = f"sed 's/.* {node}$/127.0.1.1 {node}/' /run/hosts > /run/hosts.{node}"
         mine = f"{hosts} && mount --bind /run/hosts.{node} /etc/hosts && hostname {node}"
-        script = f"{mine} && exec slurmd -D -N {node}"
+        disk = "mount -t tmpfs none /run/disk"  # of this node alone
+        script = f"{mine} && {disk} && exec slurmd -D -N {node}"
         machine = [*NEW_MACHINE, "--uts", "--ipc", "sh", "-c", script]
         return ["nsenter", f"--net=/run/netns/{node}", *machine]
 

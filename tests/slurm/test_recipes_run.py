@@ -4,6 +4,7 @@ A script that prints its rank and node replaces the programs, so that 64 ranks r
 with 8 fake GPUs each. srun, the environment and the batch script are real.
 """
 
+import json
 import re
 
 import pytest
@@ -93,6 +94,27 @@ def test_shards_of_many_are_those_of_one_process(nodes, cluster, submit, data, t
     assert {name for name in built if name.endswith(".tar")}
     for name, content in built.items():
         assert content == (data / name).read_bytes(), name
+
+
+def test_shards_are_copied_once_a_node_and_read_there(cluster, submit, data):
+    """The path is another folder on each node."""
+    job = submit("smoke", DATA=str(data), STAGE="/run/disk")
+    assert cluster.wait_until_ended(job.number)["JobState"] == "COMPLETED", job.says()
+    config = json.loads((job.output / "config.json").read_text())
+    assert config["data"] == [f"/run/disk/{job.number}"]
+
+
+@pytest.mark.parametrize("place", ["DATA", "STAGE"])
+def test_shards_that_cannot_be_copied_end_the_job_in_one_line(
+    place, cluster, submit, stand_in, data, tmp_path
+):
+    (tmp_path / "file").touch()
+    asked = {"DATA": str(data), "STAGE": str(tmp_path / "stage"), place: str(tmp_path / "file")}
+    job = submit("smoke", **stand_in, **asked)
+    ended = cluster.wait_until_ended(job.number)
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "2:0")
+    said = f"slurm: STAGE={asked['STAGE']}: {asked['DATA']} was not copied there\n"
+    assert said in job.says() and not job.output.exists()
 
 
 def test_gpus_may_be_given_per_task(cluster, submit, stand_in):

@@ -34,7 +34,7 @@ def test_nine_of_ten_steps_are_within_the_time_that_a_line_gives(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(module.dist, "all_reduce", lambda *_, **__: None)
-    window = Window(torch.device("cpu"), SimpleNamespace(total_bytes=0))  # ty: ignore
+    window = Window(torch.device("cpu"))
     mesh = SimpleNamespace(dp_group=None, world_size=1)
     for steps, expected in ([1, 1, 1, 9, 1, 1, 2, 1, 1, 1], 2), ([3], 3), ([1, 5], 5):
         for seconds in steps:

@@ -37,7 +37,6 @@ from albert_ds.training.pretrain import (
     open_stream,
     train_step,
 )
-from albert_ds.training.traffic import Traffic
 from albert_ds.vocab.vocab import NUM_FIXED
 from albert_lab.bench_run import accumulation_of, stage_of
 from albert_lab.comm_trace import sum_up
@@ -45,11 +44,12 @@ from albert_lab.host_time import measure_host
 from albert_lab.peak_memory import PeakMemory
 from albert_lab.step_breakdown import split, watch
 from albert_lab.tables import PARTS, SECONDS
+from albert_lab.traffic import Traffic
 
 SYNTHETIC = 8  # micro-batches
 
 
-def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic: Traffic) -> Run:
+def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device) -> Run:
     """The engine and its batches, ready to step. Collective."""
     if config.data:
         batches = open_stream(config, mesh, 0, device)
@@ -72,7 +72,7 @@ def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device, traffic:
         device=device,
         engine=build(config, mesh, device),
         batches=batches,
-        window=Window(device, traffic),
+        window=Window(device),
     )
 
 
@@ -140,7 +140,6 @@ def open_cells(
     configs: list[RunConfig],
     mesh: Mesh,
     device: torch.device,
-    traffic: Traffic,
     *,
     warmup: int,
     base: int | None = None,
@@ -153,7 +152,7 @@ def open_cells(
     for config in configs:
         memory = PeakMemory(device, base)
         base = memory.base
-        run = open_bench_run(config, mesh, device, traffic)
+        run = open_bench_run(config, mesh, device)
         memory.restart()
         for _ in range(warmup):
             take_step(run)

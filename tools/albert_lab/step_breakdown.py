@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from torch.profiler import record_function
 
 from albert_ds.training.pretrain import Run
-from albert_ds.training.traffic import Traffic
 from albert_lab.comm_trace import Event, EventRecorder, clock_of
 from albert_lab.tables import PARTS
+from albert_lab.traffic import Traffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

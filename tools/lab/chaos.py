@@ -194,11 +194,11 @@ def run_to_the_end(trainer: Trainer) -> None:
 def kill_one_case(args, case: str, kills: list[Kill], steps: int, passed_on: list[str]) -> bool:
     """Whether the run that is killed has the checkpoints of one that is not."""
     folder = args.output / case.replace(",", "").replace(" ", "_")
-    (folder / "staged").mkdir(parents=True)
+    folder.mkdir(parents=True)
     config, *flags = CASES[case]
     command = [sys.executable, "albert_ds/train.py", *SMALL, *flags, "--steps", str(steps)]
     command += ["--deepspeed_config", f"ds_configs/{config}.json", "--data", *args.data]
-    command += ["--stage", str(folder / "staged"), *passed_on]
+    command += passed_on
     alone, killed = (Trainer(command, folder / name, args.ranks) for name in ("alone", "killed"))
     run_to_the_end(alone)
     differing: list[str] = []

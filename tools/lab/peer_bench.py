@@ -42,7 +42,6 @@ from albert_ds.parallel.mesh import build_mesh
 from albert_ds.process.rendezvous import join_world
 from albert_ds.process.world import read_world
 from albert_ds.settings.pretrain import RunConfig
-from albert_ds.training.traffic import record_traffic
 
 if TYPE_CHECKING:
     from albert_ds.training.pretrain import Run
@@ -163,7 +162,6 @@ def config_of(args) -> RunConfig:
 
 def measure(args) -> dict:
     """Seconds of every step; in a round all take a step on one batch."""
-    traffic = record_traffic()
     from albert_lab.measurement import count_step_flops, open_bench_run
 
     from albert_ds.training.pretrain import next_batch
@@ -172,7 +170,7 @@ def measure(args) -> dict:
     fill_defaults(args, on_gpu=device.type == "cuda")
     config = config_of(args)
     mesh = build_mesh(1)
-    run = open_bench_run(config, mesh, device, traffic)
+    run = open_bench_run(config, mesh, device)
     row = args.sequence_length if args.padding == "row" else None
     peers = {kind: Peer(run, kind, row) for kind in args.peers}
     rounds, loads, fills, losses, first_seconds, flops = [], [], [], {}, {}, 0.0

@@ -100,7 +100,9 @@ def test_single_steps_and_what_only_some_cells_know_in_a_table():
 
 def count_rows(rank: int) -> list[int]:
     """Micro-batches made before the first step, and in all."""
-    device, mesh, traffic = join(1)
+    from tests.preload import TRAFFIC
+
+    device, mesh = join(1)
     config = bench_config(
         "albert-tiny",
         replace(SIZES["albert-tiny"], vocab_size=50),
@@ -109,9 +111,9 @@ def count_rows(rank: int) -> list[int]:
         sequence_length=16,
     )
     with patch.object(measurement, "collate", wraps=measurement.collate) as made:
-        cells = measurement.open_cells([config], mesh, device, traffic, warmup=0)
+        cells = measurement.open_cells([config], mesh, device, warmup=0)
         before = made.call_count
-        measurement.take_turns(cells, traffic, rounds=2, steps=5)
+        measurement.take_turns(cells, TRAFFIC, rounds=2, steps=5)
     return [before, made.call_count]
 
 

@@ -22,7 +22,7 @@ from tests.runs import join
 def measure(rank: int, cases: list[tuple[str, dict, str]]) -> list[dict]:
     """Bytes of a rank between steps and at the peak of a later one: measured, predicted."""
     found = []
-    device, mesh, traffic = join(1)
+    device, mesh = join(1)
     for again, changes, file in cases:
         config = bench_config(
             "albert-tiny",
@@ -34,7 +34,7 @@ def measure(rank: int, cases: list[tuple[str, dict, str]]) -> list[dict]:
             activation_checkpointing=again,
         )
         before = held_bytes()
-        run = open_bench_run(config, mesh, device, traffic)
+        run = open_bench_run(config, mesh, device)
         lives = held_bytes() - before
         take_step(run)  # also allocates what all steps use
         layout = Layout(

@@ -27,7 +27,6 @@ from albert_ds.base.files import PACKAGE, write_report
 from albert_ds.engine.deepspeed_config import precision_of, read_ds_config
 from albert_ds.model.config import SIZES, reshape
 from albert_ds.process.world import read_world
-from albert_ds.training.traffic import Traffic, record_traffic
 from albert_lab.bench_run import accumulation_of, bench_config, count_gpus, stage_of
 from albert_lab.ranks import check_ranks, enter_world, start_ranks
 from albert_lab.scaling.collectives import (
@@ -40,6 +39,7 @@ from albert_lab.scaling.collectives import (
 )
 from albert_lab.scaling.layout import PRECISIONS, Layout
 from albert_lab.tables import table
+from albert_lab.traffic import Traffic, record_traffic
 
 if TYPE_CHECKING:
     from albert_ds.settings.pretrain import RunConfig
@@ -158,7 +158,7 @@ def measure_configs(configs: list[RunConfig], traffic: Traffic) -> list[dict]:
         if mesh.rank == 0:
             what = f"{config.size}, sharing {config.model.sharing}, {config.deepspeed_config}"
             cli.log_line(f"{what}: two steps")
-        run = open_bench_run(config, mesh, device, traffic)
+        run = open_bench_run(config, mesh, device)
         reports.append(measure_step(run, traffic))
         run.engine.deepspeed.destroy()
         if mesh.rank == 0:

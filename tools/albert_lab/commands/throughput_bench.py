@@ -25,12 +25,12 @@ from albert_ds.base.json_files import read_json
 from albert_ds.model.config import SIZES
 from albert_ds.process.world import World
 from albert_ds.settings.pretrain import RunConfig
-from albert_ds.training.traffic import record_traffic
 from albert_ds.vocab.vocab import NUM_FIXED
 from albert_lab.bench_run import bench_config, count_gpus
 from albert_lab.ranks import enter_world, start_ranks
 from albert_lab.scaling.layout import CHECKPOINTING
 from albert_lab.throughput_tables import as_tables
+from albert_lab.traffic import record_traffic
 
 
 def build_parser() -> Parser:
@@ -112,7 +112,7 @@ def main(argv: list[str]) -> int:
     report, base = describe_machine(args, device), held_bytes(device)
     for micro_batch in args.micro_batch:
         configs = plan(args, world.size, tensor_parallel, micro_batch)
-        cells = open_cells(configs, mesh, device, traffic, warmup=args.warmup, base=base)
+        cells = open_cells(configs, mesh, device, warmup=args.warmup, base=base)
         take_turns(cells, traffic, rounds=args.rounds, steps=args.steps)
         if args.profile:
             write_profile(args.profile, cells, traffic)

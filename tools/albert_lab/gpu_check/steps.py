@@ -20,7 +20,6 @@ from albert_ds.process.rendezvous import join_world
 from albert_ds.process.world import read_world
 from albert_ds.training.metrics import peak_flops
 from albert_ds.training.pretrain import Run, next_batch, train_step
-from albert_ds.training.traffic import record_traffic
 from albert_lab.bench_run import bench_config
 from albert_lab.gpu_check.records import Records
 from albert_lab.host_time import Clock, count_launches, describe_graphs
@@ -57,7 +56,6 @@ class Bench:
 
     def __init__(self, quick: bool):
         self.quick = quick
-        self.traffic = record_traffic()
         self.device = join_world(read_world())
         self.mesh = build_mesh(1)
 
@@ -90,7 +88,7 @@ class Bench:
             config.deepspeed["fp8"] = {"enabled": True}
         if lr is not None:
             config.deepspeed["optimizer"]["params"]["lr"] = lr
-        return open_bench_run(config, self.mesh, self.device, self.traffic)
+        return open_bench_run(config, self.mesh, self.device)
 
 
 def smoke(records: Records, quick: bool) -> None:

@@ -7,6 +7,7 @@ and a test compares this list with those counts.
 import math
 from dataclasses import dataclass
 
+from albert_ds.engine.deepspeed_config import count_reductions
 from albert_lab.scaling.layout import CHECKPOINTING, Layout
 
 # Kinds of collectives; `kinds` in the reports has these keys.
@@ -56,7 +57,7 @@ def count_collectives(layout: Layout) -> list[Collective]:
 
 def _data_parallel(layout: Layout) -> list[Collective]:
     passes = layout.accumulation
-    reductions = passes if layout.zero >= 2 else 1
+    reductions = count_reductions(layout.zero, passes)
     gathers = {0: 0, 1: 1, 2: 1, 3: passes}[layout.zero]
     # At ZeRO-1 and 2 DeepSpeed uses an all-reduce, though a reduce-scatter would do. Weights with
     # and without weight decay, and Muon's, are gathered by separate calls.

@@ -1,4 +1,4 @@
-"""Count the bytes of every collective of this process, in `torch.distributed` itself.
+"""Observe every collective of this process and its bytes, in `torch.distributed` itself.
 
 DeepSpeed's own logger sees only the calls made through `deepspeed.comm`; megatron-core and this
 trainer call torch.distributed directly. The bytes are those of the full tensor: the input of an
@@ -31,38 +31,36 @@ Observer = Callable[[str, Any, int, Callable[[], Any]], Any]
 
 @dataclass(kw_only=True, slots=True)
 class Traffic:
-    """Bytes of all collectives so far. An `observer`, if there is one, makes each call itself."""
+    """The collectives of a process; the `observer`, while there is one, makes each call itself."""
 
-    total_bytes: int = 0
     observer: Observer | None = None
 
 
 def record_traffic() -> Traffic:
-    """Count every collective of this process from now on.
+    """Hand every collective of this process to an observer from now on.
 
     Call it before DeepSpeed's process group is opened (`join_world`) and before megatron-core is
     imported: both keep references to the gather and scatter functions that they find, and calls
-    through such a reference would not be counted.
+    through such a reference would not be seen.
     """
     import torch.distributed as dist
 
     traffic = Traffic()
     for name, position in COLLECTIVES.items():
-        setattr(dist, name, _counting(getattr(dist, name), name, position, traffic))
+        setattr(dist, name, _observing(getattr(dist, name), name, position, traffic))
     return traffic
 
 
-def _counting(function, name: str, position: int, traffic: Traffic):
+def _observing(function, name: str, position: int, traffic: Traffic):
     @functools.wraps(function)
-    def counted(*args, **kwargs):
-        size = _num_bytes([*args, *kwargs.values()][position])
-        traffic.total_bytes += size
+    def observed(*args, **kwargs):
         if traffic.observer is None:
             return function(*args, **kwargs)
+        size = _num_bytes([*args, *kwargs.values()][position])
         group = args[GROUPS[name]] if len(args) > GROUPS[name] else kwargs.get("group")
         return traffic.observer(name, group, size, lambda: function(*args, **kwargs))
 
-    return counted
+    return observed
 
 
 def _num_bytes(full) -> int:
