@@ -29,7 +29,7 @@ NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # such f
 MARK = "written by albert-ds"  # near the start of each report and picture
 # What a trainer replaces in a RUN, and what says that the RUN is one.
 RUN_NAMES = ("metrics.jsonl", "spiece.model", "tokenizer*.json", "results.json", "*.tsv", "best")
-RUN_NAMES += ("outputs.*", "predictions.*", "nbest.*", "null_odds.*", "seed-*")
+RUN_NAMES += ("outputs.*", "predictions.*", "nbest.*", "null_odds.*", "seed-*", "plugin.py")
 RUN_MARKS = ("config.json", "checkpoints")
 
 

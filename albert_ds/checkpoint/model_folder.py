@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from albert_ds.base.cli import log_line, positive
 from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.base.json_files import build, check, read_json
+from albert_ds.base.plugin import check_plugin
 from albert_ds.checkpoint.folder import (
     AVERAGE,
     BEST,
@@ -71,6 +72,8 @@ class ModelFolder:
                 f"{HF_FILES[0]}{hint}"
             )
         self.record = read_json(self.root / "config.json")
+        if self.is_ours:
+            check_plugin(self.record, str(self.path))
 
     @cached_property
     def checkpoint(self) -> Path | None:

@@ -18,6 +18,7 @@ from albert_ds.base import cli
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import check_folder, new_folder
 from albert_ds.base.json_files import check, read_json
+from albert_ds.base.plugin import PLUGIN, load_plugin
 from albert_ds.tasks.recipes import RECIPES, Lengths
 
 
@@ -30,6 +31,7 @@ def build_parser() -> cli.Parser:
     )
     add("--members", text, "DIR", Path, nargs="+", required=True)
     add("--output", "folder for the results", "DIR", Path, required=True)
+    cli.add_flag(parser, "plugin", PLUGIN)
     return parser
 
 
@@ -130,5 +132,6 @@ def average_spans(members: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
+    load_plugin(args.plugin)
     results = combine(args.members, args.output)
     print(json.dumps({"dev": results["dev"], "alone": results["alone"]}, indent=1))

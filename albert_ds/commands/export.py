@@ -16,6 +16,7 @@ from pathlib import Path
 
 from albert_ds.base import cli
 from albert_ds.base.errors import UserError
+from albert_ds.base.plugin import PLUGIN, load_plugin
 from albert_ds.vocab.vocab import MODEL_NAME
 
 
@@ -61,6 +62,7 @@ def build_parser() -> cli.Parser:
         "(default: none)"
     )
     add("--probe", text, "FILE", Path, nargs="+", default=[])
+    cli.add_flag(export, "plugin", PLUGIN)
     add = commands.add_parser("import", help="a Hugging Face folder -> a checkpoint").add
     add("--input", "Hugging Face folder to read", "DIR", Path, required=True)
     add("--output", "checkpoint folder to write", "CKPT", Path, required=True)
@@ -76,6 +78,7 @@ def main(argv: list[str]) -> None:
         export.import_hf(ModelFolder(args.input), args.output)
         print(f"wrote {args.output}\nwrote {args.output / MODEL_NAME}")
         return
+    load_plugin(args.plugin)
     if args.average_last > 1 and (args.average or args.revision_per_checkpoint):
         raise UserError("--average-last: not with --average, nor with --revision-per-checkpoint")
     if args.revision_per_checkpoint:

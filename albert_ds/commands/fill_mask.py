@@ -6,6 +6,7 @@ albert-ds fill-mask --checkpoint RUN_OR_HF "A list is a [MASK] of items."
 from pathlib import Path
 
 from albert_ds.base import cli
+from albert_ds.base.plugin import PLUGIN, load_plugin
 
 
 def build_parser() -> cli.Parser:
@@ -16,11 +17,13 @@ def build_parser() -> cli.Parser:
     add("--average", "read the averaged weights of the run", action="store_true")
     add("--top", "pieces to show for a mask", "PIECES", cli.positive, default=3)
     add("sentences", "text with one [MASK] or more", "SENTENCE", cli.utf8, nargs="+")
+    cli.add_flag(parser, "plugin", PLUGIN)
     return parser
 
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
+    load_plugin(args.plugin)
     from albert_ds.checkpoint.model_folder import ModelFolder
     from albert_ds.evals.fill_mask import fill_masks
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from albert_ds.base import cli
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import check, read_json
+from albert_ds.base.plugin import PLUGIN, load_plugin
 from albert_ds.base.storage import join
 from albert_ds.data.samples import Sample, SampleReader
 from albert_ds.data.segments import NO_LABEL
@@ -51,10 +52,12 @@ def build_parser() -> cli.Parser:
     add("--show", "samples to print as text", "SAMPLES", cli.non_negative, default=2)
     add("--count", "samples to count", "SAMPLES", cli.positive, default=2000)
     cli.add_flags(parser, StreamConfig)
+    cli.add_flag(parser, "plugin", PLUGIN)
     return parser
 
 
 def main(argv: list[str]) -> None:
+    load_plugin(cli.find_word(argv, "--plugin"))  # it may add to the objectives
     args = build_parser().parse_args(argv)
     if (args.run is None) != (args.step is None) or (args.run is None) == (args.data is None):
         raise UserError("--data or --run with --step: one of the two is needed, and not both")

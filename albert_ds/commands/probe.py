@@ -22,6 +22,7 @@ from pathlib import Path
 from albert_ds.base import cli
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import write_report
+from albert_ds.base.plugin import PLUGIN, load_plugin
 from albert_ds.model.depth import read_span
 from albert_ds.process.quiet import quiet_libraries
 
@@ -59,6 +60,7 @@ def build_parser() -> cli.Parser:
     add("--against", text, "RUN_OR_HF", Path, nargs="+", default=[])
     text = "names of the models for --similarity (default: those of their folders)"
     add("--labels", text, "NAME", nargs="+")
+    cli.add_flag(parser, "plugin", PLUGIN)
     return parser
 
 
@@ -78,6 +80,7 @@ def main(argv: list[str]) -> None:
         raise UserError("--within-word: allowed only with --minimal-pairs")
     if (args.data is None) == (args.minimal_pairs is None):
         raise UserError("--data and --minimal-pairs: one of them is needed, and not both")
+    load_plugin(args.plugin)
     quiet_libraries()  # before they are imported
     from albert_ds.evals.probe import run_probe
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from albert_ds.base.plugin import Table
 from albert_ds.data.shards import Sequence
 
 NO_LABEL = -100  # ignored in loss and accuracy
@@ -172,7 +173,7 @@ def _replace(first: np.ndarray, second: np.ndarray, draw_other: DrawOther, rng) 
 
 
 # Objective -> (first, second, draw_other, rng) -> two segments and their label.
-DRAWS: dict[str, Callable[..., Labelled]] = {"sop": _swap, "nsp": _replace, "none": _keep}
+DRAWS = Table(Callable) | {"sop": _swap, "nsp": _replace, "none": _keep}
 
 
 def draw_pair(

@@ -10,6 +10,7 @@ from typing import Any
 from albert_ds.base.cli import Range, as_flag, check_ranges, flag, flags_of, integer, positive
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import build, check
+from albert_ds.base.plugin import Table
 from albert_ds.base.schedules import Schedule, Varying, cut, read_schedule
 
 WORD_RULES = ("scripts", "released")
@@ -31,7 +32,7 @@ class Objective:
     format: int
 
 
-OBJECTIVES = {
+OBJECTIVES = Table(Objective) | {
     "sop": Objective(title="SOP", labels=("in order", "swapped"), format=1),
     "nsp": Objective(title="NSP", labels=("B follows A", "B from another document"), format=2),
     "none": Objective(title="", labels=(), format=1),

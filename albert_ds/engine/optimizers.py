@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from albert_ds.base.cli import Range
+from albert_ds.base.plugin import Table
 from albert_ds.optim.adam import MOMENTS, build_adamw
 from albert_ds.optim.fused_lamb import build_fused_lamb, refuse_fused_lamb
 from albert_ds.optim.lamb import build_lamb
@@ -63,7 +64,7 @@ class Kind:
     refuse: Callable[[dict, int], str | None] = lambda ds_config, tensor_parallel: None
 
 
-OPTIMIZERS = {
+OPTIMIZERS = Table(Kind) | {
     "Lamb": Kind(build=build_lamb, params={**PARAMS, "bias_correction": bool}, bind=bind_norms),
     "AdamW": Kind(
         build=build_adamw,

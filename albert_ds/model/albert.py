@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from albert_ds.base.plugin import Table
 from albert_ds.model.config import ModelConfig, count_score_rows
 from albert_ds.model.cross_entropy import sum_cross_entropy, sum_over_vocabulary
 from albert_ds.model.draws import Draws
@@ -312,7 +313,7 @@ class Term:
 
 
 PER = ("masked", "pairs")  # counts of a batch that a term may be a mean over
-TERMS = {
+TERMS = Table(Term) | {
     "mlm": Term(compute=compute_words, per="masked", has_accuracy=True),
     "pair": Term(compute=compute_pairs, per="pairs", has_accuracy=True, of_sentence_task=True),
     "exit": Term(compute=compute_exits, per="masked"),

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from albert_ds.base.plugin import Table
 from albert_ds.model.attention import VarlenAttention
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.draws import Draws
@@ -107,7 +108,7 @@ class FeedForward(nn.Module):
 
 
 # Form of the feed-forward part -> its module.
-BUILD: dict[str, Callable[[ModelConfig], Any]] = {"gelu": FeedForward}
+BUILD = Table(Callable) | {"gelu": FeedForward}
 
 
 class AttentionBlock(nn.Module):

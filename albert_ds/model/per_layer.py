@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albert_ds.base.errors import UserError
+from albert_ds.base.plugin import Table
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.draws import Draws
 from albert_ds.model.fused import linear_norm, residual_norm
@@ -105,7 +106,7 @@ def build_low_rank(config: ModelConfig, place: str, rank: int) -> LowRank:
 
 
 # Word of --per-layer -> its module, for a place and the number after the word's colon.
-BUILD: dict[str, Callable[[ModelConfig, str, int], nn.Module]] = {
+BUILD = Table(Callable) | {
     "norm": lambda config, place, value: ResidualNorm(config),
     "scale": lambda config, place, value: Scale(),
     "position": lambda config, place, value: Shift(config.hidden_size),

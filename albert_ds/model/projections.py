@@ -5,6 +5,8 @@ A command line reads this file without waiting for torch. The modules are in `mo
 
 from dataclasses import dataclass
 
+from albert_ds.base.plugin import Table
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Projection:
@@ -36,7 +38,7 @@ def _attention(name: str, **how) -> Projection:
     )
 
 
-PROJECTIONS = {
+PROJECTIONS = Table(Projection) | {
     "query": _attention("query", is_column=True, shares_input=True),
     "key": _attention("key", is_column=True, shares_input=True),
     "value": _attention("value", is_column=True, shares_input=True),
@@ -60,7 +62,7 @@ PROJECTIONS = {
     ),
 }
 # Form of the feed-forward part -> its projections.
-FEED_FORWARDS = {"gelu": ("up", "down")}
+FEED_FORWARDS = Table(tuple) | {"gelu": ("up", "down")}
 
 
 def list_projections(feed_forward: str) -> dict[str, Projection]:

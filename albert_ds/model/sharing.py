@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from albert_ds.base.errors import UserError
+from albert_ds.base.plugin import Table
 from albert_ds.model.projections import list_places
 
 Plan = list[tuple[int, int]]
@@ -200,7 +201,7 @@ def _pattern(value: str, num_layers: int) -> Plan:
     return list(zip(halves[0], halves[-1], strict=True))
 
 
-PATTERNS: dict[str, Pattern] = {
+PATTERNS = Table(Pattern) | {
     "all": Pattern(
         "all", "one block for all layers (ALBERT)", lambda _, layers: _alike([0] * layers)
     ),
@@ -255,7 +256,7 @@ class Addition:
     begins_loops: bool = False  # only the layers at which a loop begins have it
 
 
-ADDITIONS: dict[str, Addition] = {
+ADDITIONS = Table(Addition) | {
     "norm": Addition("norm", "its own LayerNorms", ("attention.layer_norm", "ffn.layer_norm")),
     "scale": Addition(
         "scale", "a factor on the result of each of its blocks", ("attention.result", "ffn.result")

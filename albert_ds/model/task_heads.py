@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from albert_ds.base.errors import UserError
+from albert_ds.base.plugin import Table
 from albert_ds.model.albert import AlbertModel, init_weights
 from albert_ds.model.attention import find_sequences, find_slots
 from albert_ds.model.config import DROPOUT, WIDTH, ModelConfig
@@ -253,7 +254,7 @@ class Head:
     not_exported: str = ""  # the reason, where transformers has no such head
 
 
-HEADS = {
+HEADS = Table(Head) | {
     "classification": Head(
         build=PooledHead,
         width=lambda labels: labels,

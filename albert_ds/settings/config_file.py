@@ -9,6 +9,7 @@ from typing import Any
 from albert_ds.base.cli import Flag, Parser, find_word, log_line, path, suggest
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import parse_json, read_bytes
+from albert_ds.base.plugin import check_plugin
 from albert_ds.model.config import SIZES
 
 CONFIG = Flag(
@@ -75,7 +76,7 @@ def _read(file: Path, actions: dict[str, Action], config: Any) -> dict[str, Any]
     found = {}
     for key, value in record.items():
         dest = by_flag.get(str(key).lstrip("-").replace("-", "_"))
-        if dest in ("config", "output", "help", "version", "local_rank"):
+        if dest in ("config", "output", "plugin", "help", "version", "local_rank"):
             raise UserError(f"{name}: {key}: must be typed, not in a file")
         if dest is None:
             raise UserError(f"{name}: unknown key {json.dumps(key)}{suggest(str(key), by_flag)}")
@@ -96,6 +97,7 @@ def _of_run(record: dict, actions: dict[str, Action], config: Any, name: str) ->
             f"{name}: unknown key {json.dumps(unknown[0])}{suggest(unknown[0], known)}; a run of "
             "another version has other keys: type its flags"
         )
+    check_plugin(record, name)
     parts = ("model", "stream", "lengths", "head")
     nested = {key: v if isinstance(v := record.get(key), dict) else {} for key in parts}
     found = nested["model"] | nested["stream"] | record | (record.get("schedules") or {})
@@ -113,7 +115,8 @@ def _of_run(record: dict, actions: dict[str, Action], config: Any, name: str) ->
             del found["dropout"]  # two, which no flag says: those of the task
     if found.get("size") not in SIZES:
         found.pop("size", None)  # it names --init-from
-    return {d: v for d, v in found.items() if d in actions and d != "output" and v is not None}
+    typed = ("output", "plugin")
+    return {d: v for d, v in found.items() if d in actions and d not in typed and v is not None}
 
 
 def _as_words(action: Action, value: Any) -> list[str]:

@@ -31,6 +31,7 @@ from albert_ds.settings.shared import (
     read_previous,
     resolve_deepspeed,
     resolve_warmup,
+    take_plugin,
     what,
 )
 from albert_ds.tasks.recipes import RECIPES, SHORTEST, Lengths, Recipe
@@ -179,6 +180,7 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     Raises UserError for the first thing that is wrong, DamagedData if SQuAD's questions cannot be
     counted.
     """
+    plugin_sha256 = take_plugin(argv)  # it may add to what the flags allow
     args = parse(build_parser(), argv, FinetuneConfig)
     from albert_ds.checkpoint.model_folder import ModelFolder
     from albert_ds.model.task_heads import HEADS, HeadConfig
@@ -213,6 +215,7 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     steps = args.steps or recipe.steps or _count_steps(args, recipe, task)
     eval_every = args.eval_every or -(-steps // EVALUATIONS)
     resolved: dict[str, Any] = {
+        "plugin_sha256": plugin_sha256,
         "command": join_command("finetune", argv),
         "checkpoint": str(source.checkpoint or source.path),
         "from_task": str(find_task_model(args)) if args.from_task else None,

@@ -48,6 +48,7 @@ from albert_ds.settings.shared import (
     resolve_deepspeed,
     resolve_warmup,
     rhythm,
+    take_plugin,
     what,
 )
 
@@ -284,6 +285,7 @@ def _describe_layers() -> str:
 
 def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     """Parse and check a command line; raise UserError for the first thing that is wrong."""
+    plugin_sha256 = take_plugin(argv)  # it may add to what the flags allow
     args = parse(build_parser(), argv, RunConfig)
     sources = _open_sources(args.data)
     args.steps = _resolve_steps(args, sources)
@@ -309,6 +311,7 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
     inputs = [*args.data, *filter(None, [args.init_from])]
     check_folder(Path(args.output), inputs, names=RUN_NAMES, marks=RUN_MARKS)
     resolved: dict[str, Any] = {
+        "plugin_sha256": plugin_sha256,
         "command": join_command("train", argv),
         "size": args.size or args.init_from,
         "model": model,

@@ -15,10 +15,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from albert_ds.base.cli import Flag, Range, as_flag, flag, integer, non_negative, path, positive
+from albert_ds.base.cli import (
+    Flag,
+    Range,
+    as_flag,
+    find_word,
+    flag,
+    integer,
+    non_negative,
+    path,
+    peek_output,
+    positive,
+)
 from albert_ds.base.errors import UserError, hide_passwords
 from albert_ds.base.files import PACKAGE, compute_crc32, write_file
 from albert_ds.base.json_files import check, read_json
+from albert_ds.base.plugin import COPY, EXECUTED, PLUGIN, load_plugin
 from albert_ds.base.schedules import learning_rate
 from albert_ds.checkpoint.run_folder import read_versions
 from albert_ds.data.stream_config import BATCH_SIZE
@@ -42,7 +54,7 @@ layout = partial(flag, group=LAYOUT, may_change=True)
 rhythm = partial(flag, group=RHYTHM, may_change=True)
 
 # Ranks on several machines may have other values of these; the content of folders is compared.
-LOCAL = ('"command" of config.json', "--data", "--deepspeed_config", "--num-workers")
+LOCAL = ('"command" of config.json', "--data", "--deepspeed_config", "--num-workers", "--plugin")
 FREE = ("command", "schedules")  # a resumed run may have others: of schedules, for steps to come
 BEFORE = {"word_boundaries": "released"}  # what versions without the field did, if not its default
 DATA = "--data (sha256 of its shards)"
@@ -98,6 +110,8 @@ class SharedConfig:
         name="--deepspeed_config",
         may_change=True,
     )
+    plugin: str | None = flag(PLUGIN, default=None, group=WHAT, may_change=True)
+    plugin_sha256: str | None = None
     deepspeed: dict  # the JSON with every "auto" that the command line owns filled in
     tensor_parallel: int = layout(
         "ranks that each block is split over", "RANKS", integer(1, 1 << 16), default=1
@@ -143,6 +157,24 @@ class SharedConfig:
         return learning_rate(
             step, peak=self.learning_rate, warmup_steps=self.warmup_steps, num_steps=self.steps
         )
+
+
+def take_plugin(argv: list[str]) -> str | None:
+    """Execute the file of --plugin; its sha256, None without one.
+
+    Raises UserError if it fails, and if RUN was started with another, or with none.
+    """
+    sha256, run = load_plugin(find_word(argv, "--plugin")), peek_output(argv)
+    before = read_previous(str(run)) if run is not None else None
+    was = before.get("plugin_sha256") if before is not None else sha256
+    if was is None and sha256 is not None:
+        raise UserError(f"--plugin: {run} was started without one; use none, or another --output")
+    if was != sha256:
+        raise UserError(
+            f"--plugin: must be the one that {run} was started with, sha256 {_shorten(was)}; "
+            f"{COPY} in it is a copy"
+        )
+    return sha256
 
 
 def resolve_deepspeed(
@@ -217,8 +249,13 @@ def as_json(config: SharedConfig) -> dict:
 
 
 def write_config(config: SharedConfig, **facts: str | int) -> None:
-    """Write RUN/config.json: the configuration, `facts`, and the versions of what runs it."""
+    """Write RUN/config.json: the configuration, `facts`, and the versions of what runs it.
+
+    And a copy of the plugin, which may be gone when RUN is read.
+    """
     config.run.mkdir(parents=True, exist_ok=True)
+    if config.plugin_sha256 and not (config.run / COPY).exists():
+        write_file(config.run / COPY, EXECUTED[config.plugin_sha256])
     record = {**as_json(config), **facts, "versions": read_versions()}
     # A URL of --data may hold a password.
     write_file(config.run / "config.json", hide_passwords(json.dumps(record, indent=1)) + "\n")
@@ -322,6 +359,8 @@ def _name_values(config, record: dict, path: str = "") -> Iterator[tuple[str, An
             yield from _name_values(inner, value, f"{here}.")
         elif declared.name == "data_sha256":
             yield DATA, value, False
+        elif declared.name == "plugin_sha256":
+            yield "--plugin (sha256)", value, False
         elif how is None:
             yield f'"{here}" of config.json', value, declared.name in FREE
         else:

@@ -17,6 +17,7 @@ second version of its models. SQuAD 1.1 agrees: Table 14's 3,649 steps are two e
 from dataclasses import dataclass, replace
 
 from albert_ds.base.cli import flag, positive
+from albert_ds.base.plugin import Table
 
 SHORTEST = 10  # tokens of a sequence: three marks, a question and at least one of a passage
 
@@ -92,7 +93,7 @@ def _glue(rate: float, batch_size: int, steps: int, warmup: int, dropout: float 
 _USER_TASK = Recipe(learning_rate=2e-5, batch_size=32, epochs=10, warmup=0.1)
 _SQUAD = Lengths(sequence=384, question=64, stride=128)
 
-RECIPES: dict[str, Recipe] = {
+RECIPES = Table(Recipe) | {
     "glue/cola": _glue(1e-5, 16, 5336, 320),
     "glue/sst2": _glue(1e-5, 32, 20935, 1256),
     "glue/mrpc": _glue(2e-5, 32, 800, 200),

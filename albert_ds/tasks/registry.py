@@ -3,9 +3,10 @@
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from albert_ds.base.errors import UserError
+from albert_ds.base.plugin import Table
 from albert_ds.tasks.features import Features, Split, fingerprint
 from albert_ds.tasks.glue import GLUE
 from albert_ds.tasks.race import RaceTask
@@ -16,6 +17,7 @@ from albert_ds.tasks.tokens import TokensTask
 from albert_ds.vocab.vocab import Vocab
 
 
+@runtime_checkable
 class Task(Protocol):
     """The interface of a task."""
 
@@ -51,7 +53,7 @@ class Task(Protocol):
     def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> None: ...
 
 
-TASKS: dict[str, Task] = {
+TASKS = Table(Task) | {
     **{f"glue/{name}": task for name, task in GLUE.items()},
     **SQUAD,
     "race": RaceTask(),
