@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from tests.command import ROOT, kill_after, run_command, run_on_rank
 from tests.distributed import end_ranks, run_ranks
 from tests.finetuning import (
     MODEL,
+    draw_sentences,
     flags,
     read_csv,
     tune_ranks,
@@ -373,7 +375,7 @@ def test_texts_with_labels_of_ones_own(tmp_path):
 
 def test_tags_of_ones_own(checkpoint, tmp_path):
     """Entities are learned from CoNLL; F1 is conlleval's of what was written; the export agrees."""
-    from transformers import AlbertForTokenClassification, AutoTokenizer
+    from transformers import AlbertForTokenClassification, AutoTokenizer, pipeline
 
     data, out = write_entities(tmp_path / "data", train=400), tmp_path / "out"
     argv = flags("tokens", data, checkpoint, out, steps=160, eval_every=40, learning_rate=0.005)
@@ -410,3 +412,37 @@ def test_tags_of_ones_own(checkpoint, tmp_path):
         words = batch.word_ids()
         firsts = [words.index(number) for number in range(len(sentence))]
         assert [names[chosen[n]] for n in firsts] == [tag for *_, tag in sentence]
+    tag = pipeline("token-classification", str(tmp_path / "hf"), aggregation_strategy="first")
+    for sentence in sentences:
+        words, _, tags = zip(*sentence, strict=True)
+        with pytest.warns(UserWarning, match="does not support real words"):  # the blanks do
+            (found,) = tag([*words], is_split_into_words=True)
+        ends = np.cumsum([len(word) + 1 for word in words]) - 1  # in " ".join(words)
+        spans = {(k, ends[a] - len(words[a]), ends[b]) for k, a, b in entities_of(tags)}
+        assert {(e["entity_group"], e["start"], e["end"]) for e in found} == spans
+
+
+def test_a_pipeline_gives_the_spans_of_entities(checkpoint, tmp_path):
+    """By characters of running text, as docs/finetuning.md has it: words of several pieces whole,
+    without the comma or full stop behind them."""
+    from transformers import pipeline
+
+    tags = {"objectivity": "B-KIND", "functional": "B-THING", "statements": "I-THING"}
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    for split, count, seed in (("train", 200, 1), ("dev", 40, 2)):
+        texts = [text.replace("statement", "list") for text in draw_sentences(count, seed)]
+        texts = [text.replace("function", "functional statements") for text in texts]
+        texts = [text.replace("object", ", objectivity") + " ." for text in texts]
+        lines = ("".join(f"{w} {tags.get(w, 'O')}\n" for w in text.split()) for text in texts)
+        (data / f"{split}.conll").write_text("\n".join(lines))
+    argv = flags("tokens", data, checkpoint, out, steps=200, eval_every=200, learning_rate=0.005)
+    assert run_ranks(tune_ranks, 1, argv) == [0]
+    folder = str(run_export(out, tmp_path / "hf"))
+    tag = pipeline("token-classification", folder, aggregation_strategy="simple")
+    assert all(len(tag.tokenizer.tokenize(word)) > 1 for word in tags)
+    for text in texts:
+        text = re.sub(r" ([.,])", r"\1", text)
+        found = {(e["entity_group"], e["start"], e["end"]) for e in tag(text)}
+        spans = re.finditer(r"(?P<KIND>objectivity)|(?P<THING>functional statements)", text)
+        assert found == {(match.lastgroup, *match.span()) for match in spans}, text

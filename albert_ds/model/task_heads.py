@@ -83,7 +83,7 @@ class PooledHead(nn.Module):
 
 
 class TokenHead(nn.Module):
-    """Dropout and a linear map of every token: a tag for each word, from its first piece."""
+    """Dropout and a linear map of every token to a tag."""
 
     def __init__(self, config: ModelConfig, head: HeadConfig):
         super().__init__()
@@ -91,9 +91,9 @@ class TokenHead(nn.Module):
         self.score = nn.Linear(config.hidden_size, head.num_labels)
 
     def forward(self, encoded: dict, ends, max_seqlen: int, labels: Tensor | None = None) -> dict:
-        """`logits` fp32 [N, C]; with `labels` [N], -100 at all but first pieces, `loss_sum`.
+        """`logits` fp32 [N, C]; with `labels` [N], -100 at [CLS] and [SEP], `loss_sum`.
 
-        The loss of a sequence is the mean over its words, so that it does not depend on what is
+        The loss of a sequence is the mean over its pieces, so that it does not depend on what is
         in the same micro-batch.
         """
         logits = self.score(self.dropout(encoded["last_hidden_state"])).float()
@@ -101,11 +101,11 @@ class TokenHead(nn.Module):
             return {"logits": logits}
         losses = F.cross_entropy(logits, labels, reduction="none")  # 0 at -100
         sequence = find_sequences(ends, len(logits))
-        sums, words = (
+        sums, pieces = (
             losses.new_zeros(len(ends) - 1).index_add(0, sequence, x)
             for x in (losses, (labels >= 0).to(losses.dtype))
         )
-        return {"logits": logits, "loss_sum": (sums / words.clamp(min=1)).sum()}
+        return {"logits": logits, "loss_sum": (sums / pieces.clamp(min=1)).sum()}
 
 
 class SpanHead(nn.Module):

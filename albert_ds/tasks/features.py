@@ -36,7 +36,7 @@ from albert_ds.vocab.vocab import CLS, SEP, Vocab
 
 FEATURES = "features"  # folder in RUN; of the runs with several seeds, beside them
 FORMAT = 1  # of the cached arrays; another number makes every older file a different one
-NO_TAG = -100  # of a token that no word begins with; PyTorch's losses leave it out
+NO_TAG = -100  # of [CLS] and [SEP]; PyTorch's losses leave it out
 NO_TEXT = -1  # in the place of text B if a sequence has one text
 BLOCK = 1000  # examples tokenised in one call
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Features:
         return np.concatenate(parts).astype(np.int32), a_end - a_begin + 2
 
     def tags(self, row: int) -> np.ndarray:
-        """The tag int64 of each token of one sequence; NO_TAG where no word begins."""
+        """The tag int64 of each token of one sequence; NO_TAG of [CLS] and [SEP]."""
         a, begin, end = self.arrays["rows"][row, :3].tolist()
         inner = self.arrays["tags"][self.text(a)][begin:end].astype(np.int64)
         return np.pad(inner, 1, constant_values=NO_TAG)

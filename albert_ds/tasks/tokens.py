@@ -1,6 +1,7 @@
 """`--task tokens`: tags of the user's own for words: named entities, B-TYPE, I-TYPE and O.
 
-The first piece of a word decides its tag. A sentence that is longer than a sequence is cut between
+The first piece of a word decides its tag. In training the others have I-TYPE or O, as if the word
+went on: so Hugging Face's pipeline, which joins pieces, gives whole words. A sentence that is longer than a sequence is cut between
 words into several. Scores are nervaluate's, over whole entities ("strict": boundaries and type).
 """
 
@@ -15,7 +16,7 @@ import numpy as np
 from albert_ds.base.cli import require
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import write_file
-from albert_ds.tasks.features import NO_TAG, FeatureBuilder, Features, Split, encode_examples
+from albert_ds.tasks.features import FeatureBuilder, Features, Split, encode_examples
 from albert_ds.tasks.labelled import Sentence, find_file, need_one, read_sentences, write_scores
 from albert_ds.tasks.recipes import Lengths
 from albert_ds.vocab.vocab import Vocab
@@ -98,9 +99,7 @@ class TokensTask:
             for label in self.labels[1:]:
                 builder.count(label, counts[label])
             arrays["word_tags"] = np.array(tags, np.int32)
-            arrays["tags"] = np.full(total, NO_TAG, np.int32)
-            has_piece = arrays["starts"] != NO_PIECE
-            arrays["tags"][arrays["starts"][has_piece]] = arrays["word_tags"][has_piece]
+            arrays["tags"] = _spread(arrays["word_tags"], arrays["starts"], total)
         return builder.build(choices=1, **arrays)
 
     def _read_tags(self, sentence: Sentence) -> list[int]:
@@ -168,6 +167,16 @@ class TokensTask:
                 overall=overall,
                 entities=entities,
             )
+
+
+def _spread(tags: np.ndarray, starts: np.ndarray, total: int) -> np.ndarray:
+    """The tag of each of `total` pieces: of the first of a word its own, then I-TYPE or O."""
+    has_piece = starts != NO_PIECE
+    tags, starts = tags[has_piece], starts[has_piece]
+    inside = tags + tags % 2  # labels are O, then B and I of each type
+    found = np.repeat(inside, np.diff(starts, append=total))
+    found[starts] = tags
+    return found
 
 
 def _measure(right: int, said: int, there: int) -> dict[str, float]:

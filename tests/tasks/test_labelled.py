@@ -122,7 +122,7 @@ def test_a_word_may_have_blanks_of_unicode(tmp_path, vocab, lengths, word, endin
 
 @pytest.mark.parametrize("ending", ["conll", "txt", "jsonl"])
 def test_words_keep_their_tags(tmp_path, vocab, ending):
-    """A word's first piece has its tag. Parts of a long sentence together are the whole."""
+    """A word's first piece has its tag, the others go on. Parts of a long sentence are the whole."""
     words, tags = [*WORDS, "\u200b", *WORDS], [*TAGS, "O", *TAGS]
     if ending == "jsonl":
         content = json.dumps({"words": words, "tags": tags})
@@ -143,7 +143,9 @@ def test_words_keep_their_tags(tmp_path, vocab, ending):
         assert marks[0] == marks[-1] == NO_TAG
         found += zip(ids[1:-1], marks[1:-1], strict=True)
     for pieces, tag in zip(encoded, tags, strict=True):
-        expected += [(p, NO_TAG if n else task.labels.index(tag)) for n, p in enumerate(pieces)]
+        marks = [tag, *[tag.replace("B-", "I-")] * (len(pieces) - 1)] if pieces else []
+        expected += zip(pieces, map(task.labels.index, marks), strict=True)
+    assert max(map(len, encoded)) > 1
     assert found == expected and features.units > 1
     # As a model that is always right would predict them.
     logits = np.zeros((int(features.lengths.sum()), 5), np.float32)
