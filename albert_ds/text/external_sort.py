@@ -14,9 +14,11 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
+from albert_ds.base.errors import DamagedData
 from albert_ds.base.files import write_file
 from albert_ds.data.shards import SPLITS, ShardInfo, write_shard
 
@@ -24,9 +26,10 @@ RUN_BYTES = 16 << 20  # of records
 KEYS = 1 << 64  # keys are hashes under this
 RANGE_BYTES = 16 << 20  # of records that are sorted in memory at a time
 DUPLICATES = ("duplicate_documents", "duplicate_sequences", "duplicate_tokens")
-_ENTRY = np.dtype(
+_FIELDS = np.dtype(
     [("key", "<u8"), ("draw", "<u8"), ("end", "<u8"), ("tokens", "<u4"), ("opens", "?")]
 )
+ENTRY = np.dtype([*_FIELDS.descr, ("crc32", "<u4")])  # of the record, then of the fields
 
 
 class SortRecord(NamedTuple):
@@ -60,33 +63,49 @@ class RunWriter:
         self._waiting.sort()
         contents = [s.content for s in self._waiting]
         ends = accumulate(map(len, contents))
-        rows = [
-            (s.key, s.draw, end, s.tokens, s.opens_document)
-            for s, end in zip(self._waiting, ends, strict=True)
-        ]
-        head = [len(rows).to_bytes(8, "little"), np.array(rows, _ENTRY).tobytes()]
+        rows: Any = np.array(
+            [
+                (s.key, s.draw, end, s.tokens, s.opens_document, 0)
+                for s, end in zip(self._waiting, ends, strict=True)
+            ],
+            ENTRY,
+        )
+        rows["crc32"] = list(map(_compute_crc32, contents, rows))
+        head = [len(rows).to_bytes(8, "little"), rows.tobytes()]
         path = self._stem.with_name(f"{self._stem.name}-{len(self.files):03d}.run")
         self.files[path] = write_file(path, b"".join([*head, *contents]))
         self._waiting, self._bytes = [], 0
 
 
+def _compute_crc32(content: bytes, row: np.void) -> int:
+    return crc32(row.tobytes()[: _FIELDS.itemsize], crc32(content))
+
+
 def _read_range(path: Path, keys: tuple[int, int], draws: tuple[int, int]) -> Iterator[SortRecord]:
-    """The sequences of a run with keys[0] <= key < keys[1], and with a draw likewise."""
+    """The sequences of a run with keys[0] <= key < keys[1], and with a draw likewise.
+
+    Raises DamagedData for one whose checksum is another.
+    """
     with path.open("rb") as file:
         number = int.from_bytes(file.read(8), "little")
-        entries: Any = np.memmap(file, _ENTRY, mode="r", offset=8, shape=number)
+        entries: Any = np.memmap(file, ENTRY, mode="r", offset=8, shape=number)
         first, last = (bisect_left(entries, key, key=lambda row: int(row["key"])) for key in keys)
         # A record begins where the one before it ends.
         origin = int(entries["end"][first - 1]) if first else 0
         chosen: Any = np.array(entries[first:last])
         del entries
         ends = [origin, *chosen["end"].tolist()]
-        file.seek(8 + number * _ENTRY.itemsize + origin)
+        file.seek(8 + number * ENTRY.itemsize + origin)
         content = file.read(ends[-1] - origin)
     wanted = np.flatnonzero((chosen["draw"] >= draws[0]) & (chosen["draw"] < draws[1]))
-    for at, entry in zip(wanted.tolist(), chosen[wanted].tolist(), strict=True):
-        key, draw, end, tokens, opens = entry
-        yield SortRecord(key, content[ends[at] - origin : end - origin], tokens, draw, opens)
+    for at, entry in zip(wanted.tolist(), chosen[wanted], strict=True):
+        key, draw, end, tokens, opens, checksum = entry.tolist()
+        record = content[ends[at] - origin : end - origin]
+        if _compute_crc32(record, entry) != checksum:
+            raise DamagedData(
+                f"{path}: not what was written; the command that encoded it does it again"
+            )
+        yield SortRecord(key, record, tokens, draw, opens)
 
 
 class Range(NamedTuple):

@@ -5,33 +5,40 @@
 
 A shard is a range of keys, so every process can write any shard alone, and the bytes depend neither
 on the number of processes nor on the order of reading. Memory: one run or one range, one document,
-one vocabulary. Finished pieces of either pass are kept when a build is killed.
+one vocabulary. Finished pieces of work of either pass are kept when a build is killed, and a part
+of a build does some of one pass (`work_folder.py`).
 """
 
-import contextlib
-import errno
 import math
 import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from albert_ds.base.cli import log_line
-from albert_ds.base.errors import ENDINGS, DamagedData, UserError, name_os_error
-from albert_ds.base.files import check_folder, publish, write_json
-from albert_ds.base.locks import FileLock
+from albert_ds import __version__
+from albert_ds.base.cli import as_flag, log_line
+from albert_ds.base.errors import DamagedData, UserError
+from albert_ds.base.files import publish, write_json
+from albert_ds.base.json_files import check, read_json
 from albert_ds.data.shards import FORMAT, INDEX_NAME, SPLITS, token_dtype
 from albert_ds.text.documents import DAMAGE
 from albert_ds.text.encode import COUNTS, BuildConfig, encode_documents
-from albert_ds.text.external_sort import DUPLICATES, KEYS, RunWriter, cut_ranges, write_range
+from albert_ds.text.external_sort import (
+    DUPLICATES,
+    ENTRY,
+    KEYS,
+    RunWriter,
+    cut_ranges,
+    write_range,
+)
 from albert_ds.text.manifest import Piece, fingerprint, read_note, write_note
 from albert_ds.text.pool import Pool
 from albert_ds.text.sources import (
@@ -43,9 +50,10 @@ from albert_ds.text.sources import (
     read_documents,
 )
 from albert_ds.text.survey import choose_word_mark, report_survey, survey_text
+from albert_ds.text.work_folder import Part, list_parts, part_folder, part_lock, work_folder
 from albert_ds.vocab.vocab import Vocab
 
-WORK_NAME, LOCK_NAME = "building", ".albert-ds.lock"
+SURVEY_NAME = "survey.json"
 # Settings that may change without encoding the text again.
 NOT_IN_ENCODING = "holdout samples_per_shard dedup max_damaged max_unknown any_script".split()
 LINE_SECONDS = 30.0  # between two lines of progress if there is no terminal
@@ -55,63 +63,158 @@ MASKED = 0.15  # of the tokens, by default of training
 MAX_WITHOUT_PAIR, MIN_FILL = 0.05, 0.6  # beyond which a warning is printed
 
 
+class Text(NamedTuple):
+    """The text of a build as all its parts see it."""
+
+    units: list[list[Slice]]
+    config: BuildConfig  # with the mark of segmented words
+    figures: dict[str, Any]  # of a sample, for index.json
+    report: list[str]  # on normalisation
+
+
 def build_shards(
-    locations: list[str], vocab: Vocab, output: Path, config: BuildConfig, pool: Pool
+    locations: list[str],
+    vocab: Vocab,
+    output: Path,
+    config: BuildConfig,
+    pool: Pool,
+    *,
+    is_encoded: bool = False,
 ) -> tuple[dict, list[str]]:
     """Write the shards of the text at `locations`, the vocabulary and index.json.
 
-    Returns the content of index.json, and lines on normalisation and damage. Raises UserError for
-    text that cannot be split as asked, DamagedData for files that cannot be read through or too
-    many damaged documents, MachineFailed if the disk is full; then no index.json is written.
+    is_encoded: parts have encoded all of it. Returns the content of index.json, and lines on
+    normalisation and damage. Raises UserError for text that cannot be split as asked or that lacks
+    a part, DamagedData for files that cannot be read through or too many damaged documents,
+    MachineFailed if the disk is full; then no index.json is written.
     """
-    with _work_folder(output, locations) as work:
-        units = cut_units(locations, config.text_field)
-        config = choose_word_mark(units, config)
-        survey = survey_text(units, config, vocab.normalisation)
-        report = report_survey(survey, vocab, config)
-        encoded = _encode_units(units, vocab, work, config, pool)
-        counts, tally = Counter(dict.fromkeys(COUNTS, 0)), Counter()
-        damage: dict[str, str] = {}
-        for note in encoded:
-            counts.update(note["counts"])
-            tally.update(note["tally"])
-            damage = note["damage"] | damage
-        check_damage(counts, damage, config.max_damaged)
-        threshold = _choose_heldout([note["draws"] for note in encoded], counts, config)
-        written = _write_ranges(encoded, counts, threshold, work, config, pool)
-        index = _make_index(written, counts, vocab, config)
-        index["input"] = list_files(units)
-        index["text"] = survey.figures
+    with work_folder(output, locations) as work:
+        text = _survey(locations, vocab, work, config, must_be_same=is_encoded)
+        if is_encoded:
+            encoded = _read_encoded(text, vocab, work)
+        else:
+            units = _list_units(text, vocab, work)
+            encoded = _encode_units(units, vocab, text.config, pool)
+        counts, tally, damage = _sum_up(encoded, config)
+        ranges, write = _plan_ranges(encoded, counts, work, config)
+        written = _run_pass(pool, ranges, write, open_bar("writing", " shards"))
+        index = _make_index(written, counts, vocab, text.config)
+        _check_whole(index, work)
+        index["input"] = list_files(text.units)
+        index["text"] = text.figures
         _publish(output, work, index, vocab)
         warn_of_packing(index)
         _warn_of_holdout(index)
+    report = text.report
     for kind, place in damage.items():
         report.append(f"{kind}: {counts[f'damaged_{kind}']:,} dropped, first: {place}")
     return index, [*report, *describe_tally(tally)]
 
 
-def _run_pass(
-    pool: Pool,
-    stem: Path,
-    inputs: list[tuple[Any, int]],
-    how: list,
-    work: Callable[[Piece], dict],
-    bar: tqdm,
-) -> list[dict]:
-    """The notes of all pieces: what a killed build has left, and what `work` makes of the rest.
+def encode_part(
+    locations: list[str], vocab: Vocab, output: Path, config: BuildConfig, pool: Pool, part: Part
+) -> str:
+    """The first pass over a part of the text; a line on it. Raises what `build_shards` raises."""
+    with ExitStack() as locks:
+        with part_folder(output, locations) as work:
+            text = _survey(locations, vocab, work, config, must_be_same=True)
+            locks.enter_context(part_lock(output, work, "piece", part))
+        units = _list_units(text, vocab, work)
+        own = part.of_items(units)
+        counts = Counter()
+        for note in _encode_units(own, vocab, text.config, pool):
+            counts.update(note["counts"])
+    return (
+        f"piece {part}: {len(own)} of {len(units)} units of text, {counts['documents']:,} "
+        f"documents, {counts['sequences']:,} sequences, {counts['tokens']:,} tokens"
+    )
 
-    inputs: the input of each piece, and its size; how: all else that decides what is made of it.
+
+def write_part(
+    locations: list[str], vocab: Vocab, output: Path, config: BuildConfig, pool: Pool, part: Part
+) -> str:
+    """A part of the second pass; a line on it. Raises what `build_shards` raises."""
+    with ExitStack() as locks:
+        with part_folder(output, locations) as work:
+            text = _survey(locations, vocab, work, config, must_be_same=True)
+            encoded = _read_encoded(text, vocab, work)
+            locks.enter_context(part_lock(output, work, "join", part))
+        counts, _, _ = _sum_up(encoded, config)
+        ranges, write = _plan_ranges(encoded, counts, work, config)
+        own = part.of_items(ranges)
+        written = _run_pass(pool, own, write, open_bar("writing", " shards"))
+    shards = sum(len(note["shards"]) for note in written)
+    return f"join {part}: {len(own)} of {len(ranges)} ranges, {shards:,} shards"
+
+
+def _survey(
+    locations: list[str], vocab: Vocab, work: Path, config: BuildConfig, *, must_be_same: bool
+) -> Text:
+    """The survey that the folder holds, if it is of this text, or a new one.
+
+    must_be_same: the folder may hold no other one.
     """
-    pieces = [
-        Piece(stem.with_name(f"{stem.name}-{number:06d}.json"), fingerprint(how, part), part, size)
+    units = cut_units(locations, config.text_field)
+    settings = {k: v for k, v in asdict(config).items() if k not in NOT_IN_ENCODING}
+    origin = {
+        "version": __version__,
+        "vocab": fingerprint(vocab.sha256, asdict(vocab.normalisation)),
+        "settings": settings,
+        "input": fingerprint(units),
+    }
+    path = work / SURVEY_NAME
+    if path.exists():
+        kept = read_json(path)
+        check(kept, {"origin": dict, "word_mark": str, "figures": dict, "report": [str]}, str(path))
+        if kept["origin"] == origin:
+            config = replace(config, word_mark=kept["word_mark"])
+            return Text(units, config, kept["figures"], kept["report"])
+        if must_be_same:
+            difference = _name_difference(kept["origin"], origin)
+            raise UserError(f"{work}: holds pieces {difference}; name another --output for these")
+    config = choose_word_mark(units, config)
+    survey = survey_text(units, config, vocab.normalisation)
+    report = report_survey(survey, vocab, config)
+    kept = {"origin": origin, "word_mark": config.word_mark}
+    write_json(path, {**kept, "figures": survey.figures, "report": report})
+    return Text(units, config, survey.figures, report)
+
+
+def _name_difference(kept: dict, origin: dict) -> str:
+    """In what pieces that are there differ."""
+    for name, value in origin["settings"].items():
+        if (other := kept.get("settings", {}).get(name)) != value:
+            return f"made with {as_flag(name)} {other}, not {value}"
+    if kept.get("version") != origin["version"]:
+        return f"made by albert-ds {kept.get('version')}, not {origin['version']}"
+    if kept.get("vocab") != origin["vocab"]:
+        return "made with another --vocab"
+    return "of another --input, or of files that have changed since"
+
+
+def _make_pieces(stem: Path, inputs: list[tuple[Any, int]], settings: list) -> list[Piece]:
+    """inputs: the input of each piece, and its size; settings: all else that decides its result."""
+    return [
+        Piece(
+            stem.with_name(f"{stem.name}-{number:06d}.json"),
+            fingerprint(settings, part),
+            part,
+            size,
+        )
         for number, (part, size) in enumerate(inputs)
     ]
-    found = list(pool.map(read_note, pieces))
-    notes = {number: note for number, note in enumerate(found) if isinstance(note, dict)}
-    redone = found.count("damaged")
+
+
+def _run_pass(
+    pool: Pool, pieces: list[Piece], work: Callable[[Piece], dict], bar: tqdm
+) -> list[dict]:
+    """The notes of the pieces: what a killed build has left, and what `work` makes of the rest."""
+    kept = list(pool.map(read_note, pieces))
+    notes = {number: note for number, note in enumerate(kept) if isinstance(note, dict)}
+    redone = kept.count("damaged")
     if notes or redone:
         log_line(
-            f"{bar.desc}: of a killed build, {len(notes)} pieces of work were kept and {redone} "
+            f"{bar.desc}: of an earlier start, {len(notes)} pieces of work were kept and {redone} "
             "damaged ones are done again"
         )
     # The largest first, so that all processes end at about the same time.
@@ -125,15 +228,36 @@ def _run_pass(
     return [notes[number] for number in range(len(pieces))]
 
 
-def _encode_units(
-    units: list[list[Slice]], vocab: Vocab, work: Path, config: BuildConfig, pool: Pool
-) -> list[dict]:
-    """The first pass."""
-    settings = {**asdict(config), **dict.fromkeys(NOT_IN_ENCODING)}
-    how = [FORMAT, vocab.sha256, asdict(vocab.normalisation), settings]
-    inputs = [(unit, sum(part.size for part in unit)) for unit in units]
+def _list_units(text: Text, vocab: Vocab, work: Path) -> list[Piece]:
+    """The pieces of the first pass."""
+    settings = {**asdict(text.config), **dict.fromkeys(NOT_IN_ENCODING)}
+    inputs = [(unit, sum(part.size for part in unit)) for unit in text.units]
+    form = [FORMAT, ENTRY.descr, vocab.sha256, asdict(vocab.normalisation), settings]
+    return _make_pieces(work / "unit", inputs, form)
+
+
+def _encode_units(units: list[Piece], vocab: Vocab, config: BuildConfig, pool: Pool) -> list[dict]:
     encode = partial(_encode_unit, vocab=vocab, config=config)
-    return _run_pass(pool, work / "unit", inputs, how, encode, open_bar("encoding", "B"))
+    return _run_pass(pool, units, encode, open_bar("encoding", "B"))
+
+
+def _read_encoded(text: Text, vocab: Vocab, work: Path) -> list[dict]:
+    """The notes of all units, which parts have encoded; their runs are proven where they are read.
+
+    Raises UserError that names the parts that are missing.
+    """
+    units = _list_units(text, vocab, work)
+    notes = [read_note(unit, proves_files=False) for unit in units]
+    lacking = [number for number, note in enumerate(notes) if not isinstance(note, dict)]
+    if lacking:
+        numbers = {part.of for part in list_parts(work, "piece")}
+        parts = {f"{number % of + 1}/{of}" for number in lacking for of in numbers}
+        shown = ", ".join(sorted(parts)[:8]) + (", ..." if len(parts) > 8 else "") or "I/N"
+        raise UserError(
+            f"--join: {len(lacking)} of the {len(units)} units of the text in {work} are not "
+            f"encoded; allowed: after --piece {shown}"
+        )
+    return [note for note in notes if isinstance(note, dict)]
 
 
 def _encode_unit(piece: Piece, *, vocab: Vocab, config: BuildConfig) -> dict:
@@ -191,6 +315,18 @@ def _warn_of_holdout(index: dict) -> None:
     )
 
 
+def _sum_up(encoded: list[dict], config: BuildConfig) -> tuple[Counter, Counter, dict[str, str]]:
+    """The counts of all units, what was read of them, and the first place of each damage."""
+    counts, tally = Counter(dict.fromkeys(COUNTS, 0)), Counter()
+    damage: dict[str, str] = {}
+    for note in encoded:
+        counts.update(note["counts"])
+        tally.update(note["tally"])
+        damage = note["damage"] | damage
+    check_damage(counts, damage, config.max_damaged)
+    return counts, tally, damage
+
+
 def check_damage(counts: Mapping[str, int], places: dict[str, str], max_damaged: float) -> None:
     """Raise DamagedData if more than that share of the documents is damaged."""
     damaged = sum(counts.get(f"damaged_{kind}", 0) for kind in DAMAGE)
@@ -221,21 +357,17 @@ def _choose_heldout(draws: list[list[int]], counts: Mapping[str, int], config: B
     return threshold
 
 
-def _write_ranges(
-    encoded: list[dict],
-    counts: Mapping[str, int],
-    threshold: int,
-    work: Path,
-    config: BuildConfig,
-    pool: Pool,
-) -> list[dict]:
-    """The second pass."""
+def _plan_ranges(
+    encoded: list[dict], counts: Mapping[str, int], work: Path, config: BuildConfig
+) -> tuple[list[Piece], Callable[[Piece], dict]]:
+    """The pieces of the second pass, and what writes one."""
+    threshold = _choose_heldout([note["draws"] for note in encoded], counts, config)
     runs = {work / name: sha for note in encoded for name, sha in note["files"].items()}
     ranges = cut_ranges(counts, config.holdout, config.samples_per_shard)
     inputs = [(part, part.last - part.first) for part in ranges]
-    how = [sorted(runs.values()), threshold, config.dedup]
+    settings = [sorted(runs.values()), threshold, config.dedup]
     write = partial(_write_range, runs=list(runs), threshold=threshold, dedup=config.dedup)
-    return _run_pass(pool, work / "range", inputs, how, write, open_bar("writing", " shards"))
+    return _make_pieces(work / "range", inputs, settings), write
 
 
 def _write_range(piece: Piece, *, runs: list[Path], threshold: int, dedup: bool) -> dict:
@@ -274,6 +406,18 @@ def _make_index(
     }
 
 
+def _check_whole(index: dict, work: Path) -> None:
+    """Raise DamagedData if sequences were lost between the passes: a run's keys are damaged."""
+    counts = index["counts"]
+    expected = counts["sequences"] - counts["duplicate_sequences"] * index["dedup"]
+    written = sum(entry["samples"] for entry in index["splits"].values())
+    if written != expected:
+        raise DamagedData(
+            f"{work}: {written:,} of {expected:,} sequences were found again, so a file in it is "
+            "damaged; delete the folder and build again"
+        )
+
+
 def _publish(output: Path, work: Path, index: dict, vocab: Vocab) -> None:
     """Move the shards to `output`, then the vocabulary, and index.json at the end."""
     shards = [shard["name"] for split in index["splits"].values() for shard in split["shards"]]
@@ -284,56 +428,6 @@ def _publish(output: Path, work: Path, index: dict, vocab: Vocab) -> None:
     files = [*(work / name for name in shards), *ready.iterdir(), ready / INDEX_NAME]
     write_json(ready / INDEX_NAME, index)
     publish({path: output / path.name for path in files})
-
-
-@contextmanager
-def _work_folder(output: Path, locations: list[str]) -> Generator[Path]:
-    """The folder of unfinished work in `output`. It is kept if a build can be resumed."""
-    work = output / WORK_NAME
-    is_new = not output.exists()
-    lock = _claim(output, work, locations)
-    try:
-        yield work
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        named = OSError(error.errno, error.strerror, str(output))
-        kept = "; finished work is kept, and the same command continues"
-        raise name_os_error(named, kept) from None
-    except ENDINGS:
-        if not any(work.glob("*.run")):  # nothing to resume
-            shutil.rmtree(work)
-            if is_new and not any(output.iterdir()):
-                output.rmdir()
-        raise
-    else:
-        try:
-            shutil.rmtree(work)
-        except OSError as error:  # what was built is whole
-            log_line(f"{work}: not deleted ({error.strerror}); nothing needs it any more")
-    finally:
-        lock.release()
-
-
-def _claim(output: Path, work: Path, locations: list[str]) -> FileLock:
-    """Make the folders and lock them.
-
-    Raises UserError if `output` holds anything but a killed build.
-    """
-    if (output / INDEX_NAME).exists():
-        if (work / LOCK_NAME).exists():
-            shutil.rmtree(work)  # of a build that was killed at its very end
-        raise UserError(f"--output {output}: holds a built data set already; name another folder")
-    with contextlib.suppress(OSError):
-        work.rmdir()  # empty, of a build that ended before it had a lock
-    check_folder(output, locations, marks=[f"{WORK_NAME}/{LOCK_NAME}"])
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        return FileLock(work / LOCK_NAME)
-    except BlockingIOError:
-        raise UserError(f"--output {output}: another build is writing to it") from None
-    except OSError as error:
-        raise name_os_error(OSError(error.errno, error.strerror, str(output))) from None
 
 
 def open_bar(what: str, unit: str, total: int = 0) -> tqdm:

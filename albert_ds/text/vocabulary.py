@@ -8,10 +8,11 @@ from pathlib import Path
 from albert_ds.base.cli import Range, flag, integer
 from albert_ds.base.files import check_folder, new_folder
 from albert_ds.text.documents import SEED, TextConfig
-from albert_ds.text.pipeline import WORK_NAME, check_damage, open_bar
+from albert_ds.text.pipeline import check_damage, open_bar
 from albert_ds.text.segmented import split_into_words
 from albert_ds.text.sources import Slice, cut_units, describe_tally, read_documents
 from albert_ds.text.survey import choose_word_mark, report_survey, survey_text
+from albert_ds.text.work_folder import WORK_NAME
 from albert_ds.vocab.vocab import FILES, NUM_FIXED, Normalisation, train_vocab
 
 TAKEN = (*FILES, WORK_NAME)  # in a folder that holds a vocabulary, or where shards are built

@@ -6,6 +6,7 @@ with 8 fake GPUs each. srun, the environment and the batch script are real.
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -76,24 +77,60 @@ def test_a_row_of_a_table_pretrains_on_all_ranks_and_fine_tunes_on_one_node(
     assert {path.name for path in out.iterdir()} == {"run", "squad1", "mnli"}
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_shards_of_many_are_those_of_one_process(nodes, cluster, submit, data, text_file, tmp_path):
-    """Without MPI on one node, by mpirun on two."""
-    vocab = data.parent / "vocab" / "spiece.model"
-    job = submit(
-        *("shards", "--sequence-length", "64", "--holdout", "0.05"),
-        sbatch=(f"--nodes={nodes}", "--ntasks-per-node=2"),
-        TEXT=str(text_file),
-        VOCAB=str(vocab),
-        DATA=str(tmp_path / "shards"),
-        OMPI_ALLOW_RUN_AS_ROOT="1",  # a test's cluster has no other user
-        OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-    )
-    assert cluster.wait_until_ended(job.number)["JobState"] == "COMPLETED", job.says()
-    built = {path.name: path.read_bytes() for path in (tmp_path / "shards").glob("*.*")}
+@pytest.fixture
+def build(submit, data, text_file, tmp_path):
+    """Submit the recipe that builds the shards of `data` again."""
+    given = {
+        "TEXT": str(text_file),
+        "VOCAB": str(data.parent / "vocab" / "spiece.model"),
+        "DATA": str(tmp_path / "shards"),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",  # a test's cluster has no other user
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    flags = "--sequence-length", "64", "--holdout", "0.05"
+    return lambda *first, sbatch: submit("shards", *first, *flags, sbatch=sbatch, **given)
+
+
+def check_same_shards(folder: Path, expected: Path) -> None:
+    built = {path.name: path.read_bytes() for path in folder.glob("*.*")}
     assert {name for name in built if name.endswith(".tar")}
     for name, content in built.items():
-        assert content == (data / name).read_bytes(), name
+        assert content == (expected / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_shards_of_many_are_those_of_one_process(nodes, cluster, build, data, tmp_path):
+    """Without MPI on one node, by mpirun on two."""
+    job = build(sbatch=(f"--nodes={nodes}", "--ntasks-per-node=2"))
+    assert cluster.wait_until_ended(job.number)["JobState"] == "COMPLETED", job.says()
+    check_same_shards(tmp_path / "shards", data)
+
+
+def test_shards_of_an_array_are_those_of_one_process(cluster, build, data, tmp_path):
+    """Three tasks at a time, of which one is requeued; then two, and one that ends the build."""
+    work = tmp_path / "shards" / "building"
+
+    def run_array(tasks: int, *first: str) -> int:
+        job = build(*first, sbatch=(f"--array=1-{tasks}", "--ntasks-per-node=1"))
+        for i in range(1, tasks + 1):
+            ended = cluster.wait_until_ended(f"{job.number}_{i}")
+            assert ended["JobState"] == "COMPLETED", job.says()
+        return job.number
+
+    pieces = run_array(3)
+    assert {path.name for path in work.glob("piece-*.lock")} == {
+        f"piece-{i}-of-3.lock" for i in (1, 2, 3)
+    }
+    cluster.run("scontrol", "requeue", f"{pieces}_2")
+    again = cluster.wait_until_ended(f"{pieces}_2")
+    assert (again["JobState"], again["Restarts"]) == ("COMPLETED", "1")
+    run_array(2, "--join")
+    assert {path.name for path in work.glob("join-*.lock")} == {
+        f"join-{i}-of-2.lock" for i in (1, 2)
+    }
+    last = build("--join", sbatch=("--ntasks-per-node=1",))
+    assert cluster.wait_until_ended(last.number)["JobState"] == "COMPLETED", last.says()
+    check_same_shards(tmp_path / "shards", data)
 
 
 def test_shards_are_copied_once_a_node_and_read_there(cluster, submit, data):
