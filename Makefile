@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: install demo learn test nightly golden check format docs exactness mutants clean
+.PHONY: install demo learn test nightly golden check format docs exactness mutants release clean
 
 install: $(READY)
 
@@ -53,6 +53,10 @@ exactness: $(READY)
 
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants --output docs/raw/exactness.md
+
+# sdist and wheel in build/release, checked and installed; nothing is uploaded.
+release: $(READY)
+	bash tools/release.sh $(BIN)/python
 
 clean:
 	rm -rf .venv demo

@@ -1,23 +1,34 @@
 """The package as a stranger has it: a wheel in a new environment, an empty folder, no clone."""
 
 import os
+import re
 import shutil
 import site
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 
+import albert_ds
 from tests.command import ROOT, run_bash, run_program, write_scripts
 from tests.distributed import take_port
 from tests.recipes import JOB
 
 pytestmark = pytest.mark.nightly
 BUILT = ("albert_ds", "tools", "ds_configs", "slurm", "docs/raw", "pyproject.toml", "README.md")
-BUILT += ("LICENSE",)
+BUILT += ("LICENSE", "setup.py")
 SMALL = ("--num-layers", "1", "--hidden-size", "32", "--embedding-size", "16", "--num-heads", "4")
+
+
+def copy_source(folder: Path) -> None:
+    for name in BUILT:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        how = {"symlinks": True} if copy is shutil.copytree else {}
+        copy(ROOT / name, folder / name, **how)
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +38,7 @@ def installed(tmp_path_factory) -> Path:
     A .pth file names their folder, so that its own .pth files, which lead to the clone, are unread.
     """
     folder = tmp_path_factory.mktemp("installed")
-    for name in BUILT:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-        how = {"symlinks": True} if copy is shutil.copytree else {}
-        copy(ROOT / name, folder / "source" / name, **how)
+    copy_source(folder / "source")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     alone = ["--no-deps", "--no-index"]
     wheel = [*pip, "wheel", *alone, "--no-build-isolation", "--wheel-dir", folder]
@@ -41,10 +48,42 @@ def installed(tmp_path_factory) -> Path:
     python = folder / "env" / "bin" / "python"
     (found,) = folder.glob("*.whl")
     into = [*pip, "--python", python, "install", *alone]
-    subprocess.run([*into, found], check=True)
+    # What lies on PYTHONPATH counts as installed.
+    subprocess.run([*into, found], check=True, env={**os.environ, "PYTHONPATH": ""})
     (packages,) = (folder / "env").glob("lib/python*/site-packages")
     (packages / "others.pth").write_text("\n".join(site.getsitepackages()))
     return python.parent
+
+
+def relative_links(text: str) -> list[str]:
+    return re.findall(r"\]\((?!https://)[^)]+\)", text)
+
+
+def test_a_release_is_checked_and_starts_and_its_links_lead_to_its_source(tmp_path):
+    copy_source(tmp_path)
+    assert relative_links((tmp_path / "README.md").read_text())
+    settings = tmp_path / "pyproject.toml"
+    of_source = '[project.urls]\nSource = "https://example.org/albert-ds"\n'
+    settings.write_text(settings.read_text().replace("[project.urls]\n", of_source))
+    done = run_program("bash", "tools/release.sh", sys.executable, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wheel, source = sorted((tmp_path / "build" / "release").iterdir(), key=lambda x: x.suffix)[::-1]
+    assert (wheel.suffix, source.suffix) == (".whl", ".gz")
+    for file in (wheel, source):
+        assert f"{file.name}: {albert_ds.__version__} /" in done.stdout
+        assert f"{file.name}: {albert_ds.__version__} {tmp_path}" not in done.stdout  # no clone
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = (name for name in opened.namelist() if name.endswith("/METADATA"))
+        page = opened.read(name).decode()
+    assert not relative_links(page)
+    tree = f"https://example.org/albert-ds/blob/v{albert_ds.__version__}"
+    assert f"]({tree}/docs/exactness.md)" in page
+
+
+def test_without_a_source_the_page_of_the_package_has_no_link_that_leads_nowhere(installed):
+    (page,) = installed.parent.glob("lib/python*/site-packages/albert_ds-*.dist-info/METADATA")
+    text = page.read_text()
+    assert "# albert-ds" in text and not relative_links(text)
 
 
 @pytest.mark.timeout(1200)  # a dozen programs that import torch, one after the other

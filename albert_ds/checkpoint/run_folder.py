@@ -5,6 +5,7 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
+from albert_ds import __version__
 from albert_ds.base.errors import MachineFailed, UserError
 from albert_ds.base.locks import FileLock
 from albert_ds.process.ending import add_to_history
@@ -75,9 +76,9 @@ def is_run(folder: Path) -> bool:
 
 
 def read_versions() -> dict[str, str | None]:
-    """Versions of the libraries that change results, and the commit."""
+    """Versions of this program and of the libraries that change results, and the commit."""
     libraries = ("torch", "deepspeed", "megatron-core", "webdataset", "sentencepiece", "numpy")
-    return {**{name: version(name) for name in libraries}, "commit": read_commit()}
+    return {"albert-ds": __version__, **{x: version(x) for x in libraries}, "commit": read_commit()}
 
 
 def read_commit() -> str | None:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from albert_ds import __version__
 from albert_ds.base.cli import (
     Flag,
     Range,
@@ -268,7 +269,7 @@ def read_previous(output: str) -> dict | None:
         return None
     before = read_json(path, f"--output {output}: {path}")
     schema: dict[str, Any] = {"stream": dict, "deepspeed": dict, "depth_schedule": (str, None)}
-    schema["warmup_steps"] = non_negative
+    schema |= {"warmup_steps": non_negative, "versions": dict}
     check({key: before[key] for key in schema if key in before}, schema, str(path), is_closed=True)
     return before
 
@@ -283,6 +284,12 @@ def check_resume(config: SharedConfig) -> None:
                 "run beside them, or name another folder"
             )
         return
+    written = str(before.get("versions", {}).get("albert-ds", ""))
+    if _as_numbers(written) > _as_numbers(__version__):
+        raise UserError(
+            f"--output {config.output}: was written by albert-ds {written}, which is newer than "
+            f"{__version__}; use that, or another --output"
+        )
     now = as_json(config)
     kind, own = ("fine-tuning", "task") if "task" in now else ("pretraining", "stream")
     if own not in before:
@@ -328,6 +335,10 @@ def fingerprint(config: SharedConfig, world_size: int) -> dict[str, str]:
             found[f"{name} (CRC-32 of its weights)"] = f"{checksum:08x}"
     texts = {name: json.dumps(value) for name, value in found.items() if name not in LOCAL}
     return {name: _shorten(text) for name, text in texts.items() if text != "null"}
+
+
+def _as_numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _shorten(value: Any) -> str:

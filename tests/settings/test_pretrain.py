@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import albert_ds
 from albert_ds.base.errors import UserError
 from albert_ds.data.stream_config import OBJECTIVES
 from albert_ds.settings.pretrain import read_config, resolve_workers
@@ -50,6 +51,25 @@ def test_a_run_is_resumed_only_in_the_format_of_its_draws(data, tmp_path, object
     (run / "config.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=f'"stream.format" .* is {number}, but {run} .* with 99'):
         read_config(argv, world_size=2)
+
+
+def test_a_run_of_a_newer_version_is_refused_and_an_older_one_resumes(data, tmp_path):
+    run = tmp_path / "run"
+    argv = train_command(data, run)[2:]
+    config = read_config(argv, world_size=2)
+    write_config(config)
+    record = json.loads((run / "config.json").read_text())
+    assert record["versions"]["albert-ds"] == albert_ds.__version__
+    for older in (albert_ds.__version__, "0.0.9", None):
+        record["versions"]["albert-ds"] = older
+        (run / "config.json").write_text(json.dumps(record))
+        assert read_config(argv, world_size=2) == config
+    for newer in ("0.10.0", "1.0"):
+        record["versions"]["albert-ds"] = newer
+        (run / "config.json").write_text(json.dumps(record))
+        words = f"--output {run}: was written by albert-ds {newer}, which is newer than 0.1.0;"
+        with pytest.raises(UserError, match=words):
+            read_config(argv, world_size=2)
 
 
 def test_config_json_has_the_command_as_typed(data, tmp_path):
