@@ -15,6 +15,7 @@ import torch
 from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.model.albert import AlbertForPretraining
 
+MEASURES = ("mlm_loss", "mlm_accuracy", "l2", "degrees")  # at a depth
 _ENCODER_INPUTS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "max_seqlen")
 
 
@@ -83,12 +84,13 @@ def measure_depths(
     """Loss and accuracy of masked words at ascending depths, and `l2` and `degrees` per token.
 
     These are from the output at the depth before, at first from the embedding's. A depth whose
-    layers are the first ones of a deeper run is read from that run.
+    layers are the first ones of a deeper run is read from that run. `KEY_interval` is half of the
+    95 % interval of a mean, by how far it differs between micro-batches; 0 of a single one.
     """
     encoder, word = model.eval().albert.encoder, model.albert.embeddings.word.weight
     # Else a state is not the output of a layer, but the input of the next.
     is_output = not model.config.has_per_layer("layer.input")
-    sums, masked, tokens = torch.zeros(len(depths), 4, dtype=torch.float64, device=device), 0, 0
+    sums, counts = [], []
     for batch in batches:
         tensors = batch.on(device)
         states, plan, layers = [], [], []
@@ -100,19 +102,31 @@ def measure_depths(
                 states = _encode(model, tensors)["hidden_states"]
                 plan, layers = encoder.plan, encoder.layers
             outputs[depth] = states[depth]
-        before = states[0]
-        for row, depth in zip(sums, depths, strict=True):
+        before, rows = states[0], []
+        for depth in depths:
             hidden = outputs[depth][tensors["masked_positions"]]
             found = model.mlm_head(hidden, tensors["masked_labels"], word)
-            row += torch.cat([torch.stack(found).double(), _compare(before, outputs[depth])])
+            rows.append(torch.cat([torch.stack(found).double(), _compare(before, outputs[depth])]))
             before = outputs[depth]
-        masked, tokens = masked + batch.masked, tokens + batch.tokens
-    keys = ("mlm_loss", "mlm_accuracy", "l2", "degrees")
-    means = (sums / torch.tensor([masked, masked, tokens, tokens], device=device)).tolist()
+        sums.append(torch.stack(rows).cpu())
+        counts.append([batch.masked, batch.masked, batch.tokens, batch.tokens])
+    means, errors = _average(torch.stack(sums), torch.tensor(counts))
+    keys = (*MEASURES, *(f"{key}_interval" for key in MEASURES))
+    rows = torch.cat([means, 1.96 * errors], 1).tolist()
     return [
         {"num_layers": depth, **dict(zip(keys, row, strict=True))}
-        for depth, row in zip(depths, means, strict=True)
+        for depth, row in zip(depths, rows, strict=True)
     ]
+
+
+def _average(sums: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Means of sums [batches, depths, keys] over `counts` [batches, keys], and their standard
+    errors, as of ratios: what is alike in a batch, such as tokens of a sentence, is not
+    independent (Cochran, Sampling Techniques, 6.3)."""
+    number, total = len(sums), counts.sum(0)
+    means = sums.sum(0) / total
+    away = (sums - means * counts[:, None]).square().sum(0)
+    return means, (away * number / max(number - 1, 1)).sqrt() / total
 
 
 def _compare(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

@@ -15,9 +15,15 @@ from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import heldout_batches
 from albert_ds.data.stream_config import StreamConfig, list_pair_tasks
-from albert_ds.evals.frozen import encode_pairs, measure_depths, measure_similarity, train_head
+from albert_ds.evals.frozen import (
+    MEASURES,
+    encode_pairs,
+    measure_depths,
+    measure_similarity,
+    train_head,
+)
 from albert_ds.evals.minimal_pairs import read_pairs, score_pairs, summarise
-from albert_ds.model.depth import find_depths
+from albert_ds.model.depth import find_depths, list_depths
 from albert_ds.parallel.mesh import build_mesh
 from albert_ds.process.rendezvous import join_world
 from albert_ds.process.world import read_world
@@ -51,16 +57,18 @@ def run_probe(args: Namespace) -> tuple[dict, str]:
     return about | values, table
 
 
-def open_heldout(args, folder: ModelFolder, device: torch.device, objective: str) -> tuple:
-    """The held-out set, the model on `device` at its greatest depth, and its samples as batches.
+def open_heldout(
+    args, folder: ModelFolder, device: torch.device, objective: str, depth: int | None
+) -> tuple:
+    """The held-out set, the model on `device`, of `depth` layers, and its samples as batches.
 
     Raises UserError if the model's vocabulary is not the data's.
     """
     source = open_shards(args.data, "heldout")
     folder.check_vocab(source.vocab, str(folder.path))
     model = folder.build_model()
-    if args.num_layers:
-        model.albert.encoder.set_depth(args.num_layers[1])
+    if depth is not None:
+        model.albert.encoder.set_depth(depth)
     return source, model.to(device), draw_batches(args, source, objective, args.samples, model)
 
 
@@ -78,7 +86,8 @@ def probe(args: Namespace, folder: ModelFolder, device: torch.device) -> dict:
     stream = folder.record.get("stream", {}) if folder.is_ours else {}
     check(stream, dict, f"{folder.root / 'config.json'}: stream")
     own = stream.get("objective", "sop") if folder.config.pair_head else "none"
-    source, model, batches = open_heldout(args, folder, device, own)
+    depth = args.num_layers[0] if args.num_layers else None
+    source, model, batches = open_heldout(args, folder, device, own, depth)
     values = evaluate(model, batches, build_mesh(1), device, own)
     for task in TASKS.keys() - {own}:
         found = draw_batches(args, source, task, args.samples, model)
@@ -162,14 +171,21 @@ def probe_pairs(args: Namespace, folder: ModelFolder, device: torch.device) -> t
 
 def probe_depths(args: Namespace, folder: ModelFolder, device: torch.device) -> tuple[dict, str]:
     """Masked words at every depth of --num-layers, and a table with a bar for each accuracy."""
-    _, model, batches = open_heldout(args, folder, device, "none")
-    depths = find_depths(model.config, *args.num_layers)
+    first, last = args.num_layers
+    depths = list_depths(folder.config, first, last) or find_depths(folder.config, first, last)
+    left_out = [str(layers) for layers in range(first, last + 1) if layers not in depths]
+    if left_out:
+        log_line(
+            f"--num-layers {first}-{last}: {', '.join(left_out)} left out: with --sharing "
+            f"{folder.config.sharing} they have other blocks"
+        )
+    _, model, batches = open_heldout(args, folder, device, "none", depths[-1])
     rows, masked = measure_depths(model, batches, depths, device), sum(b.masked for b in batches)
     header = ("layers", "MLM loss", "MLM accuracy", "", "L2", "degrees")
     lines = [f"| {' | '.join(header)} |", "| ---: | ---: | ---: | --- | ---: | ---: |"]
     best = max(row["mlm_accuracy"] for row in rows) or 1.0
     for row in rows:
-        depth, loss, accuracy, l2, degrees = row.values()
+        depth, loss, accuracy, l2, degrees = (row[key] for key in ("num_layers", *MEASURES))
         bar = "#" * round(40 * accuracy / best)
         lines.append(
             f"| {depth} | {loss:.4f} | {accuracy:.4f} | {bar} | {l2:.3f} | {degrees:.2f} |"
@@ -186,7 +202,8 @@ def compare_layers(args: Namespace, device: torch.device) -> dict:
         raise UserError(f"--labels {' '.join(labels)}: must be {len(checkpoints)} different names")
     found = {}
     for label, checkpoint in zip(labels, checkpoints, strict=True):
-        _, model, batches = open_heldout(args, ModelFolder(checkpoint), device, "none")
+        depth = args.num_layers[0] if args.num_layers else None
+        _, model, batches = open_heldout(args, ModelFolder(checkpoint), device, "none", depth)
         measured = measure_similarity(model, batches, device)
         found[label] = {"sharing": model.config.sharing, **measured}
     return {"models": found}

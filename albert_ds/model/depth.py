@@ -7,6 +7,7 @@ depth is a function of the seed and the number of finished steps.
 
 import argparse
 import hashlib
+from contextlib import suppress
 from functools import cache
 
 from albert_ds.base.cli import Range, integer
@@ -55,13 +56,16 @@ def read_span(text: str) -> tuple[int, int]:
 
 def find_depths(model: ModelConfig, first: int, last: int) -> Depths:
     """The depths between two which use the same blocks; UserError unless these two do."""
+    model.at_depth(first), model.at_depth(last)
+    return list_depths(model, first, last)
+
+
+def list_depths(model: ModelConfig, first: int, last: int) -> Depths:
+    """The depths from `first` to `last` which use the same blocks; there may be none."""
     found = []
     for layers in range(first, last + 1):
-        try:
+        with suppress(UserError):
             found.append(model.at_depth(layers).num_layers)
-        except UserError:
-            if layers in (first, last):
-                raise
     return Depths(found)
 
 

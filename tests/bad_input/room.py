@@ -84,7 +84,8 @@ def build_room(folder: Path, data: Path, text_file: Path, checkpoint: Path, cola
     values = {"sharing": "all", "l2": [3.0, 2.0], "degrees": [40.0, 20.0], "tokens": 9}
     write_report(folder / "bench.json", measured)
     write_report(folder / "layers.json", {"models": {"albert": values}})
-    depth = {"num_layers": 2, "mlm_loss": 5.0, "mlm_accuracy": 0.2, "l2": 3.0, "degrees": 40.0}
+    means = {"mlm_loss": 5.0, "mlm_accuracy": 0.2, "l2": 3.0, "degrees": 40.0}
+    depth = {"num_layers": 2, **means, **{f"{key}_interval": 0.1 for key in means}}
     write_report(folder / "depths.json", {"depths": [depth]})
 
 

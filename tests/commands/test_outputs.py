@@ -123,15 +123,18 @@ def test_no_command_writes_over_what_is_not_its_own(inputs, tmp_path, monkeypatc
 def test_a_report_and_a_picture_are_made_again_but_nobody_elses(inputs, tmp_path, monkeypatch):
     monkeypatch.chdir(shutil.copytree(inputs, tmp_path / "mine"))
     plots = (f"plots {kind}" for kind in ("curves", "traffic", "split", "layers", "depths"))
-    for command in ("report", "probe", *plots):
-        words, _, name = WRITES[command]
-        picture = Path(f"new-{command.replace(' ', '-')}{Path(name).suffix}")
+    pictures = [(command, kind) for command in plots for kind in (".svg", ".png")]
+    for command, kind in (("report", ".html"), ("probe", ".json"), *pictures):
+        words, _, _ = WRITES[command]
+        picture = Path(f"new-{command.replace(' ', '-')}{kind}")
         for _ in range(2):
             done = run_command(*command.split(), *words, "--output", picture)
             assert done.code == 0, done
-        if picture.suffix == ".png":
-            drawn = picture.read_bytes()
+        drawn = picture.read_bytes()
+        if kind == ".png":
             assert drawn.startswith(b"\x89PNG") and 3000 < len(drawn) < 100_000, command
+        elif kind == ".svg":
+            assert b"<svg" in drawn[:2000], command
 
 
 def test_an_input_that_is_a_link_to_itself_is_one_line(tmp_path, monkeypatch):

@@ -141,6 +141,12 @@ def test_every_depth_is_measured_in_one_call_as_hugging_face_does(data, tmp_path
         assert row["mlm_loss"] == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
         assert row["mlm_accuracy"] == pytest.approx(float(torch.cat(hits).float().mean()))
         assert row["l2"] == pytest.approx(float(torch.cat(moved).mean()), rel=1e-5)
+        for key, parts in (("mlm_loss", losses), ("mlm_accuracy", hits), ("l2", moved)):
+            mean, size = row[key], sum(map(len, parts))
+            away = [float(part.sum()) - mean * len(part) for part in parts]
+            error = (sum(x * x for x in away) * 3 / 2) ** 0.5 / size  # of a ratio, by 3 batches
+            assert len(away) == 3
+            assert row[f"{key}_interval"] == pytest.approx(1.96 * error, rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +168,19 @@ def test_each_of_many_depths_is_the_same_as_alone(data, tmp_path, changes):
         alone = probe(tmp_path, *words, "--num-layers", row["num_layers"])
         assert row["mlm_loss"] == pytest.approx(alone["heldout_mlm_loss"], rel=1e-5)
         assert row["mlm_accuracy"] == pytest.approx(alone["heldout_mlm_accuracy"])
+
+
+def test_a_range_takes_the_depths_of_a_loop_and_names_the_others(data, tmp_path):
+    shape = {"sharing": "loop:1,2x2,1", "num_layers": 6, "pair_head": False}
+    run = make(tmp_path / "run", data, "none", **shape)
+    words = ("probe", "--checkpoint", run, "--data", data, "--samples", 8, "--num-layers")
+    ((code, _, said),) = run_ranks(run_on_rank, 1, [*words, "1-9", "--output", tmp_path / "found"])
+    assert code == 0, said
+    rows = json.loads((tmp_path / "found").read_text())["depths"]
+    assert [row["num_layers"] for row in rows] == [4, 6, 8]
+    assert "--num-layers 1-9: 1, 2, 3, 5, 7, 9 left out: with --sharing loop:1,2x2,1" in said
+    ((code, _, said),) = run_ranks(run_on_rank, 1, [*words, "2-3"])
+    assert code == 2 and "--sharing" in said and said.count("\n") == 1
 
 
 def test_several_processes_would_count_a_sample_several_times(data, tmp_path):

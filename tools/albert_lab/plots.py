@@ -16,6 +16,7 @@ from albert_ds.base.cli import Range
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import MARK, write_output
 from albert_ds.base.json_files import check, read_json
+from albert_lab.report.picture import DEPTHS, write_png
 from albert_lab.tables import PARTS, read_report
 
 if TYPE_CHECKING:
@@ -28,17 +29,10 @@ MARKERS = ("o", "s", "^", "D", "v", "x")
 COLORS = ("#0b3c5d", "#d1495b", "#328cc1", "#7a7a7a", "#edae49", "#2e8b57")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++")
 FILLS = ("white", "#9fb8cc", "#e9a3ad", "#dddddd", "#f6d899", "#a9cdb7")  # of bars
-SHADES = 128  # colours in the file
 DISTANCES = (
     ("l2", "L2 distance of input and output"),
     ("degrees", "angle of input and output (degrees)"),
 )
-DEPTHS = {
-    "mlm_loss": "held-out MLM loss",
-    "mlm_accuracy": "held-out MLM accuracy",
-    "l2": "L2 distance from the depth before",
-    "degrees": "angle to the depth before (degrees)",
-}
 # The layout: fields in which two cells must agree to be compared, and how a picture names them.
 LAYOUT = {
     "ranks": "{} ranks",
@@ -183,17 +177,9 @@ def draw_layers(models: dict[str, dict], output: Path) -> None:
 def read_depths(path: Path) -> list[dict]:
     """The rows of what `albert-ds probe --num-layers LOW-HIGH --output` wrote; else UserError."""
     report, name = read_json(path, f"--input {path}"), f"--input {path}"
-    check(report, {"depths": [dict.fromkeys(("num_layers", *DEPTHS), Range())]}, name)
+    keys = ("num_layers", *DEPTHS, *(f"{key}_interval" for key in DEPTHS))
+    check(report, {"depths": [dict.fromkeys(keys, Range())]}, name)
     return report["depths"]
-
-
-def draw_depths(rows: list[dict], output: Path) -> None:
-    """A panel for each number of `albert-ds probe --num-layers LOW-HIGH`, against the depth."""
-    figure, axes = new_figure(len(DEPTHS), width=4)
-    for axis, (key, title) in zip(axes, DEPTHS.items(), strict=True):
-        axis.plot(*zip(*((row["num_layers"], row[key]) for row in rows), strict=True), marker="o")
-        label(axis, "layers that run", title)
-    save(figure, output)
 
 
 def new_figure(panels: int = 1, *, width: float = 5.5, height: float = 4.0):
@@ -216,17 +202,15 @@ def label(axis: Axes, x: str, y: str, title: str = "") -> None:
 
 
 def save(figure: Figure, output: Path) -> None:
-    """Write a PNG with SHADES colours, which keeps it under 100 kB."""
+    """Write the figure as its name ends: a PNG, or an SVG."""
     from matplotlib import pyplot
-    from PIL import Image, PngImagePlugin
 
     figure.tight_layout()
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=110, format="png", bbox_inches="tight")
+    drawn, kind = io.BytesIO(), output.suffix.removeprefix(".")
+    facts = {"Description": MARK}
+    figure.savefig(drawn, dpi=110, format=kind, bbox_inches="tight", metadata=facts)
     pyplot.close(figure)
-    drawn.seek(0)
-    picture, mark = io.BytesIO(), PngImagePlugin.PngInfo()
-    mark.add_text("Comment", MARK)
-    small = Image.open(drawn).convert("RGB").quantize(SHADES)
-    small.save(picture, "PNG", optimize=True, pnginfo=mark)
-    write_output(output, picture.getvalue())
+    if kind == "svg":
+        write_output(output, drawn.getvalue())
+    else:
+        write_png(drawn.getvalue(), output)

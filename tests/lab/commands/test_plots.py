@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from albert_lab import plots
 from albert_lab.commands.plots import main
+from PIL import Image
 
 from albert_ds.base.errors import UserError
 from tests.conftest import ROOT
@@ -58,6 +59,31 @@ def test_curves_and_how_far_runs_are_apart(tmp_path, capsys):
     assert "two against one: mlm_loss differs by 0.25 at most (logged steps in common: 2)" in said
     assert "two against one: sop_loss differs by 0 at most (logged steps in common: 1)" in said
     assert "tuned against one: loss is not compared (logged steps in common: 0)" in said
+
+
+def test_depths_have_intervals_and_whole_ticks(tmp_path):
+    """Of few depths too, and as in the report; a PNG has the ink of the SVG's words."""
+    keys = ("mlm_loss", "mlm_accuracy", "l2", "degrees")
+    rows = [
+        {"num_layers": depth, **dict.fromkeys(keys, 1.0 / depth)}
+        | {f"{key}_interval": 0.1 for key in keys}
+        for depth in (3, 4, 5)
+    ]
+    (tmp_path / "depths.json").write_text(json.dumps({"depths": rows}))
+    for kind in ("svg", "png"):
+        plot("depths", "--input", tmp_path / "depths.json", "--output", tmp_path / f"a.{kind}")
+    root = ElementTree.parse(tmp_path / "a.svg").getroot()
+    titles = [text.text for text in root.iter(f"{SVG}tspan") if text.get("class") == "title"]
+    assert titles == ["MLM loss", "MLM accuracy", "L2 distance", "Angle"]
+    for chart in root.findall(f"{SVG}g"):
+        (across,) = (g for g in chart.iter(f"{SVG}g") if g.get("class") == "ticks x")
+        assert [text.text for text in across] == ["3", "4", "5", "layers that run"]
+        (strokes,) = (p for p in chart.iter(f"{SVG}path") if "whisker" in p.get("class", ""))
+        heights = re.findall(r"M[\d.]+,([\d.]+)V([\d.]+)", strokes.get("d"))
+        lengths = [float(low) - float(high) for low, high in heights]
+        assert len(lengths) == 3 and lengths == pytest.approx([lengths[0]] * 3, abs=0.2)
+    drawn = Image.open(tmp_path / "a.png").convert("L").crop((0, 20, 500, 60))
+    assert drawn.getextrema()[0] < 128  # the line of words above the charts
 
 
 def test_the_parts_of_the_baselines_step_are_one_step(tmp_path, monkeypatch):
@@ -123,7 +149,8 @@ def test_wrong_input_is_one_line(tmp_path):
         (("layers", "--input", damaged), "picture.png", "albert"),
         (("curves", "--runs", "absent"), svg, "absent"),
         (("curves", "--runs", run), svg, "no loss and no accuracy is recorded yet"),
-        (("curves", "--runs", run), "picture.png", "picture.png: must end in .svg"),
+        (("curves", "--runs", run), "a.pdf", "a.pdf: must be a name that ends in .svg or .png"),
+        (("split", "--input", REPORT), "a.jpg", "a.jpg: must be a name that ends in"),
         (
             ("curves", "--runs", run, run, "--labels", "a", "a"),
             svg,

@@ -1,26 +1,31 @@
 """Draw pictures of runs and measurements; lines differ in more than colour."""
 
-import argparse
 from pathlib import Path
 
 from albert_ds.base import cli
 from albert_ds.base.cli import Parser
 from albert_ds.base.errors import UserError
-from albert_ds.base.files import refuse_input, write_output
+from albert_ds.base.files import refuse_input
 from albert_lab import plots
+from albert_lab.report.picture import draw_depths, picture, write_charts
+
+INTERVALS = "Strokes and bands: 95 % intervals"
+CURVES = (
+    "Thin lines are training, markers held-out values. "
+    f"{INTERVALS}, or the range of merged records."
+)
 
 
 def build_parser() -> Parser:
     parser = Parser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
 
-    def command(name: str, meaning: str, kind: str = "PNG"):
+    def command(name: str, meaning: str):
         add = commands.add_parser(name, help=meaning, description=meaning).add
-        of_kind = svg_file if kind == "SVG" else cli.new_file
-        add("--output", "picture to write", kind, of_kind, required=True)
+        add("--output", "picture to write, .svg or .png", "PICTURE", picture, required=True)
         return add
 
-    add = command("curves", "losses and accuracies of runs; prints the largest differences", "SVG")
+    add = command("curves", "losses and accuracies of runs; prints the largest differences")
     add("--runs", "RUN folders, or metrics.jsonl files", "RUN", Path, nargs="+", required=True)
     legend = "names in the legend (default: the folders that differ)"
     add("--labels", legend, type=cli.utf8, nargs="+")
@@ -43,22 +48,16 @@ def build_parser() -> Parser:
     return parser
 
 
-def svg_file(text: str) -> Path:
-    if not text.endswith(".svg"):
-        raise argparse.ArgumentTypeError(f"{text}: must end in .svg")
-    return cli.new_file(text)
-
-
 def plot_curves(args) -> None:
     from albert_lab.report.folder import name_runs, read_runs
-    from albert_lab.report.page import build_picture
+    from albert_lab.report.page import draw_curves
     from albert_lab.report.panels import largest_differences
 
     labels = args.labels or name_runs(args.runs)
     if not len({*labels}) == len(labels) == len(args.runs):
         raise UserError(f"--labels {' '.join(labels)}: must be {len(args.runs)} different names")
     runs = read_runs(args.runs, labels)
-    write_output(args.output, build_picture(runs))
+    write_charts(draw_curves(runs), args.output, CURVES, runs)
     for run in runs[1:]:
         for key, (largest, steps) in largest_differences(runs[0], run).items():
             found = f"{key} differs by {largest:.2g} at most" if steps else f"{key} is not compared"
@@ -76,7 +75,7 @@ def main(argv: list[str]) -> None:
     if args.command == "layers":
         plots.draw_layers(plots.read_models(args.input), args.output)
     elif args.command == "depths":
-        plots.draw_depths(plots.read_depths(args.input), args.output)
+        write_charts(draw_depths(plots.read_depths(args.input)), args.output, f"{INTERVALS}.")
     else:
         cells = [cell for path in args.input for cell in plots.read_cells(path)]
         only = dict(part.partition("=")[::2] for part in args.only.split(",")) if args.only else {}

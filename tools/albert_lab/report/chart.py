@@ -76,6 +76,7 @@ class Scale:
     begin: float
     end: float
     is_log: bool = False
+    is_whole: bool = False  # its values are whole numbers, and so are the ticks
 
     def __call__(self, value: float) -> float:
         low, high, value = map(self._bend, (self.low, self.high, value))
@@ -94,6 +95,8 @@ class Scale:
             found = [v for v in found if self.low <= v <= self.high]
             return found[:: math.ceil(len(found) / (count + 2))]
         step = round_up((self.high - self.low) / count)
+        if self.is_whole:
+            step = max(1, math.ceil(step))
         first = math.ceil(self.low / step - 1e-9)
         return [n * step for n in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
@@ -136,7 +139,9 @@ class Chart:
             first, last = (first / 2, last * 2) if self.x_is_log else (first - 1, last + 1)
         elif not self.x_is_log and first < 0.2 * last:
             first = min(first, 0)
-        across = Scale(low=first, high=last, begin=LEFT, end=RIGHT, is_log=self.x_is_log)
+        across = Scale(
+            low=first, high=last, begin=LEFT, end=RIGHT, is_log=self.x_is_log, is_whole=True
+        )
         object.__setattr__(self, "x", across)
         up = Scale(low=low, high=high, begin=BOTTOM, end=TOP, is_log=is_log)
         object.__setattr__(self, "y", up)

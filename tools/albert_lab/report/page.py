@@ -62,13 +62,13 @@ def build_page(runs: Sequence[RunFolder], notes: Sequence[str]) -> str:
     )
 
 
-def build_picture(runs: Sequence[RunFolder]) -> str:
-    """The curves alone, as an SVG. Raises UserError where no run has a value to draw."""
+def draw_curves(runs: Sequence[RunFolder]) -> list[chart.Chart]:
+    """The losses and scores alone. Raises UserError where no run has a value to draw."""
     charts = [c for found in split_groups(runs).values() for c in draw_losses(found, {})]
     if not charts:
         names = ", ".join(str(run.path) for run in runs)
         raise UserError(f"{names}: no loss and no accuracy is recorded yet")
-    return render("curves.svg", runs=runs, chart=chart, charts=charts)
+    return charts
 
 
 def render(template: str, **values: Any) -> str:
