@@ -14,6 +14,7 @@ from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import read_json, read_lines
 from albert_ds.checkpoint.folder import BEST
 from albert_ds.checkpoint.model_folder import ModelFolder
+from albert_ds.checkpoint.origin import find_base, find_languages
 from albert_ds.engine.deepspeed_config import precision_of
 from albert_ds.model.config import ModelConfig
 from albert_ds.model.hugging_face import ENCODER, Weights, list_groups
@@ -53,8 +54,9 @@ def write_card(
     environment.filters["json"] = json.dumps  # YAML too; `no` in quotes is a language, not false
     return environment.from_string(TEXT.read_text(encoding="utf-8")).render(
         metadata={
-            "language": sorted({x["language"] for x in indexes.values() if x.get("language")}),
+            "language": sorted(find_languages(folder)),
             "license": licence,
+            **({"base_model": base} if (base := find_base(run)) else {}),
             "library_name": "transformers",
             "pipeline_tag": pipeline,
             "tags": ["albert"],

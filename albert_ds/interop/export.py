@@ -10,11 +10,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from albert_ds.base.cli import log_line
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import check_folder, new_folder, write_json
 from albert_ds.base.json_files import check, read_json
 from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, list_kept, write_folder
 from albert_ds.checkpoint.model_folder import HF_FILES, ModelFolder
+from albert_ds.checkpoint.origin import describe_start, find_languages
 from albert_ds.interop.card import write_card
 from albert_ds.interop.check import check_export, check_rounded
 from albert_ds.model.hugging_face import task_to_hf, to_hf
@@ -112,6 +114,8 @@ def read_probes(paths: list[Path], folders: list[ModelFolder]) -> list[dict]:
 def import_hf(folder: ModelFolder, output: Path) -> None:
     """Write a Hugging Face folder as `checkpoints/imported` of this project, and read it back."""
     check_folder(output, [folder.path], names=["checkpoints"])
+    for line in describe_start(folder):
+        log_line(line)
     config, state = folder.read_pretrained()
     with new_folder(output) as partial:
         folder.vocab.write(partial)
@@ -119,6 +123,8 @@ def import_hf(folder: ModelFolder, output: Path) -> None:
             "model": asdict(config),
             "vocab_sha256": folder.vocab.sha256,
             "trained_length": folder.trained_length,
+            "init_from": str(folder.path),
+            "language": sorted(find_languages(folder)),
         }
         write_json(partial / "config.json", record)
         write_folder(partial / IMPORTED, {WEIGHTS: state}, {"step": 0})

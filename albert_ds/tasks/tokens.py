@@ -1,8 +1,9 @@
 """`--task tokens`: tags of the user's own for words: named entities, B-TYPE, I-TYPE and O.
 
 The first piece of a word decides its tag. In training the others have I-TYPE or O, as if the word
-went on: so Hugging Face's pipeline, which joins pieces, gives whole words. A sentence that is longer than a sequence is cut between
-words into several. Scores are nervaluate's, over whole entities ("strict": boundaries and type).
+went on: so Hugging Face's pipeline, which joins pieces, gives whole words. A sentence that is
+longer than a sequence is cut between words into several. Scores are nervaluate's, over whole
+entities ("strict": boundaries and type).
 """
 
 from bisect import bisect_right

@@ -29,6 +29,7 @@ from albert_ds.base.json_files import read_json, read_lines
 from albert_ds.checkpoint.folder import BEST, WEIGHTS, read_best, read_tensors, write_folder
 from albert_ds.checkpoint.gather import Saver, find_start, gather, restore
 from albert_ds.checkpoint.model_folder import ModelFolder
+from albert_ds.checkpoint.origin import describe_start
 from albert_ds.checkpoint.run_folder import RunLock
 from albert_ds.data.micro_batch import to_device
 from albert_ds.engine.deepspeed_config import precision_of
@@ -393,7 +394,10 @@ def write_predictions(run: Run) -> dict:
 
 def prepare(config: FinetuneConfig, mesh: Mesh) -> dict[str, Split]:
     """Tokenise, and write OUTPUT's files. Collective."""
-    splits = open_splits(config, ModelFolder(config.checkpoint).vocab, mesh)
+    start = ModelFolder(config.checkpoint)
+    for line in describe_start(start) * (mesh.rank == 0):
+        log_line(line)
+    splits = open_splits(config, start.vocab, mesh)
     with raise_together(mesh):
         if mesh.rank == 0:
             longest = int(splits["train"].features.lengths.max())

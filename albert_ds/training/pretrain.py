@@ -21,6 +21,7 @@ from albert_ds.checkpoint.folder import STATE, WEIGHTS, folder_name, read_tensor
 from albert_ds.checkpoint.gather import Saver, TrainState, find_start, restore
 from albert_ds.checkpoint.initial import read_initial_weights
 from albert_ds.checkpoint.model_folder import ModelFolder
+from albert_ds.checkpoint.origin import describe_start, read_languages
 from albert_ds.checkpoint.run_folder import RunLock
 from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.data.shards import open_shards, read_index
@@ -332,7 +333,10 @@ def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, 
         return engine, state
     weights = None
     if config.init_from is not None:
-        weights = read_initial_weights(ModelFolder(config.init_from), config.model, config.seed)
+        initial = ModelFolder(config.init_from)
+        for line in describe_start(initial, read_languages(config.data)) * (mesh.rank == 0):
+            log_line(line)
+        weights = read_initial_weights(initial, config.model, config.seed)
     engine = build(config, mesh, device, weights)
     return engine, TrainState(step=0, samples=0, updates=0, loss_scale=None)
 

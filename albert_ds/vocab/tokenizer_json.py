@@ -16,10 +16,13 @@ from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import check, read_json
 from albert_ds.vocab.vocab import (
     CONFIG_NAME,
+    MODEL_NAME,
     SPECIAL_PIECES,
+    TOKENIZER_NAME,
     UNK,
     Normalisation,
     Vocab,
+    list_user_pieces,
     make_portable,
     open_vocab,
 )
@@ -77,6 +80,22 @@ def read_tokenizer_json(path: Path) -> Vocab:
     normalisation = _find_normalisation(path, steps, charsmap)
     model_file = _build_model(pieces, charsmap, normalisation.name, bool(byte_fallback))
     return open_vocab(make_portable(model_file, str(path)), normalisation, str(path))
+
+
+def list_added_tokens(folder: Path) -> list[str]:
+    """What Hugging Face finds in a text before it looks for pieces, but ALBERT's special five.
+
+    Raises UserError for a file that is none of a tokenizer.
+    """
+    path, model = folder / TOKENIZER_NAME, folder / MODEL_NAME
+    added: list[str] = []
+    if path.is_file():
+        content = read_json(path)
+        check(content, {"added_tokens": [{"content": str}]}, str(path))
+        added = [one["content"] for one in content["added_tokens"]]
+    elif model.is_file():
+        added = list_user_pieces(model)
+    return [token for token in added if token not in SPECIAL_PIECES]
 
 
 def _find_normalisation(path: Path, steps: list[dict], charsmap: bytes) -> Normalisation:

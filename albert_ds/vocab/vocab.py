@@ -436,6 +436,12 @@ def make_portable(model: bytes, name: str) -> bytes:
     return proto.SerializeToString()
 
 
+def list_user_pieces(path: Path) -> list[str]:
+    """The pieces of a SentencePiece model that its own reader finds before all others."""
+    pieces = _parse(path.read_bytes(), str(path)).pieces
+    return [piece.piece for piece in pieces if piece.type == piece.USER_DEFINED]
+
+
 def _parse(model: bytes, name: str = MODEL_NAME):
     """The SentencePiece model as a protocol buffer."""
     try:

@@ -122,7 +122,8 @@ def test_a_word_may_have_blanks_of_unicode(tmp_path, vocab, lengths, word, endin
 
 @pytest.mark.parametrize("ending", ["conll", "txt", "jsonl"])
 def test_words_keep_their_tags(tmp_path, vocab, ending):
-    """A word's first piece has its tag, the others go on. Parts of a long sentence are the whole."""
+    """A word's first piece has its tag, the others go on with it. Parts of a long sentence together
+    are the whole."""
     words, tags = [*WORDS, "\u200b", *WORDS], [*TAGS, "O", *TAGS]
     if ending == "jsonl":
         content = json.dumps({"words": words, "tags": tags})
