@@ -14,9 +14,9 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
+from albert_lab.report.seeds import mean_interval
 from albert_lab.scaling.collectives import GRADIENT_BYTES
 from albert_lab.tables import table
-from scipy.stats import t
 
 from albert_ds.base import cli
 from albert_ds.base.cli import Parser, Range, non_negative, positive
@@ -163,8 +163,7 @@ def as_cell(field: str, values: list[float] | None) -> str:
     mean = f"{statistics.mean(values) / unit:,.{decimals}f}"
     if len({*values}) == 1:
         return mean
-    error = statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean} +- {t.ppf(0.975, len(values) - 1) * error / unit:.{decimals}f}"
+    return f"{mean} +- {mean_interval(values)[1] / unit:.{decimals}f}"
 
 
 def draw(found: dict[str, dict[str, list[float]]], columns: dict[str, str]) -> str:

@@ -4,7 +4,6 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -16,8 +15,9 @@ from albert_lab.report.chart import as_percent
 from albert_lab.report.corpus import Corpus, Data, read_corpus
 from albert_lab.report.folder import RunFolder, is_number
 from albert_lab.report.panels import PAIRS, draw_losses, draw_others, evaluated_data, interval
+from albert_lab.report.seeds import draw_bands, find_settings, list_differences, list_means
+from albert_lab.report.table import ABSENT, Table
 
-ABSENT = "\u2013"
 HIDDEN = ("versions", "output")  # not part of the configuration that runs are compared by
 STATES = {  # exit code -> sign and word
     "0": ("\u2713", "finished"),
@@ -29,37 +29,41 @@ STATES = {  # exit code -> sign and word
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """Rows of text."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-def build_page(runs: Sequence[RunFolder], notes: Sequence[str]) -> str:
-    """The whole page. `notes` are about the runs as a whole."""
+def build_page(runs: Sequence[RunFolder], notes: Sequence[str]) -> tuple[str, dict[str, Table]]:
+    """The whole page, and its tables by name. `notes` are about the runs as a whole."""
     corpora = read_corpora(runs)
     groups = split_groups(runs)
+    settings, doubled = find_settings(runs)
+    evaluations = {run.name: table for run in runs if (table := list_evaluations(run)).rows}
+    configurations = {title: compare_configs(found) for title, found in groups.items()}
+    seeds = {"seeds": list_means(settings), "differences": list_differences(settings)}
+    tables = {"evaluations": join_tables(evaluations), **seeds}
+    for title, (differing, common) in configurations.items():
+        header = ["key", *(run.name for run in groups[title])]
+        rows = [*differing.rows, *([key, *[x] * len(groups[title])] for key, x in common.rows)]
+        tables[f"configuration-{title.lower()}"] = Table(header=header, rows=rows)
     panels = {
         title: draw_losses(found, corpora) + draw_others(found) for title, found in groups.items()
     }
-    return render(
+    html = render(
         "page.html",
         runs=runs,
         chart=chart,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        notes=[*notes, *(f"{run.name}: {note}" for run in runs for note in run.notes)],
+        notes=[*notes, *doubled, *(f"{run.name}: {note}" for run in runs for note in run.notes)],
         state=tell_state,
         results=[list_results(run, corpora) for run in runs],
         panels=panels,
-        evaluations=[table for run in runs if (table := list_evaluations(run)).rows],
-        configurations={title: compare_configs(found) for title, found in groups.items()},
+        seeds=seeds,
+        bands=draw_bands(settings),
+        evaluations=[*evaluations.values()],
+        configurations=configurations,
         versions=compare([read_versions(run) for run in runs], runs),
         machines=list_machines(runs),
         corpora=[(corpus, list_facts(corpus)) for corpus in corpora.values()],
         histories=[list_history(run) for run in runs],
     )
+    return html, {name: table for name, table in tables.items() if table.rows}
 
 
 def draw_curves(runs: Sequence[RunFolder]) -> list[chart.Chart]:
@@ -176,6 +180,17 @@ def list_evaluations(run: RunFolder) -> Table:
         *(k.removeprefix("heldout_").removeprefix("dev_") for k in keys),
     ]
     return Table(header=header, rows=rows)
+
+
+def join_tables(evaluations: dict[str, Table]) -> Table:
+    """Those of `list_evaluations` in one, by the names of their runs."""
+    keys = [*dict.fromkeys(key for table in evaluations.values() for key in table.header[1:])]
+    rows = []
+    for name, table in evaluations.items():
+        for step, *values in table.rows:
+            found = dict(zip(table.header[1:], values, strict=True))
+            rows.append([name, step, *(found.get(key, ABSENT) for key in keys)])
+    return Table(header=["run", "step", *keys], rows=rows)
 
 
 def flatten(config: dict, hidden: Sequence[str] = (), above: str = "") -> dict[str, str]:
