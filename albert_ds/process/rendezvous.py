@@ -108,7 +108,7 @@ def join_world(world: World, *, tensor_parallel: int = 1, timeout_minutes: float
     order_kernels(tensor_parallel)
     store = host_store(world, minutes=timeout_minutes)
     try:
-        device = connect_ranks(world, store, {}, timeout_minutes=timeout_minutes)
+        device = connect_ranks(world, store, "", timeout_minutes=timeout_minutes)
     except ENDINGS as error:
         notify_ranks(world, store, Ending(error.code, str(error)))
         raise
@@ -116,10 +116,10 @@ def join_world(world: World, *, tensor_parallel: int = 1, timeout_minutes: float
     return device
 
 
-def connect_ranks(world: World, store, settings: dict[str, str], *, timeout_minutes: float):
+def connect_ranks(world: World, store, settings: str, *, timeout_minutes: float):
     """Choose this rank's device and wait for all ranks; returns the device. Collective.
 
-    settings: what must be the same on all ranks. Raises MachineFailed naming the ranks that have
+    settings: a hash that all ranks must have. Raises MachineFailed naming the ranks that have
     not connected within `timeout_minutes`; UserError if `settings` differ, if a rank without CUDA
     was granted GPUs or is among ranks with CUDA, if two ranks have one GPU, or if a machine lacks
     the network to use; and the error of a rank that has failed meanwhile.
@@ -190,16 +190,6 @@ def check_kinds(kinds: list[str]) -> None:
             )
 
 
-def check_settings(mine: dict[str, str], first: dict[str, str]) -> None:
-    """Raise UserError for the first of this rank's settings that is not that of rank 0."""
-    for name in {**first, **mine}:
-        ours, theirs = (settings.get(name, "nothing") for settings in (mine, first))
-        if ours != theirs:
-            raise UserError(
-                f"{name} is {ours}, but {theirs} on rank 0; it must be the same on all ranks"
-            )
-
-
 def choose_device(world: World, has_cuda: bool):
     """This rank's device, and its number for DeepSpeed."""
     if has_cuda:
@@ -246,14 +236,12 @@ def _quieten_deepspeed() -> None:
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
 
 
-def wait_for_ranks(
-    world: World, store, kind: str, settings: dict[str, str], *, minutes: float
-) -> None:
+def wait_for_ranks(world: World, store, kind: str, settings: str, *, minutes: float) -> None:
     """Wait until every rank has come to the `store`, or one has failed. Collective.
 
     Raises MachineFailed naming the ranks that did not connect within `minutes`, the error of the
-    rank that failed first, what `check_network` and `check_settings` raise, and what `check_kinds`
-    raises for the `kind` of every rank.
+    rank that failed first, UserError if `settings` are not rank 0's, what `check_network` raises,
+    and what `check_kinds` raises for the `kind` of every rank.
     """
     if world.size == 1:
         check_kinds([kind])
@@ -271,7 +259,11 @@ def wait_for_ranks(
         store.set(f"host/{world.rank}", os.uname().nodename)
         if world.rank == 0:
             store.set("settings", json.dumps(settings))
-        check_settings(settings, json.loads(store.get("settings")) or settings)
+        if json.loads(store.get("settings")) not in (settings, None):
+            raise UserError(
+                "its settings, number of ranks, data, weights to start from or program are not "
+                "those of rank 0; they must be the same on all ranks"
+            )
         if store.add("ready", 1) == world.size:
             store.compare_set("start", "", "null")
         store.wait(["start"], timedelta(minutes=minutes))

@@ -311,30 +311,25 @@ def check_resume(config: SharedConfig) -> None:
             )
 
 
-def fingerprint(config: SharedConfig, world_size: int) -> dict[str, str]:
-    """What must be the same on all ranks, as name -> short text; empty for one rank.
+def fingerprint(config: SharedConfig, world_size: int) -> str:
+    """A hash of what must be the same on all ranks; empty for one rank.
 
-    It is the resolved configuration, the number of ranks, the program itself, and the weights that
-    a new run starts from.
+    It is of the resolved configuration, the number of ranks, the program itself, and the weights
+    that a new run starts from.
     """
     if world_size == 1:
-        return {}
+        return ""
     code = b"".join(source.read_bytes() for source in sorted(PACKAGE.rglob("*.py")))
-    found: dict[str, Any] = {
-        "WORLD_SIZE": world_size,
-        "albert-ds (sha256)": hashlib.sha256(code).hexdigest(),
-        **{name: value for name, value, _ in _name_values(config, as_json(config))},
-        "--output": os.path.abspath(config.output),
-    }
+    named = ((name, value) for name, value, _ in _name_values(config, as_json(config)))
+    values = {name: value for name, value in named if name not in LOCAL}
     for name in WEIGHTS:
-        folder = found.pop(name, None)
+        folder = values.pop(name, None)
         if folder is not None and not (config.run / "checkpoints").is_dir():
             from albert_ds.checkpoint.model_folder import ModelFolder
 
-            checksum = compute_crc32(ModelFolder(folder).weights_file)
-            found[f"{name} (CRC-32 of its weights)"] = f"{checksum:08x}"
-    texts = {name: json.dumps(value) for name, value in found.items() if name not in LOCAL}
-    return {name: _shorten(text) for name, text in texts.items() if text != "null"}
+            values[name] = compute_crc32(ModelFolder(folder).weights_file)
+    values |= {"--output": os.path.abspath(config.output), "WORLD_SIZE": world_size}
+    return hashlib.sha256(code + json.dumps(values).encode()).hexdigest()
 
 
 def _as_numbers(version: str) -> list[int]:

@@ -75,11 +75,11 @@ class TrainerProcess:
         self.world = read_world()
         return self.world
 
-    def connect(self, config, same: dict[str, str]) -> Mesh:
+    def connect(self, config, same: str) -> Mesh:
         """Connect to the other ranks; nothing is written. Collective.
 
-        config: a `SharedConfig` of settings/. same: what must be the same on all ranks, by the
-        names that the user knows. Raises what `connect_ranks` raises.
+        config: a `SharedConfig` of settings/. same: a hash that all ranks must have. Raises what
+        `connect_ranks` raises.
         """
         from albert_ds.parallel.mesh import build_mesh
         from albert_ds.process import heartbeat, rendezvous

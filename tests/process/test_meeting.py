@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import socket
 import sys
@@ -57,32 +56,27 @@ def end_all(commands: list[list[str]], **variables) -> tuple[list[int], list[str
     return codes, [rank.communicate()[1] for rank in ranks]
 
 
-# What rank 1 alone is told -> what all say of it.
+# What rank 1 alone is told.
 DIFFERENT = {
-    "learning_rate": (0.01, "--learning-rate is 0.01, but 0.00176 on rank 0"),
-    "seed": (7, "--seed is 7, but 0 on rank 0"),
-    "batch_size": (16, "--batch-size is 16, but 8 on rank 0"),
-    "masked_fraction": (0.3, "--masked-fraction is 0.3, but 0.15 on rank 0"),
-    "dropout": (0.5, "--dropout is 0.5, but 0.1 on rank 0"),
-    "depth_schedule": ("1@0,2@50%", '--depth-schedule is "1@0,2@50%", but nothing on rank 0'),
-    "data": (
-        "other_data",
-        r'--data \(sha256 of its shards\) is \["\w{12}"\], but \["\w{12}"\] on rank 0',
-    ),
-    "init_from": (
-        "other_weights",
-        r'--init-from \(CRC-32 of its weights\) is "\w+", but nothing on rank 0',
-    ),
-    "deepspeed_config": (
-        "other_json",
-        '"gradient_clipping" of --deepspeed_config is 0.5, but 1.0 on rank 0',
-    ),
+    "learning_rate": 0.01,
+    "seed": 7,
+    "batch_size": 16,
+    "masked_fraction": 0.3,
+    "dropout": 0.5,
+    "depth_schedule": "1@0,2@50%",
+    "data": "other_data",
+    "init_from": "other_weights",
+    "deepspeed_config": "other_json",
 }
+LINE = (
+    "its settings, number of ranks, data, weights to start from or program are not those of rank "
+    "0; they must be the same on all ranks"
+)
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_a_rank_with_another_setting_is_named_and_nobody_trains(name, data, tmp_path, request):
-    value, words = DIFFERENT[name]
+    value = DIFFERENT[name]
     if value == "other_json":
         value = tmp_path / JSON.name
         value.write_text(json.dumps(json.loads(JSON.read_text()) | {"gradient_clipping": 0.5}))
@@ -93,9 +87,7 @@ def test_a_rank_with_another_setting_is_named_and_nobody_trains(name, data, tmp_
     commands = [train_command(**given), train_command(**given | {name: value})]
     codes, said = end_all(commands)
     assert codes == [2, 2] and not run.exists()
-    line = f"{words}; it must be the same on all ranks\n"
-    assert re.fullmatch(f"albert-ds: rank 1 on {HOST}: {line}", said[0]), said[0]
-    assert re.fullmatch(f"albert-ds: {line}", said[1]), said[1]
+    assert said == [f"albert-ds: rank 1 on {HOST}: {LINE}\n", f"albert-ds: {LINE}\n"]
 
 
 def test_a_fine_tuning_starts_from_one_encoder(checkpoint, vocab, cola, tmp_path):
@@ -105,8 +97,7 @@ def test_a_fine_tuning_starts_from_one_encoder(checkpoint, vocab, cola, tmp_path
     commands = [program + flags("glue/cola", cola, start, run) for start in (checkpoint, other)]
     codes, said = end_all(commands)
     assert codes == [2, 2] and not run.exists()
-    words = r'--checkpoint \(CRC-32 of its weights\) is "\w+", but "\w+" on rank 0;'
-    assert re.match(f"albert-ds: rank 1 on {HOST}: {words}", said[0]), said[0]
+    assert said[0] == f"albert-ds: rank 1 on {HOST}: {LINE}\n"
 
 
 def test_places_and_processes_of_a_machine_may_differ(data, tmp_path):
@@ -125,7 +116,7 @@ def test_places_and_processes_of_a_machine_may_differ(data, tmp_path):
 EARLY = {
     "a wrong flag": (1, {"steps": 0}, {}, "--steps 0: must be at least 1"),
     "no such folder": (1, {"data": "/nope"}, {}, "/nope"),
-    "another number of ranks": (1, {}, {"WORLD_SIZE": "3"}, "WORLD_SIZE is 3, but 2 on rank 0"),
+    "another number of ranks": (1, {}, {"WORLD_SIZE": "3"}, LINE),
     "no place among them": (1, {}, {"WORLD_SIZE": "1"}, "RANK=1: must be below WORLD_SIZE=1"),
     "rank 0 twice": (1, {}, {"RANK": "0"}, "another process is rank 0 too"),
     "no such network": (1, {}, {"GLOO_SOCKET_IFNAME": "ib"}, "GLOO_SOCKET_IFNAME=ib (INTERFACE"),
