@@ -71,6 +71,24 @@ def test_a_reader_gets_through():
     assert lengths["exactness.md"] <= 100
 
 
+def test_no_line_but_a_row_of_a_table_is_longer_than_200():
+    long = {
+        f"{page}:{number}"
+        for page in (*PAGES, ROOT / "CHANGELOG.md")
+        if page.parent.name != "model"  # a card that the product wrote
+        for number, line in enumerate(page.read_text().splitlines(), start=1)
+        if len(line) > 200 and not line.startswith("|")
+    }
+    assert long == set()
+
+
+def test_pages_that_are_history_say_so_first():
+    """All of the notebook but its list and the scripts of the paper's tables, which are kept up."""
+    pages = {*(DOCS / "notebook").glob("*.md")}
+    pages -= {DOCS / "notebook" / name for name in ("README.md", "ablations.md")}
+    assert {page.name for page in pages if "\n\n*History: " not in page.read_text()[:200]} == set()
+
+
 def test_commands_fit_80_columns():
     block = re.compile(r"^ *```(?:bash|python)\n(.*?)^ *```", re.M | re.S)
     pages = [page for page in PAGES if page.parent in (ROOT, DOCS, DOCS / "notebook")]
