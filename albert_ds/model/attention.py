@@ -79,8 +79,9 @@ class ShareDropout:
     def of_one(self, shares: Tensor, keys: np.ndarray) -> Tensor:
         """[1, n, R, T] of a sequence, by the keys of its heads."""
         count = shares[0, 0].numel()
-        heads = draw_dropped(keys, [count] * self.heads, self.probability)
-        places = [each.add_(head * count) for head, each in enumerate(heads)]
+        places = draw_dropped(keys, [count] * self.heads, self.probability)
+        for head, each in enumerate(places):
+            each += head * count
         return drop_at(shares, places, self.probability)
 
     def keys(self) -> np.ndarray:
@@ -99,16 +100,15 @@ class ShareDropout:
             number = self.draws.number()
             kept = drop_rows(shares.flatten(0, 2), self.probability, seeds, number)
             return kept.view(shares.shape)
-        found = []
         pairs = zip(self.draws.ends.diff().tolist(), lengths.tolist(), strict=True)
         areas = [pair for pair in pairs for _ in range(self.heads)]
         counts = [queries * length for queries, length in areas]
-        each = draw_dropped(self.keys().reshape(-1), counts, self.probability)
-        for number, (places, (_, length)) in enumerate(zip(each, areas, strict=True)):
+        places = draw_dropped(self.keys().reshape(-1), counts, self.probability)
+        for number, (each, (_, length)) in enumerate(zip(places, areas, strict=True)):
             if length < width:  # over what is padded after each query
-                places = places + places.div(length, rounding_mode="floor").mul_(width - length)
-            found.append(places.add_(number * rows * width))
-        return drop_at(shares, found, self.probability)
+                each += each // length * (width - length)
+            each += number * rows * width
+        return drop_at(shares, places, self.probability)
 
 
 def attend_each(

@@ -1,5 +1,9 @@
 """What a bucket adds to a micro-batch changes no loss, no gradient and no count."""
 
+import itertools
+import tarfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +11,15 @@ import torch
 from albert_ds.data.fixed_shapes import SPARE, find_step
 from albert_ds.data.micro_batch import MicroBatch, collate
 from albert_ds.data.samples import Sample
-from albert_ds.data.stream_config import StreamConfig
+from albert_ds.data.shards import open_shards
+from albert_ds.data.stream import training_batches
+from albert_ds.data.stream_config import DataPlan, StreamConfig
+from albert_ds.engine.graphs import MOST
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.draws import draw_seeds
 from albert_ds.parallel.consensus import Counts
+from tests.command import run_command
+from tests.data.corpus import SHARED
 from tests.model.conftest import build_config
 
 CONFIG = StreamConfig(sequence_length=24)
@@ -99,3 +108,50 @@ def test_a_token_s_seed_follows_from_its_sample_and_place():
     parts = [draw_seeds(7, [10, 11], lengths[:2]), draw_seeds(7, [12, 13], lengths[2:])]
     assert np.array_equal(whole, np.concatenate(parts))
     assert len({*whole.tolist(), *draw_seeds(8, [10], lengths[:1]).tolist()}) == 19 + 5
+
+
+@pytest.fixture(scope="module")
+def wikipedia(tmp_path_factory) -> dict[int, Path]:
+    """Shards of a few files of English Wikipedia, by the length of their sequences."""
+    packed = SHARED / "wiki_en_2018_AA.tar.xz"
+    if not packed.is_file():
+        pytest.skip(f"needs {packed}")
+    folder = tmp_path_factory.mktemp("wikipedia")
+    with tarfile.open(packed, "r|xz") as tar:
+        for file in itertools.islice(filter(tarfile.TarInfo.isfile, tar), 6):
+            tar.extract(file, folder / "text", filter="data")
+    vocab = folder / "vocab"
+    texts = [*folder.glob("text/*/*")]
+    done = run_command("vocab", "--input", *texts, "--output", vocab, "--vocab-size", 8000)
+    assert done.code == 0, done.err
+    shards = {length: folder / str(length) for length in (128, 512)}
+    for length, output in shards.items():
+        flags = ("--vocab", vocab / "spiece.model", "--sequence-length", length, "--holdout", 0)
+        done = run_command("shards", "--input", *texts, "--output", output, *flags)
+        assert done.code == 0, done.err
+    return shards
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("micro_batch_size", "length"), [(64, 512), (8, 512), (128, 128)])
+def test_few_shapes_of_wikipedia_waste_little(micro_batch_size, length, wikipedia):
+    """At most 3 % of tokens and of scored rows, in no more shapes than a run keeps graphs."""
+    stream = StreamConfig(sequence_length=length)
+    plan = DataPlan(batch_size=micro_batch_size, stream=stream)
+    batches = training_batches(
+        [open_shards(wikipedia[length], "train")],
+        None,
+        plan,
+        step=0,
+        micro_batch_size=micro_batch_size,
+        dp_rank=0,
+        dp_size=1,
+        fixed_shapes=True,
+    )
+    taken = [next(batches) for _ in range(4096 // micro_batch_size)]
+    assert not any(batch.overflows for batch in taken)
+    for name, real in (("input_ids", "tokens"), ("masked_positions", "masked")):
+        all_rows = sum(batch.lengths[name] for batch in taken)
+        counted = sum(getattr(batch, real) for batch in taken)
+        assert counted < all_rows <= 1.03 * counted
+    assert len({tuple(batch.lengths.values()) for batch in taken}) <= MOST
