@@ -17,14 +17,14 @@ from albert_ds.training.trainer import TrainerProcess
 def main(argv: list[str]) -> int:
     with TrainerProcess(argv) as process:  # however this block ends, all ranks end alike
         world = process.read_world()
-        config = read_config(argv, world_size=world.size)
+        config, opened = read_config(argv, world_size=world.size)
         from albert_ds.training.finetune import prepare, print_results, tune_seeds
 
-        mesh = process.connect(config, fingerprint(config, world.size))
+        mesh = process.connect(config, fingerprint(config, opened, world.size))
         check_memory(sum(count_params(config.model).values()), world, process.device.type)
         lock = process.lock()
-        splits = prepare(config, mesh)
-        tune_seeds(config, splits, process, lock)
+        splits = prepare(config, opened, mesh)
+        tune_seeds(config, opened, splits, process, lock)
         if mesh.rank == 0:
             print_results(config)
     return process.code

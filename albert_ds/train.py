@@ -17,20 +17,21 @@ from albert_ds.training.trainer import TrainerProcess
 def main(argv: list[str]) -> int:
     with TrainerProcess(argv) as process:  # however this block ends, all ranks end alike
         world = process.read_world()
-        config = read_config(argv, world_size=world.size)
+        config, opened = read_config(argv, world_size=world.size)
         from albert_ds.parallel.consensus import raise_together
         from albert_ds.training import pretrain
 
-        mesh = process.connect(config, fingerprint(config, world.size))
+        mesh = process.connect(config, fingerprint(config, opened, world.size))
         check_memory(sum(count_params(config.model).values()), world, process.device.type)
         config = resolve_workers(config, process.device.type)
         lock = process.lock()
         with raise_together(mesh):
             if mesh.rank == 0:
-                pretrain.write_run_files(config)
-        run = pretrain.prepare(config, mesh, process.device, lock)
+                pretrain.write_run_files(config, opened)
+        run = pretrain.prepare(config, opened, mesh, process.device, lock)
         process.track(run)
-        pretrain.print_header(run, config)
+        pretrain.print_header(run, opened)
+        del opened  # the weights of --init-from
         pretrain.train(run, process.stop_request)
         if mesh.rank == 0:
             pretrain.print_results(config)

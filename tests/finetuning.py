@@ -174,6 +174,6 @@ def open_run(argv: list[str], device, mesh):
     from albert_ds.settings.finetune import read_config
     from albert_ds.training.finetune import prepare, start
 
-    config = read_config(argv, world_size=1)
-    splits = prepare(config, mesh)
-    return start(config, splits, mesh, device)
+    config, opened = read_config(argv, world_size=1)
+    splits = prepare(config, opened, mesh)
+    return start(config, opened, splits, mesh, device)

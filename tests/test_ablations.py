@@ -42,7 +42,7 @@ def test_a_recipe_asks_for_what_there_is(recipe, scale, data, given, tmp_path):
             if "--init-from" in argv:  # the stub has made no run there
                 at = argv.index("--init-from")
                 del argv[at : at + 2]
-            configs.append(read_config(argv, world_size=1))
+            configs.append(read_config(argv, world_size=1)[0])
         elif command == "finetune":
             build_parser().parse_args(argv)
             judged += 1

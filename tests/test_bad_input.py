@@ -266,7 +266,7 @@ def test_what_may_not_be_read_or_written(data):
 def started(data, tmp_path) -> dict:
     """What config.json says of a run that has been started at tmp_path / "run"."""
     (tmp_path / "run").mkdir()
-    record = as_json(read_config(argv_of(data, tmp_path / "run"), world_size=2))
+    record = as_json(read_config(argv_of(data, tmp_path / "run"), world_size=2)[0])
     (tmp_path / "run" / "config.json").write_text(json.dumps(record))
     return record
 
@@ -310,7 +310,7 @@ def test_the_json_owns_the_optimizer_where_the_command_line_is_silent(data, tmp_
     changes = lamb(**{**SHIPPED["optimizer"]["params"], "lr": 0.001})
     path.write_text(json.dumps({**SHIPPED, **changes}))
     argv = argv_of(data, tmp_path / "run", deepspeed_config=path)
-    assert read_config(argv, world_size=2).learning_rate == 0.001
+    assert read_config(argv, world_size=2)[0].learning_rate == 0.001
 
 
 def test_what_a_run_lacks_is_what_its_version_did(started, refuse, tmp_path):
@@ -332,7 +332,7 @@ def test_what_a_run_lacks_is_what_its_version_did(started, refuse, tmp_path):
 
 def test_the_password_of_a_url_is_not_in_config_json(data, tmp_path):
     run = tmp_path / "run"
-    config = read_config(argv_of(data, run), world_size=2)
+    config = read_config(argv_of(data, run), world_size=2)[0]
     url = "https://user:secret@host/data"
     changes = {"data": [url, "https://host/b@c:d"], "command": f"albert-ds train --data {url}"}
     write_config(replace(config, **changes))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from albert_ds.checkpoint.folder import FILES, WEIGHTS, read_tensors
+from albert_ds.checkpoint.folder import FILES, WEIGHTS, Checkpoint
 from albert_ds.data.shards import open_shards
 from albert_ds.model.config import count_flops
 from albert_ds.model.depth import read_depths
@@ -255,7 +255,7 @@ LAST = Path("checkpoints", "step-00000006")
 def test_a_looped_run_resumes_to_every_bit_and_shows_what_it_ran(data, tmp_path, capsys):
     whole, again = tmp_path / "whole", tmp_path / "again"
     assert finish(start_ranks(train_command(data, whole, **LOOPED), 1)) == [0]
-    sizes = {n: x.numel() for n, x in read_tensors(whole / LAST / WEIGHTS).items()}
+    sizes = {n: x.numel() for n, x in Checkpoint(whole / LAST).read(WEIGHTS).items()}
     core = sum(size for name, size in sizes.items() if ".attention.1." in name or ".ffn.1." in name)
     total = sum(sizes.values())
     says = f"{total:,}; {total + 2 * core:,} if counted as often as layers use them"

@@ -84,7 +84,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_by_all():
 def spoilt_weights(data, tmp_path):
     """A run of `train_command`'s model with one weight so large that sums overflow."""
     argv = train_command(data, tmp_path / "unused")[2:]
-    model = AlbertForPretraining(read_config(argv, world_size=2).model)
+    model = AlbertForPretraining(read_config(argv, world_size=2)[0].model)
     model.albert.encoder.ffn[0].feed_forward.up.bias.data[0] = 3e38
     return write_run(tmp_path / "spoilt", model)
 

@@ -39,7 +39,7 @@ from tests.conftest import train_command
 from tests.distributed import run_ranks
 from tests.finetuning import draw_sentences
 from tests.reference import update_error
-from tests.runs import SMALL, gather, join, take_step
+from tests.runs import SMALL, gather, join, open_named, take_step
 from tests.test_layout_change import Leg, config_of
 
 
@@ -105,7 +105,7 @@ def train_toys(rank: int, data, vocab_size: int, folder):
     model = replace(config.model, sharing="ends", per_layer="gate")
     config = replace(config, model=model, stream=replace(config.stream, objective="back"), steps=2)
     device, mesh = join(1)
-    run = prepare(config, mesh, device)
+    run = prepare(config, open_named(config), mesh, device)
     before = gather(run.engine)
     for _ in range(2):
         take_step(run)
@@ -230,7 +230,7 @@ def train_gated(rank: int, leg, data, vocab_size: int, folder):
     config = config_of(leg, data, vocab_size, folder)
     config = replace(config, model=replace(config.model, feed_forward="geglu"), steps=2)
     device, mesh = join(leg.tensor_parallel)
-    run = prepare(config, mesh, device)
+    run = prepare(config, open_named(config), mesh, device)
     before = gather(run.engine)
     for _ in range(2):
         take_step(run)

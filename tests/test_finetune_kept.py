@@ -104,9 +104,9 @@ def test_best_weights_that_are_damaged_or_gone_are_an_error(resumed):
 def test_seeds_do_not_mix_with_another_run_of_their_folder(common, tmp_path):
     """--seeds 2 where the folder of its first seed is another run's, and then in use."""
     one, argv = tmp_path / "seed-5", flags(*common, tmp_path, seeds=2, seed=5)
-    config = read_config(argv, world_size=1)
-    write_run_files(config, 64)
-    write_run_files(replace(config, output=str(one), seeds=1, patience=3), 64)
+    config, opened = read_config(argv, world_size=1)
+    write_run_files(config, opened, 64)
+    write_run_files(replace(config, output=str(one), seeds=1, patience=3), opened, 64)
     before = (one / "config.json").read_bytes()
     assert run_ranks(tune_ranks, 1, argv) == [2]
     reason = json.loads((tmp_path / "exit.json").read_text())["reason"]

@@ -14,7 +14,7 @@ import torch
 from albert_ds.checkpoint.folder import AVERAGE, FILES
 from tests.distributed import run_ranks
 from tests.reference import update_error
-from tests.runs import SMALL, gather, join, small_config
+from tests.runs import SMALL, gather, join, open_named, small_config
 
 STEPS_PER_LEG = 2
 KINDS = (*FILES, AVERAGE)
@@ -62,7 +62,7 @@ def run_leg(rank: int, config, num_steps: int):
     from albert_ds.training.pretrain import next_batch, prepare, save, train_step
 
     device, mesh = join(config.tensor_parallel)
-    run = prepare(config, mesh, device)
+    run = prepare(config, open_named(config), mesh, device)
     start = {kind: gather(run.engine, kind) for kind in KINDS}
     config.run.mkdir(parents=True, exist_ok=True)
     losses, seen = [], []

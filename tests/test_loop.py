@@ -25,7 +25,7 @@ def train_watched(rank: int, folder: Path) -> dict:
 
 def train_one(name: str, output: Path) -> tuple:
     from albert_ds.base.errors import DamagedData, Stopped
-    from albert_ds.checkpoint.gather import find_newest
+    from albert_ds.checkpoint.folder import find_newest
     from albert_ds.training import pretrain
 
     output.mkdir()
@@ -97,7 +97,7 @@ def test_stdout_is_the_trainers_own_and_begins_with_the_facts(data, tmp_path):
     done, _ = run_ranks(run_on_rank, 2, ["train", *words])
     assert done.code == 0, done.err
     assert "done: " in done.out and "MA " not in done.out and "bf16_optimizer" not in done.out
-    config = read_config(words, world_size=2).model
+    config = read_config(words, world_size=2)[0].model
     shapes = (config, replace(config, sharing="none"))
     unique, effective = (sum(p.numel() for p in Albert(c).parameters()) for c in shapes)
     for fact in (

@@ -72,7 +72,7 @@ def test_the_papers_recipe(name, data, tmp_path):
     # The test's shards hold shorter sequences than the recipe asks for.
     asked = ask(recipe, data, tmp_path, "--sequence-length", "64")["train"]
     assert asked.index("512") == asked.index("--sequence-length") + 1
-    config = read_config(asked, world_size=count_ranks(recipe))
+    config = read_config(asked, world_size=count_ranks(recipe))[0]
     assert config.size == PAPER[name] and config.stream.objective == "sop"
     assert (config.batch_size, config.learning_rate) == (4096, 0.00176)
     assert (config.steps, config.warmup_steps) == (
@@ -129,7 +129,7 @@ def test_the_papers_recipe(name, data, tmp_path):
 def test_smoke_recipe(data, tmp_path):
     recipe = ROOT / "slurm" / "smoke.sh"
     asked = ask(recipe, data, tmp_path)["train"]
-    config = read_config(asked, world_size=count_ranks(recipe))
+    config = read_config(asked, world_size=count_ranks(recipe))[0]
     assert config.size == "albert-tiny" and count_ranks(recipe) == 4
 
 

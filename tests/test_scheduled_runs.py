@@ -200,7 +200,7 @@ def test_only_the_steps_to_come_may_have_other_values(data, whole, tmp_path, cha
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     argv = train_command(data, run, **{**FLAGS, **changes})[2:]
     if words is None:
-        assert read_config(argv, world_size=1).run == run
+        assert read_config(argv, world_size=1)[0].run == run
     else:
         with pytest.raises(UserError) as caught:
             read_config(argv, world_size=1)

@@ -40,7 +40,7 @@ def value_of(flag: str, argv: list[str]) -> str:
 
 def test_every_row_is_a_run_and_equal_parameters_are_equal(data, tmp_path):
     asked = ask(SHARING, data, tmp_path, SEEDS="2")
-    configs = {run: read_config(argv, world_size=1) for run, argv in asked.items()}
+    configs = {run: read_config(argv, world_size=1)[0] for run, argv in asked.items()}
     names = {run.partition("/")[0]: config for run, config in configs.items()}
     assert len(names) == 23 and len(configs) == 46
     assert {config.seed for config in configs.values()} == {1, 2}
@@ -128,7 +128,7 @@ def test_what_the_rows_of_a_recipe_change(data, tmp_path):
     base, wide, narrow = (
         sum(count_params(replace(config.model, vocab_size=8000)).values())
         for name in ("base", "share-none", "share-none-narrow")
-        for config in [read_config(without_start(asked[f"{name}/seed-1"]), world_size=1)]
+        for config in [read_config(without_start(asked[f"{name}/seed-1"]), world_size=1)[0]]
     )
     assert narrow == pytest.approx(base, rel=0.02) and wide > 1.5 * base
     # Full sequences go on from the shorter ones of the same seed.

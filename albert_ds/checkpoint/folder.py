@@ -11,7 +11,7 @@
 
 A folder gets its final name in one atomic rename after all its files have reached the disk, so a
 folder with a final name is complete. `latest` is replaced after that, also by a rename. Nothing
-here reads it to choose a checkpoint: `find_newest` looks at the folders themselves.
+here reads it to choose a checkpoint: `open_newest` looks at the folders themselves.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import re
 import shutil
 import stat
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from safetensors import SafetensorError, safe_open
 from albert_ds.base.cli import log_line, non_negative
 from albert_ds.base.errors import DamagedData, Diverged, MachineFailed, UserError
 from albert_ds.base.files import compute_crc32, open_to_readers, sync_file, write_file
-from albert_ds.base.json_files import check, parse_json, read_json
+from albert_ds.base.json_files import check, parse_json
 from albert_ds.checkpoint.run_folder import RunLock
 
 if TYPE_CHECKING:
@@ -191,6 +192,12 @@ def list_kept(root: Path) -> list[Path]:
 
 
 def find_newest(output: Path, shapes: Shapes | None = None) -> tuple[Path | None, list[str]]:
+    """The place of what `open_newest` opens, and its lines."""
+    newest, damaged = open_newest(output, shapes)
+    return newest.path if newest else None, damaged
+
+
+def open_newest(output: Path, shapes: Shapes | None = None) -> tuple[Checkpoint | None, list[str]]:
     """The newest whole checkpoint of a run, and one line for each newer one that is damaged.
 
     `shapes` are those of the model. None only where nothing was ever saved. Raises MachineFailed
@@ -202,9 +209,10 @@ def find_newest(output: Path, shapes: Shapes | None = None) -> tuple[Path | None
         if not _exists(root):
             return None, []
         for folder in list_checkpoints(root):
-            problem = find_damage(folder, shapes)
+            checkpoint = Checkpoint(folder)
+            problem = checkpoint.find_damage(shapes)
             if problem is None:
-                return folder, [f"{line}; using {folder.name}" for line in damaged]
+                return checkpoint, [f"{line}; using {folder.name}" for line in damaged]
             damaged.append(f"{folder}: {problem}")
         if not damaged and _exists(root / "latest"):
             named = (root / "latest").read_text(errors="replace").strip()
@@ -232,42 +240,99 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def find_damage(folder: Path, shapes: Shapes | None) -> str | None:
-    """What is wrong with a checkpoint, None if nothing is.
+class Checkpoint:
+    """A folder of tensors and its state.json, each file of which is mapped once.
 
-    A `step-N` has all of FILES, and AVERAGE if state.json names it; any other folder the weights.
-    The files must be those that were written, and hold one fp32 tensor for each of `shapes` (None:
-    of its weights'). Raises OSError if a file exists and cannot be read, and UserError if a later
-    version wrote it.
+    What `find_damage` has checked is what is read.
     """
-    is_step = FOLDER_NAME.fullmatch(folder.name)
-    files = FILES if is_step else (WEIGHTS,)
-    for file in (*files, STATE):
-        if (problem := _find_missing(folder / file)) is not None:
-            return problem
-    schema: dict[str, object] = {"step": non_negative, "crc32": dict.fromkeys(files, non_negative)}
-    if is_step:
-        schema |= {**SCHEMA, "step": step_of(folder)}
-    try:
-        record = parse_json((folder / STATE).read_bytes(), STATE)
-        check(record, {"format": non_negative}, STATE)
-        if record["format"] == FORMAT:
-            check(record, schema, STATE)
-    except UserError as error:
-        return f"{STATE} is damaged ({error})"
-    if record["format"] != FORMAT:
-        raise UserError(
-            f"{folder / STATE}: format {record['format']}; this version of albert-ds reads format "
-            f"{FORMAT}: take the version that wrote it"
-        )
-    if is_step and AVERAGE in record["crc32"]:
-        files = (*files, AVERAGE)
-    for file in files:
-        if (problem := _find_missing(folder / file)) is not None:
-            return problem
-        if compute_crc32(folder / file) != record["crc32"][file]:
-            return f"{file} is damaged"
-    return _find_wrong_tensor([folder / file for file in files], shapes)
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._files: dict[str, safe_open] = {}
+
+    @cached_property
+    def record(self) -> dict:
+        """The content of state.json. Raises UserError and OSError."""
+        return parse_json((self.path / STATE).read_bytes(), STATE)
+
+    @property
+    def state(self) -> TrainState:
+        return TrainState(**{field.name: self.record[field.name] for field in fields(TrainState)})
+
+    def map(self, file: str) -> safe_open:
+        """A file of tensors, to read them one by one. Raises OSError and SafetensorError."""
+        if file not in self._files:
+            self._files[file] = safe_open(self.path / file, framework="pt")
+        return self._files[file]
+
+    def read(self, file: str) -> dict[str, Tensor]:
+        """All tensors of a file, in host memory. Raises OSError if it is damaged."""
+        try:
+            tensors = self.map(file)
+            # Copied to where torch allocates: a CPU's products round as their operands are aligned.
+            return {name: tensors.get_tensor(name).clone() for name in tensors.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise OSError(f"{self.path / file}: {error}") from error
+
+    def find_damage(self, shapes: Shapes | None) -> str | None:
+        """What is wrong with the folder, None if nothing is.
+
+        A `step-N` has all of FILES, and AVERAGE if state.json names it; any other folder the
+        weights. The files must be those that were written, and hold one fp32 tensor for each of
+        `shapes` (None: of its weights'). Raises OSError if a file exists and cannot be read, and
+        UserError if a later version wrote it.
+        """
+        is_step = FOLDER_NAME.fullmatch(self.path.name)
+        files = FILES if is_step else (WEIGHTS,)
+        for file in (*files, STATE):
+            if (problem := _find_missing(self.path / file)) is not None:
+                return problem
+        schema: dict[str, object] = {
+            "step": non_negative,
+            "crc32": dict.fromkeys(files, non_negative),
+        }
+        if is_step:
+            schema |= {**SCHEMA, "step": step_of(self.path)}
+        try:
+            record = self.record
+            check(record, {"format": non_negative}, STATE)
+            if record["format"] == FORMAT:
+                check(record, schema, STATE)
+        except UserError as error:
+            return f"{STATE} is damaged ({error})"
+        if record["format"] != FORMAT:
+            raise UserError(
+                f"{self.path / STATE}: format {record['format']}; this version of albert-ds reads "
+                f"format {FORMAT}: take the version that wrote it"
+            )
+        if is_step and AVERAGE in record["crc32"]:
+            files = (*files, AVERAGE)
+        for file in files:
+            if (problem := _find_missing(self.path / file)) is not None:
+                return problem
+            if compute_crc32(self.path / file) != record["crc32"][file]:
+                return f"{file} is damaged"
+        return self._find_wrong_tensor(files, shapes)
+
+    def _find_wrong_tensor(self, files: tuple[str, ...], shapes: Shapes | None) -> str | None:
+        """The first tensor that is not one of fp32 in its shape (None: the first file's)."""
+        for file in files:
+            try:
+                tensors = self.map(file)
+                slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+            except SafetensorError as error:
+                return f"{file} is no file of tensors ({error})"
+            stored = {name: tuple(piece.get_shape()) for name, piece in slices.items()}
+            shapes = stored if shapes is None else shapes
+            for name in sorted(shapes.keys() ^ stored.keys()):
+                problem = "is missing" if name in shapes else "is no tensor of the model"
+                return f"{file}: {name} {problem}"
+            for name, piece in slices.items():
+                if piece.get_dtype() != "F32":
+                    return f"{file}: {name} is of type {piece.get_dtype()}, must be F32"
+                if stored[name] != tuple(shapes[name]):
+                    return f"{file}: {name} is {stored[name]}, must be {shapes[name]}"
+        return None
 
 
 def _find_missing(path: Path) -> str | None:
@@ -275,27 +340,6 @@ def _find_missing(path: Path) -> str | None:
         return f"{path.name} is missing"
     if not stat.S_ISREG(os.stat(path).st_mode):
         return f"{path.name} is not a file"
-    return None
-
-
-def _find_wrong_tensor(paths: list[Path], shapes: Shapes | None) -> str | None:
-    """The first tensor that is not one of fp32 in its shape (None: the first file's)."""
-    for path in paths:
-        try:
-            with safe_open(path, framework="pt") as file:
-                slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            return f"{path.name} is no file of tensors ({error})"
-        found = {name: tuple(piece.get_shape()) for name, piece in slices.items()}
-        shapes = found if shapes is None else shapes
-        for name in sorted(shapes.keys() ^ found.keys()):
-            problem = "is missing" if name in shapes else "is no tensor of the model"
-            return f"{path.name}: {name} {problem}"
-        for name, piece in slices.items():
-            if piece.get_dtype() != "F32":
-                return f"{path.name}: {name} is of type {piece.get_dtype()}, must be F32"
-            if found[name] != tuple(shapes[name]):
-                return f"{path.name}: {name} is {found[name]}, must be {shapes[name]}"
     return None
 
 
@@ -308,23 +352,8 @@ def describe_saved(output: Path) -> str:
     return f"last good checkpoint: {newest or 'none'}"
 
 
-def read_state(folder: Path) -> TrainState:
-    record = read_json(folder / STATE)
-    return TrainState(**{field.name: record[field.name] for field in fields(TrainState)})
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, in host memory. Raises OSError if it is damaged."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            # Copied to where torch allocates: a CPU's products round as their operands are aligned.
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise OSError(f"{path}: {error}") from error
-
-
-def read_best(output: Path, shapes: Shapes) -> dict | None:
-    """The state.json of a fine-tuning run's best weights, once these are proven whole.
+def open_best(output: Path, shapes: Shapes) -> Checkpoint | None:
+    """A fine-tuning run's best weights, proven whole.
 
     None if there are none yet. Raises DamagedData, and OSError if they cannot be read.
     """
@@ -334,7 +363,8 @@ def read_best(output: Path, shapes: Shapes) -> dict | None:
         os.rename(old, folder)
     if not _exists(folder):
         return None
-    problem = find_damage(folder, shapes)
+    best = Checkpoint(folder)
+    problem = best.find_damage(shapes)
     if problem is not None:
         raise DamagedData(f"{folder}: {problem}; move {output} away to start over")
-    return read_json(folder / STATE)
+    return best

@@ -14,17 +14,16 @@ import time
 from functools import partial
 from pathlib import Path
 
-from safetensors import safe_open
 from torch import Tensor
 
 from albert_ds.base.cli import log_line
 from albert_ds.checkpoint.folder import (
     AVERAGE,
     FILES,
+    Checkpoint,
     Shapes,
     TrainState,
-    find_newest,
-    read_state,
+    open_newest,
     write_checkpoint,
 )
 from albert_ds.checkpoint.run_folder import RunLock
@@ -62,25 +61,29 @@ def _piece(engine: Engine, fragment: ParamFragment, file: str) -> Tensor:
     return flat.detach().view(-1)[fragment.in_flat]
 
 
-def find_start(output: Path, mesh: Mesh, shapes: Shapes) -> Path | None:
-    """`find_newest` on all ranks; rank 0 prints a line for each damaged checkpoint. Collective."""
-    folder = None
+def open_start(output: Path, mesh: Mesh, shapes: Shapes) -> Checkpoint | None:
+    """`open_newest` on all ranks; rank 0 checks it, and prints a line for each damaged checkpoint.
+
+    Collective.
+    """
+    newest = None
     with raise_together(mesh):
         if mesh.rank == 0:
-            folder, damaged = find_newest(output, shapes)
+            newest, damaged = open_newest(output, shapes)
             for line in damaged:
                 log_line(line)
-    return from_rank_0(mesh, folder)
+    path = from_rank_0(mesh, newest and newest.path)
+    return newest if mesh.rank == 0 or path is None else Checkpoint(path)
 
 
-def restore(folder: Path, engine: Engine) -> TrainState:
+def restore(checkpoint: Checkpoint, engine: Engine) -> TrainState:
     """Fill this rank's moments and average. The engine was built from the checkpoint's weights."""
-    state = read_state(folder)
+    state = checkpoint.state
     for file in list_files(engine)[1:]:
-        with safe_open(folder / file, framework="pt") as tensors:
-            for fragment in engine.fragments:
-                whole = tensors.get_tensor(fragment.name)
-                _piece(engine, fragment, file).copy_(engine.cut(fragment, whole))
+        tensors = checkpoint.map(file)
+        for fragment in engine.fragments:
+            whole = tensors.get_tensor(fragment.name)
+            _piece(engine, fragment, file).copy_(engine.cut(fragment, whole))
     engine.set_update_count(state.updates)
     if state.loss_scale is not None:
         _loss_scaler(engine).update(state.loss_scale)

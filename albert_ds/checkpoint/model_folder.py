@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from albert_ds.base.cli import log_line, positive
 from albert_ds.base.errors import DamagedData, UserError
+from albert_ds.base.files import compute_crc32
 from albert_ds.base.json_files import build, check, read_json
 from albert_ds.base.plugin import check_plugin
 from albert_ds.checkpoint.folder import (
@@ -22,12 +23,10 @@ from albert_ds.checkpoint.folder import (
     BEST,
     FOLDER_NAME,
     IMPORTED,
-    STATE,
     WEIGHTS,
-    find_damage,
-    find_newest,
+    Checkpoint,
     list_kept,
-    read_tensors,
+    open_newest,
 )
 from albert_ds.data.stream_config import read_schedules, read_varying
 from albert_ds.model.albert import AlbertForPretraining
@@ -76,7 +75,7 @@ class ModelFolder:
             check_plugin(self.record, str(self.path))
 
     @cached_property
-    def checkpoint(self) -> Path | None:
+    def checkpoint(self) -> Checkpoint | None:
         """The checkpoint that is read, proven whole; None for a folder of Hugging Face.
 
         A line on stderr says so if it is not the newest one. Raises DamagedData if the one that
@@ -89,10 +88,11 @@ class ModelFolder:
         if self.root != self.path:
             named = [self.path if self.path.name else self.path.absolute()]  # `.` has no name
         if named:
-            if (problem := find_damage(named[0], shapes)) is not None:
+            checkpoint = Checkpoint(named[0])
+            if (problem := checkpoint.find_damage(shapes)) is not None:
                 raise DamagedData(f"{named[0]}: {problem}")
-            return named[0]
-        newest, damaged = find_newest(self.root, shapes)
+            return checkpoint
+        newest, damaged = open_newest(self.root, shapes)
         for line in damaged:
             log_line(line)
         if newest is None:
@@ -103,7 +103,7 @@ class ModelFolder:
     def name(self) -> str:
         """What reports call the weights: RUN/step-N by its names, or that of a HF folder."""
         root = self.root.resolve().name
-        name = f"{root}/{self.checkpoint.name}" if self.checkpoint else root
+        name = f"{root}/{self.checkpoint.path.name}" if self.checkpoint else root
         return (
             name
             + ", average" * self.average
@@ -119,7 +119,7 @@ class ModelFolder:
         check(self.record, {"model": dict}, name)
         return build(ModelConfig, self.record["model"], f"{name}: model")
 
-    @property
+    @cached_property
     def trained_length(self) -> int:
         """Tokens of the longest sequence that the weights have seen: the vectors of later positions
         are as they were drawn. A run records it as of its first step; those of before it was
@@ -133,7 +133,7 @@ class ModelFolder:
             if text is not None and self.checkpoint is not None and isinstance(seen, int):
                 check(self.record, {"steps": positive}, name)
                 lengths = read_varying("sequence_length", text, self.record["steps"])
-                seen = max(seen, lengths.largest(read_json(self.checkpoint / STATE)["step"]))
+                seen = max(seen, lengths.largest(self.checkpoint.record["step"]))
         else:
             path = self.root / CONFIG_NAME
             seen = read_json(path).get("model_max_length") if path.is_file() else None
@@ -205,14 +205,22 @@ class ModelFolder:
     @property
     def weights_file(self) -> Path:
         if self.average:
-            if self.checkpoint is None or not (self.checkpoint / AVERAGE).is_file():
+            if self.checkpoint is None or AVERAGE not in self.checkpoint.record["crc32"]:
                 raise UserError(
                     f"--average: {self.path} has no averaged weights; `train --average` keeps them"
                 )
-            return self.checkpoint / AVERAGE
+            return self.checkpoint.path / AVERAGE
         if self.checkpoint is not None:
-            return self.checkpoint / WEIGHTS
+            return self.checkpoint.path / WEIGHTS
         return next(path for name in HF_FILES if (path := self.root / name).is_file())
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of the file of the weights; that of a checkpoint is proven by its state.json."""
+        file = self.weights_file
+        if self.checkpoint is not None:
+            return self.checkpoint.record["crc32"][file.name]
+        return compute_crc32(file)
 
     def read_weights(self) -> Weights:
         """The fp32 tensors of the model, with all its heads, in host memory."""
@@ -220,12 +228,12 @@ class ModelFolder:
             return self._read_mean()
         if self.checkpoint is None:
             return self._pretrained_hf[1]
-        return read_tensors(self.weights_file)
+        return self.checkpoint.read(self.weights_file.name)
 
     def _read_mean(self) -> Weights:
         """The mean of the weights of a run's newest checkpoints, computed in float64."""
         newest = self.checkpoint if self.root == self.path else None
-        is_run = newest is not None and FOLDER_NAME.fullmatch(newest.name)
+        is_run = newest is not None and FOLDER_NAME.fullmatch(newest.path.name)
         found = list_kept(self.path / "checkpoints")[: self.average_last] if is_run else []
         if len(found) < self.average_last:
             raise UserError(
@@ -233,10 +241,11 @@ class ModelFolder:
                 f"checkpoints; {self.path} has {len(found)}"
             )
         total: Weights = {}
-        for folder in found:
-            if (problem := find_damage(folder, build_shapes(self.config, self.head))) is not None:
-                raise DamagedData(f"{folder}: {problem}")
-            for name, tensor in read_tensors(folder / WEIGHTS).items():
+        for checkpoint in map(Checkpoint, found):
+            problem = checkpoint.find_damage(build_shapes(self.config, self.head))
+            if problem is not None:
+                raise DamagedData(f"{checkpoint.path}: {problem}")
+            for name, tensor in checkpoint.read(WEIGHTS).items():
                 total[name] = total.get(name, 0) + tensor.double()
         return {name: (tensor / self.average_last).float() for name, tensor in total.items()}
 
@@ -249,10 +258,18 @@ class ModelFolder:
             )
         return self.config, self.read_weights()
 
+    @property
+    def encoder_config(self) -> ModelConfig:
+        """The shape of the encoder, of weights that are proven whole."""
+        if not self.is_ours:
+            return self._encoder_hf[0]
+        assert self.weights_file  # raises if there is none, or it is damaged
+        return self.config
+
     def read_encoder(self) -> tuple[ModelConfig, Weights]:
         """The config and fp32 encoder, with its pooler if there is one, of any model."""
         if not self.is_ours:
-            return self._read_hf(encoder_only=True)
+            return self._encoder_hf
         weights = self.read_weights()
         return self.config, {name: x for name, x in weights.items() if name.startswith(ENCODER)}
 
@@ -263,6 +280,10 @@ class ModelFolder:
             model = AlbertForPretraining(config)
         model.load_state_dict(weights, assign=True)
         return model
+
+    @cached_property
+    def _encoder_hf(self) -> tuple[ModelConfig, Weights]:
+        return self._read_hf(encoder_only=True)
 
     @cached_property
     def _pretrained_hf(self) -> tuple[ModelConfig, Weights]:

@@ -1,6 +1,6 @@
 """What training goes on from: the name of a base, its languages, a tokenizer that differs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,9 +11,10 @@ from albert_ds.vocab.tokenizer_json import list_added_tokens
 
 CARD_BYTES = 1 << 16  # of README.md, which begins with its metadata
 CACHED = "models--"  # begins the folder of a model in the cache of huggingface_hub
+Languages = Mapping[str, str | None]  # of folders of shards that are open; None: it names none
 
 
-def describe_start(folder: ModelFolder, languages: Iterable[str] = ()) -> list[str]:
+def describe_start(folder: ModelFolder, languages: Languages) -> list[str]:
     """Lines for who goes on with a model: its ids or its languages are not those of the data."""
     lines, added = [], []
     with suppress(UserError):  # a damaged file that is not needed here
@@ -23,27 +24,28 @@ def describe_start(folder: ModelFolder, languages: Iterable[str] = ()) -> list[s
             f"{folder.path}: its tokenizer finds {len(added)} added tokens in a text, such as "
             f"{added[0]!r}; they are ordinary pieces here, so text that has them gets other ids"
         )
-    known, given = find_languages(folder), {*languages}
+    known = find_languages(folder, languages)
+    given = {name for name in languages.values() if name}
     if known and given and not known & given:
         was, now = (" ".join(sorted(names)) for names in (known, given))
         lines.append(f"{folder.path}: a model of the language {was}; the shards are of {now}")
     return lines
 
 
-def find_languages(folder: ModelFolder) -> set[str]:
+def find_languages(folder: ModelFolder, languages: Languages) -> set[str]:
     """Of the shards of a run of ours, or of Hugging Face's model card; none if none is named."""
     if folder.is_ours and isinstance(shards := folder.record.get("data"), list):
-        return read_languages(shards)
+        return read_languages(shards, languages)
     record = folder.record if folder.is_ours else _read_metadata(folder.root / "README.md")
     found = record.get("language")
     found = found if isinstance(found, list) else [found]
     return {name for name in found if isinstance(name, str)}
 
 
-def read_languages(shards: Iterable[str]) -> set[str]:
-    """The languages that folders of shards name, of those that can be read."""
-    found = set()
-    for data in shards:
+def read_languages(shards: Iterable[str], languages: Languages) -> set[str]:
+    """The languages that folders of shards name, of those that are open or can be read."""
+    found = {languages.get(data) for data in shards}
+    for data in (data for data in shards if data not in languages):
         with suppress(UserError):
             found.add(read_json(Path(data) / "index.json").get("language"))
     return {name for name in found if isinstance(name, str)}

@@ -126,6 +126,8 @@ class ShardSet:
     split: str
     shards: tuple[ShardInfo, ...]
     vocab: Vocab
+    documents: int
+    language: str | None = None
     sequence_length: int  # tokens of the longest sample, with [CLS] and two [SEP]
     token_dtype: np.dtype
     segmented: bool = False  # built with --segmented
@@ -139,6 +141,10 @@ class ShardSet:
     def sizes(self) -> np.ndarray:
         """Samples of each shard, int64 [number of shards]."""
         return np.array([shard.samples for shard in self.shards], np.int64)
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
 
 
 def write_shard(folder: Path, name: str, records: list[bytes], tokens: int) -> ShardInfo:
@@ -255,6 +261,7 @@ def read_index(folder: Path | str) -> dict:
     index = parse_json(content, path)
     check(index, SCHEMA, path)
     check(index.get("segmented", False), bool, f"{path}: segmented")  # earlier versions do not say
+    check(index.get("language"), (str, None), f"{path}: language")
     _check_index(index, path)
     return index
 
@@ -289,28 +296,45 @@ def list_shards(index: dict, split: str) -> tuple[ShardInfo, ...]:
     return tuple(ShardInfo(**{name: entry[name] for name in _SHARD}) for entry in entries)
 
 
-def open_shards(folder: Path | str, split: str) -> ShardSet:
-    """Open the "train" or "heldout" split of a built folder, at a path or a URL.
+class ShardFolder:
+    """A built folder, at a path or a URL. Its index.json and its vocabulary are read once."""
 
-    Raises UserError if the folder, a shard or the vocabulary is missing, or if the vocabulary
-    is not the one that index.json names. A shard's content is read and checked when it is needed.
-    """
-    folder = str(folder)
-    index = read_index(folder)
-    shards = list_shards(index, split)
-    vocab = read_vocab(join(folder, MODEL_NAME), sha256=index["vocab_sha256"])
-    for shard in shards:
-        # At a URL a missing shard is found when it is needed: one request for each takes long.
-        if not is_url(folder) and not Path(folder, shard.name).is_file():
-            raise UserError(f"{join(folder, shard.name)}: this shard of {INDEX_NAME} is missing")
-    if not shards:
-        raise UserError(f"{folder}: its {split} split is empty")
-    return ShardSet(
-        folder=folder,
-        split=split,
-        shards=shards,
-        vocab=vocab,
-        sequence_length=index["sequence_length"],
-        token_dtype=np.dtype(index["token_dtype"]).newbyteorder("<"),
-        segmented=index.get("segmented", False),
-    )
+    def __init__(self, folder: Path | str):
+        """Raises UserError if the folder or the vocabulary is missing, or if the vocabulary is not
+        the one that index.json names."""
+        self.folder = str(folder)
+        self.index = read_index(folder)
+        self.vocab = read_vocab(join(self.folder, MODEL_NAME), sha256=self.index["vocab_sha256"])
+
+    def has(self, split: str) -> bool:
+        return self.index["splits"][split]["samples"] > 0
+
+    def open(self, split: str) -> ShardSet:
+        """The "train" or "heldout" split. A shard is read and checked when it is needed.
+
+        Raises UserError if a shard is missing or there is none.
+        """
+        shards = list_shards(self.index, split)
+        for shard in shards:
+            # At a URL a missing shard is found when it is needed: one request for each takes long.
+            if not is_url(self.folder) and not Path(self.folder, shard.name).is_file():
+                place = join(self.folder, shard.name)
+                raise UserError(f"{place}: this shard of {INDEX_NAME} is missing")
+        if not shards:
+            raise UserError(f"{self.folder}: its {split} split is empty")
+        return ShardSet(
+            folder=self.folder,
+            split=split,
+            shards=shards,
+            vocab=self.vocab,
+            documents=self.index["splits"][split]["documents"],
+            language=self.index.get("language"),
+            sequence_length=self.index["sequence_length"],
+            token_dtype=np.dtype(self.index["token_dtype"]).newbyteorder("<"),
+            segmented=self.index.get("segmented", False),
+        )
+
+
+def open_shards(folder: Path | str, split: str) -> ShardSet:
+    """One split of a built folder. Raises what `ShardFolder` raises."""
+    return ShardFolder(folder).open(split)

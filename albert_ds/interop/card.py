@@ -54,7 +54,7 @@ def write_card(
     environment.filters["json"] = json.dumps  # YAML too; `no` in quotes is a language, not false
     return environment.from_string(TEXT.read_text(encoding="utf-8")).render(
         metadata={
-            "language": sorted(find_languages(folder)),
+            "language": sorted(find_languages(folder, {})),
             "license": licence,
             **({"base_model": base} if (base := find_base(run)) else {}),
             "library_name": "transformers",
@@ -136,7 +136,7 @@ def _list_results(
     Training measures no averaged weights, and of a fine-tuned model it scores the best ones.
     """
     is_trained = folder.checkpoint is not None and not folder.average and folder.average_last == 1
-    weights = folder.checkpoint.name if is_trained else ""
+    weights = folder.checkpoint.path.name if is_trained else ""
     if folder.head is not None:
         best = _read_object(folder.root / "results.json") if weights == BEST.name else {}
         title = f"Development set, at step {best.get('best_step')}"

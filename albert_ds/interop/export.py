@@ -114,7 +114,7 @@ def read_probes(paths: list[Path], folders: list[ModelFolder]) -> list[dict]:
 def import_hf(folder: ModelFolder, output: Path) -> None:
     """Write a Hugging Face folder as `checkpoints/imported` of this project, and read it back."""
     check_folder(output, [folder.path], names=["checkpoints"])
-    for line in describe_start(folder):
+    for line in describe_start(folder, {}):
         log_line(line)
     config, state = folder.read_pretrained()
     with new_folder(output) as partial:
@@ -124,7 +124,7 @@ def import_hf(folder: ModelFolder, output: Path) -> None:
             "vocab_sha256": folder.vocab.sha256,
             "trained_length": folder.trained_length,
             "init_from": str(folder.path),
-            "language": sorted(find_languages(folder)),
+            "language": sorted(find_languages(folder, {})),
         }
         write_json(partial / "config.json", record)
         write_folder(partial / IMPORTED, {WEIGHTS: state}, {"step": 0})

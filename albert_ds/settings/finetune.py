@@ -16,7 +16,7 @@ from albert_ds.base import cli
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import PACKAGE, RUN_MARKS, RUN_NAMES, check_folder
 from albert_ds.base.json_files import check, read_json
-from albert_ds.engine.deepspeed_config import has_eight_bits
+from albert_ds.engine.deepspeed_config import has_eight_bits, read_ds_config
 from albert_ds.model.config import ModelConfig
 from albert_ds.settings.config_file import CONFIG, parse
 from albert_ds.settings.shared import (
@@ -26,6 +26,7 @@ from albert_ds.settings.shared import (
     RHYTHM,
     WHAT,
     SharedConfig,
+    SharedOpened,
     check_resume,
     join_command,
     read_previous,
@@ -37,7 +38,9 @@ from albert_ds.settings.shared import (
 from albert_ds.tasks.recipes import RECIPES, SHORTEST, Lengths, Recipe
 
 if TYPE_CHECKING:
+    from albert_ds.checkpoint.model_folder import ModelFolder
     from albert_ds.model.task_heads import HeadConfig
+    from albert_ds.tasks.registry import Task
 
 DS_CONFIG = PACKAGE / "ds_configs" / "zero1_fp32_adamw.json"
 EVALUATIONS = 10  # of the dev set in a run, unless --eval-every says otherwise
@@ -149,6 +152,23 @@ class FinetuneConfig(SharedConfig):
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened(SharedOpened):
+    """What the command line of fine-tuning names."""
+
+    task: Task
+
+    @property
+    def source(self) -> ModelFolder:
+        """The model of --checkpoint."""
+        return self.models["--checkpoint"]
+
+    @property
+    def start(self) -> ModelFolder:
+        """The model whose encoder a new run starts from: that of --from-task or --checkpoint."""
+        return self.models.get("--from-task", self.source)
+
+
 def build_parser() -> cli.Parser:
     """The parser of finetune.py, from the fields that the flags fill."""
     parser = cli.Parser(
@@ -174,23 +194,21 @@ def refuse_eight_bits(path: str, deepspeed: dict) -> None:
         )
 
 
-def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
+def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Opened]:
     """Parse and check a command line, and read what its defaults depend on.
 
+    Returns what was opened with the configuration: the rest of the run opens nothing of it again.
     Raises UserError for the first thing that is wrong, DamagedData if SQuAD's questions cannot be
     counted.
     """
-    plugin_sha256 = take_plugin(argv)  # it may add to what the flags allow
+    before = read_previous(cli.peek_output(argv))
+    plugin_sha256 = take_plugin(argv, before)  # it may add to what the flags allow
     args = parse(build_parser(), argv, FinetuneConfig)
-    from albert_ds.checkpoint.model_folder import ModelFolder
     from albert_ds.model.task_heads import HEADS, HeadConfig
-    from albert_ds.tasks.registry import fingerprint_splits, open_task
+    from albert_ds.tasks.registry import fingerprint_splits
 
-    recipe, data = RECIPES[args.task], Path(args.data)
-    if not data.is_dir():
-        raise UserError(f"--data {data}: no such folder; must be the folder of {args.task}")
-    task = open_task(args.task, data)
-    _check_args(args, task)
+    recipe, data, task = RECIPES[args.task], Path(args.data), _open_task(args)
+    _check_args(args)
     is_typed = args.dropout is not None
     dropout = args.dropout if is_typed else recipe.classifier_dropout
     head = HeadConfig(
@@ -199,15 +217,17 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
         dropout=dropout,
         labels=task.labels,
     )
-    source = ModelFolder(find_checkpoint(args), average=args.average)
-    found, _ = source.read_encoder()
+    models = _open_models(args, before)
+    source = models["--checkpoint"]
     dropout = args.dropout if is_typed else recipe.dropout
-    model = replace(found, dropout=dropout, pair_head=head.row.reads_pooled)
+    model = replace(source.encoder_config, dropout=dropout, pair_head=head.row.reads_pooled)
     lengths = _resolve_lengths(args.sequence_length, recipe.lengths, model)
     args.batch_size = args.batch_size or recipe.batch_size
     args.deepspeed_config = args.deepspeed_config or str(DS_CONFIG)
+    ds_config = read_ds_config(Path(args.deepspeed_config))
+    rate = find_rate(recipe, model)
     micro, deepspeed = resolve_deepspeed(
-        args, model, world_size=world_size, default_learning_rate=find_rate(recipe, model)
+        args, ds_config, model, world_size=world_size, default_learning_rate=rate
     )
     refuse_eight_bits(args.deepspeed_config, deepspeed)
     if args.epochs is not None:
@@ -217,8 +237,8 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
     resolved: dict[str, Any] = {
         "plugin_sha256": plugin_sha256,
         "command": join_command("finetune", argv),
-        "checkpoint": str(source.checkpoint or source.path),
-        "from_task": str(find_task_model(args)) if args.from_task else None,
+        "checkpoint": str(source.checkpoint.path if source.checkpoint else source.path),
+        "from_task": str(models["--from-task"].path) if args.from_task else None,
         "model": model,
         "head": head,
         "vocab_sha256": source.vocab.sha256,
@@ -232,8 +252,18 @@ def read_config(argv: list[str], *, world_size: int) -> FinetuneConfig:
         "save_every": args.save_every or eval_every,
     }
     config = FinetuneConfig(**cli.values_of(args, FinetuneConfig) | resolved)
-    check_resume(config)
-    return config
+    check_resume(config, before, ds_config)
+    return config, Opened(ds_config=ds_config, models=models, task=task)
+
+
+def _open_models(args, before: dict | None) -> dict[str, ModelFolder]:
+    """By flag; `before`: the content of RUN/config.json."""
+    from albert_ds.checkpoint.model_folder import ModelFolder
+
+    models = {"--checkpoint": ModelFolder(find_checkpoint(args, before), average=args.average)}
+    if args.from_task:
+        models["--from-task"] = ModelFolder(find_task_model(args))
+    return models
 
 
 def _count_steps(args, recipe: Recipe, task) -> int:
@@ -242,12 +272,22 @@ def _count_steps(args, recipe: Recipe, task) -> int:
     return recipe.count_steps(examples=examples, batch_size=args.batch_size)
 
 
-def _check_args(args, task) -> None:
+def _open_task(args) -> Task:
+    """The task whose files --data holds."""
+    from albert_ds.tasks.registry import open_task
+
     data = Path(args.data)
+    if not data.is_dir():
+        raise UserError(f"--data {data}: no such folder; must be the folder of {args.task}")
+    task = open_task(args.task, data)
     for split in ("train", *task.dev_splits):
         for file in task.files(data, split)[:1]:
             if not file.is_file():
                 raise UserError(f"--data {data}: {file.name} is missing")
+    return task
+
+
+def _check_args(args) -> None:
     starts = (args.average, args.from_task, args.from_scratch)
     if sum(map(bool, starts)) > 1:
         raise UserError("--average, --from-task, --from-scratch: one of them, not with another")
@@ -255,11 +295,14 @@ def _check_args(args, task) -> None:
     check_folder(Path(args.output), inputs, names=RUN_NAMES, marks=RUN_MARKS)
 
 
-def find_checkpoint(args) -> Path:
-    """--checkpoint or, if that run went on since, its checkpoint that --output started from."""
-    before = Path(str((read_previous(args.output) or {}).get("checkpoint")))
+def find_checkpoint(args, before: dict | None) -> Path:
+    """--checkpoint or, if that run went on since, its checkpoint that --output started from.
+
+    before: the content of RUN/config.json.
+    """
+    started = Path(str((before or {}).get("checkpoint")))
     typed = Path(args.checkpoint)
-    return before if before.parent.parent == typed and before.is_dir() else typed
+    return started if started.parent.parent == typed and started.is_dir() else typed
 
 
 def find_task_model(args) -> Path:

@@ -4,13 +4,15 @@ Everything that can be wrong with what the user typed is found here, before a ra
 before anything is written. Nothing heavy is imported at the top: `--help` answers at once.
 """
 
+from __future__ import annotations
+
 import argparse
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from albert_ds.base import cli
 from albert_ds.base.errors import UserError
@@ -27,6 +29,7 @@ from albert_ds.base.schedules import (
 )
 from albert_ds.checkpoint.folder import list_checkpoints, step_of
 from albert_ds.data.stream_config import TASK, VARYING, DataPlan, StreamConfig, read_varying, task
+from albert_ds.engine.deepspeed_config import read_ds_config
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops, reshape
 from albert_ds.model.depth import draw_depth, read_depths, read_exits
 from albert_ds.model.sharing import ADDITIONS, list_patterns
@@ -39,6 +42,7 @@ from albert_ds.settings.shared import (
     RHYTHM,
     WHAT,
     SharedConfig,
+    SharedOpened,
     check_resume,
     gradient_accumulation_steps,
     join_command,
@@ -51,6 +55,10 @@ from albert_ds.settings.shared import (
     take_plugin,
     what,
 )
+
+if TYPE_CHECKING:
+    from albert_ds.checkpoint.model_folder import ModelFolder
+    from albert_ds.data.shards import ShardSet
 
 DEFAULT_LEARNING_RATE = 0.00176  # the paper's, for a batch of 4096
 WARMUP_FRACTION = 0.025  # the release's 3,125 of 125,000
@@ -249,6 +257,19 @@ class RunConfig(SharedConfig):
         return total
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened(SharedOpened):
+    """What the command line of pretraining names."""
+
+    sources: list[ShardSet]  # the training set of each DATA
+    heldout: ShardSet | None  # of the first DATA, if any was held out
+
+    @property
+    def initial(self) -> ModelFolder | None:
+        """The model of --init-from. None too if it is gone since the run was saved."""
+        return self.models.get("--init-from")
+
+
 def build_parser() -> cli.Parser:
     """The parser of train.py, from the fields that the flags fill."""
     parser = cli.Parser(
@@ -283,21 +304,26 @@ def _describe_layers() -> str:
     return "\n".join(lines) + "\n"
 
 
-def read_config(argv: list[str], *, world_size: int) -> RunConfig:
-    """Parse and check a command line; raise UserError for the first thing that is wrong."""
-    plugin_sha256 = take_plugin(argv)  # it may add to what the flags allow
+def read_config(argv: list[str], *, world_size: int) -> tuple[RunConfig, Opened]:
+    """Parse and check a command line; raise UserError for the first thing that is wrong.
+
+    Returns what was opened with the configuration: the rest of the run opens nothing of it again.
+    """
+    before = read_previous(cli.peek_output(argv))
+    plugin_sha256 = take_plugin(argv, before)  # it may add to what the flags allow
     args = parse(build_parser(), argv, RunConfig)
-    sources = _open_sources(args.data)
+    sources, heldout = _open_data(args.data)
     args.steps = _resolve_steps(args, sources)
     schedules = _take_schedules(args)
     initial = _open_initial(args)
-    model = _resolve_model(args, sources, initial)
+    model = _resolve_model(args, sources, initial, before)
     weights = _resolve_weights(args, sources)
     built = min(source.sequence_length for source in sources)
     args.sequence_length = args.sequence_length or min(built, model.max_position_embeddings)
     stream = StreamConfig(**cli.values_of(args, StreamConfig))
+    ds_config = read_ds_config(Path(args.deepspeed_config))
     micro, deepspeed = resolve_deepspeed(
-        args, model, world_size=world_size, default_learning_rate=DEFAULT_LEARNING_RATE
+        args, ds_config, model, world_size=world_size, default_learning_rate=DEFAULT_LEARNING_RATE
     )
     if initial is not None:
         from albert_ds.checkpoint.initial import find_origins
@@ -308,6 +334,7 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         cli.require("wandb", "wandb", "--wandb")
     if args.cooldown is not None and args.learning_rate_schedule != "wsd":
         raise UserError("--cooldown: only with --learning-rate-schedule wsd")
+    warmup = resolve_warmup(args.warmup_steps, args.steps, _default_warmup(args, before))
     inputs = [*args.data, *filter(None, [args.init_from])]
     check_folder(Path(args.output), inputs, names=RUN_NAMES, marks=RUN_MARKS)
     resolved: dict[str, Any] = {
@@ -321,13 +348,14 @@ def read_config(argv: list[str], *, world_size: int) -> RunConfig:
         "data_weights": weights,
         "data_sha256": [source.fingerprint for source in sources],
         "micro_batch_size": micro,
-        "warmup_steps": resolve_warmup(args.warmup_steps, args.steps, _default_warmup(args)),
+        "warmup_steps": warmup,
         "deepspeed": deepspeed,
     }
     config = RunConfig(**cli.values_of(args, RunConfig) | resolved)
     _check_schedules(config, built, world_size // config.tensor_parallel)
-    check_start(config)
-    return config
+    check_start(config, before, ds_config)
+    models = {} if initial is None else {"--init-from": initial}
+    return config, Opened(ds_config=ds_config, models=models, sources=sources, heldout=heldout)
 
 
 def _resolve_steps(args, sources) -> int:
@@ -389,29 +417,30 @@ def _open_initial(args):
     raise UserError(f"--init-from {folder}: no such folder{hint_download(folder)}")
 
 
-def _default_warmup(args) -> int:
+def _default_warmup(args, before: dict | None) -> int:
     """What RUN was started with, though it may now end in its warm-up; else a share of --steps."""
-    before = read_previous(args.output) or {}
-    is_known = "warmup_steps" in before
-    return before["warmup_steps"] if is_known else round(WARMUP_FRACTION * args.steps)
+    if before and "warmup_steps" in before:
+        return before["warmup_steps"]
+    return round(WARMUP_FRACTION * args.steps)
 
 
-def _open_sources(folders: list[str]):
-    from albert_ds.data.shards import open_shards, read_index
+def _open_data(folders: list[str]) -> tuple[list[ShardSet], ShardSet | None]:
+    """The training set of each folder, and the held-out set of the first one."""
+    from albert_ds.data.shards import ShardFolder
 
-    if read_index(folders[0])["splits"]["heldout"]["samples"]:
-        open_shards(folders[0], "heldout")  # evaluated later, looked for now
-    sources = [open_shards(folder, "train") for folder in folders]
+    opened = [ShardFolder(folder) for folder in folders]
+    heldout = opened[0].open("heldout") if opened[0].has("heldout") else None
+    sources = [each.open("train") for each in opened]
     for folder, source in zip(folders, sources, strict=True):
         if source.vocab.sha256 != sources[0].vocab.sha256:
             raise UserError(
                 f"--data {folder}: its vocabulary differs from that of {folders[0]}; "
                 "all shards of a run must be built with one spiece.model"
             )
-    return sources
+    return sources, heldout
 
 
-def _resolve_model(args, sources, initial) -> ModelConfig:
+def _resolve_model(args, sources, initial, before: dict | None) -> ModelConfig:
     given = cli.values_of(args, ModelConfig)
     if "hidden_size" in given:
         given.setdefault("ffn_size", 4 * given["hidden_size"])
@@ -422,8 +451,7 @@ def _resolve_model(args, sources, initial) -> ModelConfig:
     elif initial is not None:
         size = initial.config
     else:  # a resumed run's
-        before = read_previous(args.output) or {}
-        size = build(ModelConfig, before.get("model"), f"{args.output}/config.json: model")
+        size = build(ModelConfig, (before or {}).get("model"), f"{args.output}/config.json: model")
     return reshape(
         size,
         **given,
@@ -443,10 +471,13 @@ def _resolve_weights(args, sources) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def check_start(config: RunConfig) -> None:
-    """Raise UserError for a value that may not change, or one that a step done had otherwise."""
-    check_resume(config)
-    before, folder = read_previous(config.output), config.run / "checkpoints"
+def check_start(config: RunConfig, before: dict | None, ds_config: dict) -> None:
+    """Raise UserError for a value that may not change, or one that a step done had otherwise.
+
+    before: what `read_previous` has read. ds_config: the content of --deepspeed_config.
+    """
+    check_resume(config, before, ds_config)
+    folder = config.run / "checkpoints"
     found = list_checkpoints(folder) if folder.is_dir() else []
     if before is None or not found:
         return

@@ -4,6 +4,8 @@ RUN/config.json holds every field of the resolved configuration. A resumed run m
 that stand there, except for the fields whose flag says `may_change`.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -13,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, Field, asdict, dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from albert_ds import __version__
 from albert_ds.base.cli import (
@@ -29,7 +31,7 @@ from albert_ds.base.cli import (
     positive,
 )
 from albert_ds.base.errors import UserError, hide_passwords
-from albert_ds.base.files import PACKAGE, compute_crc32, write_file
+from albert_ds.base.files import PACKAGE, write_file
 from albert_ds.base.json_files import check, read_json
 from albert_ds.base.plugin import COPY, EXECUTED, PLUGIN, load_plugin
 from albert_ds.base.schedules import learning_rate
@@ -38,10 +40,12 @@ from albert_ds.data.stream_config import BATCH_SIZE
 from albert_ds.engine.deepspeed_config import (
     check_device,
     check_eight_bits,
-    read_ds_config,
     resolve_ds_config,
 )
 from albert_ds.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from albert_ds.checkpoint.model_folder import ModelFolder
 
 # Of DeepSpeed's JSON only these change results; the rest is layout.
 FIXED_DS_KEYS = ("optimizer", "gradient_clipping", "bf16", "fp16")
@@ -75,6 +79,14 @@ EPOCHS = Flag(
     metavar="EPOCHS",
     shown_default="as --steps says",
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedOpened:
+    """What the command line names and `read_config` has opened, so that nothing is opened twice."""
+
+    ds_config: dict  # DeepSpeed's JSON, as the file has it
+    models: dict[str, ModelFolder]  # by flag: the weights that a new run starts from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,13 +172,13 @@ class SharedConfig:
         )
 
 
-def take_plugin(argv: list[str]) -> str | None:
+def take_plugin(argv: list[str], before: dict | None) -> str | None:
     """Execute the file of --plugin; its sha256, None without one.
 
-    Raises UserError if it fails, and if RUN was started with another, or with none.
+    before: what `read_previous` has read. Raises UserError if the file fails, and if RUN was
+    started with another, or with none.
     """
     sha256, run = load_plugin(find_word(argv, "--plugin")), peek_output(argv)
-    before = read_previous(str(run)) if run is not None else None
     was = before.get("plugin_sha256") if before is not None else sha256
     if was is None and sha256 is not None:
         raise UserError(f"--plugin: {run} was started without one; use none, or another --output")
@@ -179,18 +191,18 @@ def take_plugin(argv: list[str]) -> str | None:
 
 
 def resolve_deepspeed(
-    args, model: ModelConfig, *, world_size: int, default_learning_rate: float
+    args, ds_config: dict, model: ModelConfig, *, world_size: int, default_learning_rate: float
 ) -> tuple[int, dict]:
     """The micro-batch size (default: a rank's whole share) and DeepSpeed's JSON, filled in.
 
-    Raises UserError if the batch cannot be split so, or if the JSON is wrong.
+    ds_config: the content of --deepspeed_config, which stays as it is. Raises UserError if the
+    batch cannot be split so, or if the JSON is wrong.
     """
     check_tensor_parallel(args.tensor_parallel, model, world_size)
     ranks = world_size // args.tensor_parallel
     micro = args.micro_batch_size or max(1, args.batch_size // ranks)
     accumulation = gradient_accumulation_steps(args.batch_size, micro, ranks)
     file = Path(args.deepspeed_config)
-    ds_config = read_ds_config(file)
     resolved = resolve_ds_config(
         ds_config,
         batch_size=args.batch_size,
@@ -262,21 +274,22 @@ def write_config(config: SharedConfig, **facts: str | int) -> None:
     write_file(config.run / "config.json", hide_passwords(json.dumps(record, indent=1)) + "\n")
 
 
-def read_previous(output: str) -> dict | None:
-    """What RUN/config.json holds; None where RUN has not been started."""
-    path = Path(output) / "config.json"
-    if not path.exists():
+def read_previous(run: Path | None) -> dict | None:
+    """What RUN/config.json holds; None where RUN has not been started, or is not named."""
+    if run is None or not (path := run / "config.json").exists():
         return None
-    before = read_json(path, f"--output {output}: {path}")
+    before = read_json(path, f"--output {run}: {path}")
     schema: dict[str, Any] = {"stream": dict, "deepspeed": dict, "depth_schedule": (str, None)}
     schema |= {"warmup_steps": non_negative, "versions": dict}
     check({key: before[key] for key in schema if key in before}, schema, str(path), is_closed=True)
     return before
 
 
-def check_resume(config: SharedConfig) -> None:
-    """Raise UserError for the first value that differs from RUN/config.json and may not change."""
-    before = read_previous(config.output)
+def check_resume(config: SharedConfig, before: dict | None, ds_config: dict) -> None:
+    """Raise UserError for the first value that differs from `before` and may not change.
+
+    before: what `read_previous` has read. ds_config: the content of --deepspeed_config.
+    """
     if before is None:
         if any(config.run.glob("checkpoints/step-*")):
             raise UserError(
@@ -297,7 +310,11 @@ def check_resume(config: SharedConfig) -> None:
             f"--output {config.output}: its config.json is of no {kind} run; must be new"
         )
     old, new = (
-        {name: value for name, value, may_change in _name_values(config, record) if not may_change}
+        {
+            name: value
+            for name, value, may_change in _name_values(config, record, ds_config)
+            if not may_change
+        }
         for record in (before, now)
     )
     # By flags first: what follows from a flag has a longer name.
@@ -311,7 +328,7 @@ def check_resume(config: SharedConfig) -> None:
             )
 
 
-def fingerprint(config: SharedConfig, world_size: int) -> str:
+def fingerprint(config: SharedConfig, opened: SharedOpened, world_size: int) -> str:
     """A hash of what must be the same on all ranks; empty for one rank.
 
     It is of the resolved configuration, the number of ranks, the program itself, and the weights
@@ -320,14 +337,10 @@ def fingerprint(config: SharedConfig, world_size: int) -> str:
     if world_size == 1:
         return ""
     code = b"".join(source.read_bytes() for source in sorted(PACKAGE.rglob("*.py")))
-    named = ((name, value) for name, value, _ in _name_values(config, as_json(config)))
-    values = {name: value for name, value in named if name not in LOCAL}
-    for name in WEIGHTS:
-        folder = values.pop(name, None)
-        if folder is not None and not (config.run / "checkpoints").is_dir():
-            from albert_ds.checkpoint.model_folder import ModelFolder
-
-            values[name] = compute_crc32(ModelFolder(folder).weights_file)
+    named = _name_values(config, as_json(config), opened.ds_config)
+    values = {name: value for name, value, _ in named if name not in (*LOCAL, *WEIGHTS)}
+    if not (config.run / "checkpoints").is_dir():
+        values |= {name: folder.checksum for name, folder in opened.models.items()}
     values |= {"--output": os.path.abspath(config.output), "WORLD_SIZE": world_size}
     return hashlib.sha256(code + json.dumps(values).encode()).hexdigest()
 
@@ -349,7 +362,9 @@ def _value_before(declared: Field) -> Any:
     return BEFORE.get(declared.name, default)
 
 
-def _name_values(config, record: dict, path: str = "") -> Iterator[tuple[str, Any, bool]]:
+def _name_values(
+    config, record: dict, ds_config: dict, path: str = ""
+) -> Iterator[tuple[str, Any, bool]]:
     """(name, value, may_change) of all of `record`, which is the JSON of `config` or of an earlier
     one; a value is named by its flag where it has one."""
     for declared in fields(config):
@@ -357,12 +372,12 @@ def _name_values(config, record: dict, path: str = "") -> Iterator[tuple[str, An
         inner, here = getattr(config, declared.name), f"{path}{declared.name}"
         value = record.get(declared.name, _value_before(declared))
         if declared.name == "deepspeed" and isinstance(value, dict):
-            yield from _name_deepspeed(config, value)
+            yield from _name_deepspeed(ds_config, value)
         elif declared.name == "features" and isinstance(value, dict):
             for split, key in value.items():
                 yield f"the {split} set of --data (sha256)", str(key)[:12], False
         elif is_dataclass(inner) and isinstance(value, dict):
-            yield from _name_values(inner, value, f"{here}.")
+            yield from _name_values(inner, value, ds_config, f"{here}.")
         elif declared.name == "data_sha256":
             yield DATA, value, False
         elif declared.name == "plugin_sha256":
@@ -373,9 +388,8 @@ def _name_values(config, record: dict, path: str = "") -> Iterator[tuple[str, An
             yield how.name or as_flag(declared.name), value, how.may_change
 
 
-def _name_deepspeed(config, record: dict) -> Iterator[tuple[str, Any, bool]]:
-    path = Path(config.deepspeed_config)
-    typed = read_ds_config(path)["optimizer"].get("params", {}) if path.is_file() else {}
+def _name_deepspeed(ds_config: dict, record: dict) -> Iterator[tuple[str, Any, bool]]:
+    typed = ds_config["optimizer"].get("params", {})
     for keys, value in _leaves((), record):
         name = f'"{".".join(keys)}" of --deepspeed_config'
         # Where the JSON leaves the rate to the command line, that is where it was changed.

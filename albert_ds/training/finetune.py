@@ -25,10 +25,9 @@ import torch.distributed as dist
 from albert_ds.base.cli import log_line
 from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.base.files import write_json
-from albert_ds.base.json_files import read_json, read_lines
-from albert_ds.checkpoint.folder import BEST, WEIGHTS, read_best, read_tensors, write_folder
-from albert_ds.checkpoint.gather import Saver, find_start, gather, restore
-from albert_ds.checkpoint.model_folder import ModelFolder
+from albert_ds.base.json_files import read_json
+from albert_ds.checkpoint.folder import BEST, WEIGHTS, Checkpoint, open_best, write_folder
+from albert_ds.checkpoint.gather import Saver, gather, open_start, restore
 from albert_ds.checkpoint.origin import describe_start
 from albert_ds.checkpoint.run_folder import RunLock
 from albert_ds.data.micro_batch import to_device
@@ -40,13 +39,13 @@ from albert_ds.parallel.consensus import Counts, agree, from_rank_0, gather_host
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.random import seed_step
 from albert_ds.process.stop_request import StopRequest
-from albert_ds.settings.finetune import FinetuneConfig, describe_rate
-from albert_ds.settings.shared import check_resume, write_config
+from albert_ds.settings.finetune import FinetuneConfig, Opened, describe_rate
+from albert_ds.settings.shared import check_resume, read_previous, write_config
 from albert_ds.tasks.features import Split, collate
 from albert_ds.tasks.inference import predict
-from albert_ds.tasks.registry import Task, find_task
+from albert_ds.tasks.registry import Task
 from albert_ds.training.health import Progress
-from albert_ds.training.metrics import TICK, Metrics
+from albert_ds.training.metrics import METRICS, TICK, Metrics, cut_back
 from albert_ds.training.results import (
     find_constant,
     open_splits,
@@ -64,7 +63,7 @@ NO_BEST = (0, -math.inf)
 class Run(Progress):
     """Everything a step needs.
 
-    An evaluation changes `evaluations` and `best`, where NaN counts as the worst.
+    An evaluation changes `evaluations`, `best` and `kept`, where NaN counts as the worst.
     """
 
     config: FinetuneConfig
@@ -75,6 +74,7 @@ class Run(Progress):
     lock: RunLock | None = None  # on rank 0
     evaluations: list[int]  # their steps
     best: tuple[int, float] = NO_BEST  # step and metric of the first of the best evaluations
+    kept: Checkpoint  # its weights
 
     @property
     def is_over(self) -> bool:
@@ -86,6 +86,7 @@ class Run(Progress):
 
 def start(
     config: FinetuneConfig,
+    opened: Opened,
     splits: dict[str, Split],
     mesh: Mesh,
     device: torch.device,
@@ -97,40 +98,40 @@ def start(
     2. The encoder of --from-task or --checkpoint, unless --from-scratch.
     3. Random weights.
     """
-    folder = find_start(config.run, mesh, build_shapes(config.model, config.head))
-    if folder is not None:
-        weights = read_tensors(folder / WEIGHTS)
+    checkpoint = open_start(config.run, mesh, build_shapes(config.model, config.head))
+    if checkpoint is not None:
+        weights = checkpoint.read(WEIGHTS)
     else:
-        weights = None if config.from_scratch else read_start(config, mesh)
+        weights = None if config.from_scratch else read_start(config, opened, mesh)
     model = build_model(config, mesh, weights)
     engine = build_engine(model.to(device), mesh, config.deepspeed)
     step = updates = 0
-    if folder is not None:
-        state = restore(folder, engine)
+    if checkpoint is not None:
+        state = restore(checkpoint, engine)
         step, updates = state.step, state.updates
         if mesh.rank == 0:
-            log_line(f"resuming from {folder}: step {step} of {config.steps}")
-    task = find_task(config.task, config.head.labels)
-    evaluations, best = restore_best(config, mesh, task.metrics[0], step)
+            log_line(f"resuming from {checkpoint.path}: step {step} of {config.steps}")
+    kept, evaluations, best = restore_best(config, mesh, opened.task.metrics[0], step)
     return Run(
         config=config,
         splits=splits,
         mesh=mesh,
         device=device,
         engine=engine,
-        task=task,
+        task=opened.task,
         batches=draw_units(config, splits["train"].features.units, mesh, step),
         lock=lock,
         evaluations=evaluations,
         best=best,
+        kept=kept,
         step=step,
         updates=updates,
     )
 
 
-def read_start(config: FinetuneConfig, mesh: Mesh) -> dict:
+def read_start(config: FinetuneConfig, opened: Opened, mesh: Mesh) -> dict:
     """The encoder to start from; UserError if --from-task has another shape or vocabulary."""
-    folder = ModelFolder(config.from_task or config.checkpoint, average=config.average)
+    folder = opened.start
     found, weights = folder.read_encoder()
     for name in (f.name for f in fields(found) if f.name not in ("dropout", "pair_head")):
         theirs, ours = getattr(found, name), getattr(config.model, name)
@@ -140,7 +141,7 @@ def read_start(config: FinetuneConfig, mesh: Mesh) -> dict:
                 "they must be the same"
             )
     # By its pieces: a tokenizer.json makes another file of the same ones.
-    if config.from_task and folder.vocab.pieces != ModelFolder(config.checkpoint).vocab.pieces:
+    if config.from_task and folder.vocab.pieces != opened.source.vocab.pieces:
         raise UserError(f"--from-task {folder.path}: has another vocabulary than --checkpoint")
     if config.model.pair_head and not found.pair_head and mesh.rank == 0:
         log_line(
@@ -183,35 +184,38 @@ def order_of(seed: int, epoch: int, units: int) -> np.ndarray:
 
 def restore_best(
     config: FinetuneConfig, mesh: Mesh, metric: str, step: int
-) -> tuple[list[int], tuple[int, float]]:
-    """`evaluations` and `best` of a run that goes on after `step`. Collective.
+) -> tuple[Checkpoint, list[int], tuple[int, float]]:
+    """`kept`, `evaluations` and `best` of a run that goes on after `step`. Collective.
 
     Raises DamagedData or UserError on all ranks if the best weights are gone or not whole.
     """
-    found, best = {}, NO_BEST
+    kept, steps, best = Checkpoint(config.run / BEST), [], NO_BEST
     with raise_together(mesh):
         if mesh.rank == 0:
-            record = read_best(config.run, build_shapes(config.model, config.head))
-            found = read_evaluations(config.run / "metrics.jsonl", f"dev_{metric}", step)
-            if record:  # it may be of an evaluation that came after the last checkpoint
-                best = record["step"], -math.inf if record["value"] is None else record["value"]
-            elif found:
+            whole = open_best(config.run, build_shapes(config.model, config.head))
+            steps = list_evaluations(config.run, f"dev_{metric}", step)
+            if whole:  # it may be of an evaluation that came after the last checkpoint
+                kept, value = whole, whole.record["value"]
+                best = whole.record["step"], -math.inf if value is None else value
+            elif steps:
                 raise DamagedData(f"{config.run / BEST} is gone; move {config.run} away")
-    return from_rank_0(mesh, (list(found), best))
+    return kept, *from_rank_0(mesh, (steps, best))
 
 
-def read_evaluations(path: Path, name: str, last: int) -> dict[int, float]:
-    """The metric `name` of the dev set by step, up to the step `last`; NaN is the worst."""
-    found, left_out = {}, 0
-    for record in read_lines(path) if path.is_file() else ():
-        value = record.get(name, math.nan)
-        if type(value) not in (int, float, NoneType):
+def list_evaluations(run: Path, name: str, last: int) -> list[int]:
+    """The steps up to `last` whose metrics have the metric `name` of the dev set.
+
+    What comes after `last`, RUN/metrics.jsonl loses.
+    """
+    steps, left_out = [], 0
+    for record in cut_back(run, last):
+        if type(record.get(name)) not in (int, float, NoneType):
             left_out += 1
-        elif name in record and record["step"] <= last:
-            found[record["step"]] = -math.inf if value is None else value
+        elif name in record and record["step"] not in steps:
+            steps.append(record["step"])
     if left_out:
-        log_line(f"{path}: {left_out} lines have no number as {name}; they are left out")
-    return found
+        log_line(f"{run / METRICS}: {left_out} lines have no number as {name}; they are left out")
+    return steps
 
 
 def keep_best(run: Run) -> None:
@@ -220,6 +224,7 @@ def keep_best(run: Run) -> None:
     step, value = run.best
     # JSON has no infinity.
     facts = {"step": step, "value": value if math.isfinite(value) else None}
+    run.kept = Checkpoint(run.config.run / BEST)  # the one before is let go
     with raise_together(run.mesh):
         if run.mesh.rank == 0:
             write_folder(run.config.run / BEST, tensors, facts, run.lock)
@@ -319,14 +324,18 @@ def evaluate(run: Run) -> dict:
 
 
 def tune(
-    config: FinetuneConfig, splits: dict[str, Split], process: TrainerProcess, lock: RunLock | None
+    config: FinetuneConfig,
+    opened: Opened,
+    splits: dict[str, Split],
+    process: TrainerProcess,
+    lock: RunLock | None,
 ) -> dict:
     """Results of the run of one seed; one that is finished is read, not repeated. Collective."""
     mesh, done = process.mesh, config.run / "results.json"
     results = from_rank_0(mesh, read_json(done) if done.is_file() else None)
     if results is not None and "seeds" not in results:  # else a summary of several runs
         return results
-    run = start(config, splits, mesh, process.device, lock)
+    run = start(config, opened, splits, mesh, process.device, lock)
     process.track(run)
     print_header(run)
     metrics = Metrics(config.run, mesh, run.step, num_steps=config.steps)
@@ -372,7 +381,7 @@ def write_predictions(run: Run) -> dict:
     """Predict every split except train with the best weights; score, write. Collective."""
     config = run.config
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    module = build_model(config, run.mesh, read_tensors(config.run / BEST / WEIGHTS))
+    module = build_model(config, run.mesh, run.kept.read(WEIGHTS))
     module = module.to(run.device, kinds[precision_of(config.deepspeed)])
     outputs = {
         name: predict(module, split.features, run.mesh, run.device)
@@ -392,16 +401,15 @@ def write_predictions(run: Run) -> dict:
     return from_rank_0(run.mesh, results)
 
 
-def prepare(config: FinetuneConfig, mesh: Mesh) -> dict[str, Split]:
+def prepare(config: FinetuneConfig, opened: Opened, mesh: Mesh) -> dict[str, Split]:
     """Tokenise, and write OUTPUT's files. Collective."""
-    start = ModelFolder(config.checkpoint)
-    for line in describe_start(start) * (mesh.rank == 0):
+    for line in describe_start(opened.source, {}) * (mesh.rank == 0):
         log_line(line)
-    splits = open_splits(config, start.vocab, mesh)
+    splits = open_splits(config, opened.task, opened.source.vocab, mesh)
     with raise_together(mesh):
         if mesh.rank == 0:
             longest = int(splits["train"].features.lengths.max())
-            before = write_run_files(config, longest)
+            before = write_run_files(config, opened, longest)
             log_line(f"{config.task}: {describe_rate(config)}")
             if 0 < before < longest:
                 log_line(
@@ -411,30 +419,33 @@ def prepare(config: FinetuneConfig, mesh: Mesh) -> dict[str, Split]:
     return splits
 
 
-def write_run_files(config: FinetuneConfig, longest: int) -> int:
+def write_run_files(config: FinetuneConfig, opened: Opened, longest: int) -> int:
     """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN.
 
     `longest` are the tokens of the longest training sequence; returns those of the longest that
     the weights have seen before. Raises UserError where RUN was started with other settings.
     """
-    check_resume(config)
-    source = ModelFolder(config.checkpoint)
-    seen = ModelFolder(config.from_task) if config.from_task else source
-    before = 0 if config.from_scratch else seen.trained_length
+    # Another start may have written RUN/config.json since the command line was read.
+    check_resume(config, read_previous(config.run), opened.ds_config)
+    before = 0 if config.from_scratch else opened.start.trained_length
     write_config(config, trained_length=max(longest, before))
-    source.vocab.write(config.run)
+    opened.source.vocab.write(config.run)
     return before
 
 
 def tune_seeds(
-    config: FinetuneConfig, splits: dict[str, Split], process: TrainerProcess, lock: RunLock | None
+    config: FinetuneConfig,
+    opened: Opened,
+    splits: dict[str, Split],
+    process: TrainerProcess,
+    lock: RunLock | None,
 ) -> None:
     """One run in OUTPUT itself, or several in OUTPUT/seed-S and their summary in OUTPUT.
 
     lock: of OUTPUT. Collective.
     """
     if config.seeds == 1:
-        tune(config, splits, process, lock)
+        tune(config, opened, splits, process, lock)
         return
     mesh, results = process.mesh, []
     for seed in range(config.seed, config.seed + config.seeds):
@@ -443,8 +454,8 @@ def tune_seeds(
             if mesh.rank == 0:
                 one.run.mkdir(parents=True, exist_ok=True)
                 lock = RunLock(one.run)
-                write_run_files(one, int(splits["train"].features.lengths.max()))
-        results.append(tune(one, splits, process, lock))
+                write_run_files(one, opened, int(splits["train"].features.lengths.max()))
+        results.append(tune(one, opened, splits, process, lock))
         if lock is not None:
             lock.release()
     if mesh.rank == 0:

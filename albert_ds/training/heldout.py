@@ -1,13 +1,11 @@
 """Held-out losses and accuracies, with the same masks at every evaluation (paper, 4.2.1)."""
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 
 from albert_ds.base.cli import log_line
 from albert_ds.data.micro_batch import MicroBatch
-from albert_ds.data.shards import open_shards, read_index
+from albert_ds.data.shards import ShardSet
 from albert_ds.data.stream import heldout_batches
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.model.albert import name_outputs
@@ -20,25 +18,31 @@ LEAK_PAIRS = 30  # of fewer a model may have all right by luck
 
 
 def read_batches(
-    data: Path | str, stream: StreamConfig, *, limit: int, micro_batch_size: int, mesh: Mesh
+    source: ShardSet | None,
+    stream: StreamConfig,
+    *,
+    limit: int,
+    micro_batch_size: int,
+    mesh: Mesh,
 ) -> list[MicroBatch]:
-    """This rank's micro-batches of the first `limit` held-out samples of `data`, masked.
+    """This rank's micro-batches of the first `limit` samples of a held-out set, masked.
 
-    Empty if nothing was held out. Every rank has the same number of them, since under ZeRO-3 a
-    forward pass is collective. Collective; raises DamagedData on every rank if one's is damaged.
+    Empty if nothing was held out (None). Every rank has the same number of them, since under
+    ZeRO-3 a forward pass is collective. Collective; raises DamagedData on every rank if one's is
+    damaged.
     """
     batches = []
     with raise_together(mesh):
-        if read_index(data)["splits"]["heldout"]["samples"] > 0:
-            found = heldout_batches(
-                open_shards(data, "heldout"),
+        if source is not None:
+            drawn = heldout_batches(
+                source,
                 stream,
                 limit=limit,
                 micro_batch_size=micro_batch_size,
                 dp_rank=mesh.dp_rank,
                 dp_size=mesh.dp_size,
             )
-            batches = list(found)
+            batches = list(drawn)
     return batches
 
 

@@ -40,6 +40,7 @@ PEAK_FLOPS = {
     "V100": 125e12,
 }
 
+METRICS = "metrics.jsonl"
 TICK = 1e-9  # seconds: the least time that passes, where the clock stands still
 
 
@@ -139,7 +140,7 @@ class Window:
 
 
 class Metrics:
-    """Writes and shows the metrics, on rank 0. A resumed run reads only metrics.jsonl."""
+    """Writes and shows the metrics, on rank 0, behind what `cut_back` has left in the file."""
 
     def __init__(
         self,
@@ -154,9 +155,8 @@ class Metrics:
         self._writes = mesh.rank == 0
         if not self._writes:
             return
-        path = run / "metrics.jsonl"
-        cut_back(path, step)
-        self._path, self._file = path, open(path, "ab", buffering=0)
+        self._path = run / METRICS
+        self._file = open(self._path, "ab", buffering=0)
         self._screen = Screen(step=step, num_steps=num_steps, work_of=work_of)
         self._copies: dict[str, Screen | TensorBoard | WeightsAndBiases] = {"stdout": self._screen}
         with self._optional("TensorBoard"):
@@ -252,15 +252,22 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def last_tokens(path: Path, step: int) -> tuple[int, int]:
-    """(step, tokens up to it) of the last line up to `step` that has them; (0, 0) without one."""
-    lines = read_lines(path) if path.is_file() else []
-    found = [r for r in lines if r["step"] <= step and isinstance(r.get("tokens"), int)]
-    return (found[-1]["step"], found[-1]["tokens"]) if found else (0, 0)
+def last_tokens(records: list[dict]) -> tuple[int, int]:
+    """(step, tokens up to it) of the last record that has them; (0, 0) without one."""
+    for record in reversed(records):
+        if isinstance(record.get("tokens"), int):
+            return record["step"], record["tokens"]
+    return 0, 0
 
 
-def cut_back(path: Path, step: int) -> None:
-    """Delete the lines after `step`, which a resumed run writes again, and what is no record."""
-    if path.is_file():
-        kept = [json.dumps(r) + "\n" for r in read_lines(path) if r["step"] <= step]
-        write_file(path, "".join(kept))
+def cut_back(run: Path, step: int) -> list[dict]:
+    """The records of RUN/metrics.jsonl up to `step`.
+
+    The lines after it, which a resumed run writes again, and what is no record are deleted.
+    """
+    path = run / METRICS
+    if not path.is_file():
+        return []
+    kept = [record for record in read_lines(path) if record["step"] <= step]
+    write_file(path, "".join(json.dumps(record) + "\n" for record in kept))
+    return kept

@@ -16,15 +16,14 @@ import torch
 
 from albert_ds.base.cli import as_flag, log_line
 from albert_ds.base.errors import DamagedData
-from albert_ds.base.json_files import read_lines
-from albert_ds.checkpoint.folder import STATE, WEIGHTS, folder_name, read_tensors
-from albert_ds.checkpoint.gather import Saver, TrainState, find_start, restore
+from albert_ds.checkpoint.folder import STATE, WEIGHTS, folder_name
+from albert_ds.checkpoint.gather import Saver, TrainState, open_start, restore
 from albert_ds.checkpoint.initial import read_initial_weights
 from albert_ds.checkpoint.model_folder import ModelFolder
-from albert_ds.checkpoint.origin import describe_start, read_languages
+from albert_ds.checkpoint.origin import describe_start
 from albert_ds.checkpoint.run_folder import RunLock
 from albert_ds.data.micro_batch import MicroBatch
-from albert_ds.data.shards import open_shards, read_index
+from albert_ds.data.shards import ShardSet
 from albert_ds.data.stream import training_batches
 from albert_ds.engine.deepspeed_config import has_eight_bits, precision_of
 from albert_ds.engine.engine import Engine, build_engine
@@ -33,15 +32,15 @@ from albert_ds.model import fused
 from albert_ds.model.albert import PER
 from albert_ds.model.per_layer import find_unused_parameters
 from albert_ds.model.shapes import build_shapes
-from albert_ds.parallel.consensus import Counts, agree, from_rank_0, gather_hosts
+from albert_ds.parallel.consensus import Counts, agree, from_rank_0, gather_hosts, raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.random import seed_step
 from albert_ds.process.stop_request import StopRequest
-from albert_ds.settings.pretrain import RunConfig, check_start
+from albert_ds.settings.pretrain import Opened, RunConfig, check_start
 from albert_ds.settings.shared import read_previous, write_config
 from albert_ds.training import heldout
 from albert_ds.training.health import Progress
-from albert_ds.training.metrics import Metrics, Window, last_tokens
+from albert_ds.training.metrics import Metrics, Window, cut_back, last_tokens
 from albert_ds.training.screen import describe_run, print_facts
 
 
@@ -55,6 +54,7 @@ class Run(Progress):
     window: Window
     heldout: list[MicroBatch] = field(default_factory=list)  # this rank's held-out data
     lock: RunLock | None = None  # on rank 0
+    is_evaluated: bool = False  # the checkpoint that it has resumed
     span: Callable[[str], AbstractContextManager] = nullcontext  # around each named part of a step
     tokens: int = 0  # of the finished steps; counted with --save-at-tokens
 
@@ -241,7 +241,8 @@ def train(run: Run, request: StopRequest) -> None:
             return None
         return next_batch(run, ahead=step - run.step, stop=request.reason is not None)
 
-    if lacks_evaluation(run):
+    # It ended between the checkpoint and its evaluation.
+    if run.step and run.is_due(config.eval_every) and not run.is_evaluated:
         metrics.write(run.step, evaluate(run))
     upcoming, saved = fetch(run.step), run.milestones
     run.window.reset()  # each step from here on fetches the batch of the next
@@ -276,33 +277,45 @@ def train(run: Run, request: StopRequest) -> None:
 
 def prepare(
     config: RunConfig,
+    opened: Opened,
     mesh: Mesh,
     device: torch.device,
     lock: RunLock | None = None,
 ) -> Run:
     """Do all that comes before the first step. Collective."""
-    engine, state = start(config, mesh, device)
+    engine, state = start(config, mesh, device, opened.initial)
+    if state.step == 0 and opened.initial is not None and mesh.rank == 0:
+        languages = {source.folder: source.language for source in opened.sources}
+        for line in describe_start(opened.initial, languages):
+            log_line(line)
     samples = config.plan.samples_at(state.step)
     if state.samples != samples:
         place = config.run / "checkpoints" / folder_name(state.step) / STATE
         raise DamagedData(f"{place}: samples {state.samples}: must be {samples}")
-    counted, tokens = state.step, 0
-    if config.save_at_tokens:
-        counted, tokens = from_rank_0(mesh, last_tokens(config.run / "metrics.jsonl", state.step))
+    records: list[dict] = []
+    with raise_together(mesh):
+        if mesh.rank == 0:
+            records = cut_back(config.run, state.step)
+    is_evaluated = any(r["step"] == state.step and "heldout_loss" in r for r in records)
+    is_evaluated = from_rank_0(mesh, is_evaluated)
+    counted, tokens = from_rank_0(mesh, last_tokens(records))
+    if not config.save_at_tokens:
+        counted, tokens = state.step, 0
     run = Run(
         config=config,
         mesh=mesh,
         device=device,
         engine=engine,
-        batches=open_stream(config, mesh, counted, device),
+        batches=open_stream(config, opened.sources, mesh, counted, device),
         window=Window(device),
         lock=lock,
+        is_evaluated=is_evaluated,
         step=counted,
         updates=state.updates,
         tokens=tokens,
         # Now, though the first evaluation comes later: a damaged shard must not end a long run.
         heldout=heldout.read_batches(
-            config.data[0],
+            opened.heldout,
             config.plan.stream_at(config.steps),
             limit=config.eval_samples,
             micro_batch_size=config.micro_batch_size,
@@ -317,50 +330,50 @@ def prepare(
     return run
 
 
-def start(config: RunConfig, mesh: Mesh, device: torch.device) -> tuple[Engine, TrainState]:
+def start(
+    config: RunConfig, mesh: Mesh, device: torch.device, initial: ModelFolder | None
+) -> tuple[Engine, TrainState]:
     """Build the engine from the first of these that exists. Collective.
 
     1. The newest complete checkpoint of RUN: weights and optimizer.
-    2. --init-from: its weights, a fresh optimizer, step 0.
+    2. `initial`, that of --init-from: its weights, a fresh optimizer, step 0.
     3. The initialisation from --seed.
     """
-    folder = find_start(config.run, mesh, build_shapes(config.model))
-    if folder is not None:
-        engine = build(config, mesh, device, read_tensors(folder / WEIGHTS))
-        state = restore(folder, engine)
+    checkpoint = open_start(config.run, mesh, build_shapes(config.model))
+    if checkpoint is not None:
+        engine = build(config, mesh, device, checkpoint.read(WEIGHTS))
+        state = restore(checkpoint, engine)
         if mesh.rank == 0:
-            log_line(f"resuming from {folder}: step {state.step} of {config.steps}")
+            log_line(f"resuming from {checkpoint.path}: step {state.step} of {config.steps}")
         return engine, state
     weights = None
-    if config.init_from is not None:
-        initial = ModelFolder(config.init_from)
-        for line in describe_start(initial, read_languages(config.data)) * (mesh.rank == 0):
-            log_line(line)
+    if initial is not None:
         weights = read_initial_weights(initial, config.model, config.seed)
     engine = build(config, mesh, device, weights)
     return engine, TrainState(step=0, samples=0, updates=0, loss_scale=None)
 
 
-def write_run_files(config: RunConfig) -> None:
+def write_run_files(config: RunConfig, opened: Opened) -> None:
     """RUN/config.json, and the vocabulary, so that an export needs nothing but RUN."""
     # Another start may have written RUN/config.json since the command line was read.
-    check_start(config)
-    vocab = open_shards(config.data[0], "train").vocab
+    previous = read_previous(config.run)
+    check_start(config, previous, opened.ds_config)
     # What a resumed run has started from may be gone, or may have gone on.
-    length = (read_previous(config.output) or {}).get("trained_length")
+    length = (previous or {}).get("trained_length")
     if length is None:
-        before = ModelFolder(config.init_from).trained_length if config.init_from else 0
+        before = opened.initial.trained_length if opened.initial else 0
         length = max(before, config.stream.sequence_length)  # --sequence-length may grow
+    vocab = opened.sources[0].vocab
     write_config(config, vocab_sha256=vocab.sha256, trained_length=length)
     vocab.write(config.run)
 
 
 def open_stream(
-    config: RunConfig, mesh: Mesh, step: int, device: torch.device
+    config: RunConfig, sources: list[ShardSet], mesh: Mesh, step: int, device: torch.device
 ) -> Iterator[MicroBatch]:
     """This rank's endless micro-batches, after `step` finished steps."""
     return training_batches(
-        [open_shards(folder, "train") for folder in config.data],
+        sources,
         config.data_weights,
         config.plan,
         step=step,
@@ -393,15 +406,6 @@ def describe_window(run: Run, gradient_norm: float) -> dict:
     }
 
 
-def lacks_evaluation(run: Run) -> bool:
-    """Whether a run ended between the checkpoint it resumes and its evaluation. Collective."""
-    path, is_missing = run.config.run / "metrics.jsonl", False
-    if run.mesh.rank == 0 and run.step and run.is_due(run.config.eval_every):
-        lines = read_lines(path) if path.is_file() else []
-        is_missing = not any(r["step"] == run.step and "heldout_loss" in r for r in lines)
-    return from_rank_0(run.mesh, is_missing)
-
-
 def evaluate(run: Run) -> dict:
     """Metrics on the held-out sequences of the first DATA folder. Collective."""
     config = run.config
@@ -419,17 +423,18 @@ def save(run: Run, saver: Saver) -> None:
         saver.save(step=run.step, samples=samples, updates=run.updates)
 
 
-def print_header(run: Run, config: RunConfig) -> None:
+def print_header(run: Run, opened: Opened) -> None:
     """Show what is trained on what. Collective."""
-    num_nodes = len({*gather_hosts(run.mesh)})
+    config, num_nodes = run.config, len({*gather_hosts(run.mesh)})
     if run.mesh.rank > 0:
         return
     sources = []
-    for folder, weight in zip(config.data, config.data_weights, strict=True):
-        held = read_index(folder)["splits"]["train"]
-        epochs = config.plan.samples_at(config.steps) * weight / held["samples"]
+    for folder, weight, source in zip(
+        config.data, config.data_weights, opened.sources, strict=True
+    ):
+        epochs = config.plan.samples_at(config.steps) * weight / source.sizes.sum()
         sources.append(
-            f"{folder}: {held['documents']:,} documents, {held['tokens']:,} tokens; "
+            f"{folder}: {source.documents:,} documents, {source.tokens:,} tokens; "
             f"{config.steps:,} steps are {epochs:.3g} epochs"
         )
     title = f"pretraining: {config.output}, {run.step:,} of {config.steps:,} steps done"

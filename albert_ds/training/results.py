@@ -21,17 +21,17 @@ from albert_ds.parallel.mesh import Mesh
 from albert_ds.settings.finetune import FinetuneConfig
 from albert_ds.tasks.features import FEATURES, Split, cached, read_features
 from albert_ds.tasks.recipes import Lengths
-from albert_ds.tasks.registry import Task, find_task
+from albert_ds.tasks.registry import Task
 from albert_ds.vocab.vocab import Vocab
 
 
-def open_splits(config: FinetuneConfig, vocab: Vocab, mesh: Mesh) -> dict[str, Split]:
+def open_splits(config: FinetuneConfig, task: Task, vocab: Vocab, mesh: Mesh) -> dict[str, Split]:
     """Every split; rank 0 tokenises those that RUN does not have yet. Collective.
 
     Raises UserError and DamagedData on every rank if a file is missing or wrong.
     """
-    task, data = find_task(config.task, config.head.labels), Path(config.data)
-    cache = config.run / FEATURES
+    data, cache = Path(config.data), config.run / FEATURES
+    splits: dict[str, Split] = {}
     with raise_together(mesh):
         for split, key in config.features.items() if mesh.rank == 0 else ():
             build = partial(task.build, data, split, vocab, config.lengths)
@@ -43,9 +43,13 @@ def open_splits(config: FinetuneConfig, vocab: Vocab, mesh: Mesh) -> dict[str, S
             if published not in (None, features.counts["examples"]):
                 parts[0] += f" (published: {published:,})"
             log_line(f"{config.task} {split}: {', '.join(parts)}")
+            lengths = config.lengths
+            splits[split] = Split(data=data, name=split, lengths=lengths, features=features)
         for split in task.test_splits if mesh.rank == 0 else ():
             if split not in config.features:
                 log_line(f"{config.task} {split}: not in {data}, so nothing is predicted for it")
+    if mesh.rank == 0:
+        return splits
     return {
         split: read_split(cache, key, data=data, name=split, lengths=config.lengths)
         for split, key in config.features.items()

@@ -167,7 +167,7 @@ def _configurations(folder: Path, data: Path) -> dict[str, Reader]:
             lambda path: path[0] in of_index,
         ),
         "config.json of a run": Reader(
-            started, run / "config.json", lambda: read_previous(str(run)), lambda p: len(p) == 1
+            started, run / "config.json", lambda: read_previous(run), lambda p: len(p) == 1
         ),
         "config.json of weights": Reader(
             {"model": asdict(SMALL), "head": {**asdict(head), "labels": ["a", "b"]}},

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from albert_ds.base.errors import DamagedData, MachineFailed, UserError
 from albert_ds.base.files import compute_crc32
-from albert_ds.checkpoint.folder import AVERAGE, FILES, find_newest, read_best
+from albert_ds.checkpoint.folder import AVERAGE, FILES, find_newest, open_best
 from albert_ds.vocab.vocab import MODEL_NAME, read_vocab
 from tests.command import run_command, run_main
 from tests.distributed import run_ranks
@@ -193,7 +193,7 @@ def test_best_weights_that_are_not_whole_are_an_error(tmp_path):
     ):
         spoil(save(tmp_path / str(number), None))
         with pytest.raises(DamagedData, match=f"checkpoints/best: .*{words}"):
-            read_best(tmp_path / str(number), shapes)
+            open_best(tmp_path / str(number), shapes)
 
 
 def read_all_everywhere(rank: int, runs: list[Path], data: Path, work: Path) -> list[dict]:

@@ -29,16 +29,17 @@ def train_and_save(rank: int, configs, batches, output: Path):
 
 
 def read_back(rank: int, configs, folder: Path):
-    from albert_ds.checkpoint.folder import TrainState, read_tensors
+    from albert_ds.checkpoint.folder import Checkpoint, TrainState
     from albert_ds.checkpoint.gather import restore
     from albert_ds.training.pretrain import build
 
     device, mesh = join(configs[0].tensor_parallel)
     held = []
     for config in configs:
-        engine = build(config, mesh, device, read_tensors(folder / "weights.safetensors"))
+        checkpoint = Checkpoint(folder)
+        engine = build(config, mesh, device, checkpoint.read("weights.safetensors"))
         state = TrainState(step=6, samples=48, updates=6, loss_scale=None)
-        assert restore(folder, engine) == state
+        assert restore(checkpoint, engine) == state
         held.append({kind: gather(engine, kind) for kind in FILES})
     return held
 

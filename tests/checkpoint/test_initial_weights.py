@@ -163,7 +163,7 @@ def build_runs(rank: int, configs):
     device, mesh = join(1)
     found = []
     for config in configs:
-        engine, state = start(config, mesh, device)
+        engine, state = start(config, mesh, device, ModelFolder(config.init_from))
         counts = (state.step, state.samples, state.updates)
         saved = (gather(engine, f"{kind}.safetensors") for kind in ("weights", "exp_avg"))
         found.append((counts, *saved))

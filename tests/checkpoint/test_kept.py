@@ -20,7 +20,7 @@ from albert_ds.checkpoint.folder import (
     FILES,
     TrainState,
     find_newest,
-    read_best,
+    open_best,
     write_checkpoint,
     write_folder,
 )
@@ -174,8 +174,9 @@ def test_a_kill_at_any_moment_leaves_the_old_best_or_the_new_one(tmp_path):
                 moment = None
             except Killed:
                 moment += 1
-        found = read_best(run, {"x": (8,)})
-        assert found is not None
+        best = open_best(run, {"x": (8,)})
+        assert best is not None
+        found = best.record
         weights = load_file(run / BEST / FILES[0])
         assert found["step"] in (1, 2) and (weights["x"] == found["step"]).all()
         seen.add(found["step"])
@@ -247,9 +248,9 @@ def test_a_second_start_on_a_fresh_run_cannot_mix_with_the_first(data, tmp_path)
     first = read_config(train_command(data, run, seed=1)[2:], world_size=1)
     second = read_config(train_command(data, run, seed=2)[2:], world_size=1)
     run.mkdir()
-    write_run_files(first)
+    write_run_files(*first)
     before = (run / "config.json").read_bytes()
     with pytest.raises(UserError, match="seed"):
-        write_run_files(second)
+        write_run_files(*second)
     assert (run / "config.json").read_bytes() == before
-    write_run_files(first)
+    write_run_files(*first)

@@ -198,7 +198,7 @@ def record_vocab(run: Path) -> None:
 def init_from(data: Path, run: Path):
     shape = {"num_heads": 2, "ffn_size": 64, "max_position_embeddings": 64}
     argv = train_command(data, run.parent / "new", **shape, init_from=run)[2:]
-    return read_config(argv, world_size=2)
+    return read_config(argv, world_size=2)[0]
 
 
 def uses(data: Path, run: Path, cola: Path) -> dict:
@@ -208,7 +208,7 @@ def uses(data: Path, run: Path, cola: Path) -> dict:
         "--init-from": lambda: init_from(data, run),
         "export": lambda: run_export(run, run.parent / "hf"),
         "fill-mask": lambda: fill_mask(["--checkpoint", str(run), "a [MASK] b"]),
-        "finetune": lambda: finetune.read_config(tuned, world_size=1),
+        "finetune": lambda: finetune.read_config(tuned, world_size=1)[0],
     }
 
 
@@ -219,9 +219,9 @@ def test_sizes_and_what_was_trained_are_those_of_init_from(data, run, tmp_path):
     words = ("--data", data, "--output", tmp_path / "new", "--steps", 2, "--batch-size", 4)
     words += ("--micro-batch-size", 2, "--deepspeed_config", "ds_configs/zero1_fp32.json")
     words += ("--sequence-length", 48)
-    config = read_config([*map(str, words), "--init-from", str(run)], world_size=2)
+    config, opened = read_config([*map(str, words), "--init-from", str(run)], world_size=2)
     assert config.model == ModelFolder(run).config
-    write_run_files(config)
+    write_run_files(config, opened)
     assert json.loads((tmp_path / "new" / "config.json").read_text())["trained_length"] == 56
     with pytest.raises(UserError, match="--model: must be one of .*, if there is no --init-from"):
         read_config([*map(str, words)], world_size=2)
@@ -233,9 +233,9 @@ def test_sizes_and_what_was_trained_are_those_of_init_from(data, run, tmp_path):
     with pytest.raises(UserError, match=f"--init-from {run}: no such folder"):
         read_config([*map(str, words), "--init-from", str(run)], world_size=2)
     folder_of(tmp_path / "new", 1).mkdir(parents=True)
-    again = read_config([*map(str, words), "--init-from", str(run)], world_size=2)
+    again, opened = read_config([*map(str, words), "--init-from", str(run)], world_size=2)
     assert again == config
-    write_run_files(again)
+    write_run_files(again, opened)
     assert json.loads((tmp_path / "new" / "config.json").read_text())["trained_length"] == 56
 
 

@@ -66,7 +66,9 @@ def test_a_base_is_found_through_runs(theirs, data, tmp_path, vocab):
     model = AlbertForPretraining(MODEL)
     assert run_command("import", "--input", theirs, "--output", tmp_path / "imported").code == 0
     imported = ModelFolder(tmp_path / "imported")
-    assert describe_start(imported, ["de"])[0].endswith("the language fr oc; the shards are of de")
+    assert describe_start(imported, {"data": "de"})[0].endswith(
+        "the language fr oc; the shards are of de"
+    )
     runs = [tmp_path / f"run{n}" for n in range(3)]
     starts = (str(imported.path), f"{runs[0]}/checkpoints/step-00000001", str(runs[1]))
     for run, start in zip(runs, starts, strict=True):
@@ -74,7 +76,7 @@ def test_a_base_is_found_through_runs(theirs, data, tmp_path, vocab):
         record = json.loads((run / "config.json").read_text())
         assert find_base(record) == "albert-fr"
         assert find_base({**record, "from_scratch": True}) is None
-    assert describe_start(ModelFolder(runs[0]), ["de"]) == [
+    assert describe_start(ModelFolder(runs[0]), {"data": "de"}) == [
         f"{runs[0]}: a model of the language en; the shards are of de"
     ]
     cached = tmp_path / "models--someone--albert-oc" / "snapshots" / "0123"
@@ -96,6 +98,6 @@ def test_user_pieces_of_a_lone_model_are_said(theirs, tmp_path, data):
     proto = ModelProto.FromString((data / "spiece.model").read_bytes())
     proto.pieces[40].type = proto.pieces[40].USER_DEFINED
     (theirs / "spiece.model").write_bytes(proto.SerializeToString())
-    (line,) = describe_start(ModelFolder(theirs))
+    (line,) = describe_start(ModelFolder(theirs), {})
     assert f"such as {proto.pieces[40].piece!r}" in line
     (tmp_path / "aside").rename(theirs / "tokenizer.json")

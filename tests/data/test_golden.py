@@ -55,6 +55,7 @@ def make_source(folder: Path, source: int) -> ShardSet:
         split="train",
         shards=tuple(shards),
         vocab=SimpleNamespace(pieces=PIECES, size=len(PIECES), sha256=""),
+        documents=1,
         sequence_length=32,
         token_dtype=np.dtype("<u2"),
     )

@@ -63,6 +63,7 @@ class Numbered:
             split=source.split,
             shards=tuple(infos),
             vocab=SimpleNamespace(pieces=pieces, size=len(pieces), sha256=""),
+            documents=source.documents,
             sequence_length=source.sequence_length,
             token_dtype=np.dtype("<u4"),
         )

@@ -108,7 +108,7 @@ def resume(run: "Run", batches: list[list[dict]]) -> "Run":
     saver = Saver(run.engine, run.config.run, keep_last=run.config.keep_last)
     save(run, saver)
     saver.wait()
-    engine, state = start(run.config, run.mesh, run.device)
+    engine, state = start(run.config, run.mesh, run.device, None)
     assert (state.step, state.updates) == (run.step, run.updates) == (RESUMED_AFTER,) * 2
     rest = rank_batches(run.config, run.mesh, batches[state.step :])
     return replace(run, engine=engine, batches=rest)

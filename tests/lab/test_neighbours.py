@@ -78,8 +78,9 @@ def test_a_run_can_start_so(data, tmp_path):
     with pytest.raises(UserError, match="is of no pretraining run"):  # it is not written over
         main(train_command(data, start, **given)[2:])
     run = tmp_path / "run"
-    config = read_config(train_command(data, run, init_from=start, **given)[2:], world_size=2)
-    write_run_files(config)
+    argv = train_command(data, run, init_from=start, **given)[2:]
+    config, opened = read_config(argv, world_size=2)
+    write_run_files(config, opened)
     trained = json.loads((run / "config.json").read_text())["trained_length"]
     assert trained == config.stream.sequence_length < config.model.max_position_embeddings
     model = AlbertForPretraining(config.model, seed=3)

@@ -70,7 +70,7 @@ def train_and_resume(rank: int, folder: Path):
     """Four steps, and two steps, a checkpoint, and two more in an engine built from it."""
     from deepspeed.ops.lamb import fused_lamb
 
-    from albert_ds.checkpoint.folder import read_tensors
+    from albert_ds.checkpoint.folder import Checkpoint
     from albert_ds.checkpoint.gather import Saver, restore
     from albert_ds.training.pretrain import build
 
@@ -89,10 +89,9 @@ def train_and_resume(rank: int, folder: Path):
             saver = Saver(whole.engine, folder, keep_last=1)
             saver.save(step=2, samples=16, updates=2)
             saver.wait()
-            saved = folder / "checkpoints" / "step-00000002"
+            saved = Checkpoint(folder / "checkpoints" / "step-00000002")
     again = open_small_run(config, BATCHES[2:])
-    weights = read_tensors(saved / "weights.safetensors")
-    again.engine = build(config, mesh, device, weights)
+    again.engine = build(config, mesh, device, saved.read("weights.safetensors"))
     restore(saved, again.engine)
     again.step = 2
     for _ in BATCHES[2:]:

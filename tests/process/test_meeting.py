@@ -44,7 +44,7 @@ def other_data(data, text_file, tmp_path_factory) -> Path:
 def other_weights(data, tmp_path_factory) -> Path:
     """A run of the model that `train_command` trains."""
     folder = tmp_path_factory.mktemp("weights")
-    config = read_config(train_command(data, folder / "unused")[2:], world_size=2)
+    config = read_config(train_command(data, folder / "unused")[2:], world_size=2)[0]
     vocab = read_vocab(data / "spiece.model")
     return write_run(folder / "run", AlbertForPretraining(config.model, seed=1), vocab)
 

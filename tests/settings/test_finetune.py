@@ -12,7 +12,7 @@ import torch
 from albert_ds.base.errors import UserError
 from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.settings.finetune import read_config
-from albert_ds.settings.shared import as_json, check_resume, write_config
+from albert_ds.settings.shared import as_json, write_config
 from albert_ds.tasks.recipes import RECIPES, Lengths
 from albert_ds.training.finetune import read_start
 from albert_ds.vocab.vocab import Normalisation, train_vocab
@@ -79,18 +79,18 @@ def test_short_sequences_leave_a_third_for_the_passage(
         write_race(tmp_path / "task") if task == "race" else write_squad(tmp_path / "task", "v2.0")
     )
     argv = flags(task, data, start, tmp_path / "out", sequence_length=sequence_length)
-    assert read_config(argv, world_size=1).lengths == expected
+    assert read_config(argv, world_size=1)[0].lengths == expected
 
 
 def test_a_setting_inside_a_field_is_named_by_its_flag(checkpoint, cola, tmp_path):
     def resolve(**given):
         argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", **given)
-        return read_config(argv, world_size=1)
+        return read_config(argv, world_size=1)[0]
 
     (tmp_path / "out").mkdir()
     record = as_json(resolve())
     (tmp_path / "out" / "config.json").write_text(json.dumps(record))
-    check_resume(resolve(max_hours=1, micro_batch_size=4, seeds=2, log_every=7))
+    resolve(max_hours=1, micro_batch_size=4, seeds=2, log_every=7)
     for name, value, before in (
         ("dropout", 0.3, 0.0),
         ("sequence_length", 32, 64),
@@ -100,20 +100,20 @@ def test_a_setting_inside_a_field_is_named_by_its_flag(checkpoint, cola, tmp_pat
     ):
         flag = "--" + name.replace("_", "-")
         with pytest.raises(UserError) as caught:
-            check_resume(resolve(**{name: value}))
+            resolve(**{name: value})
         words = f"{flag} is {value}, but {tmp_path / 'out'} was started with {before};"
         assert str(caught.value).startswith(words)
 
 
 def test_a_runs_config_json_and_epochs(checkpoint, cola, tmp_path):
     """The same settings in another folder; --epochs are over the examples, rounded down."""
-    config = read_config(flags("glue/cola", cola, checkpoint, tmp_path / "out"), world_size=1)
+    config = read_config(flags("glue/cola", cola, checkpoint, tmp_path / "out"), world_size=1)[0]
     write_config(config)
     argv = ["--config", str(tmp_path / "out/config.json"), "--output", str(tmp_path / "next")]
-    found = read_config(argv, world_size=1)
+    found = read_config(argv, world_size=1)[0]
     assert replace(found, output=config.output, command=config.command) == config
     examples = len((cola / "train.tsv").read_text().splitlines())
-    longer = read_config([*argv, "--epochs", "3.5"], world_size=1)
+    longer = read_config([*argv, "--epochs", "3.5"], world_size=1)[0]
     assert longer.steps == int(3.5 * examples / config.batch_size) != config.steps
 
 
@@ -121,7 +121,7 @@ def test_a_set_that_changed_is_named(checkpoint, tmp_path):
     """Which one it is, and not the checksums of all."""
     data = write_rte(tmp_path / "RTE")
     argv = flags("glue/rte", data, checkpoint, tmp_path / "out")
-    config = read_config(argv, world_size=1)
+    config = read_config(argv, world_size=1)[0]
     write_config(config)
     lines = (data / "dev.tsv").read_text().splitlines(keepends=True)
     (data / "dev.tsv").write_text("".join(lines[:-1]))
@@ -143,9 +143,9 @@ def test_a_task_model_of_another_kind_is_refused(checkpoint, cola, text_file, tm
     }
     for words, folder in models.items():
         argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", from_task=folder)
-        config = read_config(argv, world_size=1)
+        config, opened = read_config(argv, world_size=1)
         with pytest.raises(UserError, match=f"--from-task {folder}: {words} --checkpoint"):
-            read_start(config, SimpleNamespace(rank=0))
+            read_start(config, opened, SimpleNamespace(rank=0))
 
 
 def test_a_task_model_may_be_what_transformers_saved(checkpoint, cola, tmp_path):
@@ -157,7 +157,7 @@ def test_a_task_model_may_be_what_transformers_saved(checkpoint, cola, tmp_path)
     AutoTokenizer.from_pretrained(hf).save_pretrained(tuned)
     assert not (tuned / "spiece.model").exists()
     argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", from_task=tuned)
-    found = read_start(read_config(argv, world_size=1), SimpleNamespace(rank=0))
+    found = read_start(*read_config(argv, world_size=1), SimpleNamespace(rank=0))
     torch.testing.assert_close(found, ModelFolder(hf).read_encoder()[1], rtol=0, atol=0)
 
 

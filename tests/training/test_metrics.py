@@ -10,7 +10,7 @@ import torch
 from albert_ds.model.config import SIZES
 from albert_ds.parallel.consensus import Counts
 from albert_ds.training import metrics as module
-from albert_ds.training.metrics import Metrics, Window, peak_flops, summarise
+from albert_ds.training.metrics import Metrics, Window, cut_back, peak_flops, summarise
 
 
 def test_means_are_over_counted_positions_and_pairs():
@@ -73,6 +73,7 @@ def open_metrics():
     opened = []
 
     def open_one(run: Path, step: int = 0) -> Metrics:
+        cut_back(run, step)
         opened.append(Metrics(run, SimpleNamespace(rank=0), step, num_steps=9))  # ty: ignore
         return opened[-1]
 

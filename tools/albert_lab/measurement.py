@@ -20,6 +20,7 @@ from torch.profiler import profile, record_function
 from albert_ds.base.files import MARK
 from albert_ds.data.micro_batch import MicroBatch, collate
 from albert_ds.data.samples import Sample
+from albert_ds.data.shards import ShardSet, open_shards
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.engine.deepspeed_config import check_device, check_eight_bits, precision_of
 from albert_ds.model.config import count_flops
@@ -52,7 +53,7 @@ SYNTHETIC = 8  # micro-batches
 def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device) -> Run:
     """The engine and its batches, ready to step. Collective."""
     if config.data:
-        batches = open_stream(config, mesh, 0, device)
+        batches = open_stream(config, open_sources(config), mesh, 0, device)
     else:
         batches = synthetic_batches(
             config.stream,
@@ -74,6 +75,10 @@ def open_bench_run(config: RunConfig, mesh: Mesh, device: torch.device) -> Run:
         batches=batches,
         window=Window(device),
     )
+
+
+def open_sources(config: RunConfig) -> list[ShardSet]:
+    return [open_shards(folder, "train") for folder in config.data]
 
 
 def synthetic_batches(

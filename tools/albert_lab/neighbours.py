@@ -35,7 +35,7 @@ PEAK = 10.0  # logit of the token a head attends to
 
 def main(argv: list[str]) -> None:
     """Write the weights that a run with these flags starts from, to its --output."""
-    config = read_config(argv, world_size=1)
+    config, _ = read_config(argv, world_size=1)
     embedding, hidden = config.model.embedding_size, config.model.hidden_size
     if not 8 <= embedding <= hidden or hidden < 2 * config.model.num_heads:
         raise UserError(

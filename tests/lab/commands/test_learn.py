@@ -50,7 +50,7 @@ def test_the_trainer_takes_the_recipe(data, tmp_path, ranks, precision):
     start = str(tmp_path / "start")
     alone = [*flags, *Layout(1, 1, layout.ds_config).flags, *SIZE, "--output", start]
     neighbours.main(alone)
-    config = read_config([*flags, "--init-from", start], world_size=ranks)
+    config = read_config([*flags, "--init-from", start], world_size=ranks)[0]
     assert config.batch_size == 64 and config.micro_batch_size == 64 // ranks
     assert config.deepspeed["optimizer"]["type"] == "Muon" and config.learning_rate == 0.003
     assert config.model.embedding_size == 256
@@ -273,7 +273,7 @@ def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp
     for words in ("MLM accuracy", "SOP accuracy", "| order |", "--learning-rate 0.003"):
         assert words in report
     (typed,) = re.findall("^    albert-ds train (.*)", report, re.MULTILINE)
-    config = read_config(shlex.split(typed)[:-1] + [str(tmp_path / "again")], world_size=1)
+    config = read_config(shlex.split(typed)[:-1] + [str(tmp_path / "again")], world_size=1)[0]
     assert config.data == [str(tmp_path / "learn" / "data")]
     weights = tmp_path / "learn" / "run" / "checkpoints" / "latest"
     before = weights.stat().st_mtime_ns

@@ -75,7 +75,7 @@ def test_the_printed_command_is_one_that_the_trainer_accepts(name, cluster, data
     assert ("`NAME slots=8` for each of the 8 nodes" in said) == (ranks == 64)
     asked = [{"DATA": str(data), "RUN": str(tmp_path / "run")}.get(word, word) for word in command]
     # The test's shards hold shorter sequences.
-    config = read_config([*asked[5:], "--sequence-length", "64"], world_size=ranks)
+    config = read_config([*asked[5:], "--sequence-length", "64"], world_size=ranks)[0]
     found = read_plan(said)
     accumulation = config.deepspeed["gradient_accumulation_steps"]
     passes = f"{config.micro_batch_size} x {accumulation}"

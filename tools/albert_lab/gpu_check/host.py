@@ -29,6 +29,7 @@ from albert_ds.training.pretrain import Run, next_batch, open_stream, run_passes
 from albert_lab.gpu_check.records import Records
 from albert_lab.gpu_check.steps import Bench, profile_host
 from albert_lab.host_time import Clock, in_ms
+from albert_lab.measurement import open_sources
 
 SECONDS = 1.4  # of steps that a turn times
 LEAST, MOST = 8, 40  # of these steps
@@ -141,7 +142,7 @@ def measure_host(records: Records, quick: bool, data: str, *, eager: bool) -> No
 def split_lists(run: Run, number: int) -> Iterator[list[MicroBatch]]:
     """Lists of pinned micro-batches, read beforehand."""
     size = FRESH if run.config.micro_batch_size > 8 else 4
-    stream = open_stream(run.config, run.mesh, 10_000, run.device)
+    stream = open_stream(run.config, open_sources(run.config), run.mesh, 10_000, run.device)
     made = list(islice(stream, number * size))
     return iter([made[i * size : (i + 1) * size] for i in range(number)])
 
@@ -166,11 +167,12 @@ def measure_turn(
                     stack.enter_context(SETTINGS[setting]())
             # A stream for a CPU has no pinning thread: `send` pins then.
             pins = run.device if UNPINNED.isdisjoint(settings) else torch.device("cpu")
+            sources = open_sources(run.config)
             batches = {
                 "repeated": lambda: cycle(seen[:1]),
                 "list again": lambda: cycle(seen),
                 "list": lambda: cycle(next(lists)),
-                "loader": lambda: open_stream(run.config, run.mesh, run.step, pins),
+                "loader": lambda: open_stream(run.config, sources, run.mesh, run.step, pins),
             }[source]()
             warm = 10 if "graphs" in settings else 3  # a graph is captured at a shape's second use
             return time_turn(run, batches, seconds=seconds, warm=warm)
