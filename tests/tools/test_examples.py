@@ -1,6 +1,7 @@
 """The examples, with the real libraries: each does what its first lines say."""
 
 import csv
+import json
 import shutil
 
 import numpy as np
@@ -10,7 +11,8 @@ from safetensors.torch import load_file
 from transformers import pipeline
 
 from tests.bad_input.room import content_of
-from tests.command import ROOT, run_python
+from tests.command import ROOT, run_command, run_python
+from tests.data.corpus import make_documents
 from tests.finetuning import read_csv, write_checkpoint, write_topics
 from tests.models import run_export
 
@@ -50,6 +52,33 @@ def test_none_writes_over_the_model(topics, tmp_path, name):
     done = run_python(EXAMPLES / f"{name}.py", *words)
     assert done.returncode and f"File exists: '{model}'" in done.stderr
     assert content_of(model) == before
+
+
+def write_raw(folder) -> None:
+    """Text in five files, of which each repeats documents of the first."""
+    folder.mkdir()
+    for number in range(5):
+        documents = make_documents(30, seed=number) + make_documents(5, seed=0)
+        lines = [json.dumps({"text": "\n".join(sentences)}) + "\n" for sentences in documents]
+        (folder / f"{number}.jsonl").write_text("".join(lines))
+
+
+def test_text_of_datatrove_gives_the_shards_of_its_folder(vocab, tmp_path):
+    """Cleaned, deduplicated and encoded by tasks, and equal to a build without it."""
+    pytest.importorskip("datatrove")
+    write_raw(tmp_path / "raw")
+    vocab.write(tmp_path)
+    given = {"vocab": tmp_path / "spiece.model", "output": tmp_path / "data"}
+    flags = {**given, "input": tmp_path / "raw", "work": tmp_path / "work", "tasks": 3}
+    out = run_example("datatrove_shards", **flags)
+    assert all(f"piece {n}/3: " in out for n in (1, 2, 3))
+    build = ("shards", "--input", tmp_path / "work" / "text" / "*.gz", "--vocab", given["vocab"])
+    done = run_command(*build, "--output", tmp_path / "alone")
+    assert done.code == 0, done.err
+    assert content_of(tmp_path / "data") == content_of(tmp_path / "alone")
+    texts = {"\n".join(d) for n in range(5) for d in make_documents(30, seed=n)}
+    kept = sum(len(text) >= 200 for text in texts)
+    assert f"documents {kept}, " in done.out
 
 
 @pytest.fixture(scope="module")
