@@ -30,7 +30,7 @@ FOREIGN = {
     *("--node-rank", "--nproc-per-node"),  # torchrun
     *("--test-only", "--no-kill", "--array", "--nodes", "--gpus-per-node", "--gpus-per-task"),
     *("--ntasks-per-node", "--signal", "--time", "--mpi", "--overlap", "--kill-on-bad-exit"),
-    *("--wait", "--spares"),  # Slurm and our recipes
+    *("--wait", "--spares", "--dependency"),  # Slurm and our recipes
     *("--container-image", "--container-workdir", "--container-mounts", "--build-arg", "--ipc"),
     *("--shm-size", "--allow-run-as-root", "--oversubscribe", "--logdir", "--help"),
     *("--extra-index-url", "--revision", "--short"),
