@@ -19,7 +19,7 @@ from albert_ds.checkpoint.folder import (
 )
 from albert_ds.vocab.vocab import RELEASED, Vocab, train_vocab
 
-OLD_RUN = Path(__file__).parent / "fixtures" / "run_7085d03"
+OLD_RUN = Path(__file__).parent / "fixtures" / "run_0.1.0"
 
 
 def small_vocab(text_file: Path, size: int = 300) -> Vocab:
