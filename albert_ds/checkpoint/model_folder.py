@@ -6,6 +6,7 @@ of a fine-tuning run the best one. Files are read as tensors only; nothing in th
 
 import pickle
 import re
+import warnings
 from functools import cached_property
 from pathlib import Path
 
@@ -313,7 +314,9 @@ def _read_foreign(path: Path) -> Weights:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is refused below
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # torch's own words advise to run what is in the file
         raise UserError(f"{path}: not a file of tensors: it would run code; use another") from None
     except (OSError, EOFError, SafetensorError, RuntimeError) as error:

@@ -58,10 +58,17 @@ def build_parser() -> cli.Parser:
 
 def main(argv: list[str]) -> None:
     load_plugin(cli.find_word(argv, "--plugin"))  # it may add to the objectives
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
     if (args.run is None) != (args.step is None) or (args.run is None) == (args.data is None):
         raise UserError("--data or --run with --step: one of the two is needed, and not both")
-    show_step(args.run, args.step) if args.run else show_set(args)
+    if args.run is None:
+        return show_set(args)
+    for name in ("split", "show", "count", *cli.flags_of(StreamConfig)):
+        if getattr(args, name, None) != parser.get_default(name):
+            flag = cli.as_flag(name)
+            raise UserError(f"{flag}: not with --run, whose samples are shown as it reads them")
+    show_step(args.run, args.step)
 
 
 def show_step(run: Path, step: int) -> None:

@@ -105,6 +105,14 @@ WRONG = [
         ),
         "not a file of tensors: it would run code; use another$",
     ),
+    (
+        lambda hf: (
+            (hf / "model.safetensors")
+            .rename(hf / "pytorch_model.bin")
+            .write_bytes(pickle.dumps({}, protocol=4))  # of which torch warns
+        ),
+        "not a file of tensors",
+    ),
     *(
         (name_shards(name), "weight_map: .*: must be the name of a file")
         for name in ("", ".", "/", "a\0b")

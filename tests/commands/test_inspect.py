@@ -58,6 +58,9 @@ def test_wrong_input_is_one_line_and_code_2(data, tmp_path):
     (tmp_path / "config.json").write_text('{"task": "text", "data": "reviews"}')
     done = run_command("inspect", "--run", tmp_path, "--step", 1)
     assert done.code == 2 and "config.json is not of a pretraining run" in done.err
+    for flag, value in (("--objective", "nsp"), ("--show", 1), ("--split", "heldout")):
+        done = run_command("inspect", "--run", tmp_path, "--step", 1, flag, value)
+        assert done.code == 2 and f"{flag}: not with --run" in done.err
 
 
 def test_a_step_of_a_run_is_what_its_ranks_read(data, tmp_path):

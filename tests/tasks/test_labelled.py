@@ -180,6 +180,7 @@ WRONG = {
     "one class": ("text", "csv", "text,label\na,x\n", "the training set has one label, 'x'"),
     "nan": ("text", "csv", "text,label\na,0.5\nb,nan\n", "'0.5', a score, and 'nan', a class"),
     "class of scores": ("text", "csv", "text,label\na,0.5\nb,NA\n", "'0.5', a score, and 'NA', a"),
+    "1e38": ("text", "csv", "text,label\na,0.5\nb,1e38\n", "'0.5', a score, and '1e38', a class"),
     "no class": ("text", "csv", "text,label\na,\n", "line 2: label '': must be text"),
     "blank": ("text", "csv", GOOD + "c,y \n", "line 4: label 'y ': must be text without blanks"),
     "single dev": ("text", "csv", (PAIRS, GOOD), "dev.csv, line 2: no column 'text_a'"),
