@@ -10,6 +10,7 @@ from statistics import mean, stdev
 
 import pytest
 
+import albert_ds
 from albert_ds.model.config import SIZES, count_flops
 from albert_ds.model.shapes import count_params
 from albert_ds.model.sharing import ADDITIONS, list_patterns
@@ -87,6 +88,15 @@ def test_pages_that_are_history_say_so_first():
     pages = {*(DOCS / "notebook").glob("*.md")}
     pages -= {DOCS / "notebook" / name for name in ("README.md", "ablations.md")}
     assert {page.name for page in pages if "\n\n*History: " not in page.read_text()[:200]} == set()
+
+
+def test_a_release_has_one_number_and_one_date():
+    changes, citation = ((ROOT / name).read_text() for name in ("CHANGELOG.md", "CITATION.cff"))
+    number, date = re.search(r"^## (\S+)(?: - (\S+))?$", changes, re.M).groups()
+    if number == "Unreleased":  # what comes after it is
+        number, date = re.search(r"^## (\d\S+) - (\S+)$", changes, re.M).groups()
+    assert number == albert_ds.__version__
+    assert f"\nversion: {number}\ndate-released: {date}\n" in citation
 
 
 def test_commands_fit_80_columns():
