@@ -96,8 +96,10 @@ class AlbertModel(nn.Module):
         """
         ids, draws = [input_ids, token_type_ids, position_ids], None
         if self.training and self.embeddings.dropout.p:
-            drawn = Draws.anew(cu_seqlens, len(input_ids))
-            draws = drawn if seeds is None else Draws(seeds, cu_seqlens)
+            if seeds is None:
+                draws = Draws.anew(cu_seqlens, len(input_ids))
+            else:
+                draws = Draws(seeds, cu_seqlens)
         query = self.encoder.attention[0].get_submodule("self_attention.query")
         # Not under tensor parallelism, which sends the rows: more of them cost more.
         if isinstance(query, nn.Linear) and is_shape_bound(query.weight):

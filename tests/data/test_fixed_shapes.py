@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from albert_ds.data.fixed_shapes import SPARE, find_step
 from albert_ds.data.micro_batch import MicroBatch, collate
@@ -15,6 +16,7 @@ from albert_ds.data.shards import open_shards
 from albert_ds.data.stream import training_batches
 from albert_ds.data.stream_config import DataPlan, StreamConfig
 from albert_ds.engine.graphs import MOST
+from albert_ds.model import attention, dropout, fused
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.draws import draw_seeds
 from albert_ds.parallel.consensus import Counts
@@ -38,12 +40,11 @@ def draw_sample(length: int, masked: int, rng: np.random.Generator) -> Sample:
     )
 
 
-def collate_both(lengths: list[int], masked: list[int]) -> list[MicroBatch]:
-    rng = np.random.default_rng(0)
+def collate_both(lengths: list[int], masked: list[int], seed: int = 0) -> list[MicroBatch]:
+    rng = np.random.default_rng(seed)
     samples = [draw_sample(*pair, rng) for pair in zip(lengths, masked, strict=True)]
-    return [
-        collate(samples, [*range(len(samples))], CONFIG, fixed=fixed) for fixed in (False, True)
-    ]
+    ids = [*range(100 * seed, 100 * seed + len(samples))]
+    return [collate(samples, ids, CONFIG, fixed=fixed) for fixed in (False, True)]
 
 
 def run(micro_batch: MicroBatch) -> tuple[dict, dict]:
@@ -155,3 +156,52 @@ def test_few_shapes_of_wikipedia_waste_little(micro_batch_size, length, wikipedi
         counted = sum(getattr(batch, real) for batch in taken)
         assert counted < all_rows <= 1.03 * counted
     assert len({tuple(batch.lengths.values()) for batch in taken}) <= MOST
+
+
+DRAWS = {"rand", "randn", "random", "uniform", "bernoulli", "native_dropout", "randint", "randperm"}
+WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "item", "unique_dim", "_unique2"}
+
+
+def test_nothing_of_a_micro_batch_is_baked_into_the_launches_of_its_shape(monkeypatch):
+    """As CUDA computes it: a trace of one micro-batch, run on another, gives that one's numbers."""
+
+    def attend(self, q, k, v, q_ends, kv_ends, max_seqlen, draws=None):
+        return attention.attend_padded(q, k, v, q_ends, kv_ends, (max_seqlen, max_seqlen))
+
+    def drop(x, probability, draws=None):
+        return dropout.drop_rows(x, probability, draws.seeds, draws.number())
+
+    monkeypatch.setattr(attention.VarlenAttention, "forward", attend)
+    monkeypatch.setattr(dropout, "drop", drop)
+    monkeypatch.setattr(fused, "drop", drop)
+    config = build_config(dropout=0.1)
+    model = AlbertForPretraining(config, seed=3, exits={2: 0.5}, z_loss=1e-2).double()
+    parameters = dict(model.named_parameters())
+
+    def compute(tensors: dict, scales: torch.Tensor, parameters: dict) -> dict:
+        given = {**tensors, "max_seqlen": CONFIG.sequence_length, "scales": scales}
+        out = torch.func.functional_call(model, parameters, (), given)
+        back = torch.autograd.grad(out["loss"], [*parameters.values()], allow_unused=True)
+        return {**out, **dict(zip(parameters, back, strict=True))}
+
+    given, traces = [], []
+    for number, sizes in enumerate((([20, 20, 20], [3, 3, 3]), ([24, 24, 12], [3, 4, 1]))):
+        tensors = collate_both(*sizes, seed=number)[1].tensors
+        tensors.pop("max_seqlen")
+        scales = torch.tensor([0.5, 0.25], dtype=torch.float64) / (number + 1)
+        given.append((tensors, scales, parameters))
+        traces.append(make_fx(compute)(*given[-1]))
+    one, other = traces
+    assert one.code == other.code and "_tensor_constant" not in one.code
+    launched = {
+        str(node.target).split(".")[-2].rstrip("_")
+        for node in one.graph.nodes
+        if "." in str(node.target)
+    }
+    assert {"embedding", "index_select", "mm"} <= launched and not launched & (DRAWS | WAITS)
+    for trace, others in ((one, given[1]), (other, given[0])):
+        expected = compute(*others)
+        with torch.no_grad():
+            found = trace(*others)
+        assert found.keys() == expected.keys() and bool(expected["loss"])
+        assert all(x is None or torch.equal(found[name], x) for name, x in expected.items())
