@@ -6,8 +6,10 @@ import shlex
 import signal
 import subprocess
 import sys
+import tarfile
 from argparse import Namespace
 from pathlib import Path
+from typing import IO, cast
 
 import psutil
 import pytest
@@ -27,6 +29,7 @@ from albert_lab.commands.learn import (
 from albert_ds.base.errors import UserError
 from albert_ds.settings.pretrain import read_config
 from tests.command import ROOT, run_command, run_python
+from tests.data.corpus import SHARED
 from tests.distributed import wait_for
 from tests.finetuning import write_checkpoint
 
@@ -287,3 +290,24 @@ def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp
     assert vocabularies[0] == vocabularies[1]
     losses = [json.loads((tmp_path / f / "probe.json").read_text()) for f in ("learn", "more")]
     assert losses[1]["heldout_mlm_loss"] < losses[0]["heldout_mlm_loss"]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("code", ["ko", "vi"])
+def test_one_megabyte_of_a_language_is_learned_from(tmp_path, code):
+    """With a vocabulary as large as the text gives, to more than the most frequent piece."""
+    packed = SHARED / "languages.tar.xz"
+    if not packed.is_file():
+        pytest.skip(f"no real text: {packed} is absent")
+    with tarfile.open(packed, "r:xz") as tar:
+        content = cast(IO[bytes], tar.extractfile(f"languages/{code}.txt")).read(1_000_000)
+    (tmp_path / "text").write_text(content.decode(errors="ignore"))
+    words = ("--text", tmp_path / "text", "--language", code, "--hours", 0.05)
+    done = run_python("tools/learn.py", *map(str, words), "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    is_small = "all that this text yields of --vocab-size 8000" in done.stdout
+    assert is_small == (code == "vi") and "bytes: 9" in done.stdout
+    shares = re.findall(r"^\| (?:MLM accuracy|always guessing .*?) \| ([\d.]+)", done.stdout, re.M)
+    learned, guessed = map(float, shares)
+    assert learned > guessed, done.stdout

@@ -422,13 +422,13 @@ def learn(args) -> None:
         vocab = find_vocab(args.init_from)
     elif not vocab.is_file():
         pieces = args.vocab_size or PIECES
-        print(f"== vocabulary of {pieces:,} pieces", flush=True)
+        print(f"== vocabulary of at most {pieces:,} pieces", flush=True)
         made = ["--output", out / "vocab", "--vocab-size", pieces]
-        run([*COMMAND, "vocab", *text, *made], log)
+        print(run([*COMMAND, "vocab", *text, *made], log), end="", flush=True)
     if not (data / "index.json").is_file():
         print(f"== shards of {LENGTH} tokens", flush=True)
         made = ["--output", data, "--sequence-length", LENGTH, "--holdout", "0.02"]
-        run([*COMMAND, "shards", *text, "--vocab", vocab, *made], log)
+        print(run([*COMMAND, "shards", *text, "--vocab", vocab, *made], log), end="", flush=True)
     if args.init_from is None and not (out / "start" / "config.json").is_file():
         write_start(args, data)
     print("== speed of this machine", flush=True)
