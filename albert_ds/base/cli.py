@@ -67,7 +67,7 @@ class Range:
             "at most": self.le,
             "below": self.lt,
         }
-        bounds = [f"{how} {_show(bound)}" for how, bound in words.items() if bound is not None]
+        bounds = [f"{word} {_show(bound)}" for word, bound in words.items() if bound is not None]
         return " and ".join(bounds) or "finite"
 
 
@@ -95,18 +95,18 @@ def path(text: str) -> str:
 
 def new_file(text: str) -> Path:
     """The name of a file to write, checked before the work whose result it will hold."""
-    found = Path(path(text))
-    folder = found.absolute().parent
-    is_free = found.is_file() or not os.path.lexists(found)
+    file = Path(path(text))
+    folder = file.absolute().parent
+    is_free = file.is_file() or not os.path.lexists(file)
     if not is_free or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise argparse.ArgumentTypeError(
             f"{text}: must be a file in a folder that exists and may be written to"
         )
-    if not may_replace(found):
+    if not may_replace(file):
         raise argparse.ArgumentTypeError(
             f"{text}: must be a new file, or a report or picture of albert-ds"
         )
-    return found
+    return file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +130,7 @@ def flag(
     type: Callable[[str], Any] = str,
     *,
     default: Any = MISSING,
-    **how: Any,
+    **changes: Any,
 ) -> Any:
     """A dataclass field that a flag fills.
 
@@ -138,9 +138,9 @@ def flag(
     fields. Without `default` and `shown_default` the flag must be typed.
     """
     if isinstance(declared, Flag):
-        made = replace(declared, **how)
+        made = replace(declared, **changes)
     else:
-        made = Flag(help=declared, metavar=metavar, type=type, **how)
+        made = Flag(help=declared, metavar=metavar, type=type, **changes)
     return field(default=default, metadata={"flag": made})
 
 
@@ -190,12 +190,12 @@ class HelpFormatter(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """argparse with errors of one line, ours, no abbreviations, and --version."""
 
-    def __init__(self, **how: Any):
-        how |= {"allow_abbrev": False, "formatter_class": HelpFormatter}
-        super().__init__(**how)
+    def __init__(self, **options: Any):
+        options |= {"allow_abbrev": False, "formatter_class": HelpFormatter}
+        super().__init__(**options)
         self.register("type", Path, lambda text: Path(path(text)))
         self.register("action", None, _Store)
-        if how.get("add_help", True):
+        if options.get("add_help", True):
             self.add_argument(
                 "--version", action=_PrintVersion, help="print the version of albert-ds and exit"
             )
@@ -206,12 +206,12 @@ class Parser(argparse.ArgumentParser):
         help: str,
         metavar: str | None = None,
         type: Callable[[str], Any] | None = None,
-        **how: Any,
+        **options: Any,
     ) -> None:
         """`add_argument`, in the order of `flag`: what it does, what it names or its unit, type."""
         given = {"metavar": metavar, "type": type}
-        how |= {key: value for key, value in given.items() if value is not None}
-        self.add_argument(name, help=help, **how)
+        options |= {key: value for key, value in given.items() if value is not None}
+        self.add_argument(name, help=help, **options)
 
     def parse_args(self, args=None, namespace=None):
         """A mistyped flag is named before one that is missing."""
@@ -282,15 +282,15 @@ def add_flags(
     for filled in fields(config):
         if "flag" not in filled.metadata:
             continue
-        how = (instead or {}).get(filled.name, filled.metadata["flag"])
-        has_default = filled.default is not MISSING and how.shown_default is None
+        declared = (instead or {}).get(filled.name, filled.metadata["flag"])
+        has_default = filled.default is not MISSING and declared.shown_default is None
         default = filled.default if has_default else None
         add_flag(
             parser,
             filled.name,
-            how,
+            declared,
             default=argparse.SUPPRESS if suppress else default,
-            required=not (has_default or how.shown_default or suppress),
+            required=not (has_default or declared.shown_default or suppress),
             is_switch=filled.type in (bool, "bool"),
         )
 
@@ -298,7 +298,7 @@ def add_flags(
 def add_flag(
     parser: argparse.ArgumentParser,
     name: str,
-    how: Flag,
+    declared: Flag,
     *,
     default: Any = None,
     required: bool = False,
@@ -306,22 +306,26 @@ def add_flag(
 ) -> None:
     """Add one flag, whose value the parsed namespace holds as `name`."""
     groups = {group.title: group for group in parser._action_groups}
-    if how.group and how.group not in groups:
-        groups[how.group] = parser.add_argument_group(how.group)
-    target = groups.get(how.group, parser)
-    text = how.help if how.shown_default is None else f"{how.help} (default: {how.shown_default})"
+    if declared.group and declared.group not in groups:
+        groups[declared.group] = parser.add_argument_group(declared.group)
+    target = groups.get(declared.group, parser)
+    text = (
+        declared.help
+        if declared.shown_default is None
+        else f"{declared.help} (default: {declared.shown_default})"
+    )
     common: dict[str, Any] = {"dest": name, "default": default, "help": text.replace("%", "%%")}
-    typed = how.name or as_flag(name)
+    typed = declared.name or as_flag(name)
     if is_switch:
         target.add_argument(typed, action="store_true", **common)
         return
-    common |= {"choices": how.choices, "nargs": how.nargs, "metavar": how.metavar}
-    target.add_argument(typed, type=how.type, required=required, **common)
+    common |= {"choices": declared.choices, "nargs": declared.nargs, "metavar": declared.metavar}
+    target.add_argument(typed, type=declared.type, required=required, **common)
 
 
-def add_instead(parser: argparse.ArgumentParser, first: str, name: str, how: Flag) -> None:
+def add_instead(parser: argparse.ArgumentParser, first: str, name: str, declared: Flag) -> None:
     """Add a flag that may be typed in place of the flag of `first`, and not with it."""
-    add_flag(parser, name, how)
+    add_flag(parser, name, declared)
     pair = [action for action in parser._actions if action.dest in (first, name)]
     one_of = parser.add_mutually_exclusive_group(required=any(a.required for a in pair))
     for action in pair:

@@ -84,10 +84,10 @@ def _has_inodes(place: str) -> bool:
     while not os.path.lexists(place):
         place = os.path.dirname(os.path.abspath(place))
     try:
-        found = os.statvfs(place)
+        system = os.statvfs(place)
     except OSError:
         return True
-    return found.f_favail > 0 or not found.f_files  # some file systems count none
+    return system.f_favail > 0 or not system.f_files  # some file systems count none
 
 
 def name_system_error(error: OSError | RuntimeError, consequence: str = "") -> Exception:

@@ -106,12 +106,12 @@ def refuse_input(output: Path, inputs: Iterable[Path | str]) -> None:
     """Raise UserError if `output` is one of `inputs`, or a folder that holds one."""
     place = Path(os.path.realpath(output))  # not resolve(), which raises for a loop of links
     for source in inputs:
-        found = Path(os.path.realpath(source))
-        if not found.exists():  # a URL
+        real = Path(os.path.realpath(source))
+        if not real.exists():  # a URL
             continue
-        if found == place or (output.exists() and output.samefile(found)):
+        if real == place or (output.exists() and output.samefile(real)):
             raise UserError(f"--output {output}: is the input {source}; name another one")
-        if place in found.parents:
+        if place in real.parents:
             raise UserError(f"--output {output}: holds the input {source}; name another folder")
 
 
@@ -138,12 +138,12 @@ def check_folder(
         raise UserError(f"--output {output}: {nearest} may not be written to")
     if nearest != place:
         return
-    for found in sorted(output.iterdir()):
-        if found.exists() and not found.is_file() and not found.is_dir():
-            raise UserError(f"--output {output}: {found.name} in it is neither file nor folder")
+    for held in sorted(output.iterdir()):
+        if held.exists() and not held.is_file() and not held.is_dir():
+            raise UserError(f"--output {output}: {held.name} in it is neither file nor folder")
     if not any((output / mark).exists() for mark in marks):
-        for found in (path for name in names for path in sorted(output.glob(name))):
-            raise UserError(f"--output {output}: holds {found.name}; name another folder")
+        for held in (path for name in names for path in sorted(output.glob(name))):
+            raise UserError(f"--output {output}: holds {held.name}; name another folder")
 
 
 @contextmanager

@@ -37,11 +37,11 @@ def read_data(path: Path, schema: dict) -> dict:
     """
     content = read_bytes(path, f"--data: {path}")
     try:
-        found = parse_json(content, str(path))
-        check(found, schema, str(path))
+        record = parse_json(content, str(path))
+        check(record, schema, str(path))
     except UserError as error:
         raise DamagedData(str(error)) from None
-    return found
+    return record
 
 
 def read_bytes(path: Path, name: str) -> bytes:
@@ -62,7 +62,7 @@ def parse_json(content: bytes, name: str) -> dict:
     if len(content) > MAX_BYTES:
         raise UserError(f"{name}: over {MAX_BYTES >> 20} MB; must be smaller")
     try:
-        found = json.loads(
+        record = json.loads(
             content.decode(),
             object_pairs_hook=_object,
             parse_int=_whole,
@@ -70,13 +70,13 @@ def parse_json(content: bytes, name: str) -> dict:
             parse_constant=_number,
         )
         if b"\\u" in content:
-            json.dumps(found, ensure_ascii=False).encode()  # fails for half of a surrogate pair
+            json.dumps(record, ensure_ascii=False).encode()  # fails for half of a surrogate pair
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{name}: must be a JSON object, found {_show(found)}")
-    _check_depth(found, name)
-    return found
+    if not isinstance(record, dict):
+        raise UserError(f"{name}: must be a JSON object, found {_show(record)}")
+    _check_depth(record, name)
+    return record
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -85,7 +85,7 @@ def read_lines(path: Path) -> list[dict]:
     Lines that are no JSON object with a whole number "step" are left out; one message counts them.
     A killed process leaves such a line. Raises OSError.
     """
-    found, left_out = [], 0
+    records, left_out = [], 0
     if path.exists() and not path.is_file():  # to open a pipe may take for ever
         raise UserError(f"{path}: not a file")
     with path.open("rb") as file:
@@ -93,12 +93,12 @@ def read_lines(path: Path) -> list[dict]:
             try:
                 record = parse_json(line, path.name)
                 check(record, {"step": non_negative}, path.name)
-                found.append(record)
+                records.append(record)
             except UserError:
                 left_out += 1
     if left_out:
         log_line(f"{path}: {left_out} lines are no records of a step; they are left out")
-    return found
+    return records
 
 
 def build(kind: type[T], record: Any, name: str) -> T:
@@ -183,12 +183,12 @@ def _show(value: Any) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    record = dict(pairs)
+    if len(record) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {_show(twice)} stands twice in one object")
-    return found
+    return record
 
 
 def _whole(text: str) -> int:
@@ -205,9 +205,9 @@ def _number(text: str) -> float:
     return int(value) if "." not in text and value.is_integer() and abs(value) < 1 << 53 else value
 
 
-def _check_depth(found: dict, name: str) -> None:
+def _check_depth(record: dict, name: str) -> None:
     """Raise UserError for deep nesting, also in what no schema reads: it is kept as it stands."""
-    level: list[Any] = [found]
+    level: list[Any] = [record]
     for _ in range(MAX_DEPTH):
         level = [
             inner

@@ -101,11 +101,11 @@ def _take(path: Path, text: str) -> None:
             file.write(text)
             return
         with contextlib.suppress(FileNotFoundError):  # another was faster, or its owner lived
-            found = _read_dead(path)
-            heir = path.with_name(f"{path.name}.{hashlib.sha256(found.encode()).hexdigest()[:8]}")
+            dead = _read_dead(path)
+            heir = path.with_name(f"{path.name}.{hashlib.sha256(dead.encode()).hexdigest()[:8]}")
             _take(heir, text)
             try:
-                if path.read_text() == found:
+                if path.read_text() == dead:
                     heir.replace(path)
                     return
             finally:
@@ -114,8 +114,8 @@ def _take(path: Path, text: str) -> None:
 
 def _read_dead(path: Path) -> str:
     """What a dead owner wrote. Raises BlockingIOError if it lives, FileNotFoundError if none is."""
-    found, touched = path.read_text(), path.stat().st_mtime_ns
-    owner, until = found.rpartition(" ")[0], time.monotonic() + SILENT * BEAT
+    text, touched = path.read_text(), path.stat().st_mtime_ns
+    owner, until = text.rpartition(" ")[0], time.monotonic() + SILENT * BEAT
     while not is_dead(owner):
         is_over = time.monotonic() > until
         if path.stat().st_mtime_ns != touched:  # clocks of machines differ
@@ -123,7 +123,7 @@ def _read_dead(path: Path) -> str:
         if is_over:
             break
         time.sleep(BEAT / 10)
-    return found
+    return text
 
 
 def describe_process() -> str:

@@ -112,10 +112,10 @@ def read_schedule(
 
 
 def _read_start(text: str, num_steps: int) -> int:
-    found = START.fullmatch(text)
-    if not found:
+    match = START.fullmatch(text)
+    if not match:
         raise ValueError(NO_START)
-    step, share = found.groups()
+    step, share = match.groups()
     return int(step) if step else int(Fraction(share) * num_steps / 100)
 
 
@@ -170,9 +170,9 @@ def learning_rate(
 
 def read_counts(text: str) -> list[int]:
     """`500k,1M,2.5M` as numbers, ascending. Raises ArgumentTypeError."""
-    found = re.findall(r"(\d{1,15}(?:\.\d{1,9})?)([kMB]?)(?:,|$)", text, re.ASCII)
-    counts = [int(Fraction(number) * UNITS[unit]) for number, unit in found]
-    is_read = ",".join(map("".join, found)) == text
+    matches = re.findall(r"(\d{1,15}(?:\.\d{1,9})?)([kMB]?)(?:,|$)", text, re.ASCII)
+    counts = [int(Fraction(number) * UNITS[unit]) for number, unit in matches]
+    is_read = ",".join(map("".join, matches)) == text
     if not (is_read and counts == sorted({*counts} - {0}) != []):
         raise argparse.ArgumentTypeError(f"{text}: must be ascending, such as 500k,1M,2.5M,1B")
     return counts

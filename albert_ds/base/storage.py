@@ -73,7 +73,7 @@ def find_files(
     saved for its data; `left_out` counts the others. Raises UserError for a pattern that no file
     matches, and for what can be no text: a broken link, a FIFO, a folder that may not be read.
     """
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for pattern in patterns:
         if is_url(pattern):
             matches = _match_urls(pattern)
@@ -83,8 +83,8 @@ def find_files(
         if not matches:
             raise UserError(f"{flag} {pattern}: matches no file")
         for match in matches:
-            found.setdefault(match if is_url(match) else os.path.realpath(match), match)
-    return sorted(found.values())
+            files.setdefault(match if is_url(match) else os.path.realpath(match), match)
+    return sorted(files.values())
 
 
 def refuse_within(output: Path, patterns: Iterable[str], flag: str = "--input") -> None:
@@ -162,12 +162,12 @@ def _match_urls(pattern: str) -> list[str]:
     def find(system: Any, path: str) -> list[str]:
         if pattern.startswith("hf://datasets/"):
             path = _pin_revision(system, path)
-        found = glob.has_magic(path) and system.glob(path, detail=True)
-        if not found:  # a name may look like a pattern
-            found = {path: system.info(path)}
-            if found[path]["type"] == "directory":
-                found = system.find(path, detail=True)
-        files = (name for name, about in found.items() if about["type"] == "file")
+        entries = glob.has_magic(path) and system.glob(path, detail=True)
+        if not entries:  # a name may look like a pattern
+            entries = {path: system.info(path)}
+            if entries[path]["type"] == "directory":
+                entries = system.find(path, detail=True)
+        files = (name for name, about in entries.items() if about["type"] == "file")
         return [system.unstrip_protocol(name) for name in files]
 
     try:
@@ -180,10 +180,10 @@ def _pin_revision(system: Any, path: str) -> str:
     """A path in a repository of the hub, at the commit that its branch is at now."""
     from huggingface_hub import HfApi
 
-    found = system.resolve_path(path)
+    place = system.resolve_path(path)
     hub = HfApi(endpoint=system.endpoint, token=system.token)
-    about = hub.repo_info(found.repo_id, repo_type=found.repo_type, revision=found.revision)
-    return type(found)(found.repo_type, found.repo_id, about.sha, found.path_in_repo).unresolve()
+    about = hub.repo_info(place.repo_id, repo_type=place.repo_type, revision=place.revision)
+    return type(place)(place.repo_type, place.repo_id, about.sha, place.path_in_repo).unresolve()
 
 
 def open_file(location: str) -> IO[bytes]:
@@ -289,8 +289,8 @@ def _read_range(system: Any, path: str, *, begin: int, end: int) -> bytes:
                 return b""
         return sink.getvalue()
     # That of the hub reads 5 MB ahead.
-    how = {"cache_type": "none"} if system.protocol == "hf" else {}
-    return system.cat_file(path, begin, end, **how)
+    options = {"cache_type": "none"} if system.protocol == "hf" else {}
+    return system.cat_file(path, begin, end, **options)
 
 
 def stat(location: str) -> FileInfo:

@@ -69,15 +69,15 @@ def combine(folders: list[Path], output: Path) -> dict:
                 f"--members {members[0]}: the {name} set in {data} is not the one it was evaluated "
                 "on; must be as it was"
             )
-        found = [read_outputs(member, name) for member in members]
-        for member, (_, about) in zip(members, found, strict=True):
-            if about["key"] != found[0][1]["key"]:
+        outputs_of = [read_outputs(member, name) for member in members]
+        for member, (_, about) in zip(members, outputs_of, strict=True):
+            if about["key"] != outputs_of[0][1]["key"]:
                 raise UserError(
                     f"--members {member}: its {name} set is not that of {members[0]}: data, "
                     f"vocabulary and lengths of {task} must be the same"
                 )
         splits[name] = read_split(cache, features, data=data, name=name, lengths=lengths)
-        outputs[name] = average([arrays for arrays, _ in found])
+        outputs[name] = average([arrays for arrays, _ in outputs_of])
     alone = []  # the members' own metrics
     for path in (member / "results.json" for member in members):
         results = read_json(path)

@@ -185,33 +185,31 @@ def count_runs(masked: dict[int, int], starts: list[bool]) -> Iterator[int]:
             words = 0
 
 
-def print_statistics(
-    found: Statistics, count: int, config: StreamConfig, pieces: list[str]
-) -> None:
-    tokens, masked = sum(found.lengths), found.replaced.total()
+def print_statistics(seen: Statistics, count: int, config: StreamConfig, pieces: list[str]) -> None:
+    tokens, masked = sum(seen.lengths), seen.replaced.total()
     room = config.sequence_length * count
     print(f"{count:,} samples, {tokens:,} tokens")
     print(f"fill: {tokens / room:.1%} of {config.sequence_length} (no row is ever padded)")
-    left_out = 1 - found.used / found.available
+    left_out = 1 - seen.used / seen.available
     print(f"truncated by short draws: {left_out:.1%} of the stored tokens")
-    for name, values in (("length", found.lengths), ("[CLS] A [SEP]", found.first_lengths)):
+    for name, values in (("length", seen.lengths), ("[CLS] A [SEP]", seen.first_lengths)):
         spread = f"{min(values)} / {statistics.median(values):.0f} / {max(values)}"
         print(f"{name}: min / median / max {spread}")
-    print(f"masked: {masked / tokens:.2%} of the tokens; of these " + shares(found.replaced))
+    print(f"masked: {masked / tokens:.2%} of the tokens; of these " + shares(seen.replaced))
     harmonic = sum(1 / n for n in range(1, config.max_ngram + 1))
     drawn = ", ".join(f"{n}: {1 / n / harmonic:.1%}" for n in range(1, config.max_ngram + 1))
-    print(f"words of a masked stretch: {shares(found.runs)} (n-grams are drawn as {drawn})")
-    labelled = count - found.pair_labels[NO_LABEL]
+    print(f"words of a masked stretch: {shares(seen.runs)} (n-grams are drawn as {drawn})")
+    labelled = count - seen.pair_labels[NO_LABEL]
     if labelled:
-        share = found.pair_labels[1] / labelled
+        share = seen.pair_labels[1] / labelled
         error = 1.96 * (share * (1 - share) / labelled) ** 0.5
-        without = f"samples without a pair: {found.pair_labels[NO_LABEL]:,}"
+        without = f"samples without a pair: {seen.pair_labels[NO_LABEL]:,}"
         print(f"pairs with label 1: {share:.1%} +- {error:.1%}; {without}")
-    special = ", ".join(f"{p} {found.ids[i]:,}" for i, p in enumerate(SPECIAL_PIECES))
+    special = ", ".join(f"{p} {seen.ids[i]:,}" for i, p in enumerate(SPECIAL_PIECES))
     print(f"special pieces: {special}")
-    common = ", ".join(f"{pieces[i]} {n / tokens:.1%}" for i, n in found.ids.most_common(12))
+    common = ", ".join(f"{pieces[i]} {n / tokens:.1%}" for i, n in seen.ids.most_common(12))
     print(f"most frequent: {common}")
-    print(f"pieces that occur: {len(found.ids):,} of {len(pieces):,}")
+    print(f"pieces that occur: {len(seen.ids):,} of {len(pieces):,}")
 
 
 def print_text_figures(index: dict) -> None:

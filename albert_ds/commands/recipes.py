@@ -20,8 +20,8 @@ def build_parser() -> cli.Parser:
 
 def main(argv: list[str]) -> None:
     output = build_parser().parse_args(argv).output
-    found = [path.relative_to(PACKAGE) for files in FILES for path in PACKAGE.glob(files)]
-    names = sorted(name for name in found if name.as_posix() not in NEED_A_CLONE)
+    recipes = [path.relative_to(PACKAGE) for files in FILES for path in PACKAGE.glob(files)]
+    names = sorted(name for name in recipes if name.as_posix() not in NEED_A_CLONE)
     check_folder(output, names=())
     with new_folder(output) as partial:
         for name in names:

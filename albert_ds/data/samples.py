@@ -102,8 +102,8 @@ class SampleReader:
 
             def draw_other(length: int) -> np.ndarray | None:
                 runs = self._sources[number].find_runs(place.shard)
-                found = runs.find(length, sequence.document, rng)
-                return found and shard[found[0]].ids[found[1] : found[2]]
+                run = runs.find(length, sequence.document, rng)
+                return run and shard[run[0]].ids[run[1] : run[2]]
 
             return draw_sample(sequence, config or self._config, self.word_starts, draw_other, rng)
 

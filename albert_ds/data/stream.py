@@ -120,10 +120,10 @@ def heldout_batches(
     """
     reader = MicroBatchReader([source], None, config)
     samples = min(limit, int(source.sizes.sum()))
-    mine = range(dp_rank, samples, dp_size)
+    positions = range(dp_rank, samples, dp_size)
     most = len(range(0, samples, dp_size))  # samples of rank 0, which has the most
     for begin in range(0, most, micro_batch_size):
-        yield reader.read(mine[begin : begin + micro_batch_size])
+        yield reader.read(positions[begin : begin + micro_batch_size])
 
 
 def plan_training(
@@ -132,9 +132,9 @@ def plan_training(
     """The positions of each micro-batch of one rank, every dp_size-th of a step; their draws."""
     for at in itertools.count(step):
         positions, config = plan.batch_at(at)
-        mine = positions[dp_rank::dp_size]
-        for i in range(0, len(mine), micro_batch_size):
-            yield mine[i : i + micro_batch_size], config
+        own = positions[dp_rank::dp_size]
+        for i in range(0, len(own), micro_batch_size):
+            yield own[i : i + micro_batch_size], config
 
 
 def _obey_trainer_only(worker: int) -> None:

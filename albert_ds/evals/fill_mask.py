@@ -25,8 +25,8 @@ def fill_masks(folder: ModelFolder, sentences: list[str], top: int) -> list[list
         states = model.eval().albert(**inputs)["last_hidden_state"][masks]
         logits = model.mlm_head.logits(states, model.albert.embeddings.word.weight)
         best = logits.softmax(-1).topk(top)
-    found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    fills = ([(vocab.pieces[i], p) for i, p in zip(*mask, strict=True)] for mask in found)
+    best_of_masks = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    fills = ([(vocab.pieces[i], p) for i, p in zip(*mask, strict=True)] for mask in best_of_masks)
     return [list(islice(fills, int((sample == MASK).sum()))) for sample in samples]
 
 

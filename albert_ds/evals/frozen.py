@@ -36,10 +36,10 @@ def encode_pairs(
     for batch in batches:
         tensors = batch.on(device)
         encoded = _encode(model, tensors, output_positions=tensors["cu_seqlens"][:-1].long())
-        found = encoded["pooled"]
-        found = encoded["last_hidden_state"] if found is None else found
+        states = encoded["pooled"]
+        states = encoded["last_hidden_state"] if states is None else states
         answers = tensors["pair_labels"]
-        features.append(found[answers >= 0].float().cpu().numpy())
+        features.append(states[answers >= 0].float().cpu().numpy())
         labels.append(answers[answers >= 0].cpu().numpy())
     return np.concatenate(features), np.concatenate(labels)
 
@@ -62,8 +62,8 @@ def measure_similarity(
     sums, tokens = None, 0
     for batch in batches:
         states = _encode(model, batch.on(device))["hidden_states"]
-        found = torch.stack([_compare(a, b) for a, b in zip(states, states[1:], strict=False)])
-        sums = found if sums is None else sums + found
+        distances = torch.stack([_compare(a, b) for a, b in zip(states, states[1:], strict=False)])
+        sums = distances if sums is None else sums + distances
         tokens += batch.tokens
     assert sums is not None and tokens, "no tokens to measure"
     means = (sums / tokens).tolist()
@@ -105,8 +105,10 @@ def measure_depths(
         before, rows = states[0], []
         for depth in depths:
             hidden = outputs[depth][tensors["masked_positions"]]
-            found = model.mlm_head(hidden, tensors["masked_labels"], word)
-            rows.append(torch.cat([torch.stack(found).double(), _compare(before, outputs[depth])]))
+            results = model.mlm_head(hidden, tensors["masked_labels"], word)
+            rows.append(
+                torch.cat([torch.stack(results).double(), _compare(before, outputs[depth])])
+            )
             before = outputs[depth]
         sums.append(torch.stack(rows).cpu())
         counts.append([batch.masked, batch.masked, batch.tokens, batch.tokens])

@@ -67,8 +67,8 @@ def score_pairs(
 ) -> list[float]:
     """1 for each pair whose good sentence scores higher, 0.5 for a tie, else 0."""
     sentences = sorted({s for pair in pairs for s in (pair.good, pair.bad)})
-    found = score_sentences(model, vocab, sentences, device, within_word=within_word)
-    scores = dict(zip(sentences, found, strict=True))
+    of_sentences = score_sentences(model, vocab, sentences, device, within_word=within_word)
+    scores = dict(zip(sentences, of_sentences, strict=True))
     differences = [scores[pair.good] - scores[pair.bad] for pair in pairs]
     return [(difference > 0) + 0.5 * (difference == 0) for difference in differences]
 
@@ -141,8 +141,8 @@ def _score(model: AlbertForPretraining, ids: Tensor, words: Tensor | None) -> li
     # Every sequence has two output positions: [CLS], then its masked token.
     word = model.albert.embeddings.word.weight
     logits = model.mlm_head.logits(states[1::2].float(), word.float())
-    found = logits.log_softmax(-1).gather(1, labels[:, None])
-    return found.view(sentences, tokens).double().sum(1).tolist()
+    chosen = logits.log_softmax(-1).gather(1, labels[:, None])
+    return chosen.view(sentences, tokens).double().sum(1).tolist()
 
 
 def summarise(pairs: list[Pair], right: list[float]) -> dict:
@@ -157,7 +157,9 @@ def summarise(pairs: list[Pair], right: list[float]) -> dict:
         "pairs": len(right),
         "ties": right.count(0.5),
         **{
-            kind: {name: [sum(found) / len(found), len(found)] for name, found in rows.items()}
+            kind: {
+                name: [sum(results) / len(results), len(results)] for name, results in rows.items()
+            }
             for kind, rows in groups.items()
         },
     }

@@ -90,8 +90,8 @@ def probe(args: Namespace, folder: ModelFolder, device: torch.device) -> dict:
     source, model, batches = open_heldout(args, folder, device, own, depth)
     values = evaluate(model, batches, build_mesh(1), device, own)
     for task in TASKS.keys() - {own}:
-        found = draw_batches(args, source, task, args.samples, model)
-        held, labels = encode_pairs(model, found, device)
+        drawn = draw_batches(args, source, task, args.samples, model)
+        held, labels = encode_pairs(model, drawn, device)
         shards = open_shards(args.data, "train")
         train = draw_batches(args, shards, task, args.head_samples, model)
         features, known = encode_pairs(model, train, device)
@@ -145,8 +145,8 @@ def tabulate_shares(heading: str, rows: list[tuple[str, float, int]], last: str)
 
 def interval(share: float, count: int) -> tuple[float, float]:
     """Wilson's 95 % confidence interval of a share of `count` trials."""
-    found = binomtest(round(share * count), count).proportion_ci(0.95, method="wilson")
-    return found.low, found.high
+    bounds = binomtest(round(share * count), count).proportion_ci(0.95, method="wilson")
+    return bounds.low, bounds.high
 
 
 def probe_pairs(args: Namespace, folder: ModelFolder, device: torch.device) -> tuple[dict, str]:
@@ -165,8 +165,8 @@ def probe_pairs(args: Namespace, folder: ModelFolder, device: torch.device) -> t
     speed = f"{len(pairs) / seconds:,.0f} pairs/s, {args.precision}"
     speed += ", the rest of a word masked too" * args.within_word
     table = tabulate_shares("minimal pairs | accuracy", rows, speed)
-    how = {"precision": args.precision, "within_word": args.within_word}
-    return {**values, **how, "seconds": seconds}, table
+    settings = {"precision": args.precision, "within_word": args.within_word}
+    return {**values, **settings, "seconds": seconds}, table
 
 
 def probe_depths(args: Namespace, folder: ModelFolder, device: torch.device) -> tuple[dict, str]:
@@ -200,10 +200,10 @@ def compare_layers(args: Namespace, device: torch.device) -> dict:
     labels = args.labels or [checkpoint.name for checkpoint in checkpoints]
     if len({*labels}) != len(checkpoints):
         raise UserError(f"--labels {' '.join(labels)}: must be {len(checkpoints)} different names")
-    found = {}
+    models = {}
     for label, checkpoint in zip(labels, checkpoints, strict=True):
         depth = args.num_layers[0] if args.num_layers else None
         _, model, batches = open_heldout(args, ModelFolder(checkpoint), device, "none", depth)
         measured = measure_similarity(model, batches, device)
-        found[label] = {"sharing": model.config.sharing, **measured}
-    return {"models": found}
+        models[label] = {"sharing": model.config.sharing, **measured}
+    return {"models": models}

@@ -40,11 +40,11 @@ def write_card(
     head = folder.head
     run = folder.record if folder.is_ours else {}
     shards = run.get("data") or () if head is None else ()
-    found = {data: _read_object(Path(data) / "index.json") for data in shards}
-    indexes = {data: index for data, index in found.items() if "splits" in index}
+    records = {data: _read_object(Path(data) / "index.json") for data in shards}
+    indexes = {data: index for data, index in records.items() if "splits" in index}
     results = _list_results(folder, run, probes)
-    theirs = head.row.hugging_face if head else None
-    pipeline = theirs.pipeline if theirs else "fill-mask"
+    hugging_face = head.row.hugging_face if head else None
+    pipeline = hugging_face.pipeline if hugging_face else "fill-mask"
     groups = list_groups(config)
     repeats = (len(set(blocks)) < len(blocks) for blocks in zip(*groups, strict=True))
     environment = Environment(
@@ -141,22 +141,22 @@ def _list_results(
         best = _read_object(folder.root / "results.json") if weights == BEST.name else {}
         title = f"Development set, at step {best.get('best_step')}"
         return [(title, str(run.get("task", folder.head.kind)), best.get("dev") or {})]
-    found, metrics, step = [], folder.root / "metrics.jsonl", weights.removeprefix("step-")
+    results, metrics, step = [], folder.root / "metrics.jsonl", weights.removeprefix("step-")
     if step.isdecimal() and metrics.is_file():
         for line in read_lines(metrics):
             if "heldout_mlm_loss" in line and line["step"] <= int(step):
                 facts = {k: v for k, v in line.items() if k.startswith("heldout_")}
                 data = Path((run.get("data") or ["unknown"])[0]).name  # the one that is evaluated
-                found = [(f"Held-out documents, at step {line['step']}", data, facts)]
+                results = [(f"Held-out documents, at step {line['step']}", data, facts)]
     for probe in probes:
         numbers = {k: v for k, v in probe.items() if isinstance(v, int | float) and k != "seconds"}
-        found.append((f"Probe of {probe['data']}", probe["data"], numbers))
-    return found
+        results.append((f"Probe of {probe['data']}", probe["data"], numbers))
+    return results
 
 
 def _index_results(folder: ModelFolder, pipeline: str, results: list) -> list[dict]:
     """The measured shares and scores in the form that the Hub reads."""
-    found = [
+    entries = [
         {
             "task": {"type": pipeline},
             "dataset": {"type": data, "name": title},
@@ -169,7 +169,7 @@ def _index_results(folder: ModelFolder, pipeline: str, results: list) -> list[di
         for title, data, facts in results
         if facts
     ]
-    return [{"name": folder.root.resolve().name, "results": found}] if found else []
+    return [{"name": folder.root.resolve().name, "results": entries}] if entries else []
 
 
 def _read_object(path: Path) -> dict:

@@ -74,9 +74,9 @@ def export_hf(
             rounded = {name: tensor.bfloat16() for name, tensor in copies.items()}
             save_file(rounded, partial / HF_FILES[0], metadata={"format": "pt"})
             checked += check_rounded(partial, folder, config, state)
-        mine = [probe for probe in probes if probe["weights"] == folder.name]
+        own_probes = [probe for probe in probes if probe["weights"] == folder.name]
         (kind,) = hf_config["architectures"]
-        card = write_card(folder, config, state, kind, trained_length, licence, mine, checked)
+        card = write_card(folder, config, state, kind, trained_length, licence, own_probes, checked)
         (partial / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -86,12 +86,12 @@ def open_checkpoints(run: Path, *, average: bool) -> list[ModelFolder]:
     Raises UserError if there is none, DamagedData if one is damaged.
     """
     try:
-        found = list_kept(run / "checkpoints")
+        kept = list_kept(run / "checkpoints")
     except OSError:
-        found = []
-    if not found:
+        kept = []
+    if not kept:
         raise UserError(f"--checkpoint {run}: must be a run, with folders checkpoints/step-N")
-    folders = [ModelFolder(checkpoint, average=average) for checkpoint in reversed(found)]
+    folders = [ModelFolder(checkpoint, average=average) for checkpoint in reversed(kept)]
     for folder in folders:
         assert folder.checkpoint  # reads it, and raises if it is damaged
     return folders

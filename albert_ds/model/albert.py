@@ -251,12 +251,12 @@ class AlbertForPretraining(nn.Module):
         outputs: dict[str, Tensor] = {}
         parts: list[Tensor] = []
         for name, term in TERMS.items():
-            found = term.compute(self, states)
-            loss, *correct = found or [torch.zeros_like(x) for x in states.words[:2]]
+            computed = term.compute(self, states)
+            loss, *correct = computed or [torch.zeros_like(x) for x in states.words[:2]]
             outputs[f"{name}_loss_sum"] = loss
             if term.has_accuracy:
                 outputs[f"{name}_correct"] = correct[0]
-            if found and scales is not None:
+            if computed and scales is not None:
                 parts.append(loss * scales[PER.index(term.per)])
         return outputs | {"loss": sum(parts[1:], parts[0])} if parts else outputs
 

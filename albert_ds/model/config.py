@@ -144,20 +144,20 @@ class ModelConfig:
         where = f"{num_layers} layers of --num-layers {self.num_layers}: "
         try:
             sharing = resize(self.sharing, num_layers)
-            found = replace(self, num_layers=num_layers, sharing=sharing)
+            config = replace(self, num_layers=num_layers, sharing=sharing)
         except UserError as error:
             raise UserError(f"{where}{error}") from None
-        if found.num_blocks != self.num_blocks:
+        if config.num_blocks != self.num_blocks:
             raise UserError(
                 f"{where}--sharing {self.sharing} uses other blocks there; allowed: depths that "
                 "use the same ones"
             )
-        if self.per_layer != "none" and find_layers(self.plan, found.plan) is None:
+        if self.per_layer != "none" and find_layers(self.plan, config.plan) is None:
             raise UserError(
                 f"{where}--sharing {self.sharing} runs them in another order there, so what layers "
                 f"have of their own (--per-layer {self.per_layer}) has no place"
             )
-        return found
+        return config
 
     def running_layers(self, num_layers: int) -> list[int]:
         """Which layers' own parameters (--per-layer) are used in a run of `num_layers` of them."""
@@ -167,14 +167,14 @@ class ModelConfig:
 def reshape(size: ModelConfig, **changes) -> ModelConfig:
     """`size` with what was typed; the number of layers is that of a --sharing that says it."""
     layers = count_named_layers(changes.get("sharing", size.sharing))
-    found = replace(size, **({} if layers is None else {"num_layers": layers}) | changes)
-    for word in read_additions(found.per_layer):
-        if ADDITIONS[word].begins_loops and not find_loops(found.plan):
+    config = replace(size, **({} if layers is None else {"num_layers": layers}) | changes)
+    for word in read_additions(config.per_layer):
+        if ADDITIONS[word].begins_loops and not find_loops(config.plan):
             raise UserError(
-                f"--per-layer {found.per_layer}: {word} needs layers that run again; with "
-                f"--sharing {found.sharing} there are none"
+                f"--per-layer {config.per_layer}: {word} needs layers that run again; with "
+                f"--sharing {config.sharing} there are none"
             )
-    return found
+    return config
 
 
 def _size(

@@ -62,11 +62,11 @@ def find_depths(model: ModelConfig, first: int, last: int) -> Depths:
 
 def list_depths(model: ModelConfig, first: int, last: int) -> Depths:
     """The depths from `first` to `last` which use the same blocks; there may be none."""
-    found = []
+    depths = []
     for layers in range(first, last + 1):
         with suppress(UserError):
-            found.append(model.at_depth(layers).num_layers)
-    return Depths(found)
+            depths.append(model.at_depth(layers).num_layers)
+    return Depths(depths)
 
 
 def draw_depth(depths: Depths, seed: int, step: int) -> int:
@@ -86,12 +86,12 @@ def read_exits(model: ModelConfig, text: str | None) -> dict[int, float]:
         layer, is_weighted, weight = word.partition(":")
         try:
             number = integer(1, model.num_layers - 1)(layer)
-            found = Range(gt=0, le=1e3)(weight if is_weighted else "1")
+            value = Range(gt=0, le=1e3)(weight if is_weighted else "1")
         except argparse.ArgumentTypeError as error:
             raise UserError(f"{where}: {word!r}: {error}; LAYER or LAYER:WEIGHT") from None
         if number in exits:
             raise UserError(f"{where}: names layer {number} twice")
-        exits[int(number)] = found
+        exits[int(number)] = value
     if exits and model.has_per_layer("layer.input"):
         raise UserError(
             f"{where}: not with --per-layer {model.per_layer}, which changes the state between two "

@@ -310,8 +310,8 @@ def _check_shapes(state: Weights, shapes: dict[str, tuple], where: str) -> None:
         problem = "is missing" if name in shapes else "belongs to another model than config.json's"
         raise UserError(f"{where}: {name} {problem}")
     for name, shape in shapes.items():
-        found = tuple(state[name].shape)
-        if found != shape:
-            raise UserError(f"{where}: {name} is {found}: config.json makes it {shape}")
+        actual = tuple(state[name].shape)
+        if actual != shape:
+            raise UserError(f"{where}: {name} is {actual}: config.json makes it {shape}")
         if not state[name].isfinite().all():
             raise UserError(f"{where}: {name} is not finite (NaN or Inf)")

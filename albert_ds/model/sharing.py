@@ -74,8 +74,8 @@ def find_layers(plan: Plan, shallow: Plan) -> list[int] | None:
     None if `plan` does not have them in this order.
     """
     layers = iter(enumerate(plan))
-    found = [next((n for n, own in layers if own == blocks), None) for blocks in shallow]
-    return None if None in found else [n for n in found if n is not None]
+    matches = [next((n for n, own in layers if own == blocks), None) for blocks in shallow]
+    return None if None in matches else [n for n in matches if n is not None]
 
 
 def find_loops(plan: Plan) -> set[int]:
@@ -282,7 +282,7 @@ def read_additions(per_layer: str) -> dict[str, int]:
 
     Raises UserError for a wrong word.
     """
-    found: dict[str, int] = {}
+    additions: dict[str, int] = {}
     for typed in per_layer.split(",") if per_layer != "none" else []:
         word, colon, value = typed.partition(":")
         known = ADDITIONS.get(word)
@@ -292,7 +292,7 @@ def read_additions(per_layer: str) -> dict[str, int]:
             raise UserError(
                 f"--per-layer {per_layer}: {typed!r} must be one of {forms}, R at most {MAX_RANK}"
             )
-        if word in found:
+        if word in additions:
             raise UserError(f"--per-layer {per_layer}: names {word} twice")
-        found[word] = int(value or 0)
-    return found
+        additions[word] = int(value or 0)
+    return additions

@@ -20,10 +20,10 @@ def build_adamw(
 
 def decay_groups(parameters: NamedParameters, weight_decay: float) -> list[dict]:
     """Two parameter groups: matrices (decay and ratio); biases, LayerNorms, factors (neither)."""
-    found: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for name, parameter in parameters:
         plain = name.endswith(("bias", ".scale", ".gain")) or "layer_norm" in name
-        found[not plain].append(parameter)
+        groups[not plain].append(parameter)
     return [
         {
             "params": members,
@@ -31,7 +31,7 @@ def decay_groups(parameters: NamedParameters, weight_decay: float) -> list[dict]
             "adapt": adapt,
             "rate_share": 1.0,
         }
-        for adapt, members in found.items()
+        for adapt, members in groups.items()
     ]
 
 

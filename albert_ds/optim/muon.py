@@ -170,13 +170,13 @@ class Muon(torch.optim.Optimizer):
 
     def _step_matrices(self, parameters: list[Tensor], group: dict) -> None:
         # All are collected first, so that the processes then work at the same time.
-        found = [pair for p in parameters for pair in self._collect_matrices(p, group)]
-        for number, (fragment, whole) in enumerate(found):
+        matrices = [pair for p in parameters for pair in self._collect_matrices(p, group)]
+        for number, (fragment, whole) in enumerate(matrices):
             if whole is not None:
                 whole = orthogonalize(whole).mul_(SCALE * math.sqrt(max(whole.shape)))
-                found[number] = fragment, whole
+                matrices[number] = fragment, whole
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        for fragment, whole in found:
+        for fragment, whole in matrices:
             piece = self._spread(fragment, whole)
             fragment.flat.view(-1)[fragment.in_flat].add_(piece, alpha=-group["lr"])
 

@@ -39,8 +39,8 @@ class Counts:
         return cls(squared_lengths=int(lengths.square().sum()), **counts)
 
     def __add__(self, other: "Counts") -> "Counts":
-        mine, theirs = asdict(self), asdict(other)
-        return Counts(**{name: mine[name] + theirs[name] for name in mine})
+        left, right = asdict(self), asdict(other)
+        return Counts(**{name: left[name] + right[name] for name in left})
 
 
 def agree(
@@ -50,8 +50,8 @@ def agree(
 
     If a rank passes an error, it is raised on every rank. Collective over all ranks.
     """
-    mine = list(asdict(counts).values()) if mesh.tp_rank == 0 else [0] * len(fields(Counts))
-    vector = torch.tensor([*mine, stop, error is not None])
+    values = list(asdict(counts).values()) if mesh.tp_rank == 0 else [0] * len(fields(Counts))
+    vector = torch.tensor([*values, stop, error is not None])
     dist.all_reduce(vector, group=mesh.control_group)
     *sums, stops, errors = vector.tolist()
     if errors:
@@ -64,9 +64,9 @@ def raise_first_error(mesh: Mesh, error: Exception | None) -> None:
     """Raise the error of the lowest rank that has one, on every rank. Collective."""
     errors: list[Exception | None] = [None] * mesh.world_size
     dist.all_gather_object(errors, error, group=mesh.control_group)
-    found = next((e for e in errors if e is not None), None)
-    if found is not None:
-        raise found
+    first = next((e for e in errors if e is not None), None)
+    if first is not None:
+        raise first
 
 
 @contextmanager

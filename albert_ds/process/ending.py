@@ -76,10 +76,10 @@ def explain(error: Exception) -> Ending:
                     "out of GPU memory: lower --micro-batch-size, or pretrain with "
                     f"--activation-checkpointing block ({text[:120]})",
                 )
-            found = re.search(
+            match = re.search(
                 r"CUDA error: |CUDA driver error|Cuda failure|uncorrectable ECC", text
             )
-            if found and "device-side assert" not in text:  # that is a defect of this program
+            if match and "device-side assert" not in text:  # that is a defect of this program
                 return Ending(MachineFailed.code, f"GPU failed ({text[:160]}){UNTOUCHED}")
     what = " ".join(traceback.format_exception_only(error)[-1].split())[:300]
     return Ending(DEFECT, f"a defect of albert-ds: {what}{UNTOUCHED}")

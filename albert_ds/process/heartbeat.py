@@ -114,20 +114,20 @@ class Heartbeat:
         self._silence = min(SILENCE_SECONDS, self._timeout)
         self._count = 0
         self._host = "its machine"  # of rank 0
-        self._mine: Ending | None = None
+        self._own: Ending | None = None
         self._ending: Ending | None = None  # of all ranks
         self._lock, self._wake, self._over = threading.Lock(), threading.Event(), threading.Event()
         self._silent = 0.0  # seconds without a sign of rank 0
         for work in (self._watch, self._watch_rank_0) if world.size > 1 else ():
             threading.Thread(target=work, daemon=True).start()
 
-    def end_together(self, mine: Ending) -> Ending:
-        """How all ranks end, if this one has come to `mine`. exit.json is then written."""
+    def end_together(self, own: Ending) -> Ending:
+        """How all ranks end, if this one has come to `own`. exit.json is then written."""
         if self._world.size == 1:
-            self._record(mine)
-            return mine
+            self._record(own)
+            return own
         with self._lock:
-            self._mine = mine
+            self._own = own
         self._wake.set()
         self._over.wait()
         assert self._ending is not None
@@ -139,7 +139,7 @@ class Heartbeat:
             store = open_store(self._world, timedelta(seconds=self._silence))
             ending = self._run_rank_0(store) if self._world.rank == 0 else self._run_other(store)
         except FAILED:
-            while self._world.has_store and self._mine is None:
+            while self._world.has_store and self._own is None:
                 self._silent = float("-inf")  # only the launcher is gone: it is asked to stop
                 time.sleep(INTERVAL_SECONDS)
         self._finish(ending)
@@ -148,7 +148,7 @@ class Heartbeat:
         """Ranks above 0: end if rank 0, which hosts the store, stops beating."""
         while self._world.rank > 0 and not self._over.wait(INTERVAL_SECONDS):
             self._silent += INTERVAL_SECONDS
-            is_secondary = self._mine is not None and self._mine.is_secondary
+            is_secondary = self._own is not None and self._own.is_secondary
             if self._silent > (LOST_SECONDS if is_secondary else self._silence):
                 self._finish(None)
 
@@ -156,7 +156,7 @@ class Heartbeat:
         """End with all ranks, or alone (None); whichever thread comes first decides."""
         with self._lock:  # the main thread cannot come to an ending any more
             self._ending = self._ending or ending or self._end_alone()
-            if self._mine is None:
+            if self._own is None:
                 faulthandler.dump_traceback(2)  # where the main thread waits
                 print_ending(self._world, self._ending)
                 leave_process(self._ending.code)
@@ -209,7 +209,7 @@ class Heartbeat:
         before = time.monotonic()
         while True:
             self._count += 1
-            beat = Beat(count=self._count, ending=self._mine)
+            beat = Beat(count=self._count, ending=self._own)
             store.set(f"life/{self._world.rank}", json.dumps(beat))
             now = time.monotonic()
             yield min(now - before, 2 * INTERVAL_SECONDS)
@@ -219,15 +219,15 @@ class Heartbeat:
 
     def _end_alone(self) -> Ending:
         """The ending of a rank that can no longer hear rank 0."""
-        mine = self._mine
+        own = self._own
         # Where the launcher hosts the store, only that is gone, and all ranks end as this one.
-        if mine is None or mine.is_secondary or (mine.is_orderly and not self._world.has_store):
-            reason = mine.reason if mine and mine.is_secondary else f"a peer is missing{UNTOUCHED}"
+        if own is None or own.is_secondary or (own.is_orderly and not self._world.has_store):
+            reason = own.reason if own and own.is_secondary else f"a peer is missing{UNTOUCHED}"
             reason = reason.replace("a peer", f"rank 0 on {self._host}", 1)
             reason += see_log(self._run, [0])
-            mine = Ending(MachineFailed.code, reason, is_secondary=True)
-        self._record(mine)
-        return mine
+            own = Ending(MachineFailed.code, reason, is_secondary=True)
+        self._record(own)
+        return own
 
 
 def see_log(run: Path, ranks: list[int]) -> str:

@@ -54,7 +54,7 @@ def open_store(world: World, patience: timedelta, *, is_host: bool = False):
     """Connect to the store that all ranks share. Every request times out after `patience`."""
     host, _, port = world.address.rpartition(":")
     hosts = is_host and not world.has_store
-    found = futures.Future()
+    opened = futures.Future()
 
     def connect() -> None:
         try:
@@ -66,14 +66,14 @@ def open_store(world: World, patience: timedelta, *, is_host: bool = False):
                 wait_for_workers=False,
                 master_listen_fd=listen_at(host, int(port)) if hosts else None,
             )
-            found.set_result(store)
+            opened.set_result(store)
         except Exception as error:
-            found.set_exception(error)
+            opened.set_exception(error)
 
     # torch heeds no timeout where another program holds the port and stays silent.
     threading.Thread(target=connect, daemon=True).start()
     try:
-        store = found.result(patience.total_seconds() + SLACK)
+        store = opened.result(patience.total_seconds() + SLACK)
     except futures.TimeoutError:
         raise dist.DistNetworkError(f"the program at port {port} does not answer") from None
     # A launcher's store outlives its ranks, so each attempt has its own keys. Nobody else can name
@@ -154,11 +154,14 @@ def open_groups(world: World, store, device, *, timeout_minutes: float) -> None:
 
 def check_network(environ=os.environ) -> None:
     """Raise UserError if gloo, which every world uses, was given an interface that is not here."""
-    wanted, found = environ.get("GLOO_SOCKET_IFNAME"), [name for _, name in socket.if_nameindex()]
-    if wanted and not set(wanted.split(",")) <= set(found):
+    wanted, interfaces = (
+        environ.get("GLOO_SOCKET_IFNAME"),
+        [name for _, name in socket.if_nameindex()],
+    )
+    if wanted and not set(wanted.split(",")) <= set(interfaces):
         raise UserError(
             f"GLOO_SOCKET_IFNAME={wanted} (INTERFACE in slurm/site.env): allowed on this machine: "
-            f"{', '.join(found)}"
+            f"{', '.join(interfaces)}"
         )
 
 
@@ -288,15 +291,15 @@ def notify_ranks(world: World, store, ending: Ending) -> bool:
     store: that of `host_store`, if this rank has come so far. Returns once rank 0 knows; rank
     0, whose store may be the one, returns once all know. Both wait `NOTIFY_TIMEOUT` at most.
     """
-    mine, is_news = f"rank {world.rank} on {os.uname().nodename}: {ending.reason}", True
+    told, is_news = f"rank {world.rank} on {os.uname().nodename}: {ending.reason}", True
     with suppress(dist.DistError):
         store = store or open_store(world, NOTIFY_TIMEOUT, is_host=world.rank == 0)
-        first = json.loads(store.compare_set("start", "", json.dumps([ending.code, mine])))
+        first = json.loads(store.compare_set("start", "", json.dumps([ending.code, told])))
         if world.rank == 0:
             store.set("settings", "null")  # who comes now waits for these first
             store.set("notified/0", "")
         store.wait(["notified/0"], NOTIFY_TIMEOUT)
-        is_news = first is not None and (first[1] == mine or ending.reason not in first[1])
+        is_news = first is not None and (first[1] == told or ending.reason not in first[1])
         notified = store.add("notified", 1)
         until = time.monotonic() + NOTIFY_TIMEOUT.total_seconds()
         while world.rank == 0 and notified < world.size and time.monotonic() < until:

@@ -38,10 +38,10 @@ def parse(parser: Parser, argv: list[str], config: Any) -> Namespace:
         each.required = False
     try:
         words = [w for dest, v in values.items() for w in _as_words(actions[dest], v)]
-        found = parser.parse_args(words)
+        parsed = parser.parse_args(words)
     except UserError as error:
         raise UserError(f"--config {file}: {error}") from None
-    parser.set_defaults(**{dest: getattr(found, dest) for dest in values})
+    parser.set_defaults(**{dest: getattr(parsed, dest) for dest in values})
     for action in needed:
         action.required = action.dest not in values
     for pair in pairs:
@@ -55,7 +55,7 @@ def parse(parser: Parser, argv: list[str], config: Any) -> Namespace:
                 log_line(f"--config {file}: {actions[dest].option_strings[0]} is not taken")
                 del values[dest]
     typed = {dest: getattr(args, dest) for dest in values}
-    typed = {dest: v for dest, v in typed.items() if v != getattr(found, dest)}
+    typed = {dest: v for dest, v in typed.items() if v != getattr(parsed, dest)}
     if typed:
         said = (f"{actions[d].option_strings[0]} {values[d]} by {v}" for d, v in typed.items())
         log_line(f"--config {file}: the command line replaces {'; '.join(said)}")
@@ -73,7 +73,7 @@ def _read(file: Path, actions: dict[str, Action], config: Any) -> dict[str, Any]
     if "versions" in record:
         return _of_run(record, actions, config, name)
     by_flag = {a.option_strings[0].lstrip("-").replace("-", "_"): d for d, a in actions.items()}
-    found = {}
+    values = {}
     for key, value in record.items():
         dest = by_flag.get(str(key).lstrip("-").replace("-", "_"))
         if dest in ("config", "output", "plugin", "help", "version", "local_rank"):
@@ -81,8 +81,8 @@ def _read(file: Path, actions: dict[str, Action], config: Any) -> dict[str, Any]
         if dest is None:
             raise UserError(f"{name}: unknown key {json.dumps(key)}{suggest(str(key), by_flag)}")
         if value is not None:
-            found[dest] = value
-    return found
+            values[dest] = value
+    return values
 
 
 def _of_run(record: dict, actions: dict[str, Action], config: Any, name: str) -> dict[str, Any]:
@@ -100,9 +100,9 @@ def _of_run(record: dict, actions: dict[str, Action], config: Any, name: str) ->
     check_plugin(record, name)
     parts = ("model", "stream", "lengths", "head")
     nested = {key: v if isinstance(v := record.get(key), dict) else {} for key in parts}
-    found = nested["model"] | nested["stream"] | record | (record.get("schedules") or {})
+    values = nested["model"] | nested["stream"] | record | (record.get("schedules") or {})
     try:
-        found["learning_rate"] = record["deepspeed"]["optimizer"]["params"]["lr"]
+        values["learning_rate"] = record["deepspeed"]["optimizer"]["params"]["lr"]
     except (KeyError, TypeError):
         raise UserError(f'{name}: no "deepspeed.optimizer.params.lr" in it') from None
     log_line(
@@ -110,13 +110,13 @@ def _of_run(record: dict, actions: dict[str, Action], config: Any, name: str) ->
         "the file of --deepspeed_config, as it is now"
     )
     if own == "task":
-        found["sequence_length"] = nested["lengths"].get("sequence")
-        if nested["head"].get("dropout") != found.get("dropout"):
-            del found["dropout"]  # two, which no flag says: those of the task
-    if found.get("size") not in SIZES:
-        found.pop("size", None)  # it names --init-from
+        values["sequence_length"] = nested["lengths"].get("sequence")
+        if nested["head"].get("dropout") != values.get("dropout"):
+            del values["dropout"]  # two, which no flag says: those of the task
+    if values.get("size") not in SIZES:
+        values.pop("size", None)  # it names --init-from
     typed = ("output", "plugin")
-    return {d: v for d, v in found.items() if d in actions and d not in typed and v is not None}
+    return {d: v for d, v in values.items() if d in actions and d not in typed and v is not None}
 
 
 def _as_words(action: Action, value: Any) -> list[str]:
@@ -138,9 +138,9 @@ def _parse_yaml(content: bytes, name: str) -> dict:
     import yaml
 
     try:
-        found = yaml.safe_load(content)
+        values = yaml.safe_load(content)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise UserError(f"{name}: not YAML: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(found, dict):
+    if not isinstance(values, dict):
         raise UserError(f"{name}: must have a name and its value a line")
-    return found
+    return values

@@ -179,10 +179,10 @@ def collate(features: Features, units, *, with_targets: bool) -> dict:
     arrays, units = features.arrays, np.asarray(units)
     rows = (units[:, None] * features.choices + np.arange(features.choices)).reshape(-1)
     sequences = [features.sequence(int(row)) for row in rows]
-    found = concatenate([ids for ids, _ in sequences], [first for _, first in sequences])
+    tensors = concatenate([ids for ids, _ in sequences], [first for _, first in sequences])
     if "token_begin" in arrays:
-        found["allowed"] = found["token_type_ids"].bool() | (found["position_ids"] == 0)
-        found["allowed"][found["cu_seqlens"][1:].long() - 1] = False  # the last [SEP]
+        tensors["allowed"] = tensors["token_type_ids"].bool() | (tensors["position_ids"] == 0)
+        tensors["allowed"][tensors["cu_seqlens"][1:].long() - 1] = False  # the last [SEP]
     targets = {}
     if with_targets:
         if "labels" in arrays:
@@ -192,7 +192,7 @@ def collate(features: Features, units, *, with_targets: bool) -> dict:
         for name in ("span_starts", "span_ends", "impossible"):
             if name in arrays:
                 targets[name] = arrays[name][rows].astype(np.int64)
-    return found | {name: torch.from_numpy(x) for name, x in targets.items()}
+    return tensors | {name: torch.from_numpy(x) for name, x in targets.items()}
 
 
 def fingerprint(data: Path, files: Iterable[Path], **settings) -> str:

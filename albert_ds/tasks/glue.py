@@ -108,8 +108,8 @@ class GlueTask:
     def score(self, split: Split, outputs: dict) -> dict[str, float]:
         """The official metrics over logits [F, labels]."""
         suffix = "_mm" if split.name.endswith("_mismatched") else ""
-        found = score_glue(self.metrics, outputs["logits"], split.features.arrays["labels"])
-        return {f"{name}{suffix}": value for name, value in found.items()}
+        scores = score_glue(self.metrics, outputs["logits"], split.features.arrays["labels"])
+        return {f"{name}{suffix}": value for name, value in scores.items()}
 
     def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> None:
         """The leaderboard's file: a header, then index and prediction of every example."""

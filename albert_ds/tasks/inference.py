@@ -27,20 +27,20 @@ def predict(
     batches = plan_batches(features.unit_lengths)
     was_training = module.training
     module.eval()
-    mine: list[tuple[np.ndarray, dict]] = []
+    own: list[tuple[np.ndarray, dict]] = []
     for start in range(0, len(batches), mesh.dp_size):
         number = start + mesh.dp_rank
         units = batches[min(number, len(batches) - 1)]
         tensors = collate(features, units, with_targets=False)
-        found = {
+        outputs = {
             name: x.float().cpu().numpy() if x.is_floating_point() else x.cpu().numpy()
             for name, x in module(**to_device(tensors, device)).items()
         }
         if number < len(batches):
-            mine.append((units, found))
+            own.append((units, outputs))
     module.train(was_training)
     held = [None] * mesh.world_size if mesh.rank == 0 else None
-    dist.gather_object(mine if mesh.tp_rank == 0 else [], held, dst=0, group=mesh.control_group)
+    dist.gather_object(own if mesh.tp_rank == 0 else [], held, dst=0, group=mesh.control_group)
     if held is None:
         return {}
     return _in_order(features, [part for parts in held for part in parts or []])
@@ -64,7 +64,7 @@ def _in_order(features: Features, parts: list[tuple[np.ndarray, dict]]) -> dict[
     units = np.concatenate([units for units, _ in parts])
     outputs = {}
     for name in parts[0][1]:
-        values, places = np.concatenate([found[name] for _, found in parts]), units
+        values, places = np.concatenate([part[name] for _, part in parts]), units
         if len(values) > len(units):  # a token each
             assert features.choices == 1
             places = np.concatenate([np.arange(stops[u] - lengths[u], stops[u]) for u in units])

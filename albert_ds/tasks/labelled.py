@@ -49,11 +49,11 @@ class Sentence:
 def find_file(data: Path, split: str, endings: tuple[str, ...]) -> Path:
     """The one file of a split. Raises UserError if there is none, or more than one."""
     names = [f"{split}{ending}" for ending in endings]
-    found = [data / name for name in names if (data / name).is_file()]
-    if len(found) != 1:
-        has = " and ".join(path.name for path in found) or "none"
+    files = [data / name for name in names if (data / name).is_file()]
+    if len(files) != 1:
+        has = " and ".join(path.name for path in files) or "none"
         raise UserError(f"--data {data}: must hold one of {', '.join(names)}; it has {has}")
-    return found[0]
+    return files[0]
 
 
 def read_examples(path: Path) -> Iterator[tuple[str, dict]]:
@@ -77,12 +77,12 @@ def read_examples(path: Path) -> Iterator[tuple[str, dict]]:
         names = names or row.fields
 
 
-def need_one(path: Path, found: Iterator[T]) -> Iterator[T]:
+def need_one(path: Path, examples: Iterator[T]) -> Iterator[T]:
     """The same, of which there must be at least one."""
-    first = next(found, None)
+    first = next(examples, None)
     if first is None:
         raise UserError(f"{path}: holds no examples")
-    return chain([first], found)
+    return chain([first], examples)
 
 
 def read_text(where: str, row: dict, column: str) -> str:
@@ -116,13 +116,13 @@ def read_sentences(path: Path) -> Iterator[Sentence]:
     for is_between, group in rows:
         if is_between:
             continue
-        found = []
+        kept = []
         for number, fields in group:
             where, width = f"{path}, line {number}", width or len(fields)
             if len(fields) != width:
                 raise UserError(f"{where}: {len(fields)} columns, the first word {width}")
-            found.append((where, fields[0], fields[-1]))
-        places, words, tags = map(list, zip(*found, strict=True))
+            kept.append((where, fields[0], fields[-1]))
+        places, words, tags = map(list, zip(*kept, strict=True))
         yield Sentence(where=places, words=words, tags=tags if width > 1 else None)
 
 
@@ -161,7 +161,7 @@ def write_scores(
     drawn = [measure(rng.integers(count, size=count)) for _ in range(DRAWS)]
     scores, words = {}, []
     for name, value in measure(np.arange(count)).items():
-        low, high = np.percentile([found[name] for found in drawn], [2.5, 97.5]).tolist()
+        low, high = np.percentile([draw[name] for draw in drawn], [2.5, 97.5]).tolist()
         scores[name] = {"value": value, "low": low, "high": high}
         words.append(f"{name} {value:.4f} ({low:.4f} to {high:.4f})")
     write_json(path, {"examples": count, "scores": scores, **parts})

@@ -39,11 +39,11 @@ class RaceTask:
 
     def files(self, data: Path, split: str) -> list[Path]:
         """All passages of a split. A missing level is left out; `build` counts both levels."""
-        found = [p for level in LEVELS for p in sorted((data / split / level).glob("*.txt"))]
-        if not found:
+        passages = [p for level in LEVELS for p in sorted((data / split / level).glob("*.txt"))]
+        if not passages:
             folders = " or ".join(f"{data / split / level}" for level in LEVELS)
             raise UserError(f"--data: no *.txt in {folders}")
-        return found
+        return passages
 
     def count_examples(self, data: Path) -> int:
         """Questions of the training set. Raises DamagedData."""
@@ -85,12 +85,12 @@ class RaceTask:
     def score(self, split: Split, outputs: dict) -> dict[str, float]:
         """Accuracy over logits [questions, 4]: of all questions, and of each level present."""
         right = outputs["logits"].argmax(1) == split.features.arrays["labels"]
-        found = {"accuracy": float(right.mean())}
+        scores = {"accuracy": float(right.mean())}
         for number, level in enumerate(LEVELS):
-            mine = split.features.arrays["levels"] == number
-            if mine.any():
-                found[f"accuracy_{level}"] = float(right[mine].mean())
-        return found
+            of_level = split.features.arrays["levels"] == number
+            if of_level.any():
+                scores[f"accuracy_{level}"] = float(right[of_level].mean())
+        return scores
 
     def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> None:
         """Write the letter predicted for each question, as "high/1001.txt-0": "C"."""
@@ -114,9 +114,9 @@ def read_passage(path: Path) -> tuple[str, list[tuple[list[str], int]]]:
     if len({len(column) for column in columns}) != 1:
         sizes = ", ".join(str(len(column)) for column in columns)
         raise DamagedData(f"{path}: questions, options and answers are {sizes}; must be equal")
-    found = []
+    questions = []
     for question, choices, answer in zip(*columns, strict=True):
         blank = question if "_" in question else f"{question} _"
         endings = [blank.replace("_", option) for option in choices]
-        found.append((endings, OPTIONS.index(answer)))
-    return passage, found
+        questions.append((endings, OPTIONS.index(answer)))
+    return passage, questions

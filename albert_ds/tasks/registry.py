@@ -82,9 +82,9 @@ def fingerprint_splits(
     files = {split: task.files(data, split) for split in ("train", *task.dev_splits)}
     for split in task.test_splits:
         with suppress(UserError):  # the folder has no files of this split
-            found = task.files(data, split)
-            if all(path.is_file() for path in found):
-                files[split] = found
+            members = task.files(data, split)
+            if all(path.is_file() for path in members):
+                files[split] = members
     return {
         split: fingerprint(
             data,

@@ -143,8 +143,8 @@ class TextTask:
 
         def measure(picks) -> dict[str, float]:
             one, other = labels[picks], chosen[picks]
-            found = f1_score(one, other, labels=numbers, average=None, zero_division=np.nan)
-            f1s = np.where(np.isnan(found), whole, found)
+            by_class = f1_score(one, other, labels=numbers, average=None, zero_division=np.nan)
+            f1s = np.where(np.isnan(by_class), whole, by_class)
             return {"accuracy": float((one == other).mean()), "f1_macro": float(np.nanmean(f1s))}
 
         numbers = range(len(self.labels))
@@ -155,9 +155,11 @@ class TextTask:
         from sklearn.metrics import precision_recall_fscore_support
 
         numbers = range(len(self.labels))
-        found = precision_recall_fscore_support(labels, chosen, labels=numbers, zero_division=0.0)
+        measures = precision_recall_fscore_support(
+            labels, chosen, labels=numbers, zero_division=0.0
+        )
         names = ("precision", "recall", "f1", "examples")
-        columns = zip(*(column.tolist() for column in found), strict=True)
+        columns = zip(*(column.tolist() for column in measures), strict=True)
         return {
             label: dict(zip(names, column, strict=True))
             for label, column in zip(self.labels, columns, strict=True)

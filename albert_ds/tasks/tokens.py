@@ -45,16 +45,16 @@ class TokensTask:
     def open(cls, data: Path) -> "TokensTask":
         """The task of the types in the training set."""
         require("nervaluate", "ner", "--task tokens")
-        found: set[str] = set()
+        types: set[str] = set()
         for sentence in _read(data, "train"):
             for where, tag in zip(sentence.where, sentence.tags or (), strict=True):
                 kind, dash, name = tag.partition("-")
                 if tag != OUTSIDE and not (kind in ("B", "I") and dash and name):
                     raise UserError(f"{where}: tag {tag!r}: must be O, B-TYPE or I-TYPE")
-                found |= {name} - {""}
-        if not found:
+                types |= {name} - {""}
+        if not types:
             raise UserError(f"--data {data}: no word of the training set has a tag but O")
-        return cls(labels=(OUTSIDE, *(f"{kind}-{name}" for name in sorted(found) for kind in "BI")))
+        return cls(labels=(OUTSIDE, *(f"{kind}-{name}" for name in sorted(types) for kind in "BI")))
 
     def files(self, data: Path, split: str) -> list[Path]:
         return [find_file(data, split, ENDINGS)]
@@ -117,8 +117,8 @@ class TokensTask:
         inner = np.ones(int(stops[-1]), bool)  # all tokens but [CLS] and [SEP]
         inner[stops - lengths] = inner[stops - 1] = False
         chosen = outputs["logits"][inner].argmax(1)  # of each of `ids`: windows leave out nothing
-        found = np.where(arrays["starts"] == NO_PIECE, 0, chosen[arrays["starts"]])
-        return self._split(split, found)
+        tags = np.where(arrays["starts"] == NO_PIECE, 0, chosen[arrays["starts"]])
+        return self._split(split, tags)
 
     def _split(self, split: Split, tags: np.ndarray) -> list[list[str]]:
         cuts = np.cumsum(split.features.arrays["sizes"])[:-1]
@@ -131,20 +131,20 @@ class TokensTask:
         truth = self._split(split, split.features.arrays["word_tags"])
         types = [label[2:] for label in self.labels[1::2]]
         evaluator = Evaluator(truth, self.name_tags(split, outputs), tags=types, loader="list")
-        found = evaluator.evaluate()
-        right = Counter(n for n, _ in found["overall_indices"]["strict"].correct_indices)
+        results = evaluator.evaluate()
+        right = Counter(n for n, _ in results["overall_indices"]["strict"].correct_indices)
         counts = [
             (right[n], len(said), len(there))
             for n, (said, there) in enumerate(zip(evaluator.pred, evaluator.true, strict=True))
         ]
-        return found, np.array(counts, np.int64)
+        return results, np.array(counts, np.int64)
 
     def score(self, split: Split, outputs: dict) -> dict[str, float]:
         """Precision, recall and F1 of whole entities; none for a test set without tags."""
         if "word_tags" not in split.features.arrays:
             return {}
-        found = self._evaluate(split, outputs)[0]["overall"]["strict"]
-        return {name: float(getattr(found, name)) for name in self.metrics}
+        strict = self._evaluate(split, outputs)[0]["overall"]["strict"]
+        return {name: float(getattr(strict, name)) for name in self.metrics}
 
     def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> None:
         """Write each word with its tag, if there is one, and the predicted one; and the scores."""
@@ -155,12 +155,12 @@ class TokensTask:
             lines += ["\t".join(row) for row in zip(*columns, strict=True)] + [""]
         write_file(folder / f"predictions.{split.name}.conll", "\n".join(lines))
         if "word_tags" in split.features.arrays:
-            found, counts = self._evaluate(split, outputs)
+            results, counts = self._evaluate(split, outputs)
             entities = {
                 name: {schema: asdict(result) for schema, result in by_schema.items()}
-                for name, by_schema in sorted(found["entities"].items())
+                for name, by_schema in sorted(results["entities"].items())
             }
-            overall = {schema: asdict(result) for schema, result in found["overall"].items()}
+            overall = {schema: asdict(result) for schema, result in results["overall"].items()}
             write_scores(
                 folder / f"scores.{split.name}.json",
                 len(counts),
@@ -175,9 +175,9 @@ def _spread(tags: np.ndarray, starts: np.ndarray, total: int) -> np.ndarray:
     has_piece = starts != NO_PIECE
     tags, starts = tags[has_piece], starts[has_piece]
     inside = tags + tags % 2  # labels are O, then B and I of each type
-    found = np.repeat(inside, np.diff(starts, append=total))
-    found[starts] = tags
-    return found
+    spread = np.repeat(inside, np.diff(starts, append=total))
+    spread[starts] = tags
+    return spread
 
 
 def _measure(right: int, said: int, there: int) -> dict[str, float]:

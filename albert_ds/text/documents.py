@@ -165,8 +165,8 @@ class TextConfig:
         if self.lines == "sentence":
             return lines
         paragraphs = [join_lines(lines)] if self.lines == "wrapped" else lines
-        how = (self.language, self.sentence_ends)
-        return [text for paragraph in paragraphs for text in split_paragraph(paragraph, *how)]
+        rules = (self.language, self.sentence_ends)
+        return [text for paragraph in paragraphs for text in split_paragraph(paragraph, *rules)]
 
     def plain(self, lines: list[str]) -> list[str]:
         """The lines of a document, without the marks of segmented text."""

@@ -116,12 +116,12 @@ def split_paragraph(paragraph: str, language: str, ends: str | None) -> list[str
     # Blanks that are not ASCII (a no-break space after an initial) make sentencex 1.0.32 panic.
     paragraph = " ".join(paragraph.split())
     if ends == "spaces":
-        found = _split_at_spaces(paragraph)
+        sentences = _split_at_spaces(paragraph)
     else:
-        found = segment(language, paragraph)
+        sentences = segment(language, paragraph)
         if language in _OWN_MARKS:
-            found = [part for text in found for part in _OWN_MARKS[language].split(text)]
-    return [sentence for sentence in map(str.strip, found) if sentence]
+            sentences = [part for text in sentences for part in _OWN_MARKS[language].split(text)]
+    return [sentence for sentence in map(str.strip, sentences) if sentence]
 
 
 def _split_at_spaces(paragraph: str) -> list[str]:
@@ -131,15 +131,15 @@ def _split_at_spaces(paragraph: str) -> list[str]:
     repetition.
     """
     first, *rest = paragraph.split(" ")
-    found = [first]
+    sentences = [first]
     for part in rest:
-        before, after = found[-1][-1:], part[:1]
+        before, after = sentences[-1][-1:], part[:1]
         repeats = before in _REPEATS or after in _REPEATS
         if _is_letter(before) and _is_letter(after) and not repeats:
-            found.append(part)
+            sentences.append(part)
         else:
-            found[-1] += " " + part
-    return found
+            sentences[-1] += " " + part
+    return sentences
 
 
 def _is_letter(char: str) -> bool:

@@ -383,9 +383,9 @@ def _make_index(
 ) -> dict:
     splits: dict[str, dict] = {}
     for split in SPLITS:
-        mine = [note for note in written if note["split"] == split]
-        documents = sum(note["counts"]["documents"] for note in mine)
-        shards = [shard for note in mine for shard in note["shards"]]
+        notes = [note for note in written if note["split"] == split]
+        documents = sum(note["counts"]["documents"] for note in notes)
+        shards = [shard for note in notes for shard in note["shards"]]
         sums = {what: sum(shard[what] for shard in shards) for what in ("samples", "tokens")}
         splits[split] = {"shards": shards, **sums, "documents": documents}
     tokens, samples = (
@@ -433,8 +433,8 @@ def _publish(output: Path, work: Path, index: dict, vocab: Vocab) -> None:
 def open_bar(what: str, unit: str, total: int = 0) -> tqdm:
     """A progress bar on a terminal, a line now and then elsewhere."""
     seconds = 0.1 if sys.stderr.isatty() else LINE_SECONDS
-    how = {"mininterval": seconds, "maxinterval": max(10.0, seconds), "delay": seconds}
-    return tqdm(total=total, desc=what, unit=unit, unit_scale=True, **how)
+    options = {"mininterval": seconds, "maxinterval": max(10.0, seconds), "delay": seconds}
+    return tqdm(total=total, desc=what, unit=unit, unit_scale=True, **options)
 
 
 def tell_progress(readings: Iterable[Reading], size: int) -> Iterator[Reading]:

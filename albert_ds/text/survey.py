@@ -162,7 +162,7 @@ def _quote(figures: dict[str, Any]) -> str:
 def _read_sample(units: list[list[Slice]], config: TextConfig) -> list[str]:
     step = max(1, len(units) // SURVEY_UNITS)
     chosen = units[::step][:SURVEY_UNITS]
-    found: list[str] = []
+    sentences: list[str] = []
     documents = wrong = 0
     first = None
     for number, unit in enumerate(chosen, 1):
@@ -172,8 +172,8 @@ def _read_sample(units: list[list[Slice]], config: TextConfig) -> list[str]:
                 wrong += 1
                 first = first or reading
             elif not reading.document.damage:
-                found += config.split(reading.document.lines)
-            if len(found) + 100 * wrong >= SURVEY_SENTENCES * number // len(chosen):
+                sentences += config.split(reading.document.lines)
+            if len(sentences) + 100 * wrong >= SURVEY_SENTENCES * number // len(chosen):
                 break
     if first is not None and wrong > max(config.max_damaged, CODED_SHARE) * documents:
         is_absent = first.document.damage == NO_TEXT_FIELD
@@ -182,7 +182,7 @@ def _read_sample(units: list[list[Slice]], config: TextConfig) -> list[str]:
             f"{first.place}: {what}{first.cause} ({wrong:,} of the first {documents:,} "
             f"documents; --max-damaged {config.max_damaged:g})"
         )
-    return found[:SURVEY_SENTENCES]
+    return sentences[:SURVEY_SENTENCES]
 
 
 def _count_scripts(texts: Iterable[str]) -> Counter[str]:

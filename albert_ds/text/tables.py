@@ -65,7 +65,7 @@ def find_dialect(head: bytes, column: str) -> Dialect | None:
     text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace").lstrip("\r\n ")
     if named := re.match(r"sep=(.)[\r\n]", text):
         return Dialect(named[1], is_named=True)
-    found: dict[str, int] = {}
+    columns: dict[str, int] = {}
     for delimiter in DELIMITERS:
         try:
             reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
@@ -86,8 +86,8 @@ def find_dialect(head: bytes, column: str) -> Dialect | None:
         if column in names and is_header:
             return Dialect(delimiter, skips_blanks=True)
         if others and all(names) and names == header:
-            found[delimiter] = len(header)
-    return Dialect(max(found, key=found.__getitem__)) if found else None
+            columns[delimiter] = len(header)
+    return Dialect(max(columns, key=columns.__getitem__)) if columns else None
 
 
 class Row(NamedTuple):
@@ -115,8 +115,8 @@ def read_rows(lines: Iterable[Line], delimiter: str, *, skips_blanks=False) -> I
             # Without a line, the next one would be taken for an overlong one.
             yield from io.StringIO(raw.decode("utf-8", "replace") or "\n", newline="")
 
-    how: Any = {"delimiter": delimiter, "skipinitialspace": skips_blanks}
-    rows = csv.reader(read_texts(), strict=True, **how)
+    options: Any = {"delimiter": delimiter, "skipinitialspace": skips_blanks}
+    rows = csv.reader(read_texts(), strict=True, **options)
     while True:
         first, damage, why = number + 1, "", ""
         try:

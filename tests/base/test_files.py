@@ -11,7 +11,7 @@ import pytest
 from albert_ds.base import errors, files
 from albert_ds.base.errors import MachineFailed, UserError, name_os_error
 from albert_ds.base.files import check_folder, new_folder, publish, write_report
-from albert_ds.text import pipeline
+from albert_ds.text import pipeline, work_folder
 from tests.command import run_command, run_python
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\u202e\x9b2J"
@@ -101,7 +101,7 @@ def test_a_build_that_found_no_inode_for_its_lock_goes_on_later(tmp_path, vocab,
     words = ["shards", "--input", tmp_path / "text", "--output", tmp_path / "out"]
     words += ["--vocab", tmp_path / "spiece.model", "--max-unknown", 1, "--any-script"]
     with monkeypatch.context() as full:
-        full.setattr(pipeline, "FileLock", refuse(errno.ENOSPC))
+        full.setattr(work_folder, "FileLock", refuse(errno.ENOSPC))
         full.setattr(errors, "_has_inodes", lambda place: False)
         done = run_command(*words)
         assert done.code == 5 and "its inodes are used up, not its bytes" in done.err

@@ -53,13 +53,13 @@ def best_spans(features: Features, spans: Iterator[tuple], longest: int) -> list
     `longest` is in tokens. A question may have none.
     """
     rows, example = features.arrays["rows"], features.arrays["example"]
-    found = []
+    best = []
     for windows in np.split(rows, np.flatnonzero(np.diff(example)) + 1):
-        mine = []
+        candidates = []
         for window, good in zip(windows, most_context(windows[:, 4:]), strict=True):
-            mine += _spans_in(features, window, good, next(spans), longest)
-        found.append(sorted(mine, key=lambda span: -span[0])[:NUM_BEST])
-    return found
+            candidates += _spans_in(features, window, good, next(spans), longest)
+        best.append(sorted(candidates, key=lambda span: -span[0])[:NUM_BEST])
+    return best
 
 
 def _spans_in(features: Features, window, good: np.ndarray, scored: tuple, longest: int) -> list:

@@ -28,11 +28,11 @@ def exact(reference: str, predicted: str) -> float:
 
 def f1(reference: str, predicted: str) -> float:
     """Harmonic mean of precision and recall over words; 1 if neither has any, as in 2.0."""
-    wanted, found = simplify(reference).split(), simplify(predicted).split()
-    if not wanted or not found:
-        return float(wanted == found)
-    common = sum((Counter(wanted) & Counter(found)).values())
-    return 2 * common / (len(wanted) + len(found))
+    wanted, words = simplify(reference).split(), simplify(predicted).split()
+    if not wanted or not words:
+        return float(wanted == words)
+    common = sum((Counter(wanted) & Counter(words)).values())
+    return 2 * common / (len(wanted) + len(words))
 
 
 def score_answers(
@@ -67,12 +67,12 @@ def summarise(scores: dict[str, tuple[float, float]], num_questions: int) -> dic
     over the predicted questions alone, and `questions_without_prediction`, their number.
     """
     totals = {name: 100 * sum(s[i] for s in scores.values()) for i, name in enumerate(METRICS)}
-    found = {name: total / max(num_questions, 1) for name, total in totals.items()}
+    metrics = {name: total / max(num_questions, 1) for name, total in totals.items()}
     if missing := num_questions - len(scores):
         for name, total in totals.items():
-            found[f"{name}_predicted"] = total / max(len(scores), 1)
-        found["questions_without_prediction"] = missing
-    return found
+            metrics[f"{name}_predicted"] = total / max(len(scores), 1)
+        metrics["questions_without_prediction"] = missing
+    return metrics
 
 
 def find_threshold(

@@ -57,8 +57,8 @@ class SquadTask:
         paragraphs = self._read(split.data, split.name)
         asked = [(question.id, context) for context, qs in paragraphs for question in qs]
         answers = {
-            name: name_answers(found, context)
-            for (name, context), found in zip(asked, spans, strict=True)
+            name: name_answers(best, context)
+            for (name, context), best in zip(asked, spans, strict=True)
         }
         if self.answerable:
             return answers, {}
@@ -72,7 +72,7 @@ class SquadTask:
         answers, odds = self.answer(split, outputs)
         read = self._read(split.data, split.name)
         questions = list(chain.from_iterable(qs for _, qs in read))
-        predicted = {name: found[0]["text"] for name, found in answers.items()}
+        predicted = {name: best[0]["text"] for name, best in answers.items()}
         scores = score_answers(questions, predicted, answerable=self.answerable)
         if self.answerable:
             return summarise(scores, len(questions))
@@ -93,7 +93,7 @@ class SquadTask:
         `metrics` are those of the dev set: its threshold decides which questions stay unanswered.
         """
         answers, odds = self.answer(split, outputs)
-        predicted = {name: found[0]["text"] for name, found in answers.items()}
+        predicted = {name: best[0]["text"] for name, best in answers.items()}
         contents: dict[str, dict] = {"predictions": predicted, "nbest": answers}
         if not self.answerable:
             contents["predictions"] = withhold(predicted, odds, metrics["threshold"])

@@ -78,10 +78,10 @@ def encode_with_characters(tokenizer: Any, text: str) -> tuple[list[int], np.nda
     Args:
         tokenizer: of `Vocab.build_tokenizer(plain=True)`.
     """
-    found = tokenizer.encode(text)
-    spans = np.array(found.offsets, np.int32).reshape(-1, 2)
+    encoding = tokenizer.encode(text)
+    spans = np.array(encoding.offsets, np.int32).reshape(-1, 2)
     first, after = spans[:, 0].copy(), spans[:, 1].copy()
-    is_mark = np.array(found.ids) == tokenizer.token_to_id(WORD_MARK)
+    is_mark = np.array(encoding.ids) == tokenizer.token_to_id(WORD_MARK)
     # Of two characters that became one, the library names the second; the first has no token.
     seconds = [pair.start() + 1 for pair in JOINED.finditer(text)]
     first -= np.isin(first, seconds) & ~np.isin(first, after[~is_mark])
@@ -96,7 +96,7 @@ def encode_with_characters(tokenizer: Any, text: str) -> tuple[list[int], np.nda
             after[real[ends == end]] += len(lost[0])
         if len(lost) > 1 and lost[-1]:
             first[real[begins[:-1] == begin]] -= len(lost[-1])
-    return found.ids, first, after
+    return encoding.ids, first, after
 
 
 def cover(first: np.ndarray, after: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
@@ -115,8 +115,8 @@ def _find_span(builder, context: str, question: SquadQuestion, first, after):
         builder.count("questions with more answers than the one trained on")
     span = cover(first, after, begin, begin + len(text))
     if span is not None:
-        found = context[first[span[0]] : after[span[1]]]
-        same = found == text.strip()
+        answer = context[first[span[0]] : after[span[1]]]
+        same = answer == text.strip()
         builder.count("answers recovered exactly" if same else "answers recovered as a wider span")
     return span
 
