@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from albert_ds.checkpoint.folder import FILES, WEIGHTS, Checkpoint
-from albert_ds.data.shards import open_shards
 from albert_ds.model.config import count_flops
 from albert_ds.model.depth import read_depths
 from albert_ds.training import screen
@@ -17,10 +16,10 @@ from tests.batches import concatenate
 from tests.command import run_command
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
+from tests.legs import ALONE, Leg, run_legs
 from tests.reference import update_error
 from tests.runs import SMALL, gather, open_small_run, small_batches, small_config, take_step
 from tests.test_bad_input import argv_of, find_faults
-from tests.test_layout_change import Leg, config_of, run_leg
 from tests.test_resume import files_of, records
 
 SCHEDULE = "1@0,2@25%,3@3"  # of 4 steps
@@ -33,34 +32,29 @@ LOOP = replace(SMALL, sharing="loop:1,1x3,1", num_layers=5, per_layer="norm,lora
 @pytest.fixture(scope="module", params=["grows", "is drawn"])
 def runs(request, data, tmp_path_factory):
     """Two legs of two steps in other layouts, and one process without a stop or a schedule."""
-    folder, vocab_size = tmp_path_factory.mktemp("runs"), open_shards(data, "train").vocab.size
+    folder = tmp_path_factory.mktemp("runs")
     model, words = (SMALL, SCHEDULE) if request.param == "grows" else (LOOP, "3-5@0")
-
-    def run(leg: Leg, name: str, steps: int, schedule: str | None):
-        (folder / name).mkdir(exist_ok=True)
-        config = replace(config_of(leg, data, vocab_size, folder / name), steps=4)
-        shape = replace(model, vocab_size=vocab_size, max_position_embeddings=64)
-        # This seed draws 4, 5, 3 and 5 layers.
-        config = replace(config, depth_schedule=schedule, model=shape, seed=34)
-        return run_ranks(run_leg, leg.world_size, config, steps)
-
-    legs = [run(leg, "legs", 2, words) for leg in LEGS]
-    alone = Leg(stage=0, data_parallel=1)
-    return legs, run(alone, "whole", 4, words)[0], run(alone, "full", 4, None)[0]
+    how = {"model": model, "seed": 34}  # this seed draws 4, 5, 3 and 5 layers
+    legs = run_legs(LEGS, data, folder / "legs", steps=2, depth_schedule=words, **how)
+    ((whole,),) = run_legs([ALONE], data, folder / "whole", steps=4, depth_schedule=words, **how)
+    ((full,),) = run_legs([ALONE], data, folder / "full", steps=4, **how)
+    return legs, whole, full
 
 
 def test_a_schedule_is_exact_through_a_stop_and_another_layout(runs):
-    legs, (_, losses, _, start, end), _ = runs
-    found = [loss for leg in legs for loss in leg[0][1]]
-    assert found == pytest.approx(losses, rel=1e-6)
-    assert update_error(legs[-1][0][4][WEIGHTS], end[WEIGHTS], start[WEIGHTS]) <= 1e-5
+    legs, whole, _ = runs
+    losses = [loss for ranks in legs for loss in ranks[0].losses]
+    assert losses == pytest.approx(whole.losses, rel=1e-6)
+    trained = legs[-1][0].end[WEIGHTS]
+    assert update_error(trained, whole.end[WEIGHTS], whole.start[WEIGHTS]) <= 1e-5
 
 
 def test_it_runs_other_depths_on_the_same_stream(runs):
-    _, (_, losses, seen, start, _), (_, full, all_seen, all_start, _) = runs
-    assert seen == all_seen
-    assert start[WEIGHTS].keys() == all_start[WEIGHTS].keys()
-    assert max(abs(one - other) for one, other in zip(losses, full, strict=True)) > 1e-4
+    _, whole, full = runs
+    assert whole.seen == full.seen
+    assert whole.start[WEIGHTS].keys() == full.start[WEIGHTS].keys()
+    differences = [abs(one - other) for one, other in zip(whole.losses, full.losses, strict=True)]
+    assert max(differences) > 1e-4
 
 
 def count_steps(rank: int, config, batches: list) -> list[int]:

@@ -16,7 +16,6 @@ import albert_ds
 from albert_ds.base.cli import Range
 from albert_ds.base.errors import UserError
 from albert_ds.data.segments import DRAWS
-from albert_ds.data.shards import open_shards
 from albert_ds.data.stream_config import OBJECTIVES, Objective, list_pair_tasks
 from albert_ds.engine.optimizers import OPTIMIZERS, PARAMS, Kind
 from albert_ds.model.albert import TERMS, AlbertForPretraining, Term
@@ -38,9 +37,9 @@ from tests.command import run_command
 from tests.conftest import train_command
 from tests.distributed import run_ranks
 from tests.finetuning import draw_sentences
+from tests.legs import ALONE, Leg, config_of
 from tests.reference import update_error
 from tests.runs import SMALL, gather, join, open_named, take_step
-from tests.test_layout_change import Leg, config_of
 
 
 class Gate(nn.Module):
@@ -95,15 +94,15 @@ def toys(monkeypatch):
             monkeypatch.setitem(known, name, row)
 
 
-def train_toys(rank: int, data, vocab_size: int, folder):
+def train_toys(rank: int, data, folder):
     """Two steps of the product; the weights after them and the metrics."""
     from albert_ds.training.pretrain import prepare
 
     for known, rows in zip(TABLES, ROWS, strict=True):
         known.update(rows)
-    config = config_of(Leg(stage=1, data_parallel=2), data, vocab_size, folder)
+    config = config_of(Leg(stage=1, data_parallel=2), data, folder, steps=2)
     model = replace(config.model, sharing="ends", per_layer="gate")
-    config = replace(config, model=model, stream=replace(config.stream, objective="back"), steps=2)
+    config = replace(config, model=model, stream=replace(config.stream, objective="back"))
     device, mesh = join(1)
     run = prepare(config, open_named(config), mesh, device)
     before = gather(run.engine)
@@ -114,8 +113,7 @@ def train_toys(rank: int, data, vocab_size: int, folder):
 
 
 def test_a_toy_of_each_trains_two_steps(toys, data, tmp_path):
-    vocab_size = open_shards(data, "train").vocab.size
-    values, before, after = run_ranks(train_toys, 2, data, vocab_size, tmp_path)[0]
+    values, before, after = run_ranks(train_toys, 2, data, tmp_path)[0]
     assert values["back_loss"] > 0 and values["back_accuracy"] is not None
     parts = [values[f"{name}_loss"] for name in ("mlm", "back", "size")]
     assert values["loss"] == pytest.approx(sum(parts)) and all(part > 0 for part in parts)
@@ -221,14 +219,14 @@ GATED = (
 )
 
 
-def train_gated(rank: int, leg, data, vocab_size: int, folder):
+def train_gated(rank: int, leg, data, folder):
     """Two steps of a gated model: the weights before and after."""
     from albert_ds.training.pretrain import prepare
 
     for known, rows in GATED:
         known.update(rows)
-    config = config_of(leg, data, vocab_size, folder)
-    config = replace(config, model=replace(config.model, feed_forward="geglu"), steps=2)
+    model = replace(SMALL, feed_forward="geglu")
+    config = config_of(leg, data, folder, steps=2, model=model)
     device, mesh = join(leg.tensor_parallel)
     run = prepare(config, open_named(config), mesh, device)
     before = gather(run.engine)
@@ -238,10 +236,9 @@ def train_gated(rank: int, leg, data, vocab_size: int, folder):
 
 
 def test_a_gated_feed_forward_is_trained_alike_on_cut_blocks(data, tmp_path):
-    vocab_size = open_shards(data, "train").vocab.size
     trained = []
-    for leg in (Leg(stage=0, data_parallel=1), Leg(stage=1, data_parallel=1, tensor_parallel=2)):
-        given = (leg, data, vocab_size, tmp_path / str(leg.stage))
+    for leg in (ALONE, Leg(stage=1, data_parallel=1, tensor_parallel=2)):
+        given = (leg, data, tmp_path / str(leg.stage))
         trained.append(run_ranks(train_gated, leg.world_size, *given)[0])
     (before, whole), (_, cut) = trained
     gates = [name for name in whole if "feed_forward.gate" in name]
