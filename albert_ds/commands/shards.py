@@ -16,7 +16,8 @@ from pathlib import Path
 from albert_ds.base import cli
 from albert_ds.base.storage import find_files, refuse_within
 from albert_ds.text.documents import add_input_flag
-from albert_ds.text.pipeline import BuildConfig, build_shards, encode_part, write_part
+from albert_ds.text.encode import BuildConfig
+from albert_ds.text.pipeline import build_shards, encode_part, write_part
 from albert_ds.text.pool import open_pool
 from albert_ds.text.sources import describe_tally
 from albert_ds.text.work_folder import Part

@@ -8,7 +8,8 @@ from pathlib import Path
 from albert_ds.base.cli import Range, flag, integer
 from albert_ds.base.files import check_folder, new_folder
 from albert_ds.text.documents import SEED, TextConfig
-from albert_ds.text.pipeline import check_damage, open_bar
+from albert_ds.text.index import check_damage
+from albert_ds.text.progress import open_bar
 from albert_ds.text.segmented import split_into_words
 from albert_ds.text.sources import Slice, cut_units, describe_tally, read_documents
 from albert_ds.text.survey import choose_word_mark, report_survey, survey_text

@@ -64,13 +64,13 @@ def test_two_builders_of_one_folder_do_not_both_end_well(tmp_path, vocab, monkey
     vocab.write(tmp_path)
     text, out = tmp_path / "text", tmp_path / "out"
     text.write_text("One text. More of it.\n\nAnother text. More of it.\n")
-    make, done = pipeline._make_index, []
+    make, done = pipeline.make_index, []
 
     def build_vocab_too(*given):
         done.append(run_command("vocab", "--input", text, "--output", out))
         return make(*given)
 
-    monkeypatch.setattr(pipeline, "_make_index", build_vocab_too)
+    monkeypatch.setattr(pipeline, "make_index", build_vocab_too)
     words = ("--vocab", tmp_path / "spiece.model", "--max-unknown", 1, "--any-script")
     built = run_command("shards", "--input", text, "--output", out, *words)
     assert built.code == 0 and done[0].code == 2, (built, done)

@@ -6,7 +6,8 @@ from unittest.mock import patch
 
 from albert_ds.text import sources
 from albert_ds.text.documents import Document
-from albert_ds.text.pipeline import BuildConfig, build_shards
+from albert_ds.text.encode import BuildConfig
+from albert_ds.text.pipeline import build_shards
 from albert_ds.text.pool import Pool
 from albert_ds.vocab.vocab import Vocab
 

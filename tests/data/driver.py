@@ -12,11 +12,11 @@ import time
 
 from albert_ds.base import cli
 from albert_ds.commands import shards
-from albert_ds.text import external_sort, pipeline, sources
+from albert_ds.text import external_sort, passes, sources
 
 sources.UNIT_BYTES, external_sort.RUN_BYTES, external_sort.RANGE_BYTES = 4000, 3000, 3000
 number = itertools.count(1)
-write = pipeline.write_note
+write = passes.write_note
 
 
 def write_or_die(*args):
@@ -30,6 +30,6 @@ def write_or_die(*args):
     return note
 
 
-pipeline.write_note = write_or_die
+passes.write_note = write_or_die
 if __name__ == "__main__":  # and not again in the processes that it starts
     cli.run(shards.main)

@@ -22,7 +22,7 @@ from albert_ds.base.cli import log_line
 from albert_ds.base.errors import DamagedData, MachineFailed, UserError, hide_passwords
 from albert_ds.base.storage import find_files, read_bytes
 from albert_ds.data.shards import open_shards
-from albert_ds.text import pipeline
+from albert_ds.text import progress
 from albert_ds.text.sources import cut_units, read_documents
 from tests.data.drawing import samples_of, stream, take
 
@@ -181,9 +181,9 @@ def test_text_whose_server_tells_no_size_is_read_with_progress(server, text, mon
                 super().send_header(name, value)
 
     server.RequestHandlerClass = partial(Unsized, **server.RequestHandlerClass.keywords)
-    monkeypatch.setattr(pipeline, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
     (unit,) = cut_units([text[0]])
-    readings = pipeline.tell_progress(read_documents(unit), sum(piece.size for piece in unit))
+    readings = progress.tell_progress(read_documents(unit), sum(piece.size for piece in unit))
     assert [reading.document.lines[0] for reading in readings] == text[1]
     assert "of 0 bytes of this unit of work" in capsys.readouterr().err
 
