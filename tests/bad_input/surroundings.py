@@ -32,7 +32,8 @@ from tests.bad_input.room import READS, WRITES
 TEXT_COMMANDS = ("vocab", "shards")
 DOCUMENT = "The value of an object is a name. Objects whose value can change are mutable. " * 40
 NUMBER = 24  # documents of made text: enough for a vocabulary of 300 pieces
-ESCAPE = "\x1b[31mred"
+ODD_NAMES = ("\x1b[31mred", "a\rb", "a\tb", "\x9b1mc", "a\x07b", "\u202etxt")
+OBEYED = "\x1b\x9b\x07\u202e"  # of these characters, what a terminal must never get
 
 
 def list_flags_twice(place: Place, draw, name, words) -> Iterator[Attempt]:
@@ -59,11 +60,11 @@ def list_flags_twice(place: Place, draw, name, words) -> Iterator[Attempt]:
             )
 
 
-def as_tar(documents: list[str]) -> bytes:
+def as_tar(documents: list[str], name: str = "{}.txt") -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
         for number, text in enumerate(documents):
-            member = tarfile.TarInfo(f"{number}.txt")
+            member = tarfile.TarInfo(name.format(number))
             member.size = len(text.encode())
             tar.addfile(member, io.BytesIO(text.encode()))
     return made.getvalue()
@@ -279,17 +280,46 @@ def list_inner_outputs(place: Place, draw, name, words) -> Iterator[Attempt]:
             )
 
 
+def name_tensor(room: Path, odd: str) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    path = room / "hf/model.safetensors"
+    tensors = load_file(path)
+    tensors[odd] = tensors.pop(min(tensors))
+    save_file(tensors, path, {"format": "pt"})
+
+
 def list_control_characters(place: Place, draw, name, words) -> Iterator[Attempt]:
-    """An input whose name would steer a terminal: no raw escape is printed."""
+    """An input, or something in it, whose name would steer a terminal: it is printed escaped."""
 
     def is_raw(room: Path, ended: list) -> str | None:
-        raw = [out + err for _, out, err in ended if "\x1b" in out + err or "\x9b" in out + err]
+        raw = [out + err for _, out, err in ended if {*OBEYED} & {*out, *err}]
         return f"a raw escape: {raw[0]!r}" if raw else None
+
+    how: dict = {"must_equal": False, "again": False, "check": is_raw}
+    for odd in ODD_NAMES:
+        if name in TEXT_COMMANDS:
+            documents = make_documents()
+            made = {
+                "odd.tar": as_tar([*documents, "\0"], f"{odd}{{}}"),  # one is damaged, and named
+                "odd.csv": "".join((f"text,{odd}\n", *(f'"{x}",1\n' for x in documents))).encode(),
+            }
+            for place_of, content in made.items():
+                yield Attempt(
+                    what=f"{place_of} with {odd!r} in it",
+                    words=of_input(words, place_of),
+                    prepare=lambda room, p=place_of, c=content: (room / p).write_bytes(c),
+                    **how,
+                )
+        if name == "import":
+            yield Attempt(
+                what=f"a tensor {odd!r}", words=words, prepare=partial(name_tensor, odd=odd), **how
+            )
 
     for word in dict.fromkeys(map(str, words)):
         if not (place.inputs / word).exists() or "/" in word:
             continue
-        for odd in (ESCAPE, "a\rb", "a\tb", "\x9b1mc", "a\x07b", "\u202etxt"):
+        for odd in ODD_NAMES:
 
             def rename(room: Path, word=word, odd=odd) -> None:
                 (room / word).rename(room / odd)
@@ -299,9 +329,7 @@ def list_control_characters(place: Place, draw, name, words) -> Iterator[Attempt
                 what=f"{word} named {odd!r}",
                 words=typed,
                 prepare=rename,
-                must_equal=False,
-                again=False,
-                check=is_raw,
+                **how,
             )
 
 
