@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from albert_ds.base import cli
-from albert_ds.base.cli import Range
+from albert_ds.base.cli import Range, positive
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import MARK, write_output
-from albert_ds.base.json_files import check, read_json
+from albert_ds.base.json_files import check, parse_json, read_bytes, read_json
 from albert_lab.report.picture import DEPTHS, write_png
 from albert_lab.tables import PARTS, read_report
 
@@ -45,6 +45,12 @@ LAYOUT = {
     "activation_checkpointing": "checkpointing {}",
     "deepspeed_config": "{.stem}",
     "link": "link {}",  # between emulated nodes, in reports recorded before 26 November 2026
+}
+CELL = {  # of gpu-check's piece `speed`
+    "size": str,
+    "micro": positive,
+    "checkpointing": str,
+    "found": dict.fromkeys(("step_seconds", "fastest", "slowest"), Range(gt=0)),
 }
 LEGEND = {"fontsize": 7, "loc": "upper left", "bbox_to_anchor": (1.01, 1)}
 
@@ -148,6 +154,50 @@ def _finish_bars(axis, names: list[str]) -> None:
     axis.set_yticks(range(len(names)), names, fontsize=7)
     axis.invert_yaxis()
     axis.legend(**LEGEND)
+
+
+def read_steps(path: Path) -> dict[str, dict]:
+    """What gpu-check measured of each cell, by the name of the cell; UserError where it did not."""
+    name, cells = f"--input {path}, results.jsonl of `albert-ds gpu-check`", {}
+    for line in read_bytes(path, name).splitlines():
+        record = parse_json(line, name)
+        cell = record.get("found")
+        # Without the kernels' bound the cell is one that users have.
+        if record.get("kind") != "speed" or not cell or "kernels_from" in record:
+            continue
+        check(record, CELL, name)
+        text = ", text" if record.get("rows") == "text" else ""
+        again = f", {record['checkpointing']}" if record["checkpointing"] != "none" else ""
+        cells[f"{record['size']}, {record['micro']}{again}{text}"] = cell
+    if not cells:
+        raise UserError(f"{name}: has no record of `speed`")
+    return cells
+
+
+def draw_steps(checks: dict[str, dict[str, dict]], output: Path) -> None:
+    """A row for each cell, of each check the median step, its range, and what its kernels take."""
+    names = list(dict.fromkeys(name for cells in checks.values() for name in cells))
+    names.sort(key=lambda name: max(c[name]["step_seconds"] for c in checks.values() if name in c))
+    figure, (axis,) = new_figure(width=7, height=1.2 + 0.36 * len(names))
+    for number, (title, cells) in enumerate(checks.items()):
+        places = [names.index(name) + 0.3 * (number - (len(checks) - 1) / 2) for name in cells]
+        middle, low, high = (
+            [1e3 * cell[key] for cell in cells.values()]
+            for key in ("step_seconds", "fastest", "slowest")
+        )
+        look = number % len(MARKERS)
+        style = {"color": COLORS[look], "marker": MARKERS[look], "linestyle": "none"}
+        axis.hlines(places, low, high, colors=COLORS[look])
+        axis.plot(middle, places, **style, markersize=5, label=f"{title}: median, range")
+        kernels = [cell.get("profile", {}).get("kernel_us") for cell in cells.values()]
+        known = [(us / 1e3, place) for us, place in zip(kernels, places, strict=True) if us]
+        if known:
+            how = {**style, "marker": "|", "markersize": 11}
+            axis.plot(*zip(*known, strict=True), **how, label=f"{title}: its kernels")
+    axis.set_xscale("log")
+    _finish_bars(axis, names)
+    label(axis, "ms of a step of two micro-batches", "", "size, sequences of a micro-batch")
+    save(figure, output)
 
 
 def read_models(path: Path) -> dict[str, dict]:

@@ -161,3 +161,49 @@ def test_wrong_input_is_one_line(tmp_path):
         with pytest.raises(UserError, match=says) as found:
             plot(*flags, "--output", tmp_path / output)
         assert "\n" not in str(found.value) and not (tmp_path / output).exists(), flags
+
+
+def write_check(path, *cells) -> None:
+    """What gpu-check writes, with records that are no steps: (micro, rows, median ms, kernels)."""
+    records = [{"kind": "machine"}, {"kind": "speed", "size": "albert-base", "error": "no memory"}]
+    for micro, rows, ms, kernels in cells:
+        times = dict(step_seconds=ms / 1e3, fastest=ms / 2e3, slowest=ms / 5e2)
+        profile = {"profile": {"kernel_us": 1e3 * kernels}} if kernels else {}
+        about = {"kind": "speed", "size": "albert-base", "micro": micro, "checkpointing": "none"}
+        records.append({**about, "rows": rows, "found": times | profile})
+        records.append({**records[-1], "kernels_from": 0, "found": {}})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_steps_of_two_checks_lie_side_by_side(tmp_path, monkeypatch):
+    figures, files = [], [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
+    monkeypatch.setattr(plots, "save", lambda figure, output: figures.append(figure))
+    write_check(files[0], (64, "random", 110, 99), (8, "random", 68, None))
+    write_check(files[1], (64, "random", 100, 90), (64, "text", 112, 77))
+    flags = ("--input", *files, "--output", tmp_path / "steps.png", "--labels")
+    plot("steps", *flags, "before", "after")
+    (axis,) = figures[0].axes
+    names = [text.get_text() for text in axis.get_yticklabels()]
+    assert names == ["albert-base, 8", "albert-base, 64", "albert-base, 64, text"]
+    drawn = {line.get_label(): [*map(float, line.get_xdata())] for line in axis.lines}
+    assert drawn == {
+        "before: median, range": [110, 68],
+        "before: its kernels": [99],
+        "after: median, range": [100, 112],
+        "after: its kernels": [90, 77],
+    }
+    ranges = [[*path.vertices[:, 0]] for path in axis.collections[1].get_paths()]
+    assert ranges == [[50, 200], [56, 224]]
+    for labels, said in ((("one",), "must be 2 names"), (("a", "a"), "must be 2 names")):
+        with pytest.raises(UserError, match=said):
+            plot("steps", *flags, *labels)
+    files[1].write_text('{"kind": "machine"}\n')
+    with pytest.raises(UserError, match="two.jsonl, .*: has no record of `speed`"):
+        plot("steps", *flags, "before", "after")
+
+
+def test_the_pages_picture_of_steps_is_drawn_from_the_recorded_checks(tmp_path):
+    files = [ROOT / f"docs/raw/gpu_h200_{number}_results.jsonl" for number in (1, 2)]
+    plot("steps", "--input", *files, "--output", tmp_path / "a.png", "--labels", "before", "after")
+    assert (tmp_path / "a.png").stat().st_size < LIMIT
+    assert (ROOT / "docs/pictures/gpu_steps.png").is_file()

@@ -38,6 +38,12 @@ def build_parser() -> Parser:
         add("--input", text, type=Path, nargs="+", required=True)
         text = "draw only cells with these values, as in the JSON (default: all cells)"
         add("--only", text, "KEY=VALUE,...")
+    add = command(
+        "steps", "milliseconds of steps that `albert-ds gpu-check` measured, side by side"
+    )
+    text = "results.jsonl of checks of the same kind of machine, the oldest first"
+    add("--input", text, type=Path, nargs="+", required=True)
+    add("--labels", "names in the legend, one for each", type=cli.utf8, nargs="+", required=True)
     add = command("layers", "distance and angle of each layer's input and output (Figure 1)")
     add("--input", "JSON of `albert-ds probe --similarity --output`", type=Path, required=True)
     add = command(
@@ -72,7 +78,13 @@ def main(argv: list[str]) -> None:
         return
     inputs = args.input if isinstance(args.input, list) else [args.input]
     refuse_input(args.output, inputs)  # a report of albert-ds too, but no picture
-    if args.command == "layers":
+    if args.command == "steps":
+        if not len({*args.labels}) == len(args.labels) == len(inputs):
+            raise UserError(f"--labels {' '.join(args.labels)}: must be {len(inputs)} names")
+        plots.draw_steps(
+            dict(zip(args.labels, map(plots.read_steps, inputs), strict=True)), args.output
+        )
+    elif args.command == "layers":
         plots.draw_layers(plots.read_models(args.input), args.output)
     elif args.command == "depths":
         write_charts(draw_depths(plots.read_depths(args.input)), args.output, f"{INTERVALS}.")
