@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
                 pretrain.write_run_files(config, opened)
         run = pretrain.prepare(config, opened, mesh, process.device, lock)
         process.track(run)
-        pretrain.print_header(run, opened)
+        pretrain.print_start(run, opened)
         del opened  # the weights of --init-from
         pretrain.train(run, process.stop_request)
         if mesh.rank == 0:

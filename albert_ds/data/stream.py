@@ -27,7 +27,7 @@ from albert_ds.base.errors import ENDINGS, UserError
 from albert_ds.data.micro_batch import MicroBatch, collate
 from albert_ds.data.samples import SampleReader
 from albert_ds.data.shards import ShardSet
-from albert_ds.data.stream_config import DataPlan, StreamConfig
+from albert_ds.data.stream_config import DataPlan, StreamConfig, gradient_accumulation_steps
 
 SHARED_MEMORY = "/dev/shm"
 BYTES_A_TOKEN = 40  # of a micro-batch: four 64-bit numbers, and two for each masked token
@@ -74,7 +74,7 @@ def training_batches(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # A step takes its micro-batches at once; meanwhile the workers make those of the next step.
-    accumulation = max(sizes) // (dp_size * micro_batch_size)
+    accumulation = gradient_accumulation_steps(max(sizes), micro_batch_size, dp_size)
     prefetch = min(math.ceil(2 * accumulation / num_workers), MAX_PREFETCH)
     length = max(plan.schedule("sequence_length").values)
     check_shared_memory(num_workers, num_workers * prefetch * micro_batch_size * length)

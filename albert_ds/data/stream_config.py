@@ -128,6 +128,17 @@ VARYING: dict[str, Varying] = {
 }
 
 
+def gradient_accumulation_steps(batch_size: int, micro_batch_size: int, ranks: int) -> int:
+    """Micro-batches of a step on one of the data-parallel ranks; UserError if none is whole."""
+    accumulation, left = divmod(batch_size, micro_batch_size * ranks)
+    if left:
+        raise UserError(
+            f"--batch-size {batch_size} is no multiple of --micro-batch-size {micro_batch_size} x "
+            f"{ranks} data-parallel ranks; allowed: multiples of {micro_batch_size * ranks}"
+        )
+    return accumulation
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataPlan:
     """The batches of a run of `steps` steps.

@@ -16,7 +16,7 @@ from albert_ds.base import cli
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import PACKAGE, RUN_MARKS, RUN_NAMES, check_folder
 from albert_ds.base.json_files import check, read_json
-from albert_ds.engine.deepspeed_config import has_eight_bits, read_ds_config
+from albert_ds.engine.deepspeed_config import has_eight_bits
 from albert_ds.model.config import ModelConfig
 from albert_ds.settings.config_file import CONFIG, parse
 from albert_ds.settings.shared import (
@@ -224,10 +224,8 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Op
     lengths = _resolve_lengths(args.sequence_length, recipe.lengths, model)
     args.batch_size = args.batch_size or recipe.batch_size
     args.deepspeed_config = args.deepspeed_config or str(DS_CONFIG)
-    ds_config = read_ds_config(Path(args.deepspeed_config))
-    rate = find_rate(recipe, model)
-    micro, deepspeed = resolve_deepspeed(
-        args, ds_config, model, world_size=world_size, default_learning_rate=rate
+    micro, ds_config, deepspeed = resolve_deepspeed(
+        args, model, world_size=world_size, default_learning_rate=find_rate(recipe, model)
     )
     refuse_eight_bits(args.deepspeed_config, deepspeed)
     if args.epochs is not None:

@@ -28,8 +28,15 @@ from albert_ds.base.schedules import (
     read_counts,
 )
 from albert_ds.checkpoint.folder import list_checkpoints, step_of
-from albert_ds.data.stream_config import TASK, VARYING, DataPlan, StreamConfig, read_varying, task
-from albert_ds.engine.deepspeed_config import read_ds_config
+from albert_ds.data.stream_config import (
+    TASK,
+    VARYING,
+    DataPlan,
+    StreamConfig,
+    gradient_accumulation_steps,
+    read_varying,
+    task,
+)
 from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops, reshape
 from albert_ds.model.depth import draw_depth, read_depths, read_exits
 from albert_ds.model.sharing import ADDITIONS, list_patterns
@@ -44,7 +51,6 @@ from albert_ds.settings.shared import (
     SharedConfig,
     SharedOpened,
     check_resume,
-    gradient_accumulation_steps,
     join_command,
     layout,
     optimization,
@@ -214,6 +220,9 @@ class RunConfig(SharedConfig):
             steps=self.steps,
         )
 
+    def samples_at(self, step: int) -> int:
+        return self.plan.samples_at(step)
+
     def rate_at(self, step: int) -> float:
         return learning_rate(
             step,
@@ -321,9 +330,8 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[RunConfig, Opened]
     built = min(source.sequence_length for source in sources)
     args.sequence_length = args.sequence_length or min(built, model.max_position_embeddings)
     stream = StreamConfig(**cli.values_of(args, StreamConfig))
-    ds_config = read_ds_config(Path(args.deepspeed_config))
-    micro, deepspeed = resolve_deepspeed(
-        args, ds_config, model, world_size=world_size, default_learning_rate=DEFAULT_LEARNING_RATE
+    micro, ds_config, deepspeed = resolve_deepspeed(
+        args, model, world_size=world_size, default_learning_rate=DEFAULT_LEARNING_RATE
     )
     if initial is not None:
         from albert_ds.checkpoint.initial import find_origins
@@ -334,7 +342,9 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[RunConfig, Opened]
         cli.require("wandb", "wandb", "--wandb")
     if args.cooldown is not None and args.learning_rate_schedule != "wsd":
         raise UserError("--cooldown: only with --learning-rate-schedule wsd")
-    warmup = resolve_warmup(args.warmup_steps, args.steps, _default_warmup(args, before))
+    warmup = round(WARMUP_FRACTION * args.steps)
+    if before is not None:  # what it was started with, though it may now end in its warm-up
+        warmup = before.get("warmup_steps", warmup)
     inputs = [*args.data, *filter(None, [args.init_from])]
     check_folder(Path(args.output), inputs, names=RUN_NAMES, marks=RUN_MARKS)
     resolved: dict[str, Any] = {
@@ -348,7 +358,7 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[RunConfig, Opened]
         "data_weights": weights,
         "data_sha256": [source.fingerprint for source in sources],
         "micro_batch_size": micro,
-        "warmup_steps": warmup,
+        "warmup_steps": resolve_warmup(args.warmup_steps, args.steps, warmup),
         "deepspeed": deepspeed,
     }
     config = RunConfig(**cli.values_of(args, RunConfig) | resolved)
@@ -417,13 +427,6 @@ def _open_initial(args):
     raise UserError(f"--init-from {folder}: no such folder{hint_download(folder)}")
 
 
-def _default_warmup(args, before: dict | None) -> int:
-    """What RUN was started with, though it may now end in its warm-up; else a share of --steps."""
-    if before and "warmup_steps" in before:
-        return before["warmup_steps"]
-    return round(WARMUP_FRACTION * args.steps)
-
-
 def _open_data(folders: list[str]) -> tuple[list[ShardSet], ShardSet | None]:
     """The training set of each folder, and the held-out set of the first one."""
     from albert_ds.data.shards import ShardFolder
@@ -472,10 +475,7 @@ def _resolve_weights(args, sources) -> list[float]:
 
 
 def check_start(config: RunConfig, before: dict | None, ds_config: dict) -> None:
-    """Raise UserError for a value that may not change, or one that a step done had otherwise.
-
-    before: what `read_previous` has read. ds_config: the content of --deepspeed_config.
-    """
+    """`check_resume`; raise UserError also for a value that a step done had otherwise."""
     check_resume(config, before, ds_config)
     folder = config.run / "checkpoints"
     found = list_checkpoints(folder) if folder.is_dir() else []

@@ -36,10 +36,11 @@ from albert_ds.base.json_files import check, read_json
 from albert_ds.base.plugin import COPY, EXECUTED, PLUGIN, load_plugin
 from albert_ds.base.schedules import learning_rate
 from albert_ds.checkpoint.run_folder import read_versions
-from albert_ds.data.stream_config import BATCH_SIZE
+from albert_ds.data.stream_config import BATCH_SIZE, gradient_accumulation_steps
 from albert_ds.engine.deepspeed_config import (
     check_device,
     check_eight_bits,
+    read_ds_config,
     resolve_ds_config,
 )
 from albert_ds.model.config import ModelConfig
@@ -165,6 +166,10 @@ class SharedConfig:
         """The peak."""
         return self.deepspeed["optimizer"]["params"]["lr"]
 
+    def samples_at(self, step: int) -> int:
+        """The position in the data after `step` steps."""
+        return step * self.batch_size
+
     def rate_at(self, step: int) -> float:
         """Learning rate of the update that follows `step` finished steps."""
         return learning_rate(
@@ -191,18 +196,19 @@ def take_plugin(argv: list[str], before: dict | None) -> str | None:
 
 
 def resolve_deepspeed(
-    args, ds_config: dict, model: ModelConfig, *, world_size: int, default_learning_rate: float
-) -> tuple[int, dict]:
-    """The micro-batch size (default: a rank's whole share) and DeepSpeed's JSON, filled in.
+    args, model: ModelConfig, *, world_size: int, default_learning_rate: float
+) -> tuple[int, dict, dict]:
+    """The micro-batch size (default: a rank's whole share), DeepSpeed's JSON as the file has it,
+    and filled in.
 
-    ds_config: the content of --deepspeed_config, which stays as it is. Raises UserError if the
-    batch cannot be split so, or if the JSON is wrong.
+    Raises UserError if the batch cannot be split so, or if the JSON is wrong.
     """
     check_tensor_parallel(args.tensor_parallel, model, world_size)
     ranks = world_size // args.tensor_parallel
     micro = args.micro_batch_size or max(1, args.batch_size // ranks)
     accumulation = gradient_accumulation_steps(args.batch_size, micro, ranks)
     file = Path(args.deepspeed_config)
+    ds_config = read_ds_config(file)
     resolved = resolve_ds_config(
         ds_config,
         batch_size=args.batch_size,
@@ -213,7 +219,7 @@ def resolve_deepspeed(
     )
     check_device(file, resolved, tensor_parallel=args.tensor_parallel)
     check_eight_bits(file, resolved, model, tensor_parallel=args.tensor_parallel)
-    return micro, resolved
+    return micro, ds_config, resolved
 
 
 def check_tensor_parallel(tensor_parallel: int, model: ModelConfig, world_size: int) -> None:
@@ -230,17 +236,6 @@ def check_tensor_parallel(tensor_parallel: int, model: ModelConfig, world_size: 
                 f"--tensor-parallel {tensor_parallel} does not divide {what} {size}; "
                 f"allowed: {', '.join(map(str, allowed[:8]))}"
             )
-
-
-def gradient_accumulation_steps(batch_size: int, micro_batch_size: int, ranks: int) -> int:
-    """Micro-batches of a step on one of the data-parallel ranks; UserError if none is whole."""
-    accumulation, left = divmod(batch_size, micro_batch_size * ranks)
-    if left:
-        raise UserError(
-            f"--batch-size {batch_size} is no multiple of --micro-batch-size {micro_batch_size} x "
-            f"{ranks} data-parallel ranks; allowed: multiples of {micro_batch_size * ranks}"
-        )
-    return accumulation
 
 
 def resolve_warmup(typed: int | None, steps: int, default: int) -> int:

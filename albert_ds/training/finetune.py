@@ -27,7 +27,7 @@ from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.base.files import write_json
 from albert_ds.base.json_files import read_json
 from albert_ds.checkpoint.folder import BEST, WEIGHTS, Checkpoint, open_best, write_folder
-from albert_ds.checkpoint.gather import Saver, gather, open_start, restore
+from albert_ds.checkpoint.gather import Saver, gather, open_start
 from albert_ds.checkpoint.origin import describe_start
 from albert_ds.checkpoint.run_folder import RunLock
 from albert_ds.data.micro_batch import to_device
@@ -35,7 +35,7 @@ from albert_ds.engine.deepspeed_config import precision_of
 from albert_ds.engine.engine import build_engine
 from albert_ds.model.shapes import build_shapes
 from albert_ds.model.task_heads import AlbertForTask
-from albert_ds.parallel.consensus import Counts, agree, from_rank_0, gather_hosts, raise_together
+from albert_ds.parallel.consensus import Counts, agree, from_rank_0, raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.random import seed_step
 from albert_ds.process.stop_request import StopRequest
@@ -44,7 +44,6 @@ from albert_ds.settings.shared import check_resume, read_previous, write_config
 from albert_ds.tasks.features import Split, collate
 from albert_ds.tasks.inference import predict
 from albert_ds.tasks.registry import Task
-from albert_ds.training.health import Progress
 from albert_ds.training.metrics import METRICS, TICK, Metrics, cut_back
 from albert_ds.training.results import (
     find_constant,
@@ -53,14 +52,15 @@ from albert_ds.training.results import (
     summarise_seeds,
     write_results,
 )
-from albert_ds.training.screen import describe_run, print_facts
+from albert_ds.training.run import TrainingRun, cut_model, go_on
+from albert_ds.training.screen import print_facts, print_header
 from albert_ds.training.trainer import TrainerProcess
 
 NO_BEST = (0, -math.inf)
 
 
 @dataclass(kw_only=True, slots=True)
-class Run(Progress):
+class Run(TrainingRun):
     """Everything a step needs.
 
     An evaluation changes `evaluations`, `best` and `kept`, where NaN counts as the worst.
@@ -68,10 +68,8 @@ class Run(Progress):
 
     config: FinetuneConfig
     splits: dict[str, Split]
-    device: torch.device
     task: Task
     batches: Iterator[list[int]]  # this rank's units, a list a step
-    lock: RunLock | None = None  # on rank 0
     evaluations: list[int]  # their steps
     best: tuple[int, float] = NO_BEST  # step and metric of the first of the best evaluations
     kept: Checkpoint  # its weights
@@ -99,19 +97,15 @@ def start(
     3. Random weights.
     """
     checkpoint = open_start(config.run, mesh, build_shapes(config.model, config.head))
+    weights = None
     if checkpoint is not None:
         weights = checkpoint.read(WEIGHTS)
-    else:
-        weights = None if config.from_scratch else read_start(config, opened, mesh)
+    elif not config.from_scratch:
+        weights = read_start(config, opened, mesh)
     model = build_model(config, mesh, weights)
     engine = build_engine(model.to(device), mesh, config.deepspeed)
-    step = updates = 0
-    if checkpoint is not None:
-        state = restore(checkpoint, engine)
-        step, updates = state.step, state.updates
-        if mesh.rank == 0:
-            log_line(f"resuming from {checkpoint.path}: step {step} of {config.steps}")
-    kept, evaluations, best = restore_best(config, mesh, opened.task.metrics[0], step)
+    state = go_on(config, engine, checkpoint)
+    kept, evaluations, best = restore_best(config, mesh, opened.task.metrics[0], state.step)
     return Run(
         config=config,
         splits=splits,
@@ -119,13 +113,13 @@ def start(
         device=device,
         engine=engine,
         task=opened.task,
-        batches=draw_units(config, splits["train"].features.units, mesh, step),
+        batches=draw_units(config, splits["train"].features.units, mesh, state.step),
         lock=lock,
         evaluations=evaluations,
         best=best,
         kept=kept,
-        step=step,
-        updates=updates,
+        step=state.step,
+        updates=state.updates,
     )
 
 
@@ -159,10 +153,7 @@ def build_model(config: FinetuneConfig, mesh: Mesh, weights: dict | None) -> Alb
     if weights is not None:
         _, unknown = model.load_state_dict(weights, strict=False)
         assert not unknown, unknown
-    if mesh.tp_size > 1:
-        from albert_ds.parallel.tensor import apply_tensor_parallel  # imports megatron-core
-
-        apply_tensor_parallel(model, mesh)
+    cut_model(model, mesh)
     return model
 
 
@@ -232,8 +223,7 @@ def keep_best(run: Run) -> None:
 
 def save(run: Run, saver: Saver) -> None:
     """Write a complete checkpoint of the current state, unless there is one. Collective."""
-    samples = run.step * run.config.batch_size
-    saver.save(step=run.step, samples=samples, updates=run.updates)
+    run.save(saver)
     saver.wait()  # the best weights are written to the same folder
 
 
@@ -337,7 +327,7 @@ def tune(
         return results
     run = start(config, opened, splits, mesh, process.device, lock)
     process.track(run)
-    print_header(run)
+    print_start(run)
     metrics = Metrics(config.run, mesh, run.step, num_steps=config.steps)
     train(run, metrics, process.stop_request)
     metrics.close()
@@ -348,21 +338,14 @@ def tune(
     return write_predictions(run)
 
 
-def print_header(run: Run) -> None:
+def print_start(run: Run) -> None:
     """Show what is fine-tuned on what. Collective."""
     config, held = run.config, run.splits["train"].features
-    num_nodes = len({*gather_hosts(run.mesh)})
-    if run.mesh.rank > 0:
-        return
     counts = ", ".join(f"{number:,} {what}" for what, number in held.counts.items())
     epochs = config.steps * config.batch_size / held.units
-    title = (
-        f"fine-tuning on {config.task}, seed {config.seed}: {config.output}, {run.step:,} of "
-        f"{config.steps:,} steps done"
-    )
     data = f"{config.data}: {counts}; {config.steps:,} steps are {epochs:.3g} epochs"
-    facts = describe_run(config.checkpoint, run, num_nodes=num_nodes)
-    print_facts(title, facts | {"data": data})
+    work = f"fine-tuning on {config.task}, seed {config.seed}"
+    print_header(run, work, config.checkpoint, {"data": data})
 
 
 def print_results(config: FinetuneConfig) -> None:

@@ -16,8 +16,8 @@ import torch
 
 from albert_ds.base.cli import as_flag, log_line
 from albert_ds.base.errors import DamagedData
-from albert_ds.checkpoint.folder import STATE, WEIGHTS, folder_name
-from albert_ds.checkpoint.gather import Saver, TrainState, open_start, restore
+from albert_ds.checkpoint.folder import WEIGHTS, folder_name
+from albert_ds.checkpoint.gather import Saver, TrainState, open_start
 from albert_ds.checkpoint.initial import read_initial_weights
 from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.checkpoint.origin import describe_start
@@ -25,6 +25,7 @@ from albert_ds.checkpoint.run_folder import RunLock
 from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.data.shards import ShardSet
 from albert_ds.data.stream import training_batches
+from albert_ds.data.stream_config import gradient_accumulation_steps
 from albert_ds.engine.deepspeed_config import has_eight_bits, precision_of
 from albert_ds.engine.engine import Engine, build_engine
 from albert_ds.engine.graphs import GraphedForPretraining, Graphs, use_own_stream
@@ -32,28 +33,26 @@ from albert_ds.model import fused
 from albert_ds.model.albert import PER
 from albert_ds.model.per_layer import find_unused_parameters
 from albert_ds.model.shapes import build_shapes
-from albert_ds.parallel.consensus import Counts, agree, from_rank_0, gather_hosts, raise_together
+from albert_ds.parallel.consensus import Counts, agree, from_rank_0, raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.random import seed_step
 from albert_ds.process.stop_request import StopRequest
 from albert_ds.settings.pretrain import Opened, RunConfig, check_start
 from albert_ds.settings.shared import read_previous, write_config
 from albert_ds.training import heldout
-from albert_ds.training.health import Progress
 from albert_ds.training.metrics import Metrics, Window, cut_back, last_tokens
-from albert_ds.training.screen import describe_run, print_facts
+from albert_ds.training.run import TrainingRun, cut_model, go_on
+from albert_ds.training.screen import print_facts, print_header
 
 
 @dataclass(kw_only=True, slots=True)
-class Run(Progress):
+class Run(TrainingRun):
     """Everything a step needs."""
 
     config: RunConfig
-    device: torch.device
     batches: Iterator[MicroBatch]
     window: Window
     heldout: list[MicroBatch] = field(default_factory=list)  # this rank's held-out data
-    lock: RunLock | None = None  # on rank 0
     is_evaluated: bool = False  # the checkpoint that it has resumed
     span: Callable[[str], AbstractContextManager] = nullcontext  # around each named part of a step
     tokens: int = 0  # of the finished steps; counted with --save-at-tokens
@@ -97,10 +96,7 @@ def build(
     model.albert.encoder.eight_bits = has_eight_bits(config.deepspeed)
     if weights:
         model.load_state_dict(weights, assign=True)
-    if mesh.tp_size > 1:
-        from albert_ds.parallel.tensor import apply_tensor_parallel  # imports megatron-core
-
-        apply_tensor_parallel(model, mesh)
+    cut_model(model, mesh)
     is_fixed = has_fixed_shapes(config, mesh, device)
     fused.MIN_TRITON_ELEMENTS = (
         0 if is_fixed else fused.DEFAULT_MIN_TRITON_ELEMENTS
@@ -149,7 +145,7 @@ def next_batch(run: Run, *, ahead: int = 0, stop: bool = False) -> Batch:
     error = None
     micro_batches: list[MicroBatch] = []
     size = config.plan.schedule("batch_size").at(run.step + ahead)
-    accumulation = size // (config.micro_batch_size * run.mesh.dp_size)
+    accumulation = gradient_accumulation_steps(size, config.micro_batch_size, run.mesh.dp_size)
     try:
         with run.span("data_wait"):
             micro_batches = [next(run.batches) for _ in range(accumulation)]
@@ -288,10 +284,6 @@ def prepare(
         languages = {source.folder: source.language for source in opened.sources}
         for line in describe_start(opened.initial, languages):
             log_line(line)
-    samples = config.plan.samples_at(state.step)
-    if state.samples != samples:
-        place = config.run / "checkpoints" / folder_name(state.step) / STATE
-        raise DamagedData(f"{place}: samples {state.samples}: must be {samples}")
     records: list[dict] = []
     with raise_together(mesh):
         if mesh.rank == 0:
@@ -340,17 +332,13 @@ def start(
     3. The initialisation from --seed.
     """
     checkpoint = open_start(config.run, mesh, build_shapes(config.model))
-    if checkpoint is not None:
-        engine = build(config, mesh, device, checkpoint.read(WEIGHTS))
-        state = restore(checkpoint, engine)
-        if mesh.rank == 0:
-            log_line(f"resuming from {checkpoint.path}: step {state.step} of {config.steps}")
-        return engine, state
     weights = None
-    if initial is not None:
+    if checkpoint is not None:
+        weights = checkpoint.read(WEIGHTS)
+    elif initial is not None:
         weights = read_initial_weights(initial, config.model, config.seed)
     engine = build(config, mesh, device, weights)
-    return engine, TrainState(step=0, samples=0, updates=0, loss_scale=None)
+    return engine, go_on(config, engine, checkpoint)
 
 
 def write_run_files(config: RunConfig, opened: Opened) -> None:
@@ -418,33 +406,27 @@ def evaluate(run: Run) -> dict:
 
 def save(run: Run, saver: Saver) -> None:
     """Start writing a checkpoint of the current state. Collective."""
-    samples = run.config.plan.samples_at(run.step)
     with run.window.paused():
-        saver.save(step=run.step, samples=samples, updates=run.updates)
+        run.save(saver)
 
 
-def print_header(run: Run, opened: Opened) -> None:
+def print_start(run: Run, opened: Opened) -> None:
     """Show what is trained on what. Collective."""
-    config, num_nodes = run.config, len({*gather_hosts(run.mesh)})
-    if run.mesh.rank > 0:
-        return
-    sources = []
+    config, facts, sources = run.config, {}, []
     for folder, weight, source in zip(
         config.data, config.data_weights, opened.sources, strict=True
     ):
-        epochs = config.plan.samples_at(config.steps) * weight / source.sizes.sum()
+        epochs = config.samples_at(config.steps) * weight / source.sizes.sum()
         sources.append(
             f"{folder}: {source.documents:,} documents, {source.tokens:,} tokens; "
             f"{config.steps:,} steps are {epochs:.3g} epochs"
         )
-    title = f"pretraining: {config.output}, {run.step:,} of {config.steps:,} steps done"
-    facts = describe_run(config.size, run, num_nodes=num_nodes)
     if run.device.type == "cuda":
         why = find_obstacle(config, run.mesh, run.device) or "--no-graphs" * config.no_graphs
         facts["launches"] = f"one by one, not by CUDA graphs: {why}" if why else "by CUDA graphs"
     if config.schedules:
         facts["schedules"] = "; ".join(f"{as_flag(k)} {v}" for k, v in config.schedules.items())
-    print_facts(title, facts | {"data": "; ".join(sources)})
+    print_header(run, "pretraining", config.size, facts | {"data": "; ".join(sources)})
 
 
 def print_results(config: RunConfig) -> None:

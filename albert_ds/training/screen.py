@@ -13,13 +13,22 @@ from tqdm.contrib import DummyTqdmFile
 
 from albert_ds.base.errors import hide_passwords
 from albert_ds.engine.deepspeed_config import count_reductions, has_eight_bits, precision_of
-from albert_ds.training.health import Progress
+from albert_ds.parallel.consensus import gather_hosts
+from albert_ds.training.run import TrainingRun
 
 # Of a line: a key of metrics.jsonl, its heading and its format.
 COLUMNS = {"loss": ("loss", "7.4f"), "lr": ("lr", "7.1e"), "grad_norm": ("norm", "7.2g")}
 
 
-def describe_run(size: str, run: Progress, *, num_nodes: int) -> dict[str, str]:
+def print_header(run: TrainingRun, work: str, size: str, facts: dict[str, str]) -> None:
+    """Show what `work` is done on a model of a `size`, where, and further facts. Collective."""
+    config, num_nodes = run.config, len({*gather_hosts(run.mesh)})
+    if run.mesh.rank == 0:
+        title = f"{work}: {config.output}, {run.step:,} of {config.steps:,} steps done"
+        print_facts(title, describe_run(size, run, num_nodes=num_nodes) | facts)
+
+
+def describe_run(size: str, run: TrainingRun, *, num_nodes: int) -> dict[str, str]:
     """The facts that pretraining and fine-tuning have alike.
 
     size: the name of the model. The engine holds the whole model, also if layers come step by step.
@@ -45,7 +54,7 @@ def describe_run(size: str, run: Progress, *, num_nodes: int) -> dict[str, str]:
     }
 
 
-def _describe_reduction(run: Progress) -> str:
+def _describe_reduction(run: TrainingRun) -> str:
     """What a rank sends its data-parallel peers to sum, in an optimizer step."""
     mesh, deepspeed = run.mesh, run.engine.deepspeed
     if mesh.dp_size == 1:
@@ -56,7 +65,7 @@ def _describe_reduction(run: Progress) -> str:
     return f"{held:,.1f} MB of a rank reduced a step; {used:,.1f} MB if no layers shared a block"
 
 
-def _count_elements(run: Progress, *, tensor_parallel: int) -> tuple[int, int]:
+def _count_elements(run: TrainingRun, *, tensor_parallel: int) -> tuple[int, int]:
     """The parameters of a rank; and with a block of each kind for each layer, shared or not."""
     model, engine = run.config.model, run.engine
     held, blocks = 0, {"albert.encoder.attention.": 0, "albert.encoder.ffn.": 0}

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from albert_ds.base.errors import UserError
-from albert_ds.data.stream_config import StreamConfig
+from albert_ds.data.stream_config import StreamConfig, gradient_accumulation_steps
 from albert_ds.engine.deepspeed_config import read_ds_config, resolve_ds_config
 from albert_ds.model.config import ModelConfig
 from albert_ds.process.world import wants_cpu
@@ -81,4 +81,4 @@ def stage_of(ds_config: dict) -> int:
 
 def accumulation_of(config: RunConfig, dp_size: int) -> int:
     """Micro-batches of an optimizer step on one data-parallel rank."""
-    return config.batch_size // (config.micro_batch_size * dp_size)
+    return gradient_accumulation_steps(config.batch_size, config.micro_batch_size, dp_size)

@@ -1,10 +1,16 @@
-"""How far a run has come, and whether it is healthy: the part of it that both loops have alike."""
+"""What both trainers have alike: how a run goes on, how far it is, what it saves, how it ends."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from albert_ds.base.errors import Diverged, Stopped
-from albert_ds.checkpoint.folder import describe_saved
+import torch
+from torch import nn
+
+from albert_ds.base.cli import log_line
+from albert_ds.base.errors import DamagedData, Diverged, Stopped
+from albert_ds.checkpoint.folder import STATE, Checkpoint, TrainState, describe_saved
+from albert_ds.checkpoint.gather import Saver, restore
+from albert_ds.checkpoint.run_folder import RunLock
 from albert_ds.engine.engine import Engine
 from albert_ds.parallel.mesh import Mesh, find_drift
 from albert_ds.process.stop_request import StopRequest
@@ -15,12 +21,14 @@ DRIFT_CHECK_EVERY = 100  # steps
 
 
 @dataclass(kw_only=True, slots=True)
-class Progress:
+class TrainingRun:
     """A run between two steps."""
 
     config: Any  # a `SharedConfig` of settings/
     mesh: Mesh
+    device: torch.device
     engine: Engine
+    lock: RunLock | None = None  # on rank 0
     step: int = 0  # finished steps
     updates: int = 0  # steps without those that were skipped
     skipped_in_a_row: int = 0
@@ -34,6 +42,11 @@ class Progress:
         self.step += 1
         self.updates += applied
         self.skipped_in_a_row = 0 if applied else self.skipped_in_a_row + 1
+
+    def save(self, saver: Saver) -> None:
+        """Start writing a checkpoint, unless this step has one. Collective."""
+        samples = self.config.samples_at(self.step)
+        saver.save(step=self.step, samples=samples, updates=self.updates)
 
     def check_health(self) -> None:
         """Raise Diverged after too many skipped steps. Collective over tensor-parallel peers.
@@ -57,3 +70,28 @@ class Progress:
         """The ending of a run that was asked to stop, here or on another rank, and has saved."""
         reason = request.reason or "another rank was asked to stop"
         return Stopped(f"stopped after step {self.step} of {self.config.steps}: {reason}")
+
+
+def cut_model(model: nn.Module, mesh: Mesh) -> None:
+    """Replace the layers of a model that tensor parallelism cuts by this rank's parts of them."""
+    if mesh.tp_size > 1:
+        from albert_ds.parallel.tensor import apply_tensor_parallel  # imports megatron-core
+
+        apply_tensor_parallel(model, mesh)
+
+
+def go_on(config: Any, engine: Engine, checkpoint: Checkpoint | None) -> TrainState:
+    """Where a run is, whose engine was built from the weights of `checkpoint`; fills the moments.
+
+    At the start without one. Raises DamagedData if its samples are not those of its steps.
+    """
+    if checkpoint is None:
+        return TrainState(step=0, samples=0, updates=0, loss_scale=None)
+    state = restore(checkpoint, engine)
+    samples = config.samples_at(state.step)
+    if state.samples != samples:
+        place = checkpoint.path / STATE
+        raise DamagedData(f"{place}: samples {state.samples}: must be {samples}")
+    if engine.mesh.rank == 0:
+        log_line(f"resuming from {checkpoint.path}: step {state.step} of {config.steps}")
+    return state
