@@ -179,7 +179,8 @@ LISTS += ("ensemble --members", "learn --text")
 
 
 def test_help_answers_without_heavy_libraries():
-    heavy = {"torch", "deepspeed", "megatron", "transformers", "webdataset", "scipy"}
+    heavy = {"torch", "deepspeed", "megatron", "transformers", "webdataset", "scipy", "pandas"}
+    heavy |= {"matplotlib", "sklearn", "datasets", "pyarrow", "PIL"}
     for command in USERS:
         slow = heavy | {"numpy"} if command in TRAINERS else heavy
         script = (

@@ -12,6 +12,8 @@ import torch
 from albert_ds import __main__ as albert_ds
 from albert_ds.base.cli import Parser, Range
 from albert_ds.base.errors import UserError
+from albert_ds.settings.config_file import parse as parse_with_config
+from albert_ds.settings.pretrain import RunConfig
 from tests.conftest import ROOT
 from tests.models import copy_old_run, run_export
 from tests.test_command import ALL, parser_of
@@ -126,6 +128,8 @@ def parse(program: str, words: list[str]) -> None:
             action.type = None  # a file need not exist
     if "..." in words:
         assert {word for word in words if word.startswith("--")} <= flags_of(program)
+    elif "recipes/small.yaml" in words:
+        parse_with_config(find_parser(program), words, RunConfig)
     else:
         parser.parse_args(words)
 

@@ -28,7 +28,7 @@ def run_section(page: str, heading: str, folder: Path, *, steps: int) -> str:
     blocks = {language: body for language, body in FENCE.findall(text)}
     script, count = re.subn(r"--steps \d+", f"--steps {steps}", blocks["bash"])
     assert count == 1
-    for name in ("ds_configs", "tools"):
+    for name in ("ds_configs", "recipes", "tools"):
         (folder / name).symlink_to(ROOT / name)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = run_bash("-ec", script, cwd=folder, PATH=path)
@@ -80,7 +80,7 @@ def test_from_parquet_to_a_tagger_sentence_vectors_and_onnx(tmp_path, monkeypatc
     names: dict = {}
     exec(shown, names)
     assert {x["entity_group"] for x in names["entities"]} <= {"NAME"}
-    assert names["vectors"].shape == (2, 128)
+    assert names["vectors"].shape == (2, 256)
     scores = (tmp_path / "tuned" / "entities" / "results.json").read_text()
     assert float(re.search(r'"f1": ([\d.]+)', scores)[1]) > 0.3
     # The other half of a sentence is nearer than those of others: half of them are, by chance.

@@ -18,8 +18,8 @@ from tests.distributed import take_port
 from tests.recipes import JOB
 
 pytestmark = pytest.mark.nightly
-BUILT = ("albert_ds", "tools", "ds_configs", "slurm", "docs/raw", "pyproject.toml", "README.md")
-BUILT += ("LICENSE", "setup.py")
+BUILT = ("albert_ds", "tools", "ds_configs", "recipes", "slurm", "docs/raw", "pyproject.toml")
+BUILT += ("README.md", "LICENSE", "setup.py")
 SMALL = ("--num-layers", "1", "--hidden-size", "32", "--embedding-size", "16", "--num-heads", "4")
 
 

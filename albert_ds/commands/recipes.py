@@ -1,6 +1,7 @@
-"""Write DeepSpeed's JSON files and the recipes for Slurm to a folder, to use and to edit.
+"""Write DeepSpeed's JSON files, flags of a small model and recipes for Slurm to a folder, to edit.
 
-Writes DIR/ds_configs and DIR/slurm. A file that is there already and differs is never replaced.
+Writes DIR/ds_configs, DIR/recipes and DIR/slurm. A file that is there already and differs is never
+replaced.
 """
 
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 from albert_ds.base import cli
 from albert_ds.base.files import PACKAGE, check_folder, new_folder
 
-FILES = ("ds_configs/*.json", "ds_configs/README.md", "slurm/*.sh", "slurm/site.env.example")
+FILES = ("ds_configs/*.json", "ds_configs/README.md", "recipes/*.yaml", "slurm/*.sh")
+FILES += ("slurm/site.env.example",)
 NEED_A_CLONE = {"slurm/check.sh"}  # it runs the project's tests
 
 
@@ -27,4 +29,4 @@ def main(argv: list[str]) -> None:
         for name in names:
             (partial / name).parent.mkdir(parents=True, exist_ok=True)
             (partial / name).write_bytes((PACKAGE / name).read_bytes())
-    print(f"{output}: {len(names)} files in ds_configs/ and slurm/")
+    print(f"{output}: {len(names)} files in ds_configs/, recipes/ and slurm/")

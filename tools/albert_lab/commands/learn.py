@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean
 
 import psutil
+import yaml
 
 from albert_ds.base import cli
 from albert_ds.base.cli import Range, log_line
@@ -35,19 +36,21 @@ from albert_lab.ranks import take_port
 from albert_lab.tables import count_steps, spread, table
 
 COMMAND = (sys.executable, "-m", "albert_ds")
-PIECES, LENGTH = 8000, 128
-BATCH = 32  # of the trials of speed, and of runs too short for a larger one
-LARGER, LEAST_STEPS = (64, 128), 6000  # the largest that gets so many steps
 # Twice the usual masks are twice the signal of a token, and three layers are twice the steps of six
 # in the time (docs/notebook/recipe_trials.md).
-SIZE = (
-    *("--model", "albert-tiny", "--embedding-size", "256", "--hidden-size", "256"),
-    *("--num-layers", "3", "--num-heads", "4"),
-)
-RECIPE = (
-    *("--dropout", "0", "--max-ngram", "1", "--masked-fraction", "0.3"),
-    *("--sequence-length", str(LENGTH), "--learning-rate", "0.003"),
-)
+FLAGS = yaml.safe_load((PACKAGE / "recipes" / "small.yaml").read_text())
+SHAPE = ("model", "embedding-size", "hidden-size", "num-layers", "num-heads")
+PIECES, LENGTH = 8000, FLAGS["sequence-length"]
+BATCH = FLAGS["batch-size"]  # of the trials of speed, and of runs too short for a larger one
+LARGER, LEAST_STEPS = (64, 128), 6000  # the largest that gets so many steps
+OF_LAYOUT = ("batch-size", "micro-batch-size")
+SIZE = [word for name in SHAPE for word in (f"--{name}", str(FLAGS[name]))]
+RECIPE = [
+    word
+    for name, value in FLAGS.items()
+    if name not in (*SHAPE, *OF_LAYOUT)
+    for word in (f"--{name}", str(value))
+]
 WARMUP_STEPS = 200  # at least, but where there are fewer than 1,000 steps
 MEASURED_STEPS, LOGGED_STEPS = 40, 4  # of a trial
 TRAINING_SHARE = 0.96  # of the time; the rest goes to evaluations and checkpoints
