@@ -55,6 +55,7 @@ def measure(*words) -> int:
         time.sleep(LOOK_SECONDS)
     if process.returncode:
         sys.exit(process.returncode)
+    cli.log_line(f"{words[0]}: {peak / 1e6:,.0f} MB")  # it may be stopped before its tables
     return peak
 
 
