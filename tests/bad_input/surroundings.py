@@ -396,7 +396,8 @@ def list_servers(place: Place, draw, name, words) -> Iterator[Attempt]:
     for kind in SERVERS:
         url = f"http://127.0.0.1:{start_server()}/{kind}/{sources[name]}"
         typed = tuple(url if word == sources[name] else word for word in words)
-        must_refuse = kind in ("loop", "401", "403", "404", "endless") or name in READS
+        must_refuse = kind in ("loop", "401", "403", "404", "endless")
+        must_refuse |= name in READS and kind not in ("long", "cut", "drip")  # those are damage
         yield Attempt(
             what=f"a server: {kind}",
             words=typed,
