@@ -1,7 +1,8 @@
 """What eight bits cost a training, on a CPU and at any width.
 
 python -m tests.eight_bit_training train FLAGS      `albert-ds train`; its JSON may ask for fp8
-python -m tests.eight_bit_training compare A B ...  pairs of runs on one text: B's loss less A's
+python -m tests.eight_bit_training compare A B ...  pairs of runs, or of their metrics.jsonl: the
+                                                    loss of B less that of A
 """
 
 import json
@@ -24,7 +25,9 @@ def train(argv: list[str]) -> int:
 
 def read_losses(run: str) -> dict[int, float]:
     """The MLM loss by step, each a mean since the line before."""
-    lines = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
+    path = Path(run)
+    path = path / "metrics.jsonl" if path.is_dir() else path
+    lines = map(json.loads, path.read_text().splitlines())
     return {line["step"]: line["mlm_loss"] for line in lines if "mlm_loss" in line}
 
 

@@ -18,22 +18,50 @@ from tests.command import ROOT, run_bash
 from tests.models import small_vocab
 from tests.test_docs_commands import FENCE
 
-KOREAN = ROOT.parent / "shared" / "data" / "languages.tar.xz"
+LANGUAGES = ROOT.parent / "shared" / "data" / "languages.tar.xz"
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 
-def run_section(page: str, heading: str, folder: Path, *, steps: int) -> str:
-    """Run the shell of a section in a folder, with fewer steps; returns the section's Python."""
+def run_section(
+    page: str, heading: str, folder: Path, *, steps: int, instead: dict[str, str] | None = None
+) -> tuple[str, str]:
+    """Run the shell of a section in a folder, with fewer steps and other words `instead`.
+
+    Returns what was said, and the section's Python.
+    """
     text = (ROOT / "docs" / page).read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
     blocks = {language: body for language, body in FENCE.findall(text)}
     script, count = re.subn(r"--steps \d+", f"--steps {steps}", blocks["bash"])
     assert count == 1
+    for words, others in (instead or {}).items():
+        assert words in script
+        script = script.replace(words, others)
     for name in ("ds_configs", "recipes", "tools"):
         (folder / name).symlink_to(ROOT / name)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = run_bash("-ec", script, cwd=folder, PATH=path)
     assert done.returncode == 0, done.stderr
-    return blocks.get("python", "")
+    return done.stdout, blocks.get("python", "")
+
+
+@pytest.mark.parametrize("code", ["de", "vi"])
+def test_the_first_steps_learn_from_two_megabytes(tmp_path, code):
+    """Of the masked pieces five points more than always guessing the most frequent one."""
+    if not LANGUAGES.is_file():
+        pytest.skip(f"no real text: {LANGUAGES} is absent")
+    with tarfile.open(LANGUAGES, "r:xz") as tar:
+        content = tar.extractfile(f"languages/{code}.txt").read(2_000_000)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text(content.decode(errors="ignore"), encoding="utf-8")
+    instead = {
+        "--language ko": f"--language {code}",
+        "--output data": "--output data --holdout 0.05",
+        "이 기능[MASK] 사용하려면...": "a [MASK] b.",
+    }
+    out, _ = run_section("README.md", "Step by step", tmp_path, steps=300, instead=instead)
+    shares = re.findall(r"^\| (?:MLM accuracy|always guessing .*?) \| ([\d.]+)", out, re.M)
+    learned, guessed = map(float, shares)
+    assert learned > guessed + 5, out
 
 
 def is_latin(word: str) -> bool:
@@ -46,7 +74,7 @@ def write_korean(folder: Path) -> list[list[str]]:
     import pyarrow
     from pyarrow import parquet
 
-    with tarfile.open(KOREAN, "r:xz") as tar:
+    with tarfile.open(LANGUAGES, "r:xz") as tar:
         documents = tar.extractfile("languages/ko.txt").read().decode().split("\n\n")
     table = pyarrow.table({"number": range(len(documents)), "text": documents})
     parquet.write_table(table, folder / "corpus.parquet", row_group_size=100)
@@ -71,11 +99,11 @@ def write_korean(folder: Path) -> list[list[str]]:
 
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 def test_from_parquet_to_a_tagger_sentence_vectors_and_onnx(tmp_path, monkeypatch):
-    if not KOREAN.is_file():
-        pytest.skip(f"no real text: {KOREAN} is absent")
+    if not LANGUAGES.is_file():
+        pytest.skip(f"no real text: {LANGUAGES} is absent")
     pairs = write_korean(tmp_path)
     section = "From Parquet to a tagger, sentence vectors and ONNX"
-    shown = run_section("using.md", section, tmp_path, steps=50)
+    _, shown = run_section("using.md", section, tmp_path, steps=50)
     monkeypatch.chdir(tmp_path)
     names: dict = {}
     exec(shown, names)

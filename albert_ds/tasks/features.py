@@ -35,7 +35,7 @@ from albert_ds.tasks.recipes import Lengths
 from albert_ds.vocab.vocab import CLS, SEP, Vocab
 
 FEATURES = "features"  # folder in RUN; of the runs with several seeds, beside them
-FORMAT = 1  # of the cached arrays; another number makes every older file a different one
+FORMAT = 2  # of the cached arrays; another number makes every older file a different one
 NO_TAG = -100  # of [CLS] and [SEP]; PyTorch's losses leave it out
 NO_TEXT = -1  # in the place of text B if a sequence has one text
 BLOCK = 1000  # examples tokenised in one call

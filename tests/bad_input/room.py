@@ -57,6 +57,7 @@ WRITES = {
     "plots split": (("--input", "bench.json"), ["bench.json"], "file.png"),
     "plots layers": (("--input", "layers.json"), ["layers.json"], "file.png"),
     "plots depths": (("--input", "depths.json"), ["depths.json"], "file.png"),
+    "plots steps": (("--input", "check.jsonl", "--labels", "one"), ["check.jsonl"], "file.png"),
 }
 # Commands that write nothing, or an answer on the screen.
 READS = {
@@ -87,6 +88,9 @@ def build_room(folder: Path, data: Path, text_file: Path, checkpoint: Path, cola
     means = {"mlm_loss": 5.0, "mlm_accuracy": 0.2, "l2": 3.0, "degrees": 40.0}
     depth = {"num_layers": 2, **means, **{f"{key}_interval": 0.1 for key in means}}
     write_report(folder / "depths.json", {"depths": [depth]})
+    cell = {"kind": "speed", "size": "albert-base", "micro": 8, "checkpointing": "none"}
+    cell["found"] = dict.fromkeys(("step_seconds", "fastest", "slowest"), 0.1)
+    (folder / "check.jsonl").write_text(json.dumps(cell) + "\n")
 
 
 def build_inputs(folder: Path) -> Path:

@@ -122,7 +122,9 @@ def test_no_command_writes_over_what_is_not_its_own(inputs, tmp_path, monkeypatc
 
 def test_a_report_and_a_picture_are_made_again_but_nobody_elses(inputs, tmp_path, monkeypatch):
     monkeypatch.chdir(shutil.copytree(inputs, tmp_path / "mine"))
-    plots = (f"plots {kind}" for kind in ("curves", "traffic", "split", "layers", "depths"))
+    plots = (
+        f"plots {kind}" for kind in ("curves", "traffic", "split", "layers", "depths", "steps")
+    )
     pictures = [(command, kind) for command in plots for kind in (".svg", ".png")]
     for command, kind in (("report", ".html"), ("probe", ".json"), *pictures):
         words, _, _ = WRITES[command]
