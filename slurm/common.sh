@@ -94,6 +94,18 @@ else
     element=/${element#_}
 fi
 
+# Flags of `albert-ds shards` in `part`: in a job array those of the task's part of the text or, where
+# --join comes first, of the shards.
+take_part() {
+    part=("$@")
+    [ -n "${SLURM_ARRAY_TASK_ID:-}" ] || return 0
+    [ "$SLURM_ARRAY_TASK_MIN/$SLURM_ARRAY_TASK_MAX" = "1/$SLURM_ARRAY_TASK_COUNT" ] ||
+        refuse "sbatch --array: must be 1-N here; one task alone is --piece I/N without an array"
+    local step=--piece
+    [ "${1:-}" != --join ] || { step=--join && shift; }
+    part=("$step" "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT" "$@")
+}
+
 # After sbatch --export=NONE, which some sites have as their default, srun would pass nothing on.
 export SLURM_EXPORT_ENV=ALL
 # srun of Slurm >= 22.05 no longer takes this from sbatch.

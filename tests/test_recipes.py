@@ -137,7 +137,7 @@ def test_shards_recipe_needs_no_mpi_on_one_node(tmp_path):
     recipe = ROOT / "slurm" / "shards.sh"
     asked = ask_recipe(recipe, tmp_path, "--language", "ko", **BUILD, DATA="shards")
     flags = ["--input", "text/*", "--vocab", "spiece.model", "--output", "shards"]
-    assert asked == [["shards", *flags, "--processes", "2", "--language", "ko"]]
+    assert asked == [["shards", *flags, "--language", "ko", "--processes", "2"]]
 
 
 def test_shards_that_a_container_builds_outlive_it(tmp_path):

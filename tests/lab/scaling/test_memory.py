@@ -115,7 +115,7 @@ def test_what_a_layer_keeps_on_cuda_is_predicted_in_bf16_and_in_fp8(monkeypatch)
     """By the bytes that the blocks of CUDA save, their kernels taken from the host."""
     lengths = [64, 100, 92]
     tokens, batch, kept = sum(lengths), build_batch(lengths), {}
-    monkeypatch.setattr(encoder, "gains_by_kernels", lambda x: True)
+    monkeypatch.setattr(encoder, "is_faster_in_triton", lambda x: True)
     attend = encoder.VarlenAttention
     monkeypatch.setattr(attend, "forward", lambda self, *qkv: FlashAttention.apply(*qkv[:3]))
 
