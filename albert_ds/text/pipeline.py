@@ -11,7 +11,8 @@ of a build does some of one pass (`work_folder.py`).
 
 import shutil
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ from albert_ds.text.work_folder import Part, part_folder, part_lock, work_folder
 from albert_ds.vocab.vocab import Vocab
 
 SURVEY_NAME = "survey.json"
+LIMITS = "max_damaged max_unknown any_script".split()  # that the text of the survey must keep
 
 
 class Text(NamedTuple):
@@ -101,10 +103,7 @@ def encode_part(
     locations: list[str], vocab: Vocab, output: Path, config: BuildConfig, pool: Pool, part: Part
 ) -> str:
     """The first pass over a part of the text; a line on it. Raises what `build_shards` raises."""
-    with ExitStack() as locks:
-        with part_folder(output, locations) as work:
-            text = _survey(locations, vocab, work, config, must_be_same=True)
-            locks.enter_context(part_lock(output, work, "piece", part))
+    with _own_part(locations, vocab, output, config, "piece", part) as (work, text):
         units = list_units(text.units, vocab, work, text.config)
         own = part.of_items(units)
         counts = Counter()
@@ -120,11 +119,8 @@ def write_part(
     locations: list[str], vocab: Vocab, output: Path, config: BuildConfig, pool: Pool, part: Part
 ) -> str:
     """A part of the second pass; a line on it. Raises what `build_shards` raises."""
-    with ExitStack() as locks:
-        with part_folder(output, locations) as work:
-            text = _survey(locations, vocab, work, config, must_be_same=True)
-            encoded = read_encoded(list_units(text.units, vocab, work, text.config), work)
-            locks.enter_context(part_lock(output, work, "join", part))
+    with _own_part(locations, vocab, output, config, "join", part) as (work, text):
+        encoded = read_encoded(list_units(text.units, vocab, work, text.config), work)
         counts, _, _ = sum_up(encoded, config)
         ranges, write = plan_ranges(encoded, counts, work, config)
         own = part.of_items(ranges)
@@ -133,12 +129,25 @@ def write_part(
     return f"join {part}: {len(own)} of {len(ranges)} ranges, {shards:,} shards"
 
 
+@contextmanager
+def _own_part(
+    locations: list[str], vocab: Vocab, output: Path, config: BuildConfig, step: str, part: Part
+) -> Generator[tuple[Path, Text]]:
+    """The folder of unfinished work and its text, while this process does one part."""
+    with ExitStack() as locks:
+        with part_folder(output, locations) as work:
+            text = _survey(locations, vocab, work, config, must_be_same=True)
+            locks.enter_context(part_lock(output, work, step, part))
+        yield work, text
+
+
 def _survey(
     locations: list[str], vocab: Vocab, work: Path, config: BuildConfig, *, must_be_same: bool
 ) -> Text:
-    """The survey that the folder holds, if it is of this text, or a new one.
+    """The survey that the folder holds, if it is of this text and was held to these limits, or a
+    new one.
 
-    must_be_same: the folder may hold no other one.
+    must_be_same: the folder may hold none of other text or settings.
     """
     units = cut_units(locations, config.text_field)
     settings = {k: v for k, v in asdict(config).items() if k not in NOT_IN_ENCODING}
@@ -148,20 +157,22 @@ def _survey(
         "settings": settings,
         "input": fingerprint(units),
     }
+    limits = {name: getattr(config, name) for name in LIMITS}
     path = work / SURVEY_NAME
     if path.exists():
         kept = read_json(path)
-        check(kept, {"origin": dict, "word_mark": str, "figures": dict, "report": [str]}, str(path))
-        if kept["origin"] == origin:
+        schema = dict.fromkeys(("origin", "limits", "figures"), dict)
+        check(kept, {**schema, "word_mark": str, "report": [str]}, str(path))
+        if kept["origin"] == origin and kept["limits"] == limits:
             config = replace(config, word_mark=kept["word_mark"])
             return Text(units, config, kept["figures"], kept["report"])
-        if must_be_same:
+        if must_be_same and kept["origin"] != origin:
             difference = _name_difference(kept["origin"], origin)
             raise UserError(f"{work}: holds pieces {difference}; name another --output for these")
     config = choose_word_mark(units, config)
     survey = survey_text(units, config, vocab.normalisation)
     report = report_survey(survey, vocab, config)
-    kept = {"origin": origin, "word_mark": config.word_mark}
+    kept = {"origin": origin, "limits": limits, "word_mark": config.word_mark}
     write_json(path, {**kept, "figures": survey.figures, "report": report})
     return Text(units, config, survey.figures, report)
 

@@ -51,6 +51,8 @@ def test_parts_at_the_same_time_one_killed_and_one_repeated(arguments, undisturb
     for i in (2, 3):
         _, err = build(output, arguments, "--piece", f"{i}/3")
         assert "pieces of work were kept and 0 damaged ones are done again" in err
+    _, err = build(output, arguments, "--piece", "1/1")  # by another number nothing is left to do
+    assert f"{len(list(work.glob('unit-*.json')))} pieces of work were kept" in err
     assert {path: path.stat().st_mtime_ns for path in notes} == notes  # theirs and the others'
 
     joins = [start(output, arguments, "--join", f"{i}/2", KILL_AFTER=f"{2 * i}") for i in (1, 2)]
@@ -105,6 +107,17 @@ def test_pieces_of_other_text_or_settings_are_not_joined(arguments, tmp_path):
     _, err = build(output, given, "--piece", "2/2", code=2)
     assert "holds pieces of another --input, or of files that have changed since" in err
     assert content_of_pieces(output) == work
+
+
+def test_every_command_holds_the_text_to_its_own_limits(arguments, tmp_path):
+    """A survey that was made with wider ones is made again."""
+    output = tmp_path / "data"
+    build(output, arguments, "--piece", "1/1", "--language", "ko", "--any-script")
+    for flags in (("--piece", "1/1"), ("--join",), ()):
+        _, err = build(output, arguments, *flags, "--language", "ko", code=2)
+        assert err.count("\n") == 1 and "accept it with --any-script" in err
+    assert any((output / "building").glob("unit-*.json"))
+    build(output, arguments, "--join", "--language", "ko", "--any-script")
 
 
 def test_what_was_damaged_after_a_piece_is_not_joined(arguments, undisturbed, tmp_path):
