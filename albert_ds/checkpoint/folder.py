@@ -95,10 +95,10 @@ def write_checkpoint(
         write_file(root / "latest", folder_name(state.step) + "\n", sync=True)
         sync_file(root)
         # A later one was found damaged, and counts for none.
-        found = [f for f in list_checkpoints(root) if step_of(f) <= state.step]
+        folders = [f for f in list_checkpoints(root) if step_of(f) <= state.step]
     except OSError as caught:
         raise _storage_failed(root, tensors, caught) from caught
-    for folder in found[keep_last:]:
+    for folder in folders[keep_last:]:
         if step_of(folder) != keep_step and (keep_every is None or step_of(folder) % keep_every):
             try:
                 for file in (STATE, *FILES, AVERAGE):
@@ -177,12 +177,12 @@ def list_checkpoints(root: Path) -> list[Path]:
     Only folders that have a name which `folder_name` gives count; what else lies there is not ours.
     """
     with os.scandir(root) as entries:
-        ours = [
+        folders = [
             root / entry.name
             for entry in entries
             if FOLDER_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
         ]
-    return sorted(ours, key=step_of, reverse=True)
+    return sorted(folders, key=step_of, reverse=True)
 
 
 def list_kept(root: Path) -> list[Path]:

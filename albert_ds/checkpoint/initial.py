@@ -30,9 +30,9 @@ def find_origins(folder: ModelFolder, config: ModelConfig) -> Origins:
     # These have no shape, or are compared below.
     free = ("dropout", "initializer_range", "sharing", "per_layer", "num_layers", "pair_head")
     for name in [field.name for field in fields(config) if field.name not in free]:
-        ours, theirs = getattr(config, name), getattr(old, name)
-        if ours != theirs:
-            raise UserError(f"{where}: its {name} is {theirs}, this run's is {ours}")
+        value, expected = getattr(old, name), getattr(config, name)
+        if value != expected:
+            raise UserError(f"{where}: its {name} is {value}, this run's is {expected}")
     if config.pair_head and not old.pair_head:
         raise UserError(f"{where}: has no sentence head: --objective must be none")
     if not {*old.per_layer.split(",")} - {"none"} <= {*config.per_layer.split(",")}:
@@ -55,8 +55,8 @@ def find_origins(folder: ModelFolder, config: ModelConfig) -> Origins:
     for layer, (attention, ffn) in enumerate(config.plan):
         blocks = origins["attention", attention], origins["ffn", ffn]
         place = layer * old.num_layers // config.num_layers
-        found = [n for n, used in enumerate(old.plan) if used == blocks]
-        own["own", layer] = min(found, key=lambda n: abs(n - place))
+        candidates = [n for n, used in enumerate(old.plan) if used == blocks]
+        own["own", layer] = min(candidates, key=lambda n: abs(n - place))
     return origins | own
 
 

@@ -104,12 +104,12 @@ class ModelFolder:
     def name(self) -> str:
         """What reports call the weights: RUN/step-N by its names, or that of a HF folder."""
         root = self.root.resolve().name
-        name = f"{root}/{self.checkpoint.path.name}" if self.checkpoint else root
-        return (
-            name
-            + ", average" * self.average
-            + f", mean of {self.average_last}" * (self.average_last > 1)
-        )
+        parts = [f"{root}/{self.checkpoint.path.name}" if self.checkpoint else root]
+        if self.average:
+            parts.append("average")
+        if self.average_last > 1:
+            parts.append(f"mean of {self.average_last}")
+        return ", ".join(parts)
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -235,14 +235,14 @@ class ModelFolder:
         """The mean of the weights of a run's newest checkpoints, computed in float64."""
         newest = self.checkpoint if self.root == self.path else None
         is_run = newest is not None and FOLDER_NAME.fullmatch(newest.path.name)
-        found = list_kept(self.path / "checkpoints")[: self.average_last] if is_run else []
-        if len(found) < self.average_last:
+        folders = list_kept(self.path / "checkpoints")[: self.average_last] if is_run else []
+        if len(folders) < self.average_last:
             raise UserError(
                 f"--average-last {self.average_last}: must be a pretraining run with as many "
-                f"checkpoints; {self.path} has {len(found)}"
+                f"checkpoints; {self.path} has {len(folders)}"
             )
         total: Weights = {}
-        for checkpoint in map(Checkpoint, found):
+        for checkpoint in map(Checkpoint, folders):
             problem = checkpoint.find_damage(build_shapes(self.config, self.head))
             if problem is not None:
                 raise DamagedData(f"{checkpoint.path}: {problem}")

@@ -37,18 +37,18 @@ def find_languages(folder: ModelFolder, languages: Languages) -> set[str]:
     if folder.is_ours and isinstance(shards := folder.record.get("data"), list):
         return read_languages(shards, languages)
     record = folder.record if folder.is_ours else _read_metadata(folder.root / "README.md")
-    found = record.get("language")
-    found = found if isinstance(found, list) else [found]
-    return {name for name in found if isinstance(name, str)}
+    named = record.get("language")
+    named = named if isinstance(named, list) else [named]
+    return {name for name in named if isinstance(name, str)}
 
 
 def read_languages(shards: Iterable[str], languages: Languages) -> set[str]:
     """The languages that folders of shards name, of those that are open or can be read."""
-    found = {languages.get(data) for data in shards}
+    named = {languages.get(data) for data in shards}
     for data in (data for data in shards if data not in languages):
         with suppress(UserError):
-            found.add(read_json(Path(data) / "index.json").get("language"))
-    return {name for name in found if isinstance(name, str)}
+            named.add(read_json(Path(data) / "index.json").get("language"))
+    return {name for name in named if isinstance(name, str)}
 
 
 def find_base(run: dict) -> str | None:
@@ -84,6 +84,6 @@ def _read_metadata(card: Path) -> dict:
     if dashes.strip() != "---":
         return {}
     with suppress(yaml.YAMLError, ValueError, RecursionError):
-        found = yaml.safe_load(rest.partition("\n---")[0])
-        return found if isinstance(found, dict) else {}
+        metadata = yaml.safe_load(rest.partition("\n---")[0])
+        return metadata if isinstance(metadata, dict) else {}
     return {}

@@ -31,11 +31,11 @@ class RunLock:
         try:
             if self._lock.is_held():
                 return
-            found = "it is another file now"
+            reason = "it is another file now"
         except OSError as error:
-            found = error.strerror
+            reason = error.strerror
         raise MachineFailed(
-            f"{self._path}: {found}: {self._path.parent} was deleted, renamed, replaced or "
+            f"{self._path}: {reason}: {self._path.parent} was deleted, renamed, replaced or "
             "unmounted during the run; nothing more was written there"
         )
 
@@ -87,5 +87,5 @@ def read_commit() -> str | None:
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty=+"]
     if not (root / ".git").exists():
         return None
-    found = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True)
-    return found.stdout.strip() or None
+    described = subprocess.run([*command, "--exclude=*"], capture_output=True, text=True)
+    return described.stdout.strip() or None

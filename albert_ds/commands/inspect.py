@@ -133,14 +133,14 @@ def show_set(args: Namespace) -> None:
     config = StreamConfig(**cli.values_of(args, StreamConfig))
     reader = SampleReader([source], None, config)
     count = min(args.count, int(source.sizes.sum()))
-    found = Statistics()
+    seen = Statistics()
     for position in range(count):
         sample = reader.draw(position)
         if position < args.show:
             print(f"sample {position}:")
             show_sample(sample, config, source)
-        found.add(sample)
-    print_statistics(found, count, config, source.vocab.pieces)
+        seen.add(sample)
+    print_statistics(seen, count, config, source.vocab.pieces)
     print_text_figures(index)
 
 

@@ -231,10 +231,10 @@ def resolve_ds_config(
 
 
 def _take(block: dict, key: str, flag: str, value) -> None:
-    found = block.get(key, "auto")
-    if found not in ("auto", value):
+    number = block.get(key, "auto")
+    if number not in ("auto", value):
         raise UserError(
-            f'--deepspeed_config has "{key}": {found}, but {flag} is {value}; '
+            f'--deepspeed_config has "{key}": {number}, but {flag} is {value}; '
             'allowed: the same number, or "auto"'
         )
     block[key] = value

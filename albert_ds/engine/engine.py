@@ -64,10 +64,10 @@ class Engine:
         """
         whole = piece.new_zeros(self.shapes[fragment.name], dtype=torch.int32)
         if self.is_counted(fragment):
-            mine = shard(whole, self.shard_dims[fragment.name], self.mesh)
-            flat = whole.new_zeros(mine.numel())
+            part = shard(whole, self.shard_dims[fragment.name], self.mesh)
+            flat = whole.new_zeros(part.numel())
             flat[fragment.in_shard] = piece.view(torch.int32)
-            mine.copy_(flat.view(mine.shape))
+            part.copy_(flat.view(part.shape))
         # The bits are summed as integers: adding zeros then keeps even the sign of a zero.
         dist.reduce(whole, dst=rank)
         return whole.view(torch.float32) if self.mesh.rank == rank else None
@@ -82,8 +82,8 @@ class Engine:
 
     def cut(self, fragment: ParamFragment, whole: Tensor) -> Tensor:
         """This rank's piece, flat, of the logical tensor of `fragment`."""
-        mine = shard(whole, self.shard_dims[fragment.name], self.mesh)
-        return mine.reshape(-1)[fragment.in_shard]
+        part = shard(whole, self.shard_dims[fragment.name], self.mesh)
+        return part.reshape(-1)[fragment.in_shard]
 
     def set_learning_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:

@@ -90,11 +90,11 @@ class Graphs:
 
     def take_gradients(self, loss: Tensor) -> list[bool]:
         """Write those of `loss` to `flat`; returns which parameters have one."""
-        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        pairs = zip(self.cut(self.flat), found, strict=True)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        pairs = zip(self.cut(self.flat), gradients, strict=True)
         held = [(place, gradient) for place, gradient in pairs if gradient is not None]
         torch._foreach_copy_([place for place, _ in held], [gradient for _, gradient in held])
-        return [gradient is not None for gradient in found]
+        return [gradient is not None for gradient in gradients]
 
     def take_counts(self) -> dict[str, int]:
         """Micro-batches since the last call that ran without a graph, and those that overflowed."""
@@ -150,10 +150,9 @@ class Graphs:
             self.failure = "".join(traceback.format_exception(error))
             line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             log_line(f"no CUDA graphs from here on, kernels are launched one by one: {line}")
-            graph, fused.MIN_TRITON_ELEMENTS = (
-                None,
-                fused.DEFAULT_MIN_TRITON_ELEMENTS,
-            )  # without graphs torch's operators launch faster
+            graph = None
+            # Without graphs torch's operators launch faster.
+            fused.MIN_TRITON_ELEMENTS = fused.DEFAULT_MIN_TRITON_ELEMENTS
         torch.cuda.set_rng_state(state, device)
         return graph
 

@@ -73,7 +73,7 @@ def draw_dropped(keys: np.ndarray, counts: list[int], probability: float) -> lis
     for part, seed in zip(drawn.split(sizes), seeds, strict=True):
         if len(part):
             part.uniform_(generator=generator.manual_seed(seed))
-    ends, found, begin, before = find_gaps(drawn, probability).cumsum(0).numpy(), [], 0, 0
+    ends, dropped, begin, before = find_gaps(drawn, probability).cumsum(0).numpy(), [], 0, 0
     for seed, count, size in zip(seeds, counts, sizes, strict=True):
         row = ends[begin : begin + size]
         places = row[: row.searchsorted(before + count + 1)] - (before + 1)
@@ -84,8 +84,8 @@ def draw_dropped(keys: np.ndarray, counts: list[int], probability: float) -> lis
             again = torch.empty(size).uniform_(generator=generator.manual_seed(seed))
             places = find_gaps(again, probability).cumsum(0).sub_(1).numpy()
             places = places[: places.searchsorted(count)]
-        found.append(places)
-    return found
+        dropped.append(places)
+    return dropped
 
 
 def find_gaps(drawn: Tensor, probability: float) -> Tensor:

@@ -125,5 +125,5 @@ def go_back(dy: Tensor, weight: Eight, kept: list[Tensor]) -> tuple[Tensor, Tens
 
 def _multiply(a, a_scale, b, b_scale, bias: Tensor | None = None, fast: bool = False) -> Tensor:
     """a b^T in bf16: [M, K], [N, K] -> [M, N]. fast: sums with fewer bits than fp32's."""
-    how = {"out_dtype": torch.bfloat16, "use_fast_accum": fast}
-    return torch._scaled_mm(a, b.T, a_scale, b_scale, bias=bias, **how)
+    options = {"out_dtype": torch.bfloat16, "use_fast_accum": fast}
+    return torch._scaled_mm(a, b.T, a_scale, b_scale, bias=bias, **options)

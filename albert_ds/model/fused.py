@@ -100,8 +100,8 @@ def linear_norm(
     from albert_ds.model import fused_block
 
     tensors = last.weight, norm.weight, norm.bias, last.bias
-    how = norm.eps, dropout, draws, sums.get(last.weight)
-    return fused_block.LinearNorm.apply(x, y, *tensors, *how)
+    rest = norm.eps, dropout, draws, sums.get(last.weight)
+    return fused_block.LinearNorm.apply(x, y, *tensors, *rest)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

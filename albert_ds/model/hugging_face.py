@@ -271,7 +271,9 @@ def _recognise_sharing(config: ModelConfig, state: Weights) -> tuple[ModelConfig
     """Find out which blocks of a file's groups are shared, and keep one of each."""
     counts = zip(("attention", "ffn"), config.num_blocks, strict=True)
     owners = {kind: _find_owners(state, kind, count) for kind, count in counts}
-    numbers = {kind: [sorted({*found}).index(x) for x in found] for kind, found in owners.items()}
+    numbers = {
+        kind: [sorted({*layers}).index(x) for x in layers] for kind, layers in owners.items()
+    }
     sharing = name_plan([(numbers["attention"][a], numbers["ffn"][f]) for a, f in config.plan])
     if sharing == config.sharing:
         return config, state
@@ -279,12 +281,12 @@ def _recognise_sharing(config: ModelConfig, state: Weights) -> tuple[ModelConfig
     log.warning("blocks of different layers are equal: read as --sharing %s", sharing)
     kept = {}
     for name, tensor in state.items():
-        encoder, found, rest = name.partition(".encoder.")
-        if found:
+        encoder, middle, rest = name.partition(".encoder.")
+        if middle:
             kind, block, leaf = rest.split(".", 2)
             if owners[kind][int(block)] != int(block):
                 continue
-            name = f"{encoder}{found}{kind}.{numbers[kind][int(block)]}.{leaf}"
+            name = f"{encoder}{middle}{kind}.{numbers[kind][int(block)]}.{leaf}"
         kept[name] = tensor
     return replace(config, sharing=sharing), kept
 

@@ -27,14 +27,14 @@ class Projection:
         return self.width_in, self.width_out
 
 
-def _attention(name: str, **how) -> Projection:
+def _attention(name: str, **properties) -> Projection:
     return Projection(
         block="attention",
         module="self_attention",
         width_in="hidden_size",
         width_out="hidden_size",
         hugging_face=f"attention.{name}",
-        **how,
+        **properties,
     )
 
 

@@ -316,8 +316,8 @@ def find_task_model(args) -> Path:
     results = folder / "results.json"
     if not results.is_file():
         return folder
-    found = read_json(results)
-    best = found.get("best_seed")
+    summary = read_json(results)
+    best = summary.get("best_seed")
     check(best, (cli.non_negative, None), f"{results}: best_seed")
     return folder / f"seed-{best}" if best is not None else folder
 

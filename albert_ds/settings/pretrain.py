@@ -387,10 +387,10 @@ def _resolve_steps(args, sources) -> int:
 
 def _take_schedules(args) -> dict[str, str]:
     """Those that were typed, by field; `args` then has the values of the first step."""
-    found = {name: v for name in VARYING if isinstance(v := getattr(args, name), str)}
-    for name, text in found.items():
+    schedules = {name: v for name in VARYING if isinstance(v := getattr(args, name), str)}
+    for name, text in schedules.items():
         setattr(args, name, read_varying(name, text, args.steps).at(0))
-    return found
+    return schedules
 
 
 def _check_schedules(config: RunConfig, built: int, ranks: int) -> None:
@@ -478,10 +478,10 @@ def check_start(config: RunConfig, before: dict | None, ds_config: dict) -> None
     """`check_resume`; raise UserError also for a value that a step done had otherwise."""
     check_resume(config, before, ds_config)
     folder = config.run / "checkpoints"
-    found = list_checkpoints(folder) if folder.is_dir() else []
-    if before is None or not found:
+    checkpoints = list_checkpoints(folder) if folder.is_dir() else []
+    if before is None or not checkpoints:
         return
-    done, plan = step_of(found[0]), DataPlan.read(before, config.output)
+    done, plan = step_of(checkpoints[0]), DataPlan.read(before, config.output)
     if config.steps < done:
         raise UserError(
             f"--steps {config.steps}: {config.output} has done {done}; allowed: at least as many"

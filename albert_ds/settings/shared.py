@@ -314,11 +314,11 @@ def check_resume(config: SharedConfig, before: dict | None, ds_config: dict) -> 
     )
     # By flags first: what follows from a flag has a longer name.
     for name in sorted({**new, **old}, key=lambda name: not name.startswith("--")):
-        was, found = old.get(name, "nothing"), new.get(name, "nothing")
-        if was != found:
+        was, is_now = old.get(name, "nothing"), new.get(name, "nothing")
+        if was != is_now:
             place = f" (--data {shlex.join(before.get('data', ()))})" if name == DATA else ""
             raise UserError(
-                f"{name} is {_shorten(found)}, but {config.output} was started with "
+                f"{name} is {_shorten(is_now)}, but {config.output} was started with "
                 f"{_shorten(was)}{place}; use that, or another --output"
             )
 
@@ -363,7 +363,7 @@ def _name_values(
     """(name, value, may_change) of all of `record`, which is the JSON of `config` or of an earlier
     one; a value is named by its flag where it has one."""
     for declared in fields(config):
-        how: Flag | None = declared.metadata.get("flag")
+        its_flag: Flag | None = declared.metadata.get("flag")
         inner, here = getattr(config, declared.name), f"{path}{declared.name}"
         value = record.get(declared.name, _value_before(declared))
         if declared.name == "deepspeed" and isinstance(value, dict):
@@ -377,10 +377,10 @@ def _name_values(
             yield DATA, value, False
         elif declared.name == "plugin_sha256":
             yield "--plugin (sha256)", value, False
-        elif how is None:
+        elif its_flag is None:
             yield f'"{here}" of config.json', value, declared.name in FREE
         else:
-            yield how.name or as_flag(declared.name), value, how.may_change
+            yield its_flag.name or as_flag(declared.name), value, its_flag.may_change
 
 
 def _name_deepspeed(ds_config: dict, record: dict) -> Iterator[tuple[str, Any, bool]]:

@@ -126,18 +126,18 @@ def start(
 def read_start(config: FinetuneConfig, opened: Opened, mesh: Mesh) -> dict:
     """The encoder to start from; UserError if --from-task has another shape or vocabulary."""
     folder = opened.start
-    found, weights = folder.read_encoder()
-    for name in (f.name for f in fields(found) if f.name not in ("dropout", "pair_head")):
-        theirs, ours = getattr(found, name), getattr(config.model, name)
-        if theirs != ours:
+    encoder, weights = folder.read_encoder()
+    for name in (f.name for f in fields(encoder) if f.name not in ("dropout", "pair_head")):
+        value, expected = getattr(encoder, name), getattr(config.model, name)
+        if value != expected:
             raise UserError(
-                f"--from-task {folder.path}: its {name} is {theirs}, that of --checkpoint {ours}; "
-                "they must be the same"
+                f"--from-task {folder.path}: its {name} is {value}, that of --checkpoint "
+                f"{expected}; they must be the same"
             )
     # By its pieces: a tokenizer.json makes another file of the same ones.
     if config.from_task and folder.vocab.pieces != opened.source.vocab.pieces:
         raise UserError(f"--from-task {folder.path}: has another vocabulary than --checkpoint")
-    if config.model.pair_head and not found.pair_head and mesh.rank == 0:
+    if config.model.pair_head and not encoder.pair_head and mesh.rank == 0:
         log_line(
             f"{folder.path} has no pooler: the pooler starts from random weights, like the head"
         )
@@ -302,15 +302,15 @@ def evaluate(run: Run) -> dict:
         name: predict(module, run.splits[name].features, run.mesh, run.device)
         for name in run.task.dev_splits
     }
-    found = score_splits(run.task, run.splits, outputs) if run.mesh.rank == 0 else None
-    found = from_rank_0(run.mesh, found)
-    value = found[run.task.metrics[0]]
+    scores = score_splits(run.task, run.splits, outputs) if run.mesh.rank == 0 else None
+    scores = from_rank_0(run.mesh, scores)
+    value = scores[run.task.metrics[0]]
     value = value if math.isfinite(value) else -math.inf
     run.evaluations.append(run.step)
     if run.best == NO_BEST or value > run.best[1]:
         run.best = run.step, value
         keep_best(run)
-    return {f"dev_{name}": value for name, value in found.items()}
+    return {f"dev_{name}": value for name, value in scores.items()}
 
 
 def tune(
@@ -444,8 +444,8 @@ def tune_seeds(
     if mesh.rank == 0:
         summary = summarise_seeds(results)
         write_json(config.run / "results.json", summary)
-        for name, found in summary["dev"].items():
+        for name, scores in summary["dev"].items():
             log_line(
-                f"{config.task} {name} over {config.seeds} seeds: median {found['median']:.4f}, "
-                f"mean {found['mean']:.4f}, std {found['std']:.4f}"
+                f"{config.task} {name} over {config.seeds} seeds: median {scores['median']:.4f}, "
+                f"mean {scores['mean']:.4f}, std {scores['std']:.4f}"
             )

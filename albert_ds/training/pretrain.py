@@ -152,11 +152,11 @@ def next_batch(run: Run, *, ahead: int = 0, stop: bool = False) -> Batch:
     except DamagedData as caught:
         error = caught
     run.window.data_seconds += time.perf_counter() - started
-    mine = sum((Counts.of(batch) for batch in micro_batches), Counts())
+    own = sum((Counts.of(batch) for batch in micro_batches), Counts())
     try:
-        counts, stop = agree(run.mesh, mine, stop=stop, error=error)
-    except DamagedData as found:  # on any rank
-        return Batch(micro_batches=[], counts=Counts(), stop=False, error=found)
+        counts, stop = agree(run.mesh, own, stop=stop, error=error)
+    except DamagedData as damage:  # on any rank
+        return Batch(micro_batches=[], counts=Counts(), stop=False, error=damage)
     return Batch(micro_batches=micro_batches, counts=counts, stop=stop)
 
 

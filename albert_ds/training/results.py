@@ -77,10 +77,10 @@ def write_results(
 ) -> dict:
     """Score; write predictions, outputs and at the end results.json; returns its content."""
     metrics = score_splits(task, splits, outputs)
-    for name, found in outputs.items():
-        task.write(splits[name], found, folder, metrics)
+    for name, output in outputs.items():
+        task.write(splits[name], output, folder, metrics)
         metadata = {"task": task_name, "split": name, "key": splits[name].features.key}
-        write_file(folder / f"outputs.{name}.safetensors", save(found, metadata=metadata))
+        write_file(folder / f"outputs.{name}.safetensors", save(output, metadata=metadata))
     results = {"task": task_name, "metric": task.metrics[0], "dev": metrics, **about}
     if task.has_test_labels:
         tests = [name for name in outputs if name in task.test_splits]

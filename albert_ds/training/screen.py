@@ -98,8 +98,8 @@ def format_step(step: int, num_steps: int, values: dict, seconds_left: float | N
     if skipped:
         line = f"{line}  {_count(skipped, 'step')} skipped: the gradient was not finite\n{line}"
     if any(key.startswith("dev_") for key in values):
-        found = (f"  {key[4:]} {_fit(value, '.4f')}" for key, value in values.items())
-        return f"{line}  dev{''.join(found)}"
+        scores = (f"  {key[4:]} {_fit(value, '.4f')}" for key, value in values.items())
+        return f"{line}  dev{''.join(scores)}"
     held_out = "heldout_loss" in values
     values = {key.removeprefix("heldout_"): value for key, value in values.items()}
     tasks = [key.removesuffix("_loss") for key in values if key.endswith("_loss")]
@@ -163,8 +163,8 @@ class Screen:
             self._since = step, time.perf_counter()
         elif step == self._since[0] + 1 < self._num_steps:
             left = f"{_as_time(self._measure_left(step))} for the other {self._num_steps - step:,}"
-            how = f"if all are as fast as step {step:,}; evaluation and saving not counted"
-            print(f"  {'time':11} {left} steps, {how}", flush=True)
+            condition = f"if all are as fast as step {step:,}; evaluation and saving not counted"
+            print(f"  {'time':11} {left} steps, {condition}", flush=True)
 
     def _measure_left(self, step: int) -> float:
         """Seconds to the last step, by the steps since the first."""

@@ -122,15 +122,15 @@ class TrainerProcess:
     def __exit__(self, kind, error: BaseException | None, trace) -> bool:
         if error is not None and not isinstance(error, Exception):
             return False  # --help has printed
-        mine = explain(error) if error else Ending(0, "all steps done")
-        if error is not None and mine.code == DEFECT:
+        own = explain(error) if error else Ending(0, "all steps done")
+        if error is not None and own.code == DEFECT:
             if self.world.size == 1:
                 return False
             traceback.print_exception(error)
         if self._heartbeat is None:
-            self._end_early(mine, error)
+            self._end_early(own, error)
             return True
-        ending = self._heartbeat.end_together(mine)
+        ending = self._heartbeat.end_together(own)
         print_ending(self.world, ending)
         self.code = ending.code
         if ending.code == MachineFailed.code or (self.world.size > 1 and not ending.is_orderly):
@@ -140,19 +140,19 @@ class TrainerProcess:
         dist.destroy_process_group()
         return True
 
-    def _end_early(self, mine: Ending, error: Exception | None) -> None:
+    def _end_early(self, own: Ending, error: Exception | None) -> None:
         """End before the ranks have met, and tell those that wait."""
-        world, self.code = self.world, mine.code
+        world, self.code = self.world, own.code
         # Before the others know: when they leave, a launcher may kill this process.
         if world.rank == 0:
-            self._record(mine)
-        print_ending(world, mine)
-        if mine.code and world.size > 1:
+            self._record(own)
+        print_ending(world, own)
+        if own.code and world.size > 1:
             from albert_ds.process.rendezvous import Unreachable, notify_ranks
 
             can_tell = not isinstance(error, Unreachable)
-            if can_tell and notify_ranks(world, self._store, mine) and world.local_rank > 0:
-                log_line(mine.reason)
+            if can_tell and notify_ranks(world, self._store, own) and world.local_rank > 0:
+                log_line(own.reason)
 
     def _record(self, ending: Ending) -> None:
         """Write exit.json if RUN is this run's; of ranks above 0 only one without rank 0."""
