@@ -79,7 +79,7 @@ OPTIMIZERS = Table(Kind) | {
         moments=muon_moments,
         refuse=refuse_muon,
     ),
-    # DeepSpeed's CUDA kernel, a different LAMB (docs/lamb.md).
+    # DeepSpeed's CUDA kernel, a different LAMB (docs/notebook/lamb.md).
     "FusedLamb": Kind(
         build=build_fused_lamb,
         params={

@@ -1,4 +1,7 @@
-"""DeepSpeed's CUDA kernel, a different LAMB (docs/lamb.md): where it runs, and how it is built."""
+"""DeepSpeed's CUDA kernel, a different LAMB: where it runs, and how it is built.
+
+docs/notebook/lamb.md compares them.
+"""
 
 import torch
 

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import resource
 import socket
 import subprocess
 import tarfile
@@ -26,6 +27,7 @@ from tests.bad_input.command_cases import (
     Place,
     at_a_call,
     list_actions,
+    nothing,
 )
 from tests.bad_input.room import READS, WRITES
 
@@ -385,6 +387,11 @@ def start_server() -> int:
     return server.server_address[1]
 
 
+def limit_files() -> None:
+    """A small disk in place of the machine's own, which other programs need."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 20, 64 << 20))
+
+
 SERVERS = ("sound", "nosize", "long", "short", "cut", "head", "zipped", "loop", "401", "403")
 SERVERS += ("404", "416", "429", "500", "503", "endless", "drip")
 
@@ -396,13 +403,15 @@ def list_servers(place: Place, draw, name, words) -> Iterator[Attempt]:
     for kind in SERVERS:
         url = f"http://127.0.0.1:{start_server()}/{kind}/{sources[name]}"
         typed = tuple(url if word == sources[name] else word for word in words)
-        must_refuse = kind in ("loop", "401", "403", "404", "endless")
-        must_refuse |= name in READS and kind not in ("long", "cut", "drip")  # those are damage
+        must_refuse = kind in ("loop", "401", "403", "404")
+        is_damage = kind in ("long", "cut", "drip", "endless")  # endless fills the disk: code 5
+        must_refuse |= name in READS and not is_damage
         yield Attempt(
             what=f"a server: {kind}",
             words=typed,
             must_equal=False,
             must_refuse=must_refuse and kind not in ("429", "500", "503"),
+            fault=limit_files if kind == "endless" else nothing,
             again=False,
             check=partial(count_documents, wanted=NUMBER)
             if name == "shards" and kind not in ("zipped", "short")

@@ -1,7 +1,7 @@
 """DeepSpeed 0.19's CUDA LAMB, transcribed to float64, compared with the release's.
 
 `python -m tests.optim.fused_lamb` trains a small model with both, and with each single term of the
-first put into the second, and writes the differences into docs/lamb.md.
+first put into the second, and writes the differences into docs/notebook/lamb.md.
 """
 
 import sys
