@@ -12,6 +12,8 @@ WRONG_PATH = (
     *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
     *(errno.ENAMETOOLONG, errno.EEXIST),
 )
+# What libraries say where this machine has no more files; gloo has no socket then.
+OF_MACHINE = (*map(os.strerror, (errno.EMFILE, errno.ENFILE)), "to a (local) address")
 # What a terminal would obey: controls but for line ends and tabs, and marks of writing direction.
 _CONTROLS = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 _ESCAPES = {code: ascii(chr(code))[1:-1] for code in _CONTROLS - {*b"\t\n"}}
@@ -98,5 +100,7 @@ def name_system_error(error: OSError | RuntimeError, consequence: str = "") -> E
     if isinstance(error, OSError):
         return name_os_error(error, consequence)
     text = " ".join(str(error).split())
-    is_limit = any(os.strerror(number) in text for number in (errno.EMFILE, errno.ENFILE))
+    if text.startswith("Symlink loop"):  # pathlib's
+        return UserError(text)
+    is_limit = any(of_machine in text for of_machine in OF_MACHINE)
     return MachineFailed(f"{text[-200:]}{consequence}") if is_limit else error

@@ -45,22 +45,29 @@ def read_data(path: Path, schema: dict) -> dict:
 
 
 def read_bytes(path: Path, name: str) -> bytes:
-    """A file, to its limit; UserError, which names `name`, where it cannot be read."""
+    """A whole file; UserError, which names `name`, where it cannot be read or is over the limit."""
     try:
         if not path.exists():
             raise UserError(f"{name}: no such file")
         if not path.is_file():
             raise UserError(f"{name}: not a file")
         with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
+    check_size(content, name)
+    return content
+
+
+def check_size(content: bytes, name: str) -> None:
+    """Raise UserError for what was read to beyond the limit."""
+    if len(content) > MAX_BYTES:
+        raise UserError(f"{name}: over {MAX_BYTES >> 20} MB; must be smaller")
 
 
 def parse_json(content: bytes, name: str) -> dict:
     """The JSON object of UTF-8 text, all of it text that can be written as UTF-8 again."""
-    if len(content) > MAX_BYTES:
-        raise UserError(f"{name}: over {MAX_BYTES >> 20} MB; must be smaller")
+    check_size(content, name)
     try:
         record = json.loads(
             content.decode(),

@@ -7,6 +7,7 @@ A process executes the file once, before it reads the rest of its command line. 
 import hashlib
 import sys
 import traceback
+from argparse import ArgumentTypeError
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -64,7 +65,10 @@ def load_plugin(file: str | None) -> str | None:
     """
     if file is None:
         return None
-    content = read_bytes(Path(path(file)), f"--plugin {file}")
+    try:
+        content = read_bytes(Path(path(file)), f"--plugin {file}")
+    except ArgumentTypeError as error:  # the command line is not parsed yet
+        raise UserError(f"--plugin {error}") from None
     sha256 = hashlib.sha256(content).hexdigest()
     if sha256 in EXECUTED:
         return sha256

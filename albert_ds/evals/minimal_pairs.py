@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from albert_ds.base.errors import UserError
-from albert_ds.base.json_files import check, parse_json
+from albert_ds.base.json_files import check, parse_json, read_bytes
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.vocab.vocab import CLS, MASK, SEP, WORD_MARK, Vocab
 
@@ -43,7 +43,7 @@ def read_pairs(folder: Path) -> list[Pair]:
         raise UserError(f"--minimal-pairs {folder}: no *.jsonl file in it")
     pairs = []
     for path in paths:
-        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        for number, line in enumerate(read_bytes(path, str(path)).splitlines(), start=1):
             if not line.strip():
                 continue
             name = f"{path}, line {number}"

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 from albert_ds.base.cli import require
@@ -66,16 +66,16 @@ def find_dialect(head: bytes, column: str) -> Dialect | None:
     if named := re.match(r"sep=(.)[\r\n]", text):
         return Dialect(named[1], is_named=True)
     columns: dict[str, int] = {}
-    for delimiter in DELIMITERS:
+    for delimiter, skips_blanks in product(DELIMITERS, (False, True)):
+        options: Any = {"delimiter": delimiter, "skipinitialspace": skips_blanks}
         try:
-            reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-            rows = list(islice(reader, HEAD_ROWS))
+            rows = list(islice(csv.reader(io.StringIO(text, newline=""), **options), HEAD_ROWS))
         except csv.Error:
             continue
         if not rows:
             return None
         header, *others = rows if len(rows) < 3 else rows[:-1]  # the last may be cut off
-        if column in header and (others or len(header) > 1):
+        if not skips_blanks and column in header and (others or len(header) > 1):
             return Dialect(delimiter)
         alike = sum(len(row) == len(header) for row in others)
         if len(header) < 2 or alike < MIN_ALIKE * len(others):
@@ -83,9 +83,9 @@ def find_dialect(head: bytes, column: str) -> Dialect | None:
         names = list(map(str.strip, header))
         # A sentence may have such commas too, but rarely several, nor words without blanks.
         is_header = len(others) > 2 or all(re.fullmatch(r"\S+", name) for name in names)
-        if column in names and is_header:
-            return Dialect(delimiter, skips_blanks=True)
-        if others and all(names) and names == header:
+        if skips_blanks and column in names and is_header:
+            return Dialect(delimiter, skips_blanks)
+        if not skips_blanks and others and all(names) and names == header:
             columns[delimiter] = len(header)
     return Dialect(max(columns, key=columns.__getitem__)) if columns else None
 

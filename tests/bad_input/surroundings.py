@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
+from albert_ds.base import storage
 from tests.bad_input.command_cases import (
     OF_RANKS,
     TRAINERS,
@@ -392,6 +393,12 @@ def limit_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 20, 64 << 20))
 
 
+def lose_patience() -> None:
+    """A slow server is given up sooner than a case hangs."""
+    storage.PATIENCE = 2
+
+
+OF_SERVERS = {"endless": limit_files, "drip": lose_patience}
 SERVERS = ("sound", "nosize", "long", "short", "cut", "head", "zipped", "loop", "401", "403")
 SERVERS += ("404", "416", "429", "500", "503", "endless", "drip")
 
@@ -411,7 +418,7 @@ def list_servers(place: Place, draw, name, words) -> Iterator[Attempt]:
             words=typed,
             must_equal=False,
             must_refuse=must_refuse and kind not in ("429", "500", "503"),
-            fault=limit_files if kind == "endless" else nothing,
+            fault=OF_SERVERS.get(kind, nothing),
             again=False,
             check=partial(count_documents, wanted=NUMBER)
             if name == "shards" and kind not in ("zipped", "short")
