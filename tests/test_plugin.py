@@ -120,6 +120,10 @@ def test_a_resumed_run_has_the_same_plugin(trained, command, plugin, tmp_path):
     assert f"--plugin: must be the one that {trained} was started with" in refused(*without)
     other = tmp_path / "other.py"
     assert f"--plugin {other}: no such file" in refused(*without, "--plugin", other)
+    for name in ("", "\udcff", "a\0b"):
+        words = ("--plugin", name)
+        assert "--plugin " in refused(*without, *words)
+        assert "--plugin " in refused("inspect", "--data", "x", *words)
     other.write_bytes(EXAMPLE.read_bytes() + b"# more\n")
     assert "--plugin: must be the one that" in refused(*without, "--plugin", other)
     done = run(*without, "--plugin", trained / "plugin.py")

@@ -8,10 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from albert_ds.base.cli import log_line
-from albert_ds.base.errors import UserError
+from albert_ds.base.errors import MachineFailed, UserError
 from albert_ds.base.files import check_folder, new_folder, write_json
 from albert_ds.base.json_files import check, read_json
 from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, list_kept, write_folder
@@ -68,16 +69,23 @@ def export_hf(
         write_json(partial / "config.json", hf_config)
         # Shared blocks are one tensor under several names, which the format does not take.
         copies = {name: tensor.clone() for name, tensor in hf_state.items()}
-        save_file(copies, partial / HF_FILES[0], metadata={"format": "pt"})
+        _save(copies, partial)
         checked = check_export(partial, folder, config, state)
         if precision == "bf16":
             rounded = {name: tensor.bfloat16() for name, tensor in copies.items()}
-            save_file(rounded, partial / HF_FILES[0], metadata={"format": "pt"})
+            _save(rounded, partial)
             checked += check_rounded(partial, folder, config, state)
         own_probes = [probe for probe in probes if probe["weights"] == folder.name]
         (kind,) = hf_config["architectures"]
         card = write_card(folder, config, state, kind, trained_length, licence, own_probes, checked)
         (partial / "README.md").write_text(card, encoding="utf-8")
+
+
+def _save(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    try:
+        save_file(tensors, folder / HF_FILES[0], metadata={"format": "pt"})
+    except SafetensorError as error:  # its name for any error of the disk
+        raise MachineFailed(f"{folder / HF_FILES[0]}: cannot be written: {error}") from None
 
 
 def open_checkpoints(run: Path, *, average: bool) -> list[ModelFolder]:

@@ -96,7 +96,7 @@ class Attempt:
     again: bool = True  # the same command then works
     variables: dict = field(default_factory=dict)  # of the environment
     check: Callable[[Path, list], str | None] = nothing  # what else is wrong in the room
-    after: Callable[[Path], None] = nothing  # done to the room before the same command
+    after: Callable[[Path], None] = nothing  # done to the room before the same command, and last
 
 
 @dataclass
@@ -198,6 +198,12 @@ class Place:
             self.sound[name] = {k: v for k, v in one.items() if other.get(k, "none") == v}
 
     def judge(self, name: str, case: Attempt) -> tuple[str, str]:
+        try:
+            return self._judge(name, case)
+        finally:
+            case.after(self.room)
+
+    def _judge(self, name: str, case: Attempt) -> tuple[str, str]:
         before = self.clear()
         case.prepare(self.room)
         damaged = content_of(self.room)

@@ -411,7 +411,7 @@ def list_servers(place: Place, draw, name, words) -> Iterator[Attempt]:
         url = f"http://127.0.0.1:{start_server()}/{kind}/{sources[name]}"
         typed = tuple(url if word == sources[name] else word for word in words)
         must_refuse = kind in ("loop", "401", "403", "404")
-        is_damage = kind in ("long", "cut", "drip", "endless")  # endless fills the disk: code 5
+        is_damage = kind in ("long", "cut", "zipped", "drip", "endless")  # codes 3 and 5
         must_refuse |= name in READS and not is_damage
         yield Attempt(
             what=f"a server: {kind}",

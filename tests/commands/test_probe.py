@@ -285,6 +285,9 @@ def test_minimal_pairs_of_a_folder(data, tmp_path):
     (folder / "c.jsonl").write_text('{"sentence_good": "no other"}\n')
     error = refuse("--checkpoint", run, "--minimal-pairs", folder)
     assert f'{folder / "c.jsonl"}, line 1: no "sentence_bad" in it' in error
+    (folder / "c.jsonl").unlink()
+    (folder / "c.jsonl").symlink_to("/dev/zero")
+    assert "c.jsonl: not a file" in refuse("--checkpoint", run, "--minimal-pairs", folder)
 
 
 def test_blimp_has_the_phenomena_of_its_published_tables(tmp_path):

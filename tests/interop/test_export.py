@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from albert_ds.base.errors import UserError
+from albert_ds.base.errors import MachineFailed, UserError
 from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.interop import check, export
 from albert_ds.model import hugging_face
@@ -125,6 +126,17 @@ def test_a_refused_export_leaves_the_older_one_alone(make_run, tmp_path, monkeyp
     monkeypatch.undo()
     run_export(run, tmp_path / "hf")
     assert (tmp_path / "hf" / "notes.txt").read_text() == "mine"
+
+
+def test_a_disk_that_is_full_is_one_line(make_run, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    run = make_run()
+    monkeypatch.setattr(export, "save_file", fail)
+    with pytest.raises(MachineFailed, match=r"model.safetensors: cannot be written: .*No space"):
+        run_export(run, tmp_path / "hf")
+    assert not (tmp_path / "hf").exists()
 
 
 def test_weights_in_bf16_are_the_rounded_ones_and_load_in_fp32(make_run, tmp_path):

@@ -143,6 +143,8 @@ def test_what_an_error_of_a_file_means():
         assert explain(OSError(number, os.strerror(number), "RUN/x")).code == code
     in_gloo = explain(RuntimeError("[enforce fail at loop.cc:48] pipe: Too many open files"))
     assert in_gloo.code == 5 and "pipe: Too many open files" in in_gloo.reason
+    assert explain(RuntimeError("Cannot resolve 127.0.0.1 to a (local) address")).code == 5
+    assert explain(RuntimeError("Symlink loop from 'RUN'")).code == 2
     assert explain(OSError("a library's own")).reason.startswith("a library's own")
 
 

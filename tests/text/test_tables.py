@@ -71,6 +71,7 @@ def test_csv_of_any_delimiter(tmp_path, delimiter, suffix, end):
     [
         'id, text, note\n1, One. Two., x\n2, "Three, four.", y\n',
         'id ,text ,note\n1,One. Two.,x\n2,"Three, four.",y\n',
+        '"id", "text"\n1, "One. Two."\n2, "Three, four."\n',
         'id; text\n1; One. Two.\n2; "Three, four."\n',
         'sep=;\nid;text\n1;One. Two.\n2;"Three, four."\n',
         'sep=,\r\ntext\r\nOne. Two.\r\n"Three, four."\r\n',
@@ -82,12 +83,12 @@ def test_headers_of_every_hand_are_headers(tmp_path, text):
     (tmp_path / "corpus").write_text(text, encoding="utf-8")
     assert lines_of(tmp_path / "corpus") == [["One. Two."], ["Three, four."]]
     (tmp_path / "corpus").write_text(text.replace("text", "body"), encoding="utf-8")
-    if not re.match("id ?[,;] ?text", text):
+    if not re.match('"?id"? ?[,;] ?"?text', text):
         with pytest.raises(UserError, match="has no column 'text'; it has .*body"):
             read_all([tmp_path / "corpus"])
 
 
-@pytest.mark.parametrize("header", ["id,text,note", "id, text, note", " text ,id"])
+@pytest.mark.parametrize("header", ["id,text,note", "id, text, note", " text ,id", '"id", "text"'])
 def test_a_header_alone_is_a_table_without_rows(tmp_path, vocab, header):
     (tmp_path / "csv").write_text(f"{header}\n")
     assert read_all([tmp_path / "csv"]) == []
