@@ -47,16 +47,21 @@ def read_data(path: Path, schema: dict) -> dict:
 def read_bytes(path: Path, name: str) -> bytes:
     """A whole file; UserError, which names `name`, where it cannot be read or is over the limit."""
     try:
-        if not path.exists():
-            raise UserError(f"{name}: no such file")
-        if not path.is_file():
-            raise UserError(f"{name}: not a file")
+        check_file(path, name)
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
     check_size(content, name)
     return content
+
+
+def check_file(path: Path, name: str) -> None:
+    """Raise UserError for what is no file: to open a pipe may take for ever."""
+    if not path.exists():
+        raise UserError(f"{name}: no such file")
+    if not path.is_file():
+        raise UserError(f"{name}: not a file")
 
 
 def check_size(content: bytes, name: str) -> None:

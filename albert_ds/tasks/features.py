@@ -28,7 +28,7 @@ from safetensors.numpy import save
 from albert_ds.base.cli import log_line
 from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.base.files import write_file
-from albert_ds.base.json_files import parse_json
+from albert_ds.base.json_files import check_file, parse_json
 from albert_ds.data.micro_batch import concatenate
 from albert_ds.data.segments import cut_pair
 from albert_ds.tasks.recipes import Lengths
@@ -227,6 +227,7 @@ def cached(folder: Path, key: str, build: Callable[[], Features]) -> Features:
 def read_features(path: Path) -> Features:
     """Read features that `cached` has written. Raises DamagedData if they are not whole."""
     try:
+        check_file(path, str(path))
         with safe_open(path, framework="numpy") as file:
             about = parse_json((file.metadata() or {}).get("about", "").encode(), str(path))
             arrays = {name: file.get_tensor(name) for name in file.keys()}

@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from albert_ds.base.cli import log_line
 from albert_ds.base.errors import DamagedData, UserError
 from albert_ds.base.files import write_file, write_json
-from albert_ds.base.json_files import check
+from albert_ds.base.json_files import check, check_file
 from albert_ds.parallel.consensus import raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.settings.finetune import FinetuneConfig
@@ -113,6 +113,7 @@ def read_outputs(folder: Path, split: str) -> tuple[dict[str, np.ndarray], dict[
     """The outputs of one split that `write_results` wrote, and their metadata."""
     path = folder / f"outputs.{split}.safetensors"
     try:
+        check_file(path, str(path))
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}
             about = file.metadata() or {}

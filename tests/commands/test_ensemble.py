@@ -1,6 +1,7 @@
 """Members' outputs averaged: figures by hand, files as of one model, members that do not fit."""
 
 import json
+import os
 from functools import partial
 
 import numpy as np
@@ -98,4 +99,8 @@ def test_members_that_do_not_fit_are_refused(checkpoint, cola, tmp_path):
         folders = [str(tmp_path / name) for name in members]
         with pytest.raises(UserError, match=words):
             main(["--members", *folders, "--output", str(tmp_path / "out")])
+    (tmp_path / "a" / "outputs.dev.safetensors").unlink()
+    os.mkfifo(tmp_path / "a" / "outputs.dev.safetensors")  # to open it would take for ever
+    with pytest.raises(UserError, match="outputs.dev.safetensors: not a file"):
+        main(["--members", *[str(tmp_path / "a")] * 2, "--output", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()

@@ -1,5 +1,6 @@
 """Pairs are cut as BERT cuts them, batches are sequences end to end, the cache goes by content."""
 
+import os
 from itertools import product
 
 import numpy as np
@@ -67,6 +68,12 @@ def test_a_cache_that_is_not_whole_is_made_again(tmp_path, features, capsys, how
                 read_features(path)
     assert len(built) == 2
     assert capsys.readouterr().err.count("it is made again") == 1
+
+
+def test_a_pipe_is_no_cache(tmp_path):
+    os.mkfifo(tmp_path / "key.safetensors")  # to open it would take for ever
+    with pytest.raises(DamagedData, match="key.safetensors: not a file"):
+        read_features(tmp_path / "key.safetensors")
 
 
 def test_the_cache_goes_by_content(tmp_path, features):
