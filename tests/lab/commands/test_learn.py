@@ -13,16 +13,15 @@ from typing import IO, cast
 
 import psutil
 import pytest
-from albert_lab import neighbours
+from albert_lab import neighbours, small_recipe
 from albert_lab.commands import learn
-from albert_lab.commands.learn import (
+from albert_lab.commands.learn import build_parser, read_last_step, recipe
+from albert_lab.small_recipe import (
     LOGGED_STEPS,
     MEASURED_STEPS,
     SIZE,
     Layout,
-    build_parser,
-    read_last_step,
-    recipe,
+    choose_layout,
     trainer,
 )
 
@@ -85,9 +84,9 @@ def test_the_speed_is_the_mean_of_the_second_half_of_the_trial(data, tmp_path, m
         records = [{"step": e, "step_seconds": s} for e, s in zip(ends, seconds, strict=True)]
         (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
 
-    monkeypatch.setattr(learn, "run", fake_run)
+    monkeypatch.setattr(small_recipe, "run", fake_run)
     layout = Layout(1, 1, "ds_configs/zero1_fp32_muon.json")
-    assert learn.measure([], layout, data, tmp_path) == pytest.approx((3 * 2 + 2 * 3) / 5)
+    assert small_recipe.measure([], layout, data, tmp_path) == pytest.approx((3 * 2 + 2 * 3) / 5)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +94,11 @@ def test_the_speed_is_the_mean_of_the_second_half_of_the_trial(data, tmp_path, m
 )
 def test_a_larger_batch_only_with_six_thousand_steps(hours, batch, data, tmp_path, monkeypatch):
     """At a second for 32 sequences 6,000 steps of 64 take 12,000 s, 96 % of 3.47 hours."""
-    monkeypatch.setattr(learn, "measure", lambda *given: given[1].batch / 32)
-    layout, seconds = learn.choose_layout([], data, tmp_path, hours)
+    monkeypatch.setattr(small_recipe, "measure", lambda *given: given[1].batch / 32)
+    layout, seconds = choose_layout([], data, tmp_path, hours)
     assert (layout.batch, seconds) == (batch, batch / 32)
     monkeypatch.undo()
-    assert learn.choose_layout([], data, tmp_path, hours) == (layout, seconds)  # the run goes on
+    assert choose_layout([], data, tmp_path, hours) == (layout, seconds)  # the run goes on
 
 
 def test_trials_wait_for_those_of_a_killed_command(data, tmp_path, monkeypatch):
@@ -111,9 +110,9 @@ def test_trials_wait_for_those_of_a_killed_command(data, tmp_path, monkeypatch):
         ended.append(orphan.poll())
         raise UserError("train ended with 2; see log: --output run: in use by process 9 on node")
 
-    monkeypatch.setattr(learn, "run", fake_run)
+    monkeypatch.setattr(small_recipe, "run", fake_run)
     with pytest.raises(UserError, match="in use by process 9"):  # no word about the layout
-        learn.choose_layout([], data, tmp_path, 1)
+        choose_layout([], data, tmp_path, 1)
     assert ended == [0] and not (tmp_path / "layout.json").exists()
 
 
@@ -243,12 +242,12 @@ def test_two_do_not_share_a_folder_and_a_stopped_one_goes_on(text_file, tmp_path
 
 STOP = """
 import subprocess
-from albert_lab.commands import learn
+from albert_lab.small_recipe import Stopped, stop
 launcher = "sleep 5 >/dev/null 2>&1 & echo $!; exec sleep 100"
 print(subprocess.Popen(["sh", "-c", launcher], stdout=subprocess.PIPE).stdout.readline().decode())
 try:
-    learn.stop(15, None)
-except learn.Stopped:
+    stop(15, None)
+except Stopped:
     pass
 """
 

@@ -12,19 +12,12 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
-
-import psutil
-import yaml
 
 from albert_ds.base import cli
 from albert_ds.base.cli import Range, log_line
-from albert_ds.base.errors import ENDINGS, MachineFailed, Stopped, UserError
+from albert_ds.base.errors import UserError
 from albert_ds.base.files import PACKAGE, check_folder, write_file, write_json
 from albert_ds.base.json_files import read_json, read_lines
 from albert_ds.base.locks import FileLock
@@ -32,28 +25,29 @@ from albert_ds.base.storage import find_files, is_url, refuse_within, stat
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.process.world import name_device
 from albert_ds.settings.finetune import FinetuneConfig
-from albert_lab.ranks import take_port
+from albert_lab.small_recipe import (
+    COMMAND,
+    LENGTH,
+    PIECES,
+    RECIPE,
+    STOPS,
+    Layout,
+    check,
+    choose_layout,
+    fit_steps,
+    rhythm,
+    run,
+    schedule,
+    shards_command,
+    start,
+    start_command,
+    stop,
+    text_flags,
+    trainer,
+    vocab_command,
+)
 from albert_lab.tables import count_steps, spread, table
 
-COMMAND = (sys.executable, "-m", "albert_ds")
-# Twice the usual masks are twice the signal of a token, and three layers are twice the steps of six
-# in the time (docs/notebook/recipe_trials.md).
-FLAGS = yaml.safe_load((PACKAGE / "recipes" / "small.yaml").read_text())
-SHAPE = ("model", "embedding-size", "hidden-size", "num-layers", "num-heads")
-PIECES, LENGTH = 8000, FLAGS["sequence-length"]
-BATCH = FLAGS["batch-size"]  # of the trials of speed, and of runs too short for a larger one
-LARGER, LEAST_STEPS = (64, 128), 6000  # the largest that gets so many steps
-OF_LAYOUT = ("batch-size", "micro-batch-size")
-SIZE = [word for name in SHAPE for word in (f"--{name}", str(FLAGS[name]))]
-RECIPE = [
-    word
-    for name, value in FLAGS.items()
-    if name not in (*SHAPE, *OF_LAYOUT)
-    for word in (f"--{name}", str(value))
-]
-WARMUP_STEPS = 200  # at least, but where there are fewer than 1,000 steps
-MEASURED_STEPS, LOGGED_STEPS = 40, 4  # of a trial
-TRAINING_SHARE = 0.96  # of the time; the rest goes to evaluations and checkpoints
 # Small tasks: folder, steps and batch. Small models begin late: in 500 steps CoLA is still at one
 # class and STS-B has hardly begun.
 TASKS = {
@@ -64,33 +58,6 @@ TASKS = {
     "stsb": ("STS-B", 3600, 16),
 }
 TUNING_RATE = "3e-4"
-STOPS = (signal.SIGTERM, signal.SIGINT)
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How this machine runs the recipe."""
-
-    ranks: int
-    threads: int
-    ds_config: str
-    batch: int = BATCH
-
-    @property
-    def precision(self) -> str:
-        return "bf16" if "bf16" in self.ds_config else "fp32"
-
-    @property
-    def flags(self) -> list[str]:
-        """Those of the trainer. A rank takes all its samples at once: in parts takes longer."""
-        batches = ("--batch-size", self.batch, "--micro-batch-size", self.batch // self.ranks)
-        return [*map(str, batches), "--deepspeed_config", str(PACKAGE / self.ds_config)]
-
-    def __str__(self) -> str:
-        return (
-            f"{self.ranks} ranks x {self.threads} threads, {self.precision}, {self.batch} samples "
-            "a step"
-        )
 
 
 def build_parser() -> cli.Parser:
@@ -121,47 +88,6 @@ def build_parser() -> cli.Parser:
     runs = cli.flags_of(FinetuneConfig)["seeds"].type
     add("--seeds", "runs of each task", "RUNS", runs, default=3)
     return parser
-
-
-def run(command: Sequence[object], log: Path, threads: int = 1) -> str:
-    """Run one of the package's commands and return its stdout; its stderr goes to `log`."""
-    words = [str(word) for word in command]
-    with log.open("a") as file, start(words, threads, stdout=subprocess.PIPE, stderr=file) as ran:
-        out, _ = ran.communicate()
-    check(ran.returncode, words, log)
-    return out
-
-
-@contextmanager
-def start(words: list[str], threads: int, **streams) -> Generator[subprocess.Popen]:
-    """A process that ends with this block: a trainer saves a checkpoint if it still trains."""
-    environ = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    process = subprocess.Popen(words, env=environ, text=True, **streams)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def check(code: int, words: list[str], log: Path) -> None:
-    """Raise the error of a command that ended with this code, with the last line that it wrote."""
-    if code:
-        tail = "".join(log.read_text(errors="replace").strip().splitlines()[-1:])
-        name = words[words.index("albert_ds") + 1] if "albert_ds" in words else "train"
-        reason = f"{name} ended with {code}; see {log}: {tail.removeprefix('albert-ds: ')}"
-        raise {ending.code: ending for ending in ENDINGS}.get(code, MachineFailed)(reason)
-
-
-def stop(number: int, frame: object) -> None:
-    """A signal ends what was started, even what `start` does not hold yet, and unwinds."""
-    for each in STOPS:
-        signal.signal(each, signal.SIG_IGN)
-    started = psutil.Process().children(recursive=True)  # a launcher is gone before its ranks are
-    for child in psutil.Process().children():
-        child.terminate()
-    psutil.wait_procs(started)
-    raise Stopped("stopped; the same command continues")
 
 
 def find_vocab(initial: Path) -> Path:
@@ -212,103 +138,10 @@ def recipe(args) -> list[str]:
     return [*RECIPE, "--init-from", str(start), "--seed", str(seed)]
 
 
-def write_start(args, data: Path) -> None:
-    """OUTPUT/start: weights whose attention begins at the neighbouring tokens."""
-    command = [sys.executable, "-m", "albert_lab.neighbours", *SIZE, *RECIPE, *schedule(20)]
-    command += Layout(1, 1, "ds_configs/zero1_fp32_muon.json").flags
-    command += ["--seed", str(args.seed or 0)]
-    command += ["--data", str(data), "--output", str(args.output / "start")]
-    run(command, args.output / "prepare.log")
-
-
-def trainer(flags: Sequence[str], layout: Layout, data: Path, output: Path) -> list[str]:
-    """The command that trains `recipe`'s flags in a layout, without --steps."""
-    command = [*COMMAND, "train"]
-    if layout.ranks > 1:
-        launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
-        command = [*launcher, "--num_gpus", str(layout.ranks), "--master_port", str(take_port())]
-        command += ["--module", "albert_ds.train"]
-    return [*command, *flags, *layout.flags, "--data", str(data), "--output", str(output)]
-
-
-def measure(flags: Sequence[str], layout: Layout, data: Path, folder: Path) -> float:
-    """Mean seconds of a step in a layout; infinite where the layout does not run."""
-    name = f"{layout.ranks}x{layout.threads}-{Path(layout.ds_config).stem}-{layout.batch}"
-    command = trainer(flags, layout, data, folder / name)
-    steps, every = str(MEASURED_STEPS), str(LOGGED_STEPS)
-    rhythm = ["--steps", steps, "--log-every", every, "--eval-every", steps, "--eval-samples", "2"]
-    try:
-        run([*command, *rhythm], folder / f"{name}.log", layout.threads)
-    except (UserError, MachineFailed) as error:
-        if "in use by" in str(error):  # which says nothing of the layout
-            raise
-        log_line(f"{layout}: does not run here: {error}")
-        return float("inf")
-    records = read_lines(folder / name / "metrics.jsonl")
-    seconds = [r["step_seconds"] for r in records if "step_seconds" in r]
-    mean = fmean(seconds[len(seconds) // 2 :])  # the first half warms up: kernels for new shapes
-    print(f"  {layout}: {layout.batch / mean:.0f} samples/s", flush=True)
-    return mean
-
-
-def wait_for_orphans(folder: Path) -> None:
-    """Wait for trials in this folder whose `learn` was killed: they would slow down its own."""
-    begin = f"{folder}{os.sep}"
-    commands = {each: each.info["cmdline"] or () for each in psutil.process_iter(["cmdline"])}
-    found = [
-        process
-        for process, words in commands.items()
-        if "--output" in words and any(word.startswith(begin) for word in words)
-    ]
-    if found:
-        names = ", ".join(str(process.pid) for process in found)
-        log_line(f"waiting for trials that a killed command has left running (processes {names})")
-        psutil.wait_procs(found)
-
-
-def fit_steps(hours: float, seconds: float) -> int:
-    """The steps of so many seconds that the time is enough for."""
-    return int(hours * 3600 * TRAINING_SHARE / seconds)
-
-
-def choose_layout(
-    flags: Sequence[str], data: Path, output: Path, hours: float
-) -> tuple[Layout, float]:
-    """The fastest layout on this machine, with its batch, and the seconds of a step; kept."""
-    path = output / "layout.json"
-    if not path.is_file():
-        folder = output / "trials"
-        folder.mkdir(exist_ok=True)
-        wait_for_orphans(folder)
-        cores = len(os.sched_getaffinity(0))
-        shapes = {(1, cores), (cores, 1)} if BATCH % cores == 0 else {(1, cores)}
-        configs = ("ds_configs/zero1_fp32_muon.json", "ds_configs/zero1_bf16_muon.json")
-        layouts = [Layout(*shape, config) for shape in sorted(shapes) for config in configs]
-        found = {layout: measure(flags, layout, data, folder) for layout in layouts}
-        best = min(found, key=lambda layout: found[layout])
-        seconds = found[best]
-        if larger := [b for b in LARGER if fit_steps(hours, seconds * b / BATCH) >= LEAST_STEPS]:
-            best = replace(best, batch=larger[-1])
-            seconds = measure(flags, best, data, folder)
-        if seconds == float("inf"):
-            raise MachineFailed(f"no layout trains on this machine; see {folder}")
-        write_json(path, {"layout": astuple(best), "seconds": seconds})
-    content = read_json(path)
-    return Layout(*content["layout"]), content["seconds"]
-
-
-def schedule(steps: int) -> list[str]:
-    """The flags of a run of that many steps."""
-    warmup = max(steps // 40, min(WARMUP_STEPS, steps // 5))
-    return ["--steps", str(steps), "--warmup-steps", str(warmup)]
-
-
 def train(command: list[str], steps: int, run_folder: Path, layout: Layout) -> None:
     """Train to the end; one line a minute says how far it is and how long it will take."""
     log = run_folder.parent / "train.log"
-    every = max(1, steps // 200)
-    rhythm = ["--log-every", str(every), "--eval-every", str(5 * every), "--eval-samples", "1024"]
-    words = [*command, *schedule(steps), *rhythm, "--save-every", str(10 * every)]
+    words = [*command, *schedule(steps), *rhythm(steps)]
     to_log = {"stderr": subprocess.STDOUT}
     with log.open("a") as file, start(words, layout.threads, stdout=file, **to_log) as ran:
         while ran.poll() is None:
@@ -334,9 +167,9 @@ def fine_tune(args, checkpoint: Path, layout: Layout) -> list[list[str]]:
             log_line(f"--tasks {args.tasks}: no {folder} in it; that task is left out")
             continue
         row = [folder]
-        for start, flags in (("pretrained", []), ("random", ["--from-scratch"])):
-            output = args.output / "tasks" / start / task
-            print(f"  {folder}, {start}", flush=True)
+        for weights, flags in (("pretrained", []), ("random", ["--from-scratch"])):
+            output = args.output / "tasks" / weights / task
+            print(f"  {folder}, {weights}", flush=True)
             command: list[object] = [*COMMAND, "finetune"]  # what is done it does not repeat
             command += ["--task", f"glue/{task}"]
             command += ["--data", args.tasks / folder, "--checkpoint", checkpoint]
@@ -418,22 +251,19 @@ def learn(args) -> None:
     """Make what is missing of OUTPUT, step by step."""
     out = args.output
     vocab, data, checkpoint = out / "vocab" / "spiece.model", out / "data", out / "run"
-    text = ["--input", *map(_locate, args.text)]
-    text += ["--text-field", args.text_field, "--language", args.language]
+    text = text_flags([*map(_locate, args.text)], args.text_field, args.language)
     log = out / "prepare.log"
     if args.init_from is not None:
         vocab = find_vocab(args.init_from)
     elif not vocab.is_file():
         pieces = args.vocab_size or PIECES
         print(f"== vocabulary of at most {pieces:,} pieces", flush=True)
-        made = ["--output", out / "vocab", "--vocab-size", pieces]
-        print(run([*COMMAND, "vocab", *text, *made], log), end="", flush=True)
+        print(run(vocab_command(text, out / "vocab", pieces), log), end="", flush=True)
     if not (data / "index.json").is_file():
         print(f"== shards of {LENGTH} tokens", flush=True)
-        made = ["--output", data, "--sequence-length", LENGTH, "--holdout", "0.02"]
-        print(run([*COMMAND, "shards", *text, "--vocab", vocab, *made], log), end="", flush=True)
+        print(run(shards_command(text, vocab, data), log), end="", flush=True)
     if args.init_from is None and not (out / "start" / "config.json").is_file():
-        write_start(args, data)
+        run(start_command(data, out / "start", args.seed or 0), log)
     print("== speed of this machine", flush=True)
     flags = recipe(args)
     layout, seconds = choose_layout(flags, data, out, args.hours)
