@@ -17,13 +17,14 @@ from statistics import fmean
 import psutil
 import yaml
 
-from albert_ds.base.cli import log_line
+from albert_ds.base.cli import Range, log_line
 from albert_ds.base.errors import ENDINGS, MachineFailed, Stopped, UserError
 from albert_ds.base.files import PACKAGE, write_json
 from albert_ds.base.json_files import read_json, read_lines
 from albert_lab.ranks import take_port
 
 COMMAND = (sys.executable, "-m", "albert_ds")
+LAUNCHER = (sys.executable, "-m", "deepspeed.launcher.runner")
 # Twice the usual masks are twice the signal of a token, and three layers are twice the steps of six
 # in the time (docs/notebook/recipe_trials.md).
 FLAGS = yaml.safe_load((PACKAGE / "recipes" / "small.yaml").read_text())
@@ -43,6 +44,8 @@ RECIPE = [
 WARMUP_STEPS = 200  # at least, but where there are fewer than 1,000 steps
 MEASURED_STEPS, LOGGED_STEPS = 40, 4  # of a trial
 TRAINING_SHARE = 0.96  # of the time; the rest goes to evaluations and checkpoints
+HOURS = Range(gt=0, le=10_000)
+FEWEST_STEPS = 20
 STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -132,25 +135,41 @@ def shards_command(
 
 def start_command(data: Path, output: Path, seed: int) -> list[str]:
     """Writes weights whose attention begins at the neighbouring tokens."""
-    command = [sys.executable, "-m", "albert_lab.neighbours", *SIZE, *RECIPE, *schedule(20)]
+    command = [
+        sys.executable,
+        "-m",
+        "albert_lab.neighbours",
+        *SIZE,
+        *RECIPE,
+        *schedule(FEWEST_STEPS),
+    ]
     command += Layout(1, 1, "ds_configs/zero1_fp32_muon.json").flags
     return [*command, "--seed", str(seed), "--data", str(data), "--output", str(output)]
 
 
-def trainer(flags: Sequence[str], layout: Layout, data: Path, output: Path) -> list[str]:
-    """The command that trains `recipe`'s flags in a layout, without --steps."""
+def recipe(start: Path, seed: int) -> list[str]:
+    """The flags of what is trained in any layout, from the weights of a folder."""
+    return [*RECIPE, "--init-from", str(start), "--seed", str(seed)]
+
+
+def trainer(
+    flags: Sequence[str], layout: Layout, data: Path, output: Path, port: int | None = None
+) -> list[str]:
+    """The command that trains `recipe`'s flags in a layout, without --steps.
+
+    port: where its ranks meet (None: DeepSpeed's default).
+    """
     command = [*COMMAND, "train"]
     if layout.ranks > 1:
-        launcher = [sys.executable, "-m", "deepspeed.launcher.runner"]
-        command = [*launcher, "--num_gpus", str(layout.ranks), "--master_port", str(take_port())]
-        command += ["--module", "albert_ds.train"]
+        at = [] if port is None else ["--master_port", str(port)]
+        command = [*LAUNCHER, "--num_gpus", str(layout.ranks), *at, "--module", "albert_ds.train"]
     return [*command, *flags, *layout.flags, "--data", str(data), "--output", str(output)]
 
 
 def measure(flags: Sequence[str], layout: Layout, data: Path, folder: Path) -> float:
     """Mean seconds of a step in a layout; infinite where the layout does not run."""
     name = f"{layout.ranks}x{layout.threads}-{Path(layout.ds_config).stem}-{layout.batch}"
-    command = trainer(flags, layout, data, folder / name)
+    command = trainer(flags, layout, data, folder / name, take_port())
     steps, every = str(MEASURED_STEPS), str(LOGGED_STEPS)
     rhythm = ["--steps", steps, "--log-every", every, "--eval-every", steps, "--eval-samples", "2"]
     try:
@@ -183,8 +202,8 @@ def wait_for_orphans(folder: Path) -> None:
 
 
 def fit_steps(hours: float, seconds: float) -> int:
-    """The steps of so many seconds that the time is enough for."""
-    return int(hours * 3600 * TRAINING_SHARE / seconds)
+    """The steps of so many seconds that the time is enough for, or the fewest that are a run."""
+    return max(FEWEST_STEPS, int(hours * 3600 * TRAINING_SHARE / seconds))
 
 
 def choose_layout(

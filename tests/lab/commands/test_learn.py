@@ -15,7 +15,7 @@ import psutil
 import pytest
 from albert_lab import neighbours, small_recipe
 from albert_lab.commands import learn
-from albert_lab.commands.learn import build_parser, read_last_step, recipe
+from albert_lab.commands.learn import build_parser, flags_of, read_last_step
 from albert_lab.small_recipe import (
     LOGGED_STEPS,
     MEASURED_STEPS,
@@ -41,7 +41,7 @@ def parse(*flags: str) -> Namespace:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_trainer_takes_the_recipe(data, tmp_path, ranks, precision):
     layout = Layout(ranks, 1, f"ds_configs/zero1_{precision}_muon.json", batch=64)
-    words = trainer(recipe(parse()), layout, data, tmp_path / "run")
+    words = trainer(flags_of(parse()), layout, data, tmp_path / "run")
     assert words[0] == sys.executable  # deepspeed need not be in PATH
     flags = words[words.index("--dropout") :]
     flags[flags.index("--sequence-length") + 1] = "64"  # of these shards
@@ -60,10 +60,10 @@ def test_the_trainer_takes_the_recipe(data, tmp_path, ranks, precision):
 
 
 def test_more_hours_begin_with_the_weights_and_other_masks():
-    again = recipe(parse("--init-from", "run"))
+    again = flags_of(parse("--init-from", "run"))
     assert again[-4:] == ["--init-from", "run", "--seed", "1"]
     assert not {*SIZE} & {*again}  # the weights have a size
-    assert recipe(parse("--init-from", "run", "--seed", "2"))[-1] == "2"
+    assert flags_of(parse("--init-from", "run", "--seed", "2"))[-1] == "2"
 
 
 def test_more_hours_take_the_vocabulary_of_the_weights(tmp_path):

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from albert_ds.base import cli
-from albert_ds.base.cli import Range, log_line
+from albert_ds.base.cli import log_line
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import PACKAGE, check_folder, write_file, write_json
 from albert_ds.base.json_files import read_json, read_lines
@@ -25,16 +25,18 @@ from albert_ds.base.storage import find_files, is_url, refuse_within, stat
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.process.world import name_device
 from albert_ds.settings.finetune import FinetuneConfig
+from albert_lab.ranks import take_port
 from albert_lab.small_recipe import (
     COMMAND,
+    HOURS,
     LENGTH,
     PIECES,
-    RECIPE,
     STOPS,
     Layout,
     check,
     choose_layout,
     fit_steps,
+    recipe,
     rhythm,
     run,
     schedule,
@@ -68,8 +70,7 @@ def build_parser() -> cli.Parser:
     text = "the field of JSON lines or the column of a table that holds the text"
     add("--text-field", text, "NAME", default="text")
     add("--output", "folder for all that it makes", "DIR", Path, required=True)
-    hours = Range(gt=0, le=10_000)
-    add("--hours", "time of the pretraining", "HOURS", hours, default=2.0)
+    add("--hours", "time of the pretraining", "HOURS", HOURS, default=2.0)
     add("--language", "language of the text", "CODE", default="en")
     size = f"pieces of the vocabulary (default: {PIECES}, or those of --init-from)"
     add("--vocab-size", size, "PIECES", cli.positive)
@@ -131,11 +132,10 @@ def keep_settings(args) -> None:
     write_json(path, found | {name: x for name, x in known.items() if x is not None})
 
 
-def recipe(args) -> list[str]:
-    """The flags of what is trained in any layout, from --init-from or from OUTPUT/start."""
+def flags_of(args) -> list[str]:
+    """Those of what is trained in any layout, from --init-from or from OUTPUT/start."""
     seed = args.seed if args.seed is not None else int(args.init_from is not None)
-    start = args.init_from or args.output / "start"
-    return [*RECIPE, "--init-from", str(start), "--seed", str(seed)]
+    return recipe(args.init_from or args.output / "start", seed)
 
 
 def train(command: list[str], steps: int, run_folder: Path, layout: Layout) -> None:
@@ -193,7 +193,7 @@ def write_report(args, layout: Layout, seconds: float, steps: int, tasks: list[l
         r["tokens_per_second"] * r["step_seconds"] * steps for r, steps in count_steps(records)
     )
     held = next(r for r in reversed(records) if "heldout_mlm_accuracy" in r)
-    flags = [*recipe(args), *layout.flags, *schedule(steps)]
+    flags = [*flags_of(args), *layout.flags, *schedule(steps)]
     parts = [
         "# What this model has learned",
         f"{args.hours:g} h were asked for; {steps:,} steps, {tokens / 1e6:.1f} million tokens, on "
@@ -265,11 +265,11 @@ def learn(args) -> None:
     if args.init_from is None and not (out / "start" / "config.json").is_file():
         run(start_command(data, out / "start", args.seed or 0), log)
     print("== speed of this machine", flush=True)
-    flags = recipe(args)
+    flags = flags_of(args)
     layout, seconds = choose_layout(flags, data, out, args.hours)
-    steps = max(20, fit_steps(args.hours, seconds))
+    steps = fit_steps(args.hours, seconds)
     print(f"== pretraining: {steps:,} steps of {seconds:.3f} s ({layout})", flush=True)
-    train(trainer(flags, layout, data, checkpoint), steps, checkpoint, layout)
+    train(trainer(flags, layout, data, checkpoint, take_port()), steps, checkpoint, layout)
     print("== what it has learned", flush=True)
     measured = {"probe": ["--data", data]}
     if args.minimal_pairs:

@@ -7,22 +7,31 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 
-from albert_ds.base.cli import Parser, Range, flags_of, positive
+from albert_ds.base.cli import Parser, Range, as_flag, flags_of, path, positive
 from albert_ds.base.errors import UserError
 from albert_ds.data.stream_config import BATCH_SIZE, VARYING, read_varying
 from albert_ds.model.config import SIZES, reshape
 from albert_ds.settings.shared import SharedConfig
+from albert_lab.corpus_plan import PAPER, plan_text
 from albert_lab.scaling.hardware import GPUS, LARGE_PRODUCT, MFU, Gpu, describe_gpu, read_gpu
 from albert_lab.scaling.layout import Layout
 from albert_lab.scaling.planner import Plan, count_nodes, find_layouts, find_plans
 from albert_lab.scaling.report import plan_as_text
 from albert_lab.scaling.step_time import Machine, predict_step
+from albert_lab.small_recipe import HOURS
 from albert_lab.tables import table
 
 SHARED = flags_of(SharedConfig)
 CHANGING = ("batch_size", "sequence_length")  # may be schedules
+# Flags of a plan that have no use without TEXT, with it, and without --gpus.
+OF_TEXT = ("--hours", "--language", "--text-field", "--output", "--price")
+OF_MODEL = ("--sharing", "--per-layer", "--muon", "--fp8", "--depth-schedule", "--steps")
+OF_MODEL += ("--batch-size", "--micro-batch-size", "--sequence-length")
+OF_GPUS = ("--price", "--model", "--link", "--gpu-memory", "--reserve", "--hardware", "--mfu")
+OF_GPUS += ("--gpus-a-node",)
 # Of the model, where it was validated; a link to docs/raw/scaling_constants.json.
 ERRORS = Path(__file__).parents[1] / "scaling/constants.json"
 
@@ -32,7 +41,10 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
     meaning = "predict steps of several models on clusters of any size and link"
     _add_predict(commands.add_parser("predict", help=meaning, description=meaning).add)
-    meaning = "choose the layout for a model and a cluster: memory, samples/s, hours"
+    meaning = (
+        "choose the layout for a model and a cluster (memory, samples/s, hours), or for TEXT and "
+        "hours all commands to type"
+    )
     _add_plan(commands.add_parser("plan", help=meaning, description=meaning).add)
     return parser
 
@@ -70,7 +82,16 @@ def _add_predict(add) -> None:
 
 
 def _add_plan(add) -> None:
-    add("--model", "size", choices=SIZES, required=True)
+    text = "files, folders or URLs of text, as `albert-ds vocab --input` takes them"
+    add("text", text, "TEXT", path, nargs="*")
+    add("--hours", "of TEXT: time of the training", "HOURS", HOURS, default=2.0)
+    add("--language", "of TEXT: its language", "CODE", default="en")
+    text = "of TEXT: the field of JSON lines or the column of a table that holds the text"
+    add("--text-field", text, "NAME", default="text")
+    text = "of TEXT: folder that the commands write to"
+    add("--output", text, "DIR", Path, default=Path("albert"))
+    add("--price", "of TEXT: of a GPU an hour (default: none is named)", "PRICE", Range(ge=0))
+    add("--model", "size (default: of TEXT, what it and the hours are enough for)", choices=SIZES)
     add("--sharing", "pattern of train.py --sharing (default: the size's own)", "HOW")
     add("--per-layer", "what layers have of their own", "WHAT", default="none")
     add("--muon", "Muon, ds_configs/zero1_bf16_muon.json, instead of LAMB", action="store_true")
@@ -81,11 +102,13 @@ def _add_plan(add) -> None:
     add("--fp8", text, action="store_true")
     text = "depths of train.py --depth-schedule (default: all layers from the first step on)"
     add("--depth-schedule", text, "LAYERS@START,...")
-    add("--gpus", "GPUs of the cluster", "GPUS", positive, required=True)
+    text = "GPUs of the cluster (default: for TEXT none, the CPU of this machine)"
+    add("--gpus", text, "GPUS", positive)
     add("--gpu-memory", "memory of a GPU in GB (default: that of --hardware)", "GB", Range(gt=0))
-    text = "rate of a node's network in Gb/s, all adapters together"
-    add("--link", text, "GBIT/S", Range(gt=0), required=True)
-    add("--steps", "optimizer steps", "STEPS", SHARED["steps"].type, required=True)
+    text = "rate of a node's network in Gb/s, all adapters together (default: none, of one node "
+    text += "with TEXT)"
+    add("--link", text, "GBIT/S", Range(gt=0))
+    add("--steps", "optimizer steps (default: none, with TEXT)", "STEPS", SHARED["steps"].type)
     add("--micro-batch-size", "sequences of a pass (default: the best)", "SAMPLES", positive)
     text = "share of the memory reserved for CUDA, NCCL and fragmentation"
     add("--reserve", text, "SHARE", Range(ge=0, lt=1), default=0.1)
@@ -130,6 +153,9 @@ def compare(args, gpu: Gpu, gpus: int, link: float) -> list[str]:
 
 
 def run_plan(args) -> None:
+    if args.text:
+        print(plan_text(args, lambda flags: choose_plans(flags)[0]))
+        return
     schedules = {name: v for name in CHANGING if isinstance(v := getattr(args, name), str)}
     plans, machine, limit = choose_plans(args)
     print(
@@ -174,10 +200,33 @@ def choose_plans(args) -> tuple[list[Plan], Machine, float]:
     layouts = [x for x in layouts if not any(n % (x.batch_size // x.accumulation) for n in sizes)]
     if not layouts:
         raise UserError(f"--batch-size {args.batch_size}: --gpus {args.gpus} divide not all sizes")
-    plans = find_plans(layouts, machine, link=args.link * 1e9, memory_limit=limit)
+    link = math.inf if args.link is None else args.link * 1e9  # within a node
+    plans = find_plans(layouts, machine, link=link, memory_limit=limit)
     return plans, machine, limit
+
+
+def check_flags(args, argv: list[str]) -> None:
+    """Raise UserError for flags of a plan that its text or the lack of it leaves without use."""
+    typed = {word.partition("=")[0] for word in argv}
+    is_text, is_here = bool(args.text), args.gpus is None
+    for flags, is_used, says in (
+        (OF_TEXT, is_text, "only with TEXT"),
+        (OF_MODEL, not is_text, "not with TEXT, whose recipe and hours decide"),
+        (OF_GPUS, not is_here or not is_text, "only with --gpus: this is the plan of a CPU"),
+    ):
+        if not is_used and (wrong := [flag for flag in flags if flag in typed]):
+            raise UserError(f"{wrong[0]}: {says}")
+    needed = [] if is_text else ["model", "gpus", "link", "steps"]
+    if is_text and not is_here and args.gpus > args.gpus_a_node:
+        needed = ["link"]
+    if missing := [as_flag(name) for name in needed if getattr(args, name) is None]:
+        raise UserError(f"the following arguments are required: {', '.join(missing)}")
+    if is_text and args.model not in (None, *PAPER):
+        raise UserError(f"--model {args.model}: must be, with TEXT, one of {', '.join(PAPER)}")
 
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
+    if args.command == "plan":
+        check_flags(args, argv)
     {"predict": run_predict, "plan": run_plan}[args.command](args)

@@ -1,11 +1,13 @@
 """A plan as Markdown."""
 
 from albert_ds.model.config import SIZES
+from albert_lab.scaling.layout import Layout
 from albert_lab.scaling.planner import RULE, Plan, find_hours, list_patterns_of
 from albert_lab.scaling.step_time import Machine
 from albert_lab.tables import table
 
 LIGHT = 0.1  # share of a step
+DATA, RUN = "DATA", "RUN"  # for the user to fill in
 
 
 def plan_as_text(
@@ -110,34 +112,47 @@ def as_command(
 ) -> str:
     """The trainer's command; the user fills in DATA, RUN and the hosts."""
     layout = plan.layout
-    batch_size = schedules.get("batch_size", layout.batch_size)
-    ranks = f"--num_gpus {layout.ranks}" if layout.nodes == 1 else "--hostfile HOSTFILE"
-    flags = [
-        f"    deepspeed {ranks} --module albert_ds.train",
-        f"--model {layout.name} --data DATA --output RUN",
-        f"--steps {steps} --batch-size {batch_size}",
-        f"--micro-batch-size {layout.micro_batch_size}",
-        f"--sequence-length {schedules.get('sequence_length', layout.sequence_length)}",
-    ]
-    model = layout.model
-    if layout.name in SIZES and model.sharing != SIZES[layout.name].sharing:
-        flags.append(f"--sharing {model.sharing}")
-    if model.per_layer != "none":
-        flags.append(f"--per-layer {model.per_layer}")
-    if depth_schedule:
-        flags.append(f"--depth-schedule {depth_schedule}")
-    if layout.tensor_parallel > 1:
-        flags.append(f"--tensor-parallel {layout.tensor_parallel}")
-    if layout.activation_checkpointing != "none":
-        flags.append(f"--activation-checkpointing {layout.activation_checkpointing}")
-    shipped = f"ds_configs/zero{layout.zero}_bf16{'_muon' * layout.muon}.json"
-    flags.append(f"--deepspeed_config {'FP8.json' if layout.eight_bits else shipped}")
-    command = " \\\n        ".join(flags)
+    lines = command_lines(plan, steps, depth_schedule=depth_schedule, schedules=schedules)
+    command = "    " + " \\\n        ".join(lines)
     if layout.eight_bits:
-        command += f'\n\nFP8.json is {shipped} with "fp8": {{"enabled": true}} in it.'
+        command += f'\n\nFP8.json is {name_config(layout)} with "fp8": {{"enabled": true}} in it.'
     if layout.nodes == 1:
         return command
     return (
         f"{command}\n\nHOSTFILE has a line `NAME slots={layout.ranks_a_node}` for each of the "
         f"{layout.nodes} nodes; under Slurm use a recipe of slurm/ instead."
     )
+
+
+def command_lines(
+    plan: Plan, steps: int, *, depth_schedule: str | None = None, schedules: dict[str, str]
+) -> list[str]:
+    """The words of that command, some a line."""
+    layout = plan.layout
+    batch_size = schedules.get("batch_size", layout.batch_size)
+    ranks = f"--num_gpus {layout.ranks}" if layout.nodes == 1 else "--hostfile HOSTFILE"
+    lines = [
+        f"deepspeed {ranks} --module albert_ds.train",
+        f"--model {layout.name} --data {DATA} --output {RUN}",
+        f"--steps {steps} --batch-size {batch_size}",
+        f"--micro-batch-size {layout.micro_batch_size}",
+        f"--sequence-length {schedules.get('sequence_length', layout.sequence_length)}",
+    ]
+    model = layout.model
+    if layout.name in SIZES and model.sharing != SIZES[layout.name].sharing:
+        lines.append(f"--sharing {model.sharing}")
+    if model.per_layer != "none":
+        lines.append(f"--per-layer {model.per_layer}")
+    if depth_schedule:
+        lines.append(f"--depth-schedule {depth_schedule}")
+    if layout.tensor_parallel > 1:
+        lines.append(f"--tensor-parallel {layout.tensor_parallel}")
+    if layout.activation_checkpointing != "none":
+        lines.append(f"--activation-checkpointing {layout.activation_checkpointing}")
+    config = "FP8.json" if layout.eight_bits else name_config(layout)
+    return [*lines, f"--deepspeed_config {config}"]
+
+
+def name_config(layout: Layout) -> str:
+    """The file of the project with the JSON of a layout."""
+    return f"ds_configs/zero{layout.zero}_bf16{'_muon' * layout.muon}.json"
