@@ -72,13 +72,13 @@ def kill_after(rank: int, words: list, step: int) -> None:
     run_command(*words)
 
 
-def kill_in_evaluation(rank: int, words: list, saved: Path) -> None:
-    """A trainer on one rank, for `end_ranks`; SIGKILL comes between the checkpoint `saved` and the
-    metrics of its evaluation."""
+def kill_in_evaluation(rank: int, words: list, step: int) -> None:
+    """A trainer on one rank, for `end_ranks`; SIGKILL comes between the checkpoint of a step and
+    the metrics of its evaluation."""
     from albert_ds.training import pretrain as loop
 
     def die(run):
-        while not saved.exists():
+        while not (run.config.run / "checkpoints" / f"step-{step:08d}").exists():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 

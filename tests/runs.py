@@ -144,8 +144,12 @@ class Trained:
 
     initial: dict[str, torch.Tensor]
     weights: dict[str, torch.Tensor]
-    losses: list[float]
+    metrics: list[dict]  # of each step
     norms: list[float]
+
+    @property
+    def losses(self) -> list[float]:
+        return [metrics["loss"] for metrics in self.metrics]
 
 
 def train_ranks(rank: int, configs: list[RunConfig], batches: list[list[dict]]) -> list[Trained]:
@@ -154,11 +158,10 @@ def train_ranks(rank: int, configs: list[RunConfig], batches: list[list[dict]]) 
     for config in configs:
         run = open_small_run(config, batches)
         initial = gather(run.engine)
-        losses, norms = [], []
+        metrics, norms = [], []
         for _ in batches:
             norms.append(take_step(run))
-            values = run.window.close(run.mesh, config.stream.objective)
-            losses.append(values["loss"])
+            metrics.append(run.window.close(run.mesh, config.stream.objective))
         weights = gather(run.engine)
-        results.append(Trained(initial=initial, weights=weights, losses=losses, norms=norms))
+        results.append(Trained(initial=initial, weights=weights, metrics=metrics, norms=norms))
     return results

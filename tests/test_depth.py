@@ -1,9 +1,7 @@
 """Depth that grows: exact through stops and other layouts, on the same stream; wrong words."""
 
-import shutil
 from dataclasses import replace
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +12,20 @@ from albert_ds.model.depth import read_depths
 from albert_ds.training import screen
 from tests.batches import concatenate
 from tests.command import run_command
-from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
-from tests.legs import ALONE, Leg, run_legs
+from tests.legs import ALONE, Case, Leg, records, rewind, run_case, run_legs
+from tests.models import folder_of
 from tests.reference import update_error
-from tests.runs import SMALL, gather, open_small_run, small_batches, small_config, take_step
+from tests.runs import (
+    SMALL,
+    gather,
+    open_small_run,
+    small_batches,
+    small_config,
+    take_step,
+    train_ranks,
+)
 from tests.test_bad_input import argv_of, find_faults
-from tests.test_resume import files_of, records
 
 SCHEDULE = "1@0,2@25%,3@3"  # of 4 steps
 LEGS = (Leg(stage=3, data_parallel=2), Leg(stage=1, data_parallel=1, tensor_parallel=2))
@@ -57,15 +62,6 @@ def test_it_runs_other_depths_on_the_same_stream(runs):
     assert max(differences) > 1e-4
 
 
-def count_steps(rank: int, config, batches: list) -> list[int]:
-    run = open_small_run(config, batches)
-    found = []
-    for _ in batches:
-        take_step(run)
-        found.append(run.window.close(run.mesh, "sop")["flops"])
-    return found
-
-
 @pytest.mark.parametrize(
     ("schedule", "exits", "depths", "heads"),
     [
@@ -78,11 +74,11 @@ def test_logged_flops_are_those_of_the_depth_that_ran(schedule, exits, depths, h
     samples = small_batches(1)[0]
     config = replace(small_config(world_size=1, steps=4), seed=34)
     config = replace(config, depth_schedule=schedule, exit_losses=exits)
-    found = run_ranks(count_steps, 1, config, [samples] * 4)[0]
+    (run,) = run_ranks(train_ranks, 1, [config], [samples] * 4)[0]
     lengths = [len(sample["input_ids"]) for sample in samples]
     batch = {"tokens": sum(lengths), "squared_lengths": sum(length**2 for length in lengths)}
     masked = sum(len(sample["masked_positions"]) for sample in samples)
-    assert found == [
+    assert [metrics["flops"] for metrics in run.metrics] == [
         count_flops(replace(SMALL, num_layers=depth), **batch, masked=masked * number)
         for depth, number in zip(depths, heads, strict=True)
     ]
@@ -242,24 +238,16 @@ LOOPED = dict(
     **dict(num_layers=5, sharing="loop:1,1x3,1", per_layer="lora:2,inject", dropout=0.1),
     **dict(depth_schedule="3@0,3-5@2", exit_losses="1:0.5,3", steps=6, save_every=1, keep_last=6),
 )
-LAST = Path("checkpoints", "step-00000006")
 
 
 @pytest.mark.nightly
 def test_a_looped_run_resumes_to_every_bit_and_shows_what_it_ran(data, tmp_path, capsys):
-    whole, again = tmp_path / "whole", tmp_path / "again"
-    assert finish(start_ranks(train_command(data, whole, **LOOPED), 1)) == [0]
-    sizes = {n: x.numel() for n, x in Checkpoint(whole / LAST).read(WEIGHTS).items()}
+    whole, _ = run_case(Case(config=LOOPED, cut_after=3, fault=rewind), data, folder=tmp_path)
+    sizes = {n: x.numel() for n, x in Checkpoint(folder_of(whole, 6)).read(WEIGHTS).items()}
     core = sum(size for name, size in sizes.items() if ".attention.1." in name or ".ffn.1." in name)
     total = sum(sizes.values())
     says = f"{total:,}; {total + 2 * core:,} if counted as often as layers use them"
     assert says in capsys.readouterr().out
-    shutil.copytree(whole, again)
-    for step in (4, 5, 6):
-        shutil.rmtree(again / "checkpoints" / f"step-{step:08d}")
-    assert finish(start_ranks(train_command(data, again, **LOOPED), 1)) == [0]
-    assert records(again) == records(whole)
-    assert files_of(again / LAST) == files_of(whole / LAST)
     steps = [record for record in records(whole) if "samples" in record]
     assert [record["num_layers"] for record in steps[:2]] == [3, 3]
     for record in steps:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.distributed import run_ranks
+from tests.reference import update_error
 from tests.runs import SMALL, Trained, small_batches, small_config, train_ranks
 
 MODEL = replace(SMALL, dropout=0.3)
@@ -37,15 +38,6 @@ def train(world: int, batches: list[list[dict]]) -> list[Trained]:
     return run_ranks(train_ranks, world, configs, batches)[0]
 
 
-def distance(one: Trained, other: Trained) -> float:
-    """Of the worst tensor: ||difference|| / ||update||. The gradient of key biases is noise."""
-    return max(
-        float((w - other.weights[name]).norm() / (w - one.initial[name]).norm())
-        for name, w in one.weights.items()
-        if "key.bias" not in name
-    )
-
-
 @pytest.fixture(scope="module")
 def first() -> list[Trained]:
     return train(1, number(small_batches(3)))
@@ -55,7 +47,7 @@ def first() -> list[Trained]:
 def test_the_update_is_that_of_one_process_and_micro_batch(first, world):
     found = first[1:] if world == 1 else train(world, number(small_batches(3)))
     for run in found:
-        assert distance(first[0], run) < 1e-5
+        assert update_error(run.weights, first[0].weights, first[0].initial) < 1e-5
 
 
 def test_other_places_in_the_stream_give_another_update(first):
@@ -65,7 +57,7 @@ def test_other_places_in_the_stream_give_another_update(first):
         sample["number"] += 100
     config = small_config(world_size=1, micro_batch_size=8, model=MODEL)
     (other,) = run_ranks(train_ranks, 1, [config], shifted)[0]
-    assert distance(first[0], other) > 1e-2
+    assert update_error(other.weights, first[0].weights, first[0].initial) > 1e-2
 
 
 def test_heads_and_sites_of_a_sample_draw_apart():

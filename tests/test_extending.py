@@ -15,6 +15,7 @@ from torch import nn
 import albert_ds
 from albert_ds.base.cli import Range
 from albert_ds.base.errors import UserError
+from albert_ds.checkpoint.folder import WEIGHTS
 from albert_ds.data.segments import DRAWS
 from albert_ds.data.stream_config import OBJECTIVES, Objective, list_pair_tasks
 from albert_ds.engine.optimizers import OPTIMIZERS, PARAMS, Kind
@@ -37,9 +38,9 @@ from tests.command import run_command
 from tests.conftest import train_command
 from tests.distributed import run_ranks
 from tests.finetuning import draw_sentences
-from tests.legs import ALONE, Leg, config_of
+from tests.legs import ALONE, Leg, config_of, run_leg
 from tests.reference import update_error
-from tests.runs import SMALL, gather, join, open_named, take_step
+from tests.runs import SMALL
 
 
 class Gate(nn.Module):
@@ -95,25 +96,17 @@ def toys(monkeypatch):
 
 
 def train_toys(rank: int, data, folder):
-    """Two steps of the product; the weights after them and the metrics."""
-    from albert_ds.training.pretrain import prepare
-
+    """Two steps of the product."""
     for known, rows in zip(TABLES, ROWS, strict=True):
         known.update(rows)
-    config = config_of(Leg(stage=1, data_parallel=2), data, folder, steps=2)
-    model = replace(config.model, sharing="ends", per_layer="gate")
-    config = replace(config, model=model, stream=replace(config.stream, objective="back"))
-    device, mesh = join(1)
-    run = prepare(config, open_named(config), mesh, device)
-    before = gather(run.engine)
-    for _ in range(2):
-        take_step(run)
-    values = run.window.close(mesh, "back")
-    return values, before, gather(run.engine)
+    model = replace(SMALL, sharing="ends", per_layer="gate")
+    config = config_of(Leg(stage=1, data_parallel=2), data, folder, steps=2, model=model)
+    return run_leg(rank, replace(config, stream=replace(config.stream, objective="back")), 2)
 
 
 def test_a_toy_of_each_trains_two_steps(toys, data, tmp_path):
-    values, before, after = run_ranks(train_toys, 2, data, tmp_path)[0]
+    toy = run_ranks(train_toys, 2, data, tmp_path)[0]
+    values, before, after = toy.metrics[-1], toy.start[WEIGHTS], toy.end[WEIGHTS]
     assert values["back_loss"] > 0 and values["back_accuracy"] is not None
     parts = [values[f"{name}_loss"] for name in ("mlm", "back", "size")]
     assert values["loss"] == pytest.approx(sum(parts)) and all(part > 0 for part in parts)
@@ -220,19 +213,11 @@ GATED = (
 
 
 def train_gated(rank: int, leg, data, folder):
-    """Two steps of a gated model: the weights before and after."""
-    from albert_ds.training.pretrain import prepare
-
+    """Two steps of a gated model."""
     for known, rows in GATED:
         known.update(rows)
     model = replace(SMALL, feed_forward="geglu")
-    config = config_of(leg, data, folder, steps=2, model=model)
-    device, mesh = join(leg.tensor_parallel)
-    run = prepare(config, open_named(config), mesh, device)
-    before = gather(run.engine)
-    for _ in range(2):
-        take_step(run)
-    return before, gather(run.engine)
+    return run_leg(rank, config_of(leg, data, folder, steps=2, model=model), 2)
 
 
 def test_a_gated_feed_forward_is_trained_alike_on_cut_blocks(data, tmp_path):
@@ -240,7 +225,8 @@ def test_a_gated_feed_forward_is_trained_alike_on_cut_blocks(data, tmp_path):
     for leg in (ALONE, Leg(stage=1, data_parallel=1, tensor_parallel=2)):
         given = (leg, data, tmp_path / str(leg.stage))
         trained.append(run_ranks(train_gated, leg.world_size, *given)[0])
-    (before, whole), (_, cut) = trained
+    whole, cut = (outcome.end[WEIGHTS] for outcome in trained)
+    before = trained[0].start[WEIGHTS]
     gates = [name for name in whole if "feed_forward.gate" in name]
     assert len(gates) == 2 and all((whole[name] != before[name]).any() for name in gates)
     assert update_error(cut, whole, before) < 1e-5

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from albert_ds.model.albert import AlbertForPretraining
-from tests.command import ROOT, kill_after, run_command, run_on_rank
-from tests.distributed import end_ranks, run_ranks
+from tests.command import ROOT, run_command, run_on_rank
+from tests.distributed import run_ranks
 from tests.finetuning import (
     MODEL,
     draw_sentences,
@@ -30,6 +29,7 @@ from tests.finetuning import (
     write_stsb,
     write_topics,
 )
+from tests.legs import Case, run_case, tune
 from tests.models import run_export, write_weights
 
 SCRATCH = {"from_scratch": True}
@@ -54,8 +54,7 @@ def records(folder):
 
 def test_it_learns_and_leaves_the_best_with_its_predictions(checkpoint, cola, tmp_path):
     out = tmp_path / "out"
-    argv = flags("glue/cola", cola, checkpoint, out, steps=120, eval_every=20, learning_rate=0.005)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    tune("glue/cola", cola, checkpoint, out, steps=120, eval_every=20, learning_rate=0.005)
     results, found = read(out), records(out)
     evaluations = {r["step"]: r["dev_matthews"] for r in found if "dev_matthews" in r}
     assert list(evaluations) == [20, 40, 60, 80, 100, 120]
@@ -69,10 +68,8 @@ def test_it_learns_and_leaves_the_best_with_its_predictions(checkpoint, cola, tm
     assert config["deepspeed"]["optimizer"]["params"]["lr"] == 0.005 and config["versions"]
     # Patience: the same run ends when two evaluations in a row were no better.
     patient = tmp_path / "patient"
-    argv = flags("glue/cola", cola, checkpoint, patient, steps=120, eval_every=20)
-    argv = [*argv, "--patience", "2"]
-    argv[argv.index("--learning-rate") + 1] = "1e-9"
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    given = dict(steps=120, eval_every=20, patience=2, learning_rate=1e-9)
+    tune("glue/cola", cola, checkpoint, patient, **given)
     assert read(patient)["step"] == read(patient)["best_step"] + 40 == 60
     newest = load_file(patient / "checkpoints" / "step-00000060" / "weights.safetensors")
     assert not torch.equal(best_of(patient)["head.score.bias"], newest["head.score.bias"])
@@ -90,7 +87,7 @@ def alone(checkpoint, tmp_path_factory):
     """(flags of a task, what one process makes of it) by the task's name."""
     made = {}
 
-    def tune(task):
+    def tune_alone(task):
         if task not in made:
             folder = tmp_path_factory.mktemp("alone")
             write = {
@@ -100,11 +97,11 @@ def alone(checkpoint, tmp_path_factory):
             }[task]
             given = {"sequence_length": 32} if task == "squad2" else {}
             common = (task, write(folder / "data"), checkpoint)
-            assert run_ranks(tune_ranks, 1, flags(*common, folder / "out", **given)) == [0]
+            tune(*common, folder / "out", **given)
             made[task] = common, given, folder / "out"
         return made[task]
 
-    return tune
+    return tune_alone
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -115,8 +112,7 @@ def test_every_layout_gives_the_same(alone, tmp_path, task, layout):
     if "deepspeed_config" in changes:
         (tmp_path / "ds.json").write_text(json.dumps(changes["deepspeed_config"]))
         changes = {"deepspeed_config": tmp_path / "ds.json"}
-    argv = flags(*common, tmp_path / "out", **given, **changes)
-    assert run_ranks(tune_ranks, world_size, argv) == [0] * world_size
+    tune(*common, tmp_path / "out", ranks=world_size, **given, **changes)
     for name in ("loss", "grad_norm"):
         expected, found = (
             [record[name] for record in records(folder) if name in record]
@@ -134,21 +130,12 @@ def test_every_layout_gives_the_same(alone, tmp_path, task, layout):
 
 
 def test_a_killed_run_goes_on_as_if_nothing_had_been(checkpoint, cola, tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    common = dict(steps=240, eval_every=24, dropout=0.1)
-    argv = flags("glue/cola", cola, checkpoint, whole, **common)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
-    argv = flags("glue/cola", cola, checkpoint, killed, **common)
-    assert end_ranks(kill_after, 1, ["finetune", *argv], 30) == [-signal.SIGKILL]
-    assert not (killed / "exit.json").exists() and not (killed / "results.json").exists()
-    assert run_ranks(tune_ranks, 1, argv) == [0]
-    for name, tensor in best_of(whole).items():
-        assert torch.equal(tensor, best_of(killed)[name]), name
+    config = dict(steps=240, eval_every=24, dropout=0.1)
+    case = Case(trainer="finetune", config=config, cut_after=30)
+    whole, killed = run_case(case, "glue/cola", cola, checkpoint, folder=tmp_path)
     assert read(whole) == read(killed)
-    losses = [[r["loss"] for r in records(folder) if "loss" in r] for folder in (whole, killed)]
-    assert losses[0] == losses[1] and len(losses[0]) == 240
-    state = "checkpoints/step-00000240/state.json"
-    assert read(whole, state)["updates"] == read(killed, state)["updates"] == 240
+    assert len([record for record in records(whole) if "loss" in record]) == 240
+    assert read(killed, "checkpoints/step-00000240/state.json")["updates"] == 240
 
 
 def test_a_stop_is_a_checkpoint_and_75(checkpoint, cola, tmp_path):
@@ -188,8 +175,8 @@ def test_times_leave_out_evaluation_and_saving(checkpoint, cola, tmp_path):
 
 def test_seeds_are_summarised_and_done_ones_are_not_done_again(checkpoint, cola, tmp_path):
     out = tmp_path / "out"
-    argv = flags("glue/cola", cola, checkpoint, out, seeds=2, seed=5)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    given = ("glue/cola", cola, checkpoint, out)
+    tune(*given, seeds=2, seed=5)
     alone = [read(out / f"seed-{seed}")["dev"]["matthews"] for seed in (5, 6)]
     found = read(out)["dev"]["matthews"]
     assert found["values"] == alone and found["mean"] == pytest.approx(np.mean(alone))
@@ -197,16 +184,14 @@ def test_seeds_are_summarised_and_done_ones_are_not_done_again(checkpoint, cola,
     assert found["std"] == pytest.approx(np.std(alone, ddof=1))
     assert not torch.equal(*(best_of(out / f"seed-{s}")["head.score.weight"] for s in (5, 6)))
     before = (out / "seed-5" / "results.json").stat().st_mtime_ns
-    argv[argv.index("--seeds") + 1] = "3"
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    tune(*given, seeds=3, seed=5)
     assert (out / "seed-5" / "results.json").stat().st_mtime_ns == before
     assert len(read(out)["seeds"]) == 3
     page = out / "report.html"
     assert run_command("report", out / "seed-5", "--output", page).code == 0
     assert page.read_text().count("all steps done") == 2 and "crashed" not in page.read_text()
     # One run in the same folder is not what these are.
-    argv[argv.index("--seeds") + 1] = "1"
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    tune(*given, seeds=1, seed=5)
     assert read(out)["seed"] == 5 and best_of(out)
 
 
@@ -214,12 +199,9 @@ def test_all_seeds_start_from_one_checkpoint(cola, vocab, tmp_path):
     """Of a run that goes on meanwhile; what was started from is recorded, and the card says it."""
     start, out = write_checkpoint(tmp_path / "start", vocab), tmp_path / "out"
     start = Path(os.path.relpath(start))  # as it is typed, also in the third run
-    argv = flags("glue/cola", cola, start, out, seeds=2, steps=1, learning_rate=0.0)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
-    write_weights(start, AlbertForPretraining(MODEL, seed=7).state_dict(), step=2)
-    for seeds in ("3", "4"):
-        argv[argv.index("--seeds") + 1] = seeds
-        assert run_ranks(tune_ranks, 1, argv) == [0]
+    for seeds in (2, 3, 4):
+        tune("glue/cola", cola, start, out, seeds=seeds, steps=1, learning_rate=0.0)
+        write_weights(start, AlbertForPretraining(MODEL, seed=7).state_dict(), step=seeds)
     first, *others = (best_of(out / f"seed-{seed}") for seed in (0, 2, 3))
     for name in (name for name in first if name.startswith("albert.")):
         assert all(torch.equal(first[name], other[name]) for other in others), name
@@ -228,13 +210,11 @@ def test_all_seeds_start_from_one_checkpoint(cola, vocab, tmp_path):
 
 
 def test_rte_starts_from_mnli_by_its_name(checkpoint, tmp_path):
-    argv = flags("glue/mnli", write_mnli(tmp_path / "MNLI"), checkpoint, tmp_path / "mnli", seeds=2)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    tune("glue/mnli", write_mnli(tmp_path / "MNLI"), checkpoint, tmp_path / "mnli", seeds=2)
     summary = read(tmp_path / "mnli")
     assert summary["dev"].keys() == {"accuracy", "accuracy_mm"}
     given = dict(from_task="mnli", steps=1, learning_rate=0.0)
-    argv = flags("glue/rte", write_rte(tmp_path / "RTE"), checkpoint, tmp_path / "rte", **given)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    tune("glue/rte", write_rte(tmp_path / "RTE"), checkpoint, tmp_path / "rte", **given)
     start = best_of(tmp_path / "mnli" / f"seed-{summary['best_seed']}")
     found = best_of(tmp_path / "rte")
     for name in (name for name in found if name.startswith("albert.")):
@@ -284,8 +264,7 @@ def test_every_family_is_judged(vocab, tmp_path, task):
     if task == "race":
         run_export(write_checkpoint(tmp_path / "whole", vocab), tmp_path / "hf")
         start = tmp_path / "hf"
-    argv = flags(task, write(tmp_path / "data"), start, tmp_path / "out", **given)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    tune(task, write(tmp_path / "data"), start, tmp_path / "out", **given)
     assert read(tmp_path / "out")["dev"].keys() == metrics
     if task == "race":  # whose test labels are public
         assert read(tmp_path / "out")["test"].keys() == metrics
@@ -342,8 +321,7 @@ def test_texts_with_labels_of_ones_own(tmp_path):
     data, out = write_topics(tmp_path / "data", train=400, wrong=4), tmp_path / "out"
     # A trained model: whether random weights learn it hangs on rounding, so on the CPU.
     given = dict(steps=40, eval_every=40, learning_rate=0.0005)
-    argv = flags("text", data, ROOT / "tools/demo/model", out, **given)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    tune("text", data, ROOT / "tools/demo/model", out, **given)
     results = read(out)
     for split in ("dev", "test"):
         rows = read_csv(data / f"{split}.csv")
@@ -378,8 +356,7 @@ def test_tags_of_ones_own(checkpoint, tmp_path):
     from transformers import AlbertForTokenClassification, AutoTokenizer, pipeline
 
     data, out = write_entities(tmp_path / "data", train=400), tmp_path / "out"
-    argv = flags("tokens", data, checkpoint, out, steps=160, eval_every=40, learning_rate=0.005)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    tune("tokens", data, checkpoint, out, steps=160, eval_every=40, learning_rate=0.005)
     lines = (out / "predictions.dev.conll").read_text().split("\n\n")
     sentences = [[row.split("\t") for row in part.splitlines()] for part in lines if part]
     given = (data / "dev.conll").read_text().split("\n\n")[1:]
@@ -436,8 +413,7 @@ def test_a_pipeline_gives_the_spans_of_entities(checkpoint, tmp_path):
         texts = [text.replace("object", ", objectivity") + " ." for text in texts]
         lines = ("".join(f"{w} {tags.get(w, 'O')}\n" for w in text.split()) for text in texts)
         (data / f"{split}.conll").write_text("\n".join(lines))
-    argv = flags("tokens", data, checkpoint, out, steps=200, eval_every=200, learning_rate=0.005)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    tune("tokens", data, checkpoint, out, steps=200, eval_every=200, learning_rate=0.005)
     folder = str(run_export(out, tmp_path / "hf"))
     tag = pipeline("token-classification", folder, aggregation_strategy="simple")
     assert all(len(tag.tokenizer.tokenize(word)) > 1 for word in tags)

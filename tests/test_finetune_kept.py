@@ -16,6 +16,7 @@ from albert_ds.settings.finetune import read_config
 from albert_ds.training.finetune import write_run_files
 from tests.distributed import run_ranks
 from tests.finetuning import flags, open_run, tune_ranks
+from tests.legs import tune
 from tests.runs import join
 
 
@@ -120,5 +121,4 @@ def test_seeds_do_not_mix_with_another_run_of_their_folder(common, tmp_path):
 
 def test_a_run_that_was_killed_while_it_tokenised_goes_on(cola, checkpoint, tmp_path):
     (tmp_path / "run" / "features").mkdir(parents=True)
-    argv = flags("glue/cola", cola, checkpoint, tmp_path / "run", steps=1)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    tune("glue/cola", cola, checkpoint, tmp_path / "run", steps=1)

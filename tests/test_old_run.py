@@ -10,10 +10,9 @@ from safetensors.torch import load_file
 
 from albert_ds.checkpoint.model_folder import ModelFolder
 from tests.command import run_on_rank
-from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
+from tests.legs import pretrain, records
 from tests.models import copy_old_run, run_export
-from tests.test_resume import records
 
 DS_CONFIGS = {"adamw": "zero1_fp32_adamw.json", "lamb": "zero1_fp32.json"}
 FLAGS = dict(num_heads=2, hidden_size=16, embedding_size=8, ffn_size=16, sequence_length=32)
@@ -34,8 +33,7 @@ def test_an_old_run_resumes_to_the_result_of_the_uninterrupted_one(old, tmp_path
     expected = records(run)
     assert [record["step"] for record in expected][-2:] == [12, 12]
     ds_config = f"ds_configs/{DS_CONFIGS[optimizer]}"
-    command = train_command(old / "data", run, deepspeed_config=ds_config, **FLAGS)
-    assert finish(start_ranks(command, 1)) == [0]
+    pretrain(old / "data", run, deepspeed_config=ds_config, **FLAGS)
     for before, after in zip(expected, records(run), strict=True):
         assert before["step"] == after["step"]
         for key in set(COMPARED) & before.keys():

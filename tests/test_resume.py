@@ -12,28 +12,15 @@ import pytest
 
 from albert_ds.checkpoint.folder import find_newest
 from albert_ds.process.stop_request import POLL_SECONDS
-from tests.command import kill_after, kill_in_evaluation
+from tests.command import kill_in_evaluation
 from tests.conftest import ROOT, finish, start_ranks, train_command
-from tests.distributed import end_ranks, take_port, wait_for
-
-
-def records(run: Path) -> list[dict]:
-    """metrics.jsonl without the keys that depend on the clock."""
-    clock = ("seconds", "per_second", "wait")
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [
-        {k: v for k, v in json.loads(line).items() if not any(word in k for word in clock)}
-        for line in lines
-    ]
+from tests.distributed import take_port, wait_for
+from tests.legs import Case, files_of, pretrain, records, run_case
 
 
 def wait_for_step(run: Path, step: int) -> None:
     path = run / "metrics.jsonl"
     wait_for(lambda: path.exists() and f'{{"step": {step},' in path.read_text(), f"step {step}")
-
-
-def files_of(checkpoint: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in checkpoint.iterdir()}
 
 
 def history(run: Path) -> list[tuple]:
@@ -45,31 +32,18 @@ def history(run: Path) -> list[tuple]:
 
 def test_kill_9_and_resume_equals_the_uninterrupted_run(data, tmp_path):
     # Dropout is on, the batch is accumulated, and the kill comes between two checkpoints.
-    flags = dict(dropout=0.1, batch_size=16, num_workers=1, average=0.9)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert finish(start_ranks(train_command(data, whole, **flags), 2)) == [0, 0]
-    words = ["train", *train_command(data, broken, **flags)[2:]]
-    assert end_ranks(kill_after, 2, words, 10) == [-signal.SIGKILL] * 2
-    assert not (broken / "exit.json").exists()
-    assert finish(start_ranks(train_command(data, broken, **flags), 2)) == [0, 0]
-    assert records(broken) == records(whole)
-    last = Path("checkpoints") / "step-00000012"
-    assert files_of(broken / last) == files_of(whole / last)
-    assert "average.safetensors" in files_of(whole / last)
+    config = dict(dropout=0.1, batch_size=16, num_workers=1, average=0.9)
+    case = Case(config=config, cut_after=10, ranks=2)
+    _, broken = run_case(case, data, folder=tmp_path)
+    assert (broken / "checkpoints" / "step-00000012" / "average.safetensors").exists()
     assert json.loads((broken / "exit.json").read_text())["code"] == 0
     assert history(broken) == [("start", 2), ("start", 2), ("end", 0, 12)]
 
 
 def test_a_run_killed_in_an_evaluation_has_its_checkpoint_and_evaluates_again(data, tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
     flags = dict(steps=4, save_every=2, eval_every=2)
-    assert finish(start_ranks(train_command(data, whole, **flags), 1)) == [0]
-    words = ["train", *train_command(data, broken, **flags)[2:]]
-    saved = broken / "checkpoints" / "step-00000002"
-    assert end_ranks(kill_in_evaluation, 1, words, saved) == [-signal.SIGKILL]
-    assert [record["step"] for record in records(broken)] == [1, 2]
-    assert finish(start_ranks(train_command(data, broken, **flags), 1)) == [0]
-    assert records(broken) == records(whole)
+    case = Case(config=flags, cut_after=2, fault=kill_in_evaluation)
+    _, broken = run_case(case, data, folder=tmp_path)
     state = broken / "checkpoints" / "step-00000004" / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"samples": 33}))
     assert finish(start_ranks(train_command(data, broken, **flags | {"steps": 5}), 1)) == [3]
@@ -91,7 +65,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_and_the_next_run_goes_on(dat
     assert (run / "checkpoints" / "latest").read_text().strip() == f"step-{step:08d}"
     again = dict(deepspeed_config="ds_configs/zero1_bf16.json", tensor_parallel=2)
     again |= dict(steps=step + 2, micro_batch_size=4)
-    assert finish(start_ranks(train_command(data, run, **again), 2)) == [0, 0]
+    pretrain(data, run, ranks=2, **again)
     steps = [record["step"] for record in records(run) if "samples" in record]
     assert steps == list(range(1, step + 3))
 
@@ -105,7 +79,7 @@ def test_a_lost_peer_ends_the_others_with_5_and_the_lock_dies_with_its_owner(dat
     ending = json.loads((run / "exit.json").read_text())
     assert ending["code"] == 5 and ending["reason"].startswith("rank 1 on ")
     assert "is missing" in ending["reason"]
-    assert finish(start_ranks(train_command(data, run, steps=ending["step"] + 1), 1)) == [0]
+    pretrain(data, run, steps=ending["step"] + 1)
     first, lost, second, done = history(run)
     assert (first, lost[:2]) == (("start", 2), ("end", 5)) and second == ("start", 1)
     assert done[:2] == ("end", 0)
@@ -177,8 +151,7 @@ def test_a_stop_file_and_the_time_budget_end_with_75_and_a_complete_checkpoint(d
     assert "--max-hours" in again["reason"] and again["step"] == ending["step"]
     assert files_of(saved) == before
     # With all steps done in time the same flag ends with 0.
-    last = train_command(data, run, steps=ending["step"] + 2, max_hours=1, **flags)
-    assert finish(start_ranks(last, 1)) == [0]
+    pretrain(data, run, steps=ending["step"] + 2, max_hours=1, **flags)
     assert [record["step"] for record in records(run) if "samples" in record] == list(
         range(1, ending["step"] + 3)
     )

@@ -16,11 +16,11 @@ from albert_ds.data.stream_config import DataPlan, StreamConfig
 from albert_ds.settings.pretrain import read_config
 from tests.batches import random_samples
 from tests.command import run_command
-from tests.conftest import finish, start_ranks, train_command
+from tests.conftest import train_command
 from tests.distributed import run_ranks
+from tests.legs import Case, files_of, pretrain, records, rewind, run_case
 from tests.reference import reference_training, update_error
 from tests.runs import SMALL, small_config, train_ranks
-from tests.test_resume import files_of, records
 
 STEPS = 12
 SCHEDULES = {
@@ -45,25 +45,18 @@ FLAGS |= dict(deepspeed_config="ds_configs/zero0_fp32.json", micro_batch_size=1)
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "whole"
-    assert finish(start_ranks(train_command(data, run, **FLAGS), 1)) == [0]
+    pretrain(data, run, **FLAGS)
     return run
 
 
 def resume(whole: Path, run: Path, step: int) -> None:
     """Make `run` from `whole` as it was after `step`."""
-    shutil.copytree(whole, run)
-    for later in range(step + 1, STEPS + 1):
-        shutil.rmtree(run / "checkpoints" / f"step-{later:08d}", ignore_errors=True)
+    rewind(shutil.copytree(whole, run), step)
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 8])
-def test_a_resume_inside_every_change_equals_the_uninterrupted_run(data, whole, tmp_path, step):
-    run = tmp_path / "run"
-    resume(whole, run, step)
-    assert finish(start_ranks(train_command(data, run, **FLAGS), 1)) == [0]
-    assert records(run) == records(whole)
-    last = Path("checkpoints", f"step-{STEPS:08d}")
-    assert files_of(run / last) == files_of(whole / last)
+def test_a_resume_inside_every_change_equals_the_uninterrupted_run(data, whole, step):
+    run_case(Case(config=FLAGS, cut_after=step, fault=rewind), data, folder=whole.parent)
 
 
 def test_the_metrics_follow(data, whole):
@@ -114,11 +107,10 @@ def test_inspect_shows_what_a_step_reads(whole):
 
 
 def test_two_ranks_train_as_one(data, whole, tmp_path):
-    runs = {ranks: tmp_path / str(ranks) for ranks in (1, 2)}
     flags = {**FLAGS, "dropout": 0, "save_every": 100, "num_workers": 0, "eval_samples": 7}
-    for ranks, run in runs.items():
-        assert finish(start_ranks(train_command(data, run, **flags), ranks)) == [0] * ranks
-    one, two = (records(run) for run in runs.values())
+    for ranks in (1, 2):
+        pretrain(data, tmp_path / str(ranks), ranks=ranks, **flags)
+    one, two = (records(tmp_path / name) for name in "12")
     for key in ("step", "samples", "batch_size", "sequence_length", "heldout_masked"):
         assert [r[key] for r in one if key in r] == [r[key] for r in two if key in r]
     for key in ("loss", "grad_norm", "heldout_loss"):
@@ -158,7 +150,7 @@ def test_more_steps_prolong_a_plateau(data, tmp_path):
     flags |= dict(keep_last=1, final_rate=0.1)
     short, long, longer = (tmp_path / name for name in ("short", "long", "longer"))
     for run, steps in ((short, 8), (long, STEPS)):
-        assert finish(start_ranks(train_command(data, run, steps=steps, **flags), 1)) == [0]
+        pretrain(data, run, steps=steps, **flags)
     before = files_of(short / "checkpoints" / "step-00000008")
     assert [path.name for path in sorted((short / "checkpoints").glob("step-*"))] == [
         "step-00000006",  # the last one before the cool-down
@@ -171,7 +163,7 @@ def test_more_steps_prolong_a_plateau(data, tmp_path):
     shutil.copytree(short / kept, longer / kept)
     for path in short.glob("*.json*"):
         shutil.copy(path, longer)
-    assert finish(start_ranks(train_command(data, longer, steps=STEPS, **flags), 1)) == [0]
+    pretrain(data, longer, steps=STEPS, **flags)
     last = Path("checkpoints", f"step-{STEPS:08d}")
     assert files_of(longer / last) == files_of(long / last)
     lines = [[r for r in records(run) if "lr" in r] for run in (longer, long)]
@@ -220,7 +212,7 @@ def test_checkpoints_at_tokens(data, tmp_path):
     flags = dict(save_at_tokens=",".join(map(str, wanted)), keep_last=1, save_every=100)
     flags |= dict(log_every=3, sequence_length=64)
     whole, run = tmp_path / "whole", tmp_path / "run"
-    assert finish(start_ranks(train_command(data, whole, **flags), 2)) == [0, 0]
+    pretrain(data, whole, ranks=2, **flags)
 
     def saved(run: Path) -> list[int]:
         return sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
@@ -229,6 +221,6 @@ def test_checkpoints_at_tokens(data, tmp_path):
     tokens = [record["tokens"] for record in records(whole) if "tokens" in record]
     assert tokens == [totals[step - 1] for step in (3, 6, 9, 12)]
     resume(whole, run, 4)  # step 4 has no line in metrics.jsonl
-    assert finish(start_ranks(train_command(data, run, **flags), 1)) == [0]
+    pretrain(data, run, **flags)
     assert saved(run) == saved(whole)
     assert [record["tokens"] for record in records(run) if "tokens" in record] == tokens

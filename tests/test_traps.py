@@ -21,6 +21,7 @@ from tests.runs import (
     small_batches,
     small_config,
     take_step,
+    train_ranks,
 )
 
 BATCHES = small_batches(3)
@@ -74,28 +75,15 @@ CHECKPOINTED = (
 )
 
 
-def checkpointed(rank: int):
-    """Initial weights, and weights after three steps of each of `CHECKPOINTED`."""
-    held, initial = [], {}
-    for number, changes in enumerate(CHECKPOINTED):
-        config = small_config(
-            world_size=2,
-            ds_changes=changes,
-            micro_batch_size=4,
-            activation_checkpointing="block" if number else "none",
-        )
-        run = open_small_run(config, BATCHES)
-        initial = gather(run.engine)
-        for _ in BATCHES:
-            take_step(run)
-        held.append(gather(run.engine))
-    return initial, held
-
-
 def test_a_checkpointed_shared_block_is_reduced_once_and_whole():
-    initial, (plain, *others) = run_ranks(checkpointed, 2)[0]
-    for changes, weights in zip(CHECKPOINTED[1:], others, strict=True):
-        assert update_error(weights, plain, initial) < 1e-5, changes
+    how = {"world_size": 2, "micro_batch_size": 4}
+    configs = [
+        small_config(ds_changes=changes, activation_checkpointing=which, **how)
+        for changes, which in zip(CHECKPOINTED, ("none", *["block"] * 3), strict=True)
+    ]
+    plain, *others = run_ranks(train_ranks, 2, configs, BATCHES)[0]
+    for changes, run in zip(CHECKPOINTED[1:], others, strict=True):
+        assert update_error(run.weights, plain.weights, plain.initial) < 1e-5, changes
 
 
 def start_of_training(rank: int):

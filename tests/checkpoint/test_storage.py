@@ -10,7 +10,8 @@ import pytest
 from albert_ds.checkpoint.folder import find_newest
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import wait_for
-from tests.test_resume import files_of, wait_for_step
+from tests.legs import files_of, pretrain
+from tests.test_resume import wait_for_step
 
 needs_mounts = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
@@ -41,9 +42,7 @@ def test_a_full_disk_ends_with_5_and_names_what_is_needed_and_free(data, tmp_pat
         assert newest.name in ending["reason"]
         # With room again the same command goes on.
         mount("-o", "remount,size=64m", disk)
-        assert finish(
-            start_ranks(train_command(data, disk / "run", **flags | {"steps": 20}), 1)
-        ) == [0]
+        pretrain(data, disk / "run", **flags | {"steps": 20})
     finally:
         unmount(disk)
 

@@ -10,16 +10,14 @@ from safetensors.numpy import load_file
 
 from albert_ds.base.errors import UserError
 from albert_ds.commands.ensemble import average, main
-from tests.distributed import run_ranks
 from tests.finetuning import (
-    flags,
-    tune_ranks,
     write_cola,
     write_race,
     write_rte,
     write_squad,
     write_topics,
 )
+from tests.legs import tune
 
 SHORT = {"sequence_length": 32}
 TASKS = {
@@ -34,8 +32,8 @@ TASKS = {
 @pytest.mark.parametrize("task", TASKS)
 def test_seeds_of_a_task_are_one_model(checkpoint, tmp_path, capsys, task):
     write, given, file = TASKS[task]
-    argv = flags(task, write(tmp_path / "data"), checkpoint, tmp_path / "runs", seeds=2, **given)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    tune(task, write(tmp_path / "data"), checkpoint, tmp_path / "runs", seeds=2, **given)
+    capsys.readouterr()
     out = tmp_path / "ensemble"
     main(["--members", str(tmp_path / "runs"), "--output", str(out)])
     seeds = [tmp_path / "runs" / f"seed-{seed}" for seed in (0, 1)]
@@ -85,8 +83,7 @@ def test_members_that_do_not_fit_are_refused(checkpoint, cola, tmp_path):
         ("b", "glue/rte", rte, {}),
         ("c", "glue/cola", cola, {"sequence_length": 32}),
     ):
-        argv = flags(task, data, checkpoint, tmp_path / name, steps=1, **given)
-        assert run_ranks(tune_ranks, 1, argv) == [0]
+        tune(task, data, checkpoint, tmp_path / name, steps=1, **given)
     header, *rows = (rte / "dev.tsv").read_text().splitlines()
     (rte / "dev.tsv").write_text("\n".join([header, *reversed(rows)]) + "\n")
     for members, words in (

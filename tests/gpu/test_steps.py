@@ -16,7 +16,8 @@ from albert_ds.model.draws import Draws
 from albert_ds.model.fused import MIN_TRITON_ELEMENTS, residual_norm
 from tests.batches import random_samples
 from tests.distributed import run_ranks
-from tests.finetuning import flags, tune_ranks, write_squad
+from tests.finetuning import write_squad
+from tests.legs import tune
 from tests.models import run_export
 from tests.runs import SMALL, Trained, small_config, train_ranks
 
@@ -109,8 +110,7 @@ def test_kernels_of_triton_run_for_many_values_only():
 def test_fine_tuning_learns(checkpoint, cola, tmp_path, precision):
     out, steps = tmp_path / "out", {"steps": 120, "eval_every": 20, "learning_rate": 0.005}
     ds = f"ds_configs/zero1_{precision}_adamw.json"
-    argv = flags("glue/cola", cola, checkpoint, out, deepspeed_config=ds, **steps)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    tune("glue/cola", cola, checkpoint, out, deepspeed_config=ds, **steps)
     assert json.loads((out / "results.json").read_text())["dev"]["matthews"] > 0.8
 
 
@@ -119,8 +119,7 @@ def test_a_fine_tuned_model_answers_in_hugging_face_on_the_device(checkpoint, tm
 
     out = tmp_path / "out"
     data = write_squad(tmp_path / "squad", "v1.1")
-    argv = flags("squad1", data, checkpoint, out, sequence_length=32)
-    assert run_ranks(tune_ranks, 1, argv) == [0]
+    tune("squad1", data, checkpoint, out, sequence_length=32)
     folder = run_export(out, tmp_path / "exported")
     ids = torch.randint(5, 300, (2, 32), generator=torch.Generator().manual_seed(0))
     answers = []

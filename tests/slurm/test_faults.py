@@ -10,7 +10,7 @@ import pytest
 from tests.command import write_scripts
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import wait_for
-from tests.test_resume import files_of, records
+from tests.legs import files_of, records
 
 # A very small model; the recipe gives all other flags.
 SMALL = ("--num-layers", "2", "--hidden-size", "32", "--embedding-size", "16")

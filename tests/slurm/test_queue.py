@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.legs import records
 from tests.slurm.test_faults import LONG, check_bits
 from tests.test_docs_commands import blocks_of
-from tests.test_resume import records
 
 SMALLER = {
     "--nodes=16": "--nodes=2",

@@ -17,7 +17,8 @@ from albert_ds.settings.finetune import DS_CONFIG
 from tests.command import kill_after
 from tests.conftest import train_command
 from tests.distributed import end_ranks, run_ranks
-from tests.finetuning import flags, tune_ranks
+from tests.finetuning import flags
+from tests.legs import tune
 from tests.models import run_export
 
 
@@ -89,7 +90,7 @@ def test_a_fine_tuning_opens_each_file_once(cola, checkpoint, tmp_path, start):
         source = run_export(checkpoint, tmp_path / "hf")
     if start == "--from-task":
         source = given["from_task"] = tmp_path / "first"
-        assert run_ranks(tune_ranks, 1, flags("glue/cola", cola, checkpoint, source)) == [0]
+        tune("glue/cola", cola, checkpoint, source)
     weights = next(x for x in source.rglob("*.safetensors") if x.stem in ("weights", "model"))
     folders = [checkpoint, source, run, Path(DS_CONFIG).parent]
     argv = flags("glue/cola", cola, source if start == "Hugging Face" else checkpoint, run, **given)
