@@ -48,10 +48,8 @@ ADAMW=${MUON/_muon/_adamw} LAMB=${MUON/_muon/}
 [ "$LAMB" != "$MUON" ] || stop "CONFIG=$MUON: must end in _muon.json, beside the same for others"
 [[ $MUON == *bf16* ]] && PRECISION=bf16 || PRECISION=fp32
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-RECIPE=$("$PYTHON" -c 'from albert_lab import small_recipe as r; print(*r.SIZE, *r.RECIPE)')
-read -ra RECIPE <<< "$RECIPE"
 read -ra FLAGS <<< "${FLAGS:-}"
-BASE=("${RECIPE[@]}" --sequence-length "$LENGTH" --deepspeed_config "$MUON" "${FLAGS[@]}")
+BASE=(--config recipes/small.yaml --sequence-length "$LENGTH" --deepspeed_config "$MUON" "${FLAGS[@]}")
 
 train() { # FOLDER STEPS BATCH FLAG...
     local folder=$1 steps=$2 batch=$3 every=$(($2 > 20 ? $2 / 20 : 1))

@@ -21,9 +21,9 @@ python tools/build_shards.py --input demo/text.txt --vocab demo/vocab/spiece.mod
 # matrix's own norm, so the rate at which 0.02-sized weights would learn is far too high for the
 # biases, which it leaves unscaled.
 echo "== 4. pretraining: a very small ALBERT, 2 ranks, ZeRO-1, Muon"
-FLAGS=(--model albert-tiny --hidden-size 64 --data demo/data
-    --steps 3000 --batch-size 32 --micro-batch-size 16 --learning-rate 0.004
-    --warmup-steps 250 --dropout 0 --depth-schedule 2@0,4@60% --max-ngram 1 --masked-fraction 0.3
+FLAGS=(--config recipes/small.yaml --embedding-size 64 --hidden-size 64 --num-layers 4
+    --depth-schedule 2@0,4@60% --sequence-length 64 --data demo/data --steps 3000
+    --micro-batch-size 16 --learning-rate 0.004 --warmup-steps 250
     --deepspeed_config ds_configs/zero1_fp32_muon.json)
 python -m albert_lab.neighbours "${FLAGS[@]}" --output demo/start
 deepspeed -q --num_gpus 2 albert_ds/train.py "${FLAGS[@]}" --init-from demo/start \
