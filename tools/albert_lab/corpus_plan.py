@@ -58,7 +58,7 @@ class Sample:
 
     @property
     def holdout(self) -> float:
-        return float(f"{min(small.HOLDOUT, HELD_OUT_TOKENS / self.tokens):.1g}")
+        return float(f"{min(small.choose_holdout(self.size), HELD_OUT_TOKENS / self.tokens):.1g}")
 
     def tell_reading(self, samples: int) -> str:
         seen = samples * self.sequence
@@ -84,7 +84,9 @@ def plan_text(args: Namespace, find_plans: Planner) -> str:
             training = train_on_gpus(args, sample, find_plans)
     text = small.text_flags(args.text, args.text_field, args.language)
     out, nodes = args.output, 1 if args.gpus is None else -(-args.gpus // args.gpus_a_node)
-    shards = small.shards_command(text, _vocab(out), out / "data", length, sample.holdout)
+    shards = small.shards_command(
+        text, _vocab(out), out / "data", holdout=sample.holdout, length=length
+    )
     size = f"{_round(sample.size)} bytes and {_round(sample.tokens)} tokens by a sample"
     head = [f"Text: {size}, files: {len(files):,}. Time: {args.hours:g} h of training."]
     held = f"Sequences of {length} tokens; {sample.holdout:.1%} of the documents are held out."

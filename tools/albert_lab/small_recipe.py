@@ -31,6 +31,9 @@ FLAGS = yaml.safe_load((PACKAGE / "recipes" / "small.yaml").read_text())
 SHAPE = ("model", "embedding-size", "hidden-size", "num-layers", "num-heads")
 PIECES, LENGTH = 8000, FLAGS["sequence-length"]
 HOLDOUT = 0.02  # share of the documents
+# Of less text more is held out, at most a tenth: this is about 20,000 tokens, and 3,000 masked ones
+# tell a point.
+HELD_OUT_BYTES, LARGEST_HOLDOUT = 100_000, 0.1
 BATCH = FLAGS["batch-size"]  # of the trials of speed, and of runs too short for a larger one
 LARGER, LEAST_STEPS = (64, 128), 6000  # the largest that gets so many steps
 OF_LAYOUT = ("batch-size", "micro-batch-size")
@@ -126,8 +129,15 @@ def vocab_command(text: list[str], output: Path, pieces: int = PIECES) -> list[s
     return [*COMMAND, "vocab", *text, "--output", str(output), "--vocab-size", str(pieces)]
 
 
+def choose_holdout(size: float) -> float:
+    """The share of documents to hold out of text of `size` bytes; 0: it is not known."""
+    if not size:
+        return HOLDOUT
+    return round(min(max(HOLDOUT, HELD_OUT_BYTES / size), LARGEST_HOLDOUT), 2)
+
+
 def shards_command(
-    text: list[str], vocab: Path, output: Path, length: int = LENGTH, holdout: float = HOLDOUT
+    text: list[str], vocab: Path, output: Path, *, holdout: float, length: int = LENGTH
 ) -> list[str]:
     words = [*COMMAND, "shards", *text, "--vocab", str(vocab), "--output", str(output)]
     return [*words, "--sequence-length", str(length), "--holdout", str(holdout)]

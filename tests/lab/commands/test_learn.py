@@ -21,6 +21,7 @@ from albert_lab.small_recipe import (
     MEASURED_STEPS,
     SIZE,
     Layout,
+    choose_holdout,
     choose_layout,
     trainer,
 )
@@ -291,6 +292,14 @@ def test_text_becomes_a_report_and_the_command_can_be_given_again(text_file, tmp
     assert losses[1]["heldout_mlm_loss"] < losses[0]["heldout_mlm_loss"]
 
 
+@pytest.mark.parametrize(
+    ("size", "share"), [(0, 0.02), (1, 0.1), (10**6, 0.1), (2_500_000, 0.04), (10**7, 0.02)]
+)
+def test_more_of_little_text_is_held_out(size, share):
+    """About 20,000 tokens, up to a tenth; never less than two hundredths."""
+    assert choose_holdout(size) == share
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("code", ["ko", "vi"])
@@ -307,6 +316,6 @@ def test_one_megabyte_of_a_language_is_learned_from(tmp_path, code):
     assert done.returncode == 0, done.stderr
     is_small = "all that this text yields of --vocab-size 8000" in done.stdout
     assert is_small == (code == "vi") and "bytes: 9" in done.stdout
-    shares = re.findall(r"^\| (?:MLM accuracy|always guessing .*?) \| ([\d.]+)", done.stdout, re.M)
-    learned, guessed = map(float, shares)
-    assert learned > guessed, done.stdout
+    row = r"^\| (?:MLM accuracy|always guessing .*?) \| ([\d.]+) \| .*? \| (\d+)"
+    (learned, masked), (guessed, _) = re.findall(row, done.stdout, re.M)
+    assert float(learned) > float(guessed) and int(masked) > 300, done.stdout

@@ -34,6 +34,7 @@ from albert_lab.small_recipe import (
     STOPS,
     Layout,
     check,
+    choose_holdout,
     choose_layout,
     fit_steps,
     recipe,
@@ -260,8 +261,10 @@ def learn(args) -> None:
         print(f"== vocabulary of at most {pieces:,} pieces", flush=True)
         print(run(vocab_command(text, out / "vocab", pieces), log), end="", flush=True)
     if not (data / "index.json").is_file():
-        print(f"== shards of {LENGTH} tokens", flush=True)
-        print(run(shards_command(text, vocab, data), log), end="", flush=True)
+        holdout = choose_holdout(sum(stat(name).size for name in find_files(args.text)))
+        print(f"== shards of {LENGTH} tokens, {holdout:.0%} of the documents held out", flush=True)
+        words = shards_command(text, vocab, data, holdout=holdout)
+        print(run(words, log), end="", flush=True)
     if args.init_from is None and not (out / "start" / "config.json").is_file():
         run(start_command(data, out / "start", args.seed or 0), log)
     print("== speed of this machine", flush=True)
