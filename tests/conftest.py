@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from albert_lab.ranks import find_port, rank_environment
+from hypothesis import HealthCheck, settings
 
 from tests.command import run_command
 from tests.distributed import METHOD, Program
@@ -16,6 +17,11 @@ ROOT = Path(__file__).parents[1]
 TRAINERS = [[sys.executable, f"albert_ds/{name}.py"] for name in ("train", "finetune")]
 # Folders whose tests wait for minutes, need root or a compiler: `make nightly`.
 NIGHTLY = [ROOT / "tests" / name for name in ("fake_cuda", "slurm")]
+# The same examples every time, and no deadline: a busy machine is not a failure.
+LENIENT = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+UNTIMED = {"deadline": None, "database": None, "suppress_health_check": LENIENT}
+settings.register_profile("project", derandomize=True, **UNTIMED)
+settings.load_profile("project")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Some virtual machines report AMX and stop a bf16 matrix product of oneDNN with SIGILL.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")

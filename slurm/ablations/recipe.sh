@@ -53,6 +53,7 @@ BASE=(--config recipes/small.yaml --sequence-length "$LENGTH" --deepspeed_config
 
 train() { # FOLDER STEPS BATCH FLAG...
     local folder=$1 steps=$2 batch=$3 every=$(($2 > 20 ? $2 / 20 : 1))
+    local start=${folder%/*}/start-${folder##*/} # no run begins inside its own output
     shift 3
     [[ "$*" =~ \{steps\*([0-9]+)/100\} ]] &&
         set -- "${@//"${BASH_REMATCH[0]}"/$((steps * BASH_REMATCH[1] / 100))}"
@@ -60,9 +61,8 @@ train() { # FOLDER STEPS BATCH FLAG...
         --micro-batch-size "$batch" --warmup-steps $((steps / 10)) --log-every "$every" \
         --eval-every "$every" --eval-samples 1024 "$@"
     if [[ $folder != "$OUT"/random-start/* && " $* " != *' --init-from '* ]]; then
-        [ -f "$folder/start/config.json" ] ||
-            "$PYTHON" -m albert_lab.neighbours "$@" --output "$folder/start"
-        set -- "$@" --init-from "$folder/start"
+        [ -f "$start/config.json" ] || "$PYTHON" -m albert_lab.neighbours "$@" --output "$start"
+        set -- "$@" --init-from "$start"
     fi
     "$PYTHON" albert_ds/train.py "$@" --output "$folder"
 }
@@ -73,7 +73,7 @@ measure() {
     shift 2
     if [ -n "${STEPS:-}" ]; then echo $((STEPS * 32 / batch)); return; fi
     if [ ! -s "$file" ]; then
-        rm -rf "$OUT/$name/trial"
+        rm -rf "$OUT/$name/trial" "$OUT/$name/start-trial"
         train "$OUT/$name/trial" $TRIAL "$batch" "$@" --log-every 5 --eval-every $TRIAL >&2
         "$PYTHON" - "$OUT/$name/trial/metrics.jsonl" "$MINUTES" > "$file.tmp" <<'PY'
 import json, sys
@@ -83,7 +83,7 @@ seconds[:4] = seconds[4:8]  # 20 steps warm up, of the 40 that a depth schedule 
 print(max(20, int(60 * float(sys.argv[2]) * len(seconds) / sum(seconds))))
 PY
         mv "$file.tmp" "$file"
-        rm -r "$OUT/$name/trial"
+        rm -rf "$OUT/$name/trial" "$OUT/$name/start-trial"
     fi
     cat "$file"
 }

@@ -3,15 +3,12 @@
 import argparse
 import contextlib
 import io
-import random
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
-from albert_ds.base.errors import UserError
-from tests.bad_input.judge import Case, SilentlyWrong, must_refuse
 from tests.conftest import ROOT
 
 COMMANDS = (
@@ -42,44 +39,25 @@ def find_parser(command: str) -> argparse.ArgumentParser | None:
     return found[0] if found else None
 
 
-def list_flag_cases(folder: Path, data: Path, draw: random.Random, count: int) -> Iterator[Case]:
-    """All those of the parsers of all commands, whatever `count`: nothing is run."""
-    for command, parser in [(command, find_parser(command)) for command in COMMANDS]:
-        if parser is not None:
-            yield from _list_cases(command, parser, ())
-
-
-def _list_cases(command: str, parser, words: tuple[str, ...]) -> Iterator[Case]:
-    actions = [a for a in parser._actions if a.dest not in ("help", "version")]
-    for action in actions:
+def list_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """Those of its sub-commands, or itself."""
+    for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for name, inner in action.choices.items():
-                yield from _list_cases(command, inner, (*words, name))
-            return
+            return [each for inner in action.choices.values() for each in list_parsers(inner)]
+    return [parser]
+
+
+def list_wrong(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[str]]]:
+    """A flag that has a wrong value, and the words of a command that is right but for it."""
+    actions = [a for a in parser._actions if a.dest not in ("help", "version")]
     needed = [a for a in actions if a.required or not a.option_strings]
     for action in actions:
         if action.nargs == 0 or not action.option_strings or action.help == argparse.SUPPRESS:
             continue
+        flag = action.option_strings[-1]
+        others = [word for a in needed if a is not action for word in _fill(a)]
         for value in _wrong_values(action):
-            others = [word for a in needed if a is not action for word in _fill(a)]
-            argv = [*others, f"{action.option_strings[-1]}={value}"]
-            what = " ".join([command, *words, argv[-1][:60]])
-            yield Case(what, _must_name(action, lambda p=parser, argv=argv: p.parse_args(argv)))
-    yield Case(f"{command} --foo", must_refuse(lambda: parser.parse_args(["--foo", "1"])))
-
-
-def _must_name(action, parse: Callable[[], object]) -> Callable[[], object]:
-    """Refuse with words that begin with the flag."""
-
-    def run():
-        try:
-            must_refuse(parse)()
-        except UserError as error:
-            if not str(error).removeprefix("argument ").startswith(action.option_strings[-1]):
-                raise SilentlyWrong(f"{action.option_strings[-1]} is not named: {error}") from None
-            raise
-
-    return run
+            yield flag, [*others, f"{flag}={value}"]
 
 
 def _wrong_values(action) -> tuple[str, ...]:

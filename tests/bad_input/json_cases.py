@@ -2,22 +2,21 @@
 
 import copy
 import json
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from albert_ds.base.errors import DamagedData
-from tests.bad_input.file_cases import with_content
-from tests.bad_input.judge import Case, must_refuse
 from tests.conftest import ROOT
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 7, 1.5, 10**30, 1e308, -1e308, "", "auto", "x", "\u0000"),
     *([], {}, [[]], ["x"], [1], {"a": 1}, {"type": "x"}),
 )
-MARK = "@here@"
+MARK, REMOVED = "@here@", object()
 # Never JSON of finite numbers and different keys, whatever the schema.
 NEVER = (
     "NaN",
@@ -47,54 +46,28 @@ class Reader(NamedTuple):
     is_bound: Callable[[tuple], bool] = lambda path: False
 
 
-def list_json_cases(reader: Reader, draw: random.Random, count: int) -> Iterator[Case]:
-    """Cases of one file: a value replaced, removed or doubled; then bytes that are no such file."""
-    paths = [path for path in _paths_of(reader.whole) if path]
-    changes: list[tuple[tuple, Any]] = [(path, value) for path in paths for value in VALUES]
-    chosen = draw.sample(changes, min(count, len(changes)))
-    for path, value in chosen:
-        content = json.dumps(_replaced(reader.whole, path, value)).encode()
-        original = _at(reader.whole, path)
-        is_wrong = reader.is_bound(path) and _is_other_kind(original, value)
-        yield _case(reader, f"{'.'.join(map(str, path))} {value!r}", content, is_wrong)
-    for path in draw.sample(paths, min(count // 8, len(paths))):
-        marked = json.dumps(_replaced(reader.whole, path, MARK))
-        for text in draw.sample(NEVER, 2):
-            content = marked.replace(f'"{MARK}"', text).encode()
-            yield _case(reader, f"{'.'.join(map(str, path))} {text[:20]}", content, True)
-        removed = copy.deepcopy(reader.whole)
-        holder = _at(removed, path[:-1])
-        del holder[path[-1]]
-        yield _case(reader, f"no {path}", json.dumps(removed).encode(), False)
-    whole = json.dumps(reader.whole).encode()
-    cut = [whole[: int(len(whole) * share)] for share in (0.1, 0.5, 0.9, 0.999)]
-    for content in [*BYTES, *cut]:
-        yield _case(reader, f"bytes {content[:20]!r}", content, content != b"{}")
-
-
-def _case(reader: Reader, what: str, content: bytes, is_wrong: bool) -> Case:
-    read = with_content(reader.path, content, reader.read)
-    return Case(f"{reader.path.name}: {what}", must_refuse(read) if is_wrong else read)
-
-
-def _paths_of(value, at=()) -> Iterator[tuple]:
-    yield at
+def list_paths(value, at=()) -> Iterator[tuple]:
+    """The keys that lead to each value within `value`."""
     items = value.items() if isinstance(value, dict) else ()
     items = enumerate(value[:3]) if isinstance(value, list) else items
     for key, inner in items:
-        yield from _paths_of(inner, (*at, key))
+        yield (*at, key)
+        yield from list_paths(inner, (*at, key))
 
 
-def _at(whole, path: tuple):
-    for key in path:
-        whole = whole[key]
-    return whole
-
-
-def _replaced(whole, path: tuple, value):
-    changed = copy.deepcopy(whole)
-    _at(changed, path[:-1])[path[-1]] = value
-    return changed
+def change(reader: Reader, path: tuple, value: Any) -> tuple[bytes, bool]:
+    """The file with another value at a path, or with none; whether it must be refused."""
+    changed = copy.deepcopy(reader.whole)
+    holder = reduce(getitem, path[:-1], changed)
+    original, is_text = holder[path[-1]], value in NEVER
+    holder[path[-1]] = MARK if is_text else value
+    if value is REMOVED:
+        del holder[path[-1]]
+    text = json.dumps(changed)
+    if is_text:
+        return text.replace(f'"{MARK}"', value).encode(), True
+    is_other = value is not REMOVED and _is_other_kind(original, value)
+    return text.encode(), is_other and reader.is_bound(path)
 
 
 def _is_other_kind(original, value) -> bool:

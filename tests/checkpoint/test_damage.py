@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -24,9 +24,6 @@ from tests.models import Bomb, folder_of, run_export, run_import, small_vocab, w
 from tests.test_bad_input import as_nobody
 
 SHAPES = {"matrix": (2, 3), "vector": (4,)}
-MANY = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 
 def save(run: Path, step: int | None) -> Path:
@@ -123,7 +120,7 @@ def test_instead_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path):
         assert not (folder_of(run, 2) / "ran").exists()
 
 
-@MANY
+@settings(max_examples=40)
 @given(
     st.sampled_from(FILES),
     st.floats(0, 1, exclude_max=True),

@@ -67,7 +67,7 @@ def test_the_program_ends_with_3_on_all_ranks_and_touches_nothing(data, tmp_path
     assert ending["code"] == 3 and "damaged" in ending["reason"]
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), min_size=1),
     st.sampled_from([None, 2, 3]),

@@ -3,15 +3,10 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from albert_ds.data.shards import ShardSet, open_shards
 from albert_ds.vocab.vocab import RELEASED, Vocab, train_vocab
 from tests.data.corpus import SHARED, build, make_documents, write_wiki
-
-# The same examples every time, and no deadline: a busy machine is not a failure.
-settings.register_profile("project", derandomize=True, deadline=None)
-settings.load_profile("project")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from albert_ds.tasks.squad.windows import cover, encode_with_characters
@@ -20,12 +20,6 @@ TRICKY = (
 texts = st.lists(st.one_of(st.sampled_from(TRICKY), st.text(max_size=4)), max_size=12).map(
     lambda parts: " ".join(parts)
 )
-LIMITS = settings(
-    max_examples=1500,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +30,7 @@ def vocabs(vocab):
     return vocab, train_vocab(text, cased, vocab_size=600, byte_fallback=True)
 
 
-@LIMITS
+@settings(max_examples=1500)
 @given(text=texts, is_cased=st.booleans(), data=st.data())
 def test_every_span_is_recovered_exactly_or_as_the_smallest_that_covers_it(
     vocabs, text, is_cased, data
