@@ -200,27 +200,68 @@ def test_only_the_steps_to_come_may_have_other_values(data, whole, tmp_path, cha
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_checkpoints_at_tokens(data, tmp_path):
+def test_checkpoints_at_tokens_and_words(data, tmp_path):
     """Each after the step that reaches a number, none is deleted, also through a resume."""
     source = open_shards(data, "train")
     plan = DataPlan(batch_size=8, stream=StreamConfig(sequence_length=64))
     batches = training_batches(
         [source], None, plan, step=0, micro_batch_size=8, dp_rank=0, dp_size=1
     )
-    totals = list(accumulate(next(batches).tokens for _ in range(STEPS)))
-    wanted = [1, totals[3] - 1, totals[3], totals[6] + 1, 10**9]
-    flags = dict(save_at_tokens=",".join(map(str, wanted)), keep_last=1, save_every=100)
-    flags |= dict(log_every=3, sequence_length=64)
+    drawn = [next(batches) for _ in range(STEPS)]
+    totals, words = (list(accumulate(getattr(b, n) for b in drawn)) for n in ("tokens", "words"))
+    wanted = [1, totals[3] - 1, totals[3], 10**9]
+    of_words = [words[3], words[6] + 1, words[6] + 2, 10**9]
+    flags = dict(save_at_tokens=",".join(map(str, wanted)), keep_last=1, save_every=5)
+    flags |= dict(save_at_words=",".join(map(str, of_words)), log_every=3, sequence_length=64)
     whole, run = tmp_path / "whole", tmp_path / "run"
     pretrain(data, whole, ranks=2, **flags)
 
     def saved(run: Path) -> list[int]:
         return sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
 
-    assert saved(whole) == [1, 4, 8, STEPS]
-    tokens = [record["tokens"] for record in records(whole) if "tokens" in record]
-    assert tokens == [totals[step - 1] for step in (3, 6, 9, 12)]
-    resume(whole, run, 4)  # step 4 has no line in metrics.jsonl
+    assert saved(whole) == [1, 4, 5, 8, 10, STEPS]
+    logged = {r["step"]: (r["tokens"], r["words"]) for r in records(whole) if "tokens" in r}
+    counted = [*zip(totals, words, strict=True)]
+    assert logged == {step: counted[step - 1] for step in (1, 3, 4, 6, 8, 9, 12)}
+    resume(whole, run, 5)  # step 5 has no line in metrics.jsonl
     pretrain(data, run, **flags)
     assert saved(run) == saved(whole)
-    assert [record["tokens"] for record in records(run) if "tokens" in record] == tokens
+    assert logged == {r["step"]: (r["tokens"], r["words"]) for r in records(run) if "tokens" in r}
+
+    # Revisions by words: the step that reached a number has its name, two if it reached two.
+    command = ("export", "--checkpoint", run, "--output", tmp_path / "hf")
+    done = run_command(*command, "--revision-per-checkpoint")
+    assert done.code == 0 and "chck_1000M: not reached; it is left out" in done.err, done.err
+    step_of = {chck(number): step for number, step in zip(of_words, (4, 8, 8), strict=False)}
+    step_of |= {f"step-{step:08d}": step for step in (1, 5, 10, STEPS)}
+    assert {path.name for path in (tmp_path / "hf").iterdir()} == step_of.keys()
+    for name, step in step_of.items():
+        folder = run / "checkpoints" / f"step-{step:08d}"
+        alone = ("--checkpoint", folder, "--output", tmp_path / "alone" / name)
+        assert run_command("export", *alone).code == 0
+        assert read_weights(tmp_path / "hf" / name) == read_weights(tmp_path / "alone" / name)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "hf").rglob("*")}
+    again = run_command(*command, "--revision-per-checkpoint")
+    assert again.code == 2 and "name another folder" in again.err.splitlines()[-1]
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "hf").rglob("*")} == before
+
+
+def chck(number: int) -> str:
+    return f"chck_{number / 10**6}M"
+
+
+def read_weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_older_shards_have_no_words_to_save_at(data, tmp_path):
+    older = tmp_path / "older"
+    shutil.copytree(data, older)
+    index = json.loads((older / "index.json").read_text())
+    del index["counts"]["words"]
+    (older / "index.json").write_text(json.dumps(index))
+    argv = train_command(older, tmp_path / "run", save_at_words="1M")[2:]
+    with pytest.raises(UserError, match="--save-at-words: --data .*older was built before words"):
+        read_config(argv, world_size=1)
+    read_config(train_command(older, tmp_path / "run", save_at_tokens="1M")[2:], world_size=1)
+    assert not (tmp_path / "run").exists()

@@ -40,7 +40,8 @@ def build_parser() -> cli.Parser:
     add("--average", "export the averaged weights of the run", action="store_true")
     text = "export the mean of the weights of the K newest checkpoints"
     add("--average-last", text, "K", cli.positive, default=1)
-    text = "write every checkpoint of the run, each as the folder DIR/step-N"
+    text = "write every checkpoint of the run, each as the folder DIR/step-N, or DIR/chck_1M "
+    text += "and so on where train --save-at-words kept it"
     add("--revision-per-checkpoint", text, action="store_true")
     text = (
         "positions to write (default: all; the tokenizer cuts texts to the longest sequence "
@@ -82,8 +83,7 @@ def main(argv: list[str]) -> None:
     if args.average_last > 1 and (args.average or args.revision_per_checkpoint):
         raise UserError("--average-last: not with --average, nor with --revision-per-checkpoint")
     if args.revision_per_checkpoint:
-        folders = export.open_checkpoints(args.checkpoint, average=args.average)
-        exported = {args.output / folder.path.name: folder for folder in folders}
+        exported = export.open_revisions(args.checkpoint, args.output, average=args.average)
     else:
         folder = ModelFolder(args.checkpoint, average=args.average, last=args.average_last)
         exported = {args.output: folder}

@@ -37,6 +37,7 @@ class MicroBatch:
     unpaired: int  # sequences whose sop or nsp label is ignored: no pair could be made
     unused_tokens: int  # stored tokens left out by a short draw
     available: int  # stored tokens of these sequences
+    words: int = 0  # of those samples
     sample_ids: list[int]  # positions of the samples in the global stream
     overflows: bool = False  # its shape should be fixed and could not
 
@@ -118,6 +119,7 @@ def collate(
         unpaired=0 if config.objective == "none" else len(samples) - pairs,
         unused_tokens=available - used,
         available=available,
+        words=sum(sample.words for sample in samples),
         sample_ids=sample_ids,
     )
 

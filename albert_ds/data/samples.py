@@ -16,7 +16,7 @@ from albert_ds.data.segments import SentenceRuns, draw_pair, draw_target
 from albert_ds.data.shards import Sequence, Shard, ShardSet
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.vocab.vocab import CLS, MASK, SEP
-from albert_ds.vocab.words import build_word_starts, find_word_starts
+from albert_ds.vocab.words import build_word_starts, find_word_starts, mark_words
 
 NUM_MARKS = 3  # [CLS] and two [SEP]
 
@@ -29,13 +29,15 @@ class Sample(NamedTuple):
     pair_label: int
     used: int  # of the stored tokens
     available: int  # stored tokens
-    starts: np.ndarray  # bool [T], whether the token starts a word
+    starts: np.ndarray  # bool [T], whether the token starts a word, for masking
+    words: int = 0  # of its text, as `mark_words` counts them
 
 
 def draw_sample(
     sequence: Sequence,
     config: StreamConfig,
     word_starts: np.ndarray,
+    word_marks: np.ndarray,
     draw_other: Callable[[int], np.ndarray | None],
     rng: np.random.Generator,
 ) -> Sample:
@@ -43,6 +45,7 @@ def draw_sample(
 
     Args:
         word_starts: int8 [V] of `build_word_starts`. A segmented sequence has its own words.
+        word_marks: of `mark_words`, for the ids as they are stored.
         draw_other: draws sentences of another document by their number of tokens, for nsp; see
             `draw_pair`.
     """
@@ -54,6 +57,7 @@ def draw_sample(
     ids[1 : first - 1] = pair.first
     ids[first - 1] = ids[-1] = SEP
     ids[first : first + len(pair.second)] = pair.second
+    words = int(word_marks[ids].sum())
     if sequence.segmented:
         starts = ids >= len(word_starts)
         ids %= len(word_starts)
@@ -65,7 +69,7 @@ def draw_sample(
     labels = ids[positions]
     ids[positions] = draw_replacements(labels, MASK, len(word_starts), rng)
     available = len(sequence.ids)
-    return Sample(ids, first, positions, labels, pair.label, pair.used, available, starts)
+    return Sample(ids, first, positions, labels, pair.label, pair.used, available, starts, words)
 
 
 class SampleReader:
@@ -86,6 +90,8 @@ class SampleReader:
             _SourceReader(source, number, config.seed) for number, source in enumerate(sources)
         ]
         self.word_starts = build_word_starts(sources[0].vocab.pieces, config.word_boundaries)
+        pieces = sources[0].vocab.pieces
+        self._word_marks = {s: mark_words(pieces, segmented=s) for s in (False, True)}
         self._draws = Draws(SAMPLE_DRAWS, config.seed)
         self._config = config
 
@@ -105,7 +111,14 @@ class SampleReader:
                 run = runs.find(length, sequence.document, rng)
                 return run and shard[run[0]].ids[run[1] : run[2]]
 
-            return draw_sample(sequence, config or self._config, self.word_starts, draw_other, rng)
+            return draw_sample(
+                sequence,
+                config or self._config,
+                self.word_starts,
+                self._word_marks[sequence.segmented],
+                draw_other,
+                rng,
+            )
 
 
 class _SourceReader:

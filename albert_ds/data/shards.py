@@ -131,6 +131,7 @@ class ShardSet:
     sequence_length: int  # tokens of the longest sample, with [CLS] and two [SEP]
     token_dtype: np.dtype
     segmented: bool = False  # built with --segmented
+    words: int | None = None  # of all the text; None where an earlier version has built it
 
     @property
     def fingerprint(self) -> str:
@@ -261,6 +262,9 @@ def read_index(folder: Path | str) -> dict:
     index = parse_json(content, path)
     check(index, SCHEMA, path)
     check(index.get("segmented", False), bool, f"{path}: segmented")  # earlier versions do not say
+    counts = index.get("counts", {})
+    check(counts, dict, f"{path}: counts")
+    check(counts.get("words"), (_SIZE, None), f"{path}: counts.words")
     check(index.get("language"), (str, None), f"{path}: language")
     _check_index(index, path)
     return index
@@ -332,9 +336,32 @@ class ShardFolder:
             sequence_length=self.index["sequence_length"],
             token_dtype=np.dtype(self.index["token_dtype"]).newbyteorder("<"),
             segmented=self.index.get("segmented", False),
+            words=self.index.get("counts", {}).get("words"),
         )
 
 
 def open_shards(folder: Path | str, split: str) -> ShardSet:
     """One split of a built folder. Raises what `ShardFolder` raises."""
     return ShardFolder(folder).open(split)
+
+
+def open_data(folders: list[str], *, needs_words: bool) -> tuple[list[ShardSet], ShardSet | None]:
+    """The training set of each folder of --data, and the held-out set of the first one.
+
+    needs_words: for --save-at-words. Raises UserError where they do not fit together, too.
+    """
+    opened = [ShardFolder(folder) for folder in folders]
+    heldout = opened[0].open("heldout") if opened[0].has("heldout") else None
+    sources = [each.open("train") for each in opened]
+    for folder, source in zip(folders, sources, strict=True):
+        if source.vocab.sha256 != sources[0].vocab.sha256:
+            raise UserError(
+                f"--data {folder}: its vocabulary differs from that of {folders[0]}; "
+                "all shards of a run must be built with one spiece.model"
+            )
+        if needs_words and source.words is None:
+            raise UserError(
+                f"--save-at-words: --data {folder} was built before words were counted; build its "
+                "shards again"
+            )
+    return sources, heldout

@@ -11,11 +11,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from albert_ds.base.cli import log_line
+from albert_ds.base.cli import log_line, positive
 from albert_ds.base.errors import MachineFailed, UserError
 from albert_ds.base.files import check_folder, new_folder, write_json
-from albert_ds.base.json_files import check, read_json
-from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, list_kept, write_folder
+from albert_ds.base.json_files import check, read_json, read_lines
+from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, list_kept, step_of, write_folder
 from albert_ds.checkpoint.model_folder import HF_FILES, ModelFolder
 from albert_ds.checkpoint.origin import describe_start, find_languages
 from albert_ds.interop.card import write_card
@@ -103,6 +103,42 @@ def open_checkpoints(run: Path, *, average: bool) -> list[ModelFolder]:
     for folder in folders:
         assert folder.checkpoint  # reads it, and raises if it is damaged
     return folders
+
+
+def open_revisions(run: Path, output: Path, *, average: bool) -> dict[Path, ModelFolder]:
+    """The checkpoints of a run by the folder that each is exported to, in `output`.
+
+    It is chck_1M for the step that reached the first million words of --save-at-words, as BabyLM
+    names revisions, else step-N. Raises UserError if such a folder holds anything.
+    """
+    folders = {step_of(x.path): x for x in open_checkpoints(run, average=average)}
+    names: dict[int, list[str]] = {}
+    for name, step in _find_milestones(run).items():
+        if step in folders:
+            names.setdefault(step, []).append(name)
+        else:
+            why = "not reached" if step is None else f"the checkpoint of step {step} is not there"
+            log_line(f"{name}: {why}; it is left out")
+    revisions = {
+        output / name: folder
+        for step, folder in folders.items()
+        for name in names.get(step, [folder.path.name])
+    }
+    for place, folder in revisions.items():
+        check_folder(place, [folder.root])
+    return revisions
+
+
+def _find_milestones(run: Path) -> dict[str, int | None]:
+    """Revision -> the step that reached its number of words, which wrote a line of metrics."""
+    wanted = read_json(run / "config.json").get("save_at_words") or []
+    check(wanted, [positive], f"{run / 'config.json'}: save_at_words")
+    lines = read_lines(run / "metrics.jsonl") if wanted else []
+    reached = [(x["step"], x["words"]) for x in lines if isinstance(x.get("words"), int)]
+    return {
+        f"chck_{number / 1e6:.15g}M": next((step for step, n in reached if n >= number), None)
+        for number in wanted
+    }
 
 
 def read_probes(paths: list[Path], folders: list[ModelFolder]) -> list[dict]:

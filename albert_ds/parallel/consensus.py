@@ -29,6 +29,7 @@ class Counts:
     unpaired: int = 0  # sequences whose label is ignored
     unused_tokens: int = 0  # stored tokens that a shortened sequence left out
     available: int = 0  # stored tokens of the sequences drawn
+    words: int = 0
 
     @classmethod
     def of(cls, batch) -> "Counts":

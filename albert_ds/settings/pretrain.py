@@ -199,7 +199,21 @@ class RunConfig(SharedConfig):
         default=None,
         shown_default="none",
     )
+    save_at_words: list[int] | None = rhythm(
+        "the same for words of the text, as the samples hold them; export "
+        "--revision-per-checkpoint calls these checkpoints chck_1M and so on",
+        "WORDS,...",
+        read_counts,
+        default=None,
+        shown_default="none",
+    )
     wandb: bool = rhythm("log to Weights & Biases as well", default=False)
+
+    @property
+    def save_at(self) -> dict[str, list[int]]:
+        """What is counted to save a checkpoint at, and the numbers at which it is."""
+        wanted = {"tokens": self.save_at_tokens, "words": self.save_at_words}
+        return {name: numbers for name, numbers in wanted.items() if numbers}
 
     def model_at(self, step: int) -> ModelConfig:
         """The model as the step after `step` finished ones runs it: --depth-schedule."""
@@ -321,7 +335,9 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[RunConfig, Opened]
     before = read_previous(cli.peek_output(argv))
     plugin_sha256 = take_plugin(argv, before)  # it may add to what the flags allow
     args = parse(build_parser(), argv, RunConfig)
-    sources, heldout = _open_data(args.data)
+    from albert_ds.data.shards import open_data
+
+    sources, heldout = open_data(args.data, needs_words=bool(args.save_at_words))
     args.steps = _resolve_steps(args, sources)
     schedules = _take_schedules(args)
     initial = _open_initial(args)
@@ -425,22 +441,6 @@ def _open_initial(args):
     if any(Path(args.output).glob("checkpoints/step-*")):
         return None
     raise UserError(f"--init-from {folder}: no such folder{hint_download(folder)}")
-
-
-def _open_data(folders: list[str]) -> tuple[list[ShardSet], ShardSet | None]:
-    """The training set of each folder, and the held-out set of the first one."""
-    from albert_ds.data.shards import ShardFolder
-
-    opened = [ShardFolder(folder) for folder in folders]
-    heldout = opened[0].open("heldout") if opened[0].has("heldout") else None
-    sources = [each.open("train") for each in opened]
-    for folder, source in zip(folders, sources, strict=True):
-        if source.vocab.sha256 != sources[0].vocab.sha256:
-            raise UserError(
-                f"--data {folder}: its vocabulary differs from that of {folders[0]}; "
-                "all shards of a run must be built with one spiece.model"
-            )
-    return sources, heldout
 
 
 def _resolve_model(args, sources, initial, before: dict | None) -> ModelConfig:

@@ -21,6 +21,7 @@ from albert_ds.text.external_sort import KEYS, RunWriter, SortRecord
 from albert_ds.text.segmented import LONGEST_WORD, ZERO_WIDTH, encode_segmented, find_starts
 from albert_ds.text.sources import Reading
 from albert_ds.vocab.vocab import UNK, Vocab
+from albert_ds.vocab.words import mark_words
 
 COUNTS = (
     "documents",
@@ -33,6 +34,7 @@ COUNTS = (
     "sequences",
     "one_sentence_sequences",  # have no pair: their sop or nsp label is ignored
     "tokens",
+    "words",  # between spaces, or as --segmented marks them
     "unused_tokens",  # beyond the sequence length: every reading leaves as many out, drawn anew
     "unknown_tokens",
     "joined_words",  # --segmented: one piece holds characters of this word and the one before
@@ -82,6 +84,7 @@ def encode_documents(
     counts = Counter(dict.fromkeys(COUNTS, 0))
     damage: dict[str, str] = {}
     capacity = config.sequence_length - 3
+    word_marks = mark_words(vocab.pieces, segmented=config.segmented)
     dtype = np.dtype(token_dtype(vocab.size, segmented=config.segmented)).newbyteorder("<")
     salt = config.seed.to_bytes(16, "little")
     lowest, highest = KEYS, -1
@@ -118,6 +121,7 @@ def encode_documents(
             counts["sequences"] += 1
             counts["one_sentence_sequences"] += len(ends) == 1
             counts["tokens"] += len(ids)
+            counts["words"] += int(word_marks[ids].sum())
             counts["unused_tokens"] += max(0, len(ids) - capacity)
             record = pack_sequence(int.from_bytes(digest, "little"), ends, ids, dtype)
             key = _hash(salt, digest, number.to_bytes(8, "little"))

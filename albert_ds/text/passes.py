@@ -15,7 +15,7 @@ from tqdm import tqdm
 from albert_ds.base.cli import log_line
 from albert_ds.base.errors import UserError
 from albert_ds.data.shards import FORMAT
-from albert_ds.text.encode import BuildConfig, encode_documents
+from albert_ds.text.encode import COUNTS, BuildConfig, encode_documents
 from albert_ds.text.external_sort import ENTRY, KEYS, RunWriter, cut_ranges, write_range
 from albert_ds.text.manifest import Piece, fingerprint, read_note, write_note
 from albert_ds.text.pool import Pool
@@ -70,7 +70,7 @@ def list_units(
     """The pieces of the first pass."""
     settings = {**asdict(config), **dict.fromkeys(NOT_IN_ENCODING)}
     inputs = [(unit, sum(part.size for part in unit)) for unit in units]
-    form = [FORMAT, ENTRY.descr, vocab.sha256, asdict(vocab.normalisation), settings]
+    form = [FORMAT, ENTRY.descr, COUNTS, vocab.sha256, asdict(vocab.normalisation), settings]
     return _make_pieces(work / "unit", inputs, form)
 
 

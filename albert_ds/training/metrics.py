@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -252,12 +252,13 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-def last_tokens(records: list[dict]) -> tuple[int, int]:
-    """(step, tokens up to it) of the last record that has them; (0, 0) without one."""
+def last_counts(records: list[dict], names: Collection[str]) -> tuple[int, dict[str, int]]:
+    """(step, what was counted up to it) of the last record that has all; 0 and zeros without."""
     for record in reversed(records):
-        if isinstance(record.get("tokens"), int):
-            return record["step"], record["tokens"]
-    return 0, 0
+        counts = {name: n for name in names if isinstance(n := record.get(name), int)}
+        if len(counts) == len(names):
+            return record["step"], counts
+    return 0, dict.fromkeys(names, 0)
 
 
 def cut_back(run: Path, step: int) -> list[dict]:

@@ -40,7 +40,7 @@ from albert_ds.process.stop_request import StopRequest
 from albert_ds.settings.pretrain import Opened, RunConfig, check_start
 from albert_ds.settings.shared import read_previous, write_config
 from albert_ds.training import heldout
-from albert_ds.training.metrics import Metrics, Window, cut_back, last_tokens
+from albert_ds.training.metrics import Metrics, Window, cut_back, last_counts
 from albert_ds.training.run import TrainingRun, cut_model, go_on
 from albert_ds.training.screen import print_facts, print_header
 
@@ -55,12 +55,18 @@ class Run(TrainingRun):
     heldout: list[MicroBatch] = field(default_factory=list)  # this rank's held-out data
     is_evaluated: bool = False  # the checkpoint that it has resumed
     span: Callable[[str], AbstractContextManager] = nullcontext  # around each named part of a step
-    tokens: int = 0  # of the finished steps; counted with --save-at-tokens
+    counted: dict[str, int] = field(default_factory=dict)  # of the finished steps, for save_at
 
     @property
     def milestones(self) -> int:
-        """How many of --save-at-tokens are reached."""
-        return bisect(self.config.save_at_tokens or (), self.tokens)
+        """How many of --save-at-tokens and --save-at-words are reached."""
+        wanted = self.config.save_at.items()
+        return sum(bisect(numbers, self.counted[name]) for name, numbers in wanted)
+
+    def count(self, batch: "Batch") -> None:
+        """Add what a step has seen."""
+        for name in self.counted:
+            self.counted[name] += getattr(batch.counts, name)
 
     def find_unused_parameters(self) -> set[str]:
         """The parameters of layers that the step after `step` finished ones does not run."""
@@ -205,7 +211,7 @@ def update(run: Run, batch: Batch) -> float:
     heads = run.config.count_heads(model.num_layers)
     run.window.add_step(batch.counts, model, heads=heads, applied=applied)
     run.count_step(applied=applied)
-    run.tokens += batch.counts.tokens
+    run.count(batch)
     if applied:
         run.engine.update_average(run.updates)
     return gradient_norm
@@ -218,7 +224,7 @@ def train(run: Run, request: StopRequest) -> None:
         run.engine,
         config.run,
         keep_last=config.keep_last,
-        keep_every=1 if config.save_at_tokens else config.keep_every,
+        keep_every=1 if config.save_at else config.keep_every,
         keep_step=config.plateau_end,
         lock=run.lock,
         resumed_at=run.step,
@@ -253,14 +259,15 @@ def train(run: Run, request: StopRequest) -> None:
         gradient_norm = update(run, batch)
         metrics.advance(run.step)
         run.check_health()
-        if run.is_due(config.log_every):
+        is_milestone = run.milestones > saved  # which export finds by its line
+        if run.is_due(config.log_every) or is_milestone:
             values = describe_window(run, gradient_norm)
             metrics.write(run.step, values)
             if run.step == config.steps and run.skipped_in_a_row and not isfinite(values["loss"]):
                 saver.wait()
                 raise run.diverged()
         # No checkpoint is written while steps are skipped, so the newest one is a good one.
-        is_due = run.is_due(config.save_every) or run.milestones > saved
+        is_due = run.is_due(config.save_every) or is_milestone
         is_due |= run.step == config.plateau_end
         if run.step == config.steps or (is_due and not run.skipped_in_a_row):
             save(run, saver)
@@ -290,21 +297,21 @@ def prepare(
             records = cut_back(config.run, state.step)
     is_evaluated = any(r["step"] == state.step and "heldout_loss" in r for r in records)
     is_evaluated = from_rank_0(mesh, is_evaluated)
-    counted, tokens = from_rank_0(mesh, last_tokens(records))
-    if not config.save_at_tokens:
-        counted, tokens = state.step, 0
+    begin, counted = state.step, {}
+    if config.save_at:
+        begin, counted = from_rank_0(mesh, last_counts(records, config.save_at))
     run = Run(
         config=config,
         mesh=mesh,
         device=device,
         engine=engine,
-        batches=open_stream(config, opened.sources, mesh, counted, device),
+        batches=open_stream(config, opened.sources, mesh, begin, device),
         window=Window(device),
         lock=lock,
         is_evaluated=is_evaluated,
-        step=counted,
+        step=begin,
         updates=state.updates,
-        tokens=tokens,
+        counted=counted,
         # Now, though the first evaluation comes later: a damaged shard must not end a long run.
         heldout=heldout.read_batches(
             opened.heldout,
@@ -318,7 +325,8 @@ def prepare(
         batch = next_batch(run)
         if batch.error is not None:
             raise batch.error
-        run.step, run.tokens = run.step + 1, run.tokens + batch.counts.tokens
+        run.step += 1
+        run.count(batch)
     return run
 
 
@@ -385,7 +393,7 @@ def describe_window(run: Run, gradient_norm: float) -> dict:
     plan, graphs = run.config.plan, run.engine.deepspeed.module.graphs
     return {
         "samples": plan.samples_at(run.step),
-        **({"tokens": run.tokens} if run.config.save_at_tokens else {}),
+        **run.counted,
         **{name: plan.schedule(name).at(run.step - 1) for name in plan.schedules},
         **values,
         **(graphs.take_counts() if graphs is not None else {}),

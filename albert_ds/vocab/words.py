@@ -49,6 +49,18 @@ def find_word_starts(kinds: np.ndarray) -> np.ndarray:
     return starts
 
 
+def mark_words(pieces: list[str], *, segmented: bool) -> np.ndarray:
+    """bool [V]: whether a word of the text begins with the piece of that id; [2 V] of segmented
+    text, as its ids are stored.
+
+    A word is what stands between two spaces of the normalised text, or what a segmenter has marked.
+    A word that is cut counts where it begins.
+    """
+    if segmented:
+        return np.repeat([False, True], len(pieces))
+    return np.array([piece.startswith(WORD_MARK) for piece in pieces])
+
+
 @lru_cache(maxsize=1 << 16)
 def is_unspaced(char: str) -> bool:
     """Whether a character is of a script without spaces between words."""
