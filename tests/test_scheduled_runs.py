@@ -16,7 +16,7 @@ from albert_ds.data.stream_config import DataPlan, StreamConfig
 from albert_ds.settings.pretrain import read_config
 from tests.batches import random_samples
 from tests.command import run_command
-from tests.conftest import train_command
+from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import run_ranks
 from tests.legs import Case, files_of, pretrain, records, rewind, run_case
 from tests.reference import reference_training, update_error
@@ -210,11 +210,12 @@ def test_checkpoints_at_tokens_and_words(data, tmp_path):
     drawn = [next(batches) for _ in range(STEPS)]
     totals, words = (list(accumulate(getattr(b, n) for b in drawn)) for n in ("tokens", "words"))
     wanted = [1, totals[3] - 1, totals[3], 10**9]
-    of_words = [words[3], words[6] + 1, words[6] + 2, 10**9]
+    of_words = [words[6] + 1, words[6] + 2, 10**9, words[3]]
     flags = dict(save_at_tokens=",".join(map(str, wanted)), keep_last=1, save_every=5)
-    flags |= dict(save_at_words=",".join(map(str, of_words)), log_every=3, sequence_length=64)
+    flags |= dict(save_at_words=",".join(map(str, of_words[:3])), log_every=3, sequence_length=64)
+    again = ["--save-at-words", str(of_words[3])]  # typed again, the lists add up
     whole, run = tmp_path / "whole", tmp_path / "run"
-    pretrain(data, whole, ranks=2, **flags)
+    assert finish(start_ranks([*train_command(data, whole, **flags), *again], 2)) == [0, 0]
 
     def saved(run: Path) -> list[int]:
         return sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
@@ -224,7 +225,7 @@ def test_checkpoints_at_tokens_and_words(data, tmp_path):
     counted = [*zip(totals, words, strict=True)]
     assert logged == {step: counted[step - 1] for step in (1, 3, 4, 6, 8, 9, 12)}
     resume(whole, run, 5)  # step 5 has no line in metrics.jsonl
-    pretrain(data, run, **flags)
+    assert finish(start_ranks([*train_command(data, run, **flags), *again], 1)) == [0]
     assert saved(run) == saved(whole)
     assert logged == {r["step"]: (r["tokens"], r["words"]) for r in records(run) if "tokens" in r}
 
@@ -232,7 +233,8 @@ def test_checkpoints_at_tokens_and_words(data, tmp_path):
     command = ("export", "--checkpoint", run, "--output", tmp_path / "hf")
     done = run_command(*command, "--revision-per-checkpoint")
     assert done.code == 0 and "chck_1000M: not reached; it is left out" in done.err, done.err
-    step_of = {chck(number): step for number, step in zip(of_words, (4, 8, 8), strict=False)}
+    step_of = {chck(number): step for number, step in zip(of_words, (8, 8, None, 4), strict=True)}
+    del step_of[chck(10**9)]
     step_of |= {f"step-{step:08d}": step for step in (1, 5, 10, STEPS)}
     assert {path.name for path in (tmp_path / "hf").iterdir()} == step_of.keys()
     for name, step in step_of.items():
@@ -241,8 +243,8 @@ def test_checkpoints_at_tokens_and_words(data, tmp_path):
         assert run_command("export", *alone).code == 0
         assert read_weights(tmp_path / "hf" / name) == read_weights(tmp_path / "alone" / name)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "hf").rglob("*")}
-    again = run_command(*command, "--revision-per-checkpoint")
-    assert again.code == 2 and "name another folder" in again.err.splitlines()[-1]
+    done = run_command(*command, "--revision-per-checkpoint")
+    assert done.code == 2 and "name another folder" in done.err.splitlines()[-1]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "hf").rglob("*")} == before
 
 

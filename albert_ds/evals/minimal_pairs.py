@@ -21,7 +21,8 @@ from tqdm import tqdm
 from albert_ds.base.errors import UserError
 from albert_ds.base.json_files import check, parse_json, read_bytes
 from albert_ds.model.albert import AlbertForPretraining
-from albert_ds.vocab.vocab import CLS, MASK, SEP, WORD_MARK, Vocab
+from albert_ds.vocab.vocab import CLS, MASK, SEP, Vocab
+from albert_ds.vocab.words import mark_words
 
 TOKENS_A_PASS = 8192
 # The paper's tables have twelve phenomena; the files name one of them by two terms.
@@ -93,7 +94,7 @@ def score_sentences(
         if len(ids) > limit:
             raise UserError(f"{sentence[:40]!r}...: {len(ids)} tokens; the model takes {limit}")
     model.eval()
-    begins = torch.tensor([piece.startswith(WORD_MARK) for piece in vocab.pieces], device=device)
+    begins = torch.from_numpy(mark_words(vocab.pieces, segmented=False)).to(device)
     scores = [0.0] * len(sentences)
     order = sorted(range(len(sentences)), key=lambda i: len(encoded[i]))
     with tqdm(total=len(sentences), unit="sentence", disable=None) as bar:

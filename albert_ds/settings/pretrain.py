@@ -213,7 +213,7 @@ class RunConfig(SharedConfig):
     def save_at(self) -> dict[str, list[int]]:
         """What is counted to save a checkpoint at, and the numbers at which it is."""
         wanted = {"tokens": self.save_at_tokens, "words": self.save_at_words}
-        return {name: numbers for name, numbers in wanted.items() if numbers}
+        return {name: sorted(numbers) for name, numbers in wanted.items() if numbers}
 
     def model_at(self, step: int) -> ModelConfig:
         """The model as the step after `step` finished ones runs it: --depth-schedule."""

@@ -12,6 +12,7 @@ from transformers import pipeline
 
 from tests.bad_input.room import content_of
 from tests.command import ROOT, run_command, run_python
+from tests.conftest import finish, start_ranks, train_command
 from tests.data.corpus import make_documents
 from tests.finetuning import read_csv, write_checkpoint, write_topics
 from tests.models import run_export
@@ -148,6 +149,37 @@ def test_sentence_vectors_bring_pairs_together(exported, tmp_path):
         )
         share = np.mean((first @ second.T).argmax(1) % 3 == np.arange(90) % 3)
         assert low <= share <= high, (steps, share)
+
+
+def test_a_babylm_submission_has_a_branch_for_each_number_of_words(data, tmp_path):
+    from transformers import AutoModelForMaskedLM
+
+    run, output = tmp_path / "run", tmp_path / "a b"
+    flags = dict(save_at_words="0.001M,0.002M", sequence_length=64)
+    assert finish(start_ranks(train_command(data, run, **flags), 1)) == [0]
+    flags = dict(run=run, output=output, repo="team/name")
+    said = run_example("babylm_submission", **flags)
+    assert "lacking: none" in said and "2 revisions" in said
+    names = ["main", "revisions/chck_0.001M", "revisions/chck_0.002M"]
+    for name in names:
+        AutoModelForMaskedLM.from_pretrained(output / name)
+    lines = (output / "upload.sh").read_text().splitlines()
+    branches = [f" --revision {name.partition('/')[2]}" if "/" in name else "" for name in names]
+    wanted = zip(names, branches, strict=True)
+    assert lines == [f"hf upload team/name {name}{branch}" for name, branch in wanted]
+    before = {path: path.stat().st_mtime_ns for path in (output / "revisions").rglob("*")}
+    words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
+    assert run_python(EXAMPLES / "babylm_submission.py", *words).returncode == 2
+    assert before == {path: path.stat().st_mtime_ns for path in (output / "revisions").rglob("*")}
+    index = json.loads((data / "index.json").read_text())
+    large = tmp_path / "large"
+    large.mkdir()
+    index["counts"]["words"] = 10**7 + 1
+    (large / "index.json").write_text(json.dumps(index))
+    config = json.loads((run / "config.json").read_text()) | {"data": [str(large)]}
+    (run / "config.json").write_text(json.dumps(config))
+    done = run_python(EXAMPLES / "babylm_submission.py", *words)
+    assert done.returncode == 1 and "10,000,001 words: strict-small allows" in done.stderr
 
 
 def test_onnx_has_one_copy_of_the_block_and_8_bits_lose_little(text_file, tmp_path):
