@@ -25,6 +25,8 @@ from tests.bad_input.__main__ import import_all
 from tests.bad_input.command_cases import Attempt, Place
 from tests.bad_input.room import SMALL, build_inputs
 from tests.conftest import ROOT
+from tests.legs import files_of, rewind
+from tests.models import folder_of
 
 # None: the flag is left out.
 VALUES: dict[str, tuple] = {
@@ -140,16 +142,13 @@ def try_row(place: Place, row: dict, change: tuple) -> tuple[str, str]:
         wrong = [k for k, v in values.items() if isinstance(v, float) and not math.isfinite(v)]
         if wrong or values.get("loss", values.get("heldout_loss")) is None:
             return OTHER, f"metrics: {line}"
-    shutil.copytree(room / "out", room / "again")
-    for folder in (room / "again/checkpoints").glob("step-00000003"):
-        shutil.rmtree(folder)
-    (room / "again/checkpoints/latest").write_text("step-00000002")
+    rewind(shutil.copytree(room / "out", room / "again"), 2)
     code, _, said = run(*command, *change, "--output", "again")
     if code != 0 or "resuming from" not in said:
         return OTHER, f"resume: {code}: {said[-600:]}"
-    for file in (room / "out/checkpoints/step-00000003").iterdir():
-        if file.read_bytes() != (room / "again/checkpoints/step-00000003" / file.name).read_bytes():
-            return OTHER, f"resumed with {change}: {file.name} differs"
+    whole, again = (files_of(folder_of(room / name, 3)) for name in ("out", "again"))
+    if whole != again:
+        return OTHER, f"resumed with {change}: {dict(whole.items() ^ again.items())} differ"
     exports = []
     for name in ("out", "again"):
         code, _, said = run("export", "--checkpoint", name, "--output", f"hf-{name}")

@@ -25,7 +25,7 @@ from tests.command import kill_after
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import end_ranks, run_ranks
 from tests.finetuning import flags
-from tests.runs import SMALL, gather, join, open_named, small_config
+from tests.runs import SMALL, gather, join, open_named, save, small_config
 
 KINDS = (*FILES, AVERAGE)
 TRAINERS = {
@@ -168,8 +168,7 @@ def run_legs(
 
 def run_leg(rank: int, config: RunConfig, num_steps: int) -> Outcome:
     """Continue RUN as one of its ranks."""
-    from albert_ds.checkpoint.gather import Saver
-    from albert_ds.training.pretrain import next_batch, prepare, save, train_step
+    from albert_ds.training.pretrain import next_batch, prepare, train_step
 
     config.run.mkdir(parents=True, exist_ok=True)
     device, mesh = join(config.tensor_parallel)
@@ -181,8 +180,6 @@ def run_leg(rank: int, config: RunConfig, num_steps: int) -> Outcome:
         seen.append([i for part in batch.micro_batches for i in part.sample_ids])
         train_step(run, batch)
         metrics.append(run.window.close(mesh, config.stream.objective))
-    saver = Saver(run.engine, run.config.run, keep_last=run.config.keep_last)
-    save(run, saver)
-    saver.wait()
+    save(run)
     end = {kind: gather(run.engine, kind) for kind in KINDS}
     return Outcome(mesh.tp_rank, metrics, seen, start, end)

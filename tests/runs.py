@@ -131,6 +131,28 @@ def take_step(run) -> float:
     return train_step(run, next_batch(run))
 
 
+def save(run) -> None:
+    """The trainer's own checkpoint, written whole."""
+    from albert_ds.checkpoint.gather import Saver
+    from albert_ds.training import pretrain
+
+    run.config.run.mkdir(parents=True, exist_ok=True)
+    saver = Saver(run.engine, run.config.run, keep_last=run.config.keep_last)
+    pretrain.save(run, saver)
+    saver.wait()
+
+
+def resume(run, batches: list[list[dict]]):
+    """The run as its checkpoint continues it, with another engine."""
+    from albert_ds.training.pretrain import start
+
+    save(run)
+    engine, state = start(run.config, run.mesh, run.device, None)
+    assert state.step == state.updates == run.step == run.updates
+    rest = rank_batches(run.config, run.mesh, batches[state.step :])
+    return replace(run, engine=engine, batches=rest)
+
+
 def gather(engine, kind: str = "weights.safetensors") -> dict[str, torch.Tensor]:
     """What a checkpoint would hold of an engine now, on rank 0."""
     from albert_ds.checkpoint import gather as product

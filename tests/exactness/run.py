@@ -4,7 +4,6 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,10 +13,7 @@ from tests.distributed import run_ranks
 from tests.exactness.modes import Mode
 from tests.optim import muon
 from tests.reference import Reference, reference_training
-from tests.runs import SMALL, open_small_run, rank_batches, small_config
-
-if TYPE_CHECKING:
-    from albert_ds.training.pretrain import Run
+from tests.runs import SMALL, open_small_run, resume, small_config
 
 NUM_STEPS = 5
 RESUMED_AFTER = 3  # steps
@@ -97,21 +93,6 @@ def config_of(mode: Mode, output: str = "unused") -> RunConfig:
         words = ",".join(f"{layer}:{weight}" for layer, weight in mode.exits)
         config = replace(config, exit_losses=words)
     return replace(config, stream=stream)
-
-
-def resume(run: "Run", batches: list[list[dict]]) -> "Run":
-    """The run as its checkpoint continues it, with another engine."""
-    from albert_ds.checkpoint.gather import Saver
-    from albert_ds.training.pretrain import save, start
-
-    run.config.run.mkdir(exist_ok=True)
-    saver = Saver(run.engine, run.config.run, keep_last=run.config.keep_last)
-    save(run, saver)
-    saver.wait()
-    engine, state = start(run.config, run.mesh, run.device, None)
-    assert (state.step, state.updates) == (run.step, run.updates) == (RESUMED_AFTER,) * 2
-    rest = rank_batches(run.config, run.mesh, batches[state.step :])
-    return replace(run, engine=engine, batches=rest)
 
 
 def train_modes(rank: int, modes: list[Mode], folder: Path) -> list[Outcome]:

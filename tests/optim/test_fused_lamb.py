@@ -14,14 +14,7 @@ from albert_ds.base.errors import UserError
 from albert_ds.engine.deepspeed_config import check_device
 from tests.distributed import run_ranks
 from tests.optim.fused_lamb import DEEPSPEED, RATE, compare_terms, fused_update
-from tests.runs import (
-    gather,
-    join,
-    open_small_run,
-    small_batches,
-    small_config,
-    take_step,
-)
+from tests.runs import gather, open_small_run, resume, small_batches, small_config, take_step
 
 PARAMS = {"lr": RATE, "betas": [0.9, 0.999], "weight_decay": 0.01, "bias_correction": False}
 BATCHES = small_batches(4)
@@ -70,32 +63,20 @@ def train_and_resume(rank: int, folder: Path):
     """Four steps, and two steps, a checkpoint, and two more in an engine built from it."""
     from deepspeed.ops.lamb import fused_lamb
 
-    from albert_ds.checkpoint.folder import Checkpoint
-    from albert_ds.checkpoint.gather import Saver, restore
-    from albert_ds.training.pretrain import build
-
     fused_lamb.FusedLambBuilder = Kernel
-    device, mesh = join(1)
     config = small_config(
-        world_size=mesh.world_size,
+        world_size=2,
         ds_file="zero0_fp32.json",
         ds_changes={"optimizer": {"type": "FusedLamb", "params": PARAMS}},
         micro_batch_size=4,
+        output=str(folder),
     )
-    whole = open_small_run(config, BATCHES)
-    for step in range(len(BATCHES)):
-        take_step(whole)
-        if step == 1:
-            saver = Saver(whole.engine, folder, keep_last=1)
-            saver.save(step=2, samples=16, updates=2)
-            saver.wait()
-            saved = Checkpoint(folder / "checkpoints" / "step-00000002")
-    again = open_small_run(config, BATCHES[2:])
-    again.engine = build(config, mesh, device, saved.read("weights.safetensors"))
-    restore(saved, again.engine)
-    again.step = 2
-    for _ in BATCHES[2:]:
-        take_step(again)
+    whole, again = (open_small_run(config, BATCHES) for _ in range(2))
+    for run in (whole, whole, again, again):
+        take_step(run)
+    again = resume(again, BATCHES)
+    for run in (whole, whole, again, again):
+        take_step(run)
     return [gather(run.engine) for run in (whole, again)]
 
 
