@@ -150,6 +150,28 @@ def test_sentence_vectors_bring_pairs_together(exported, tmp_path):
         share = np.mean((first @ second.T).argmax(1) % 3 == np.arange(90) % 3)
         assert low <= share <= high, (steps, share)
 
+    # The evaluator's figure, of pairs that belong together and of those that do not.
+    from scipy.stats import spearmanr
+
+    rows = [(*pairs[n], 5) for n in range(90)]
+    rows += [(pairs[n][0], pairs[(n + 1) % 90][1], 1) for n in range(90)]
+    with (tmp_path / "sts.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text_a", "text_b", "score"), *rows])
+    folders = [tmp_path / "vectors-0", tmp_path / "vectors-60"]
+    words = ["--models", *folders, "--pairs", tmp_path / "sts.csv"]
+    done = run_python(EXAMPLES / "sts_score.py", *words)
+    assert done.returncode == 0, done.stderr
+    said = [float(line.split("cosines ")[1].split(",")[0]) for line in done.stdout.splitlines()]
+    for folder, figure in zip(folders, said, strict=True):
+        model = SentenceTransformer(str(folder))
+        first, second = (model.encode([row[side] for row in rows]) for side in (0, 1))
+        cosines = np.einsum("ij,ij->i", first, second) / np.prod(
+            [np.linalg.norm(vectors, axis=1) for vectors in (first, second)], axis=0
+        )
+        expected = spearmanr(cosines, [row[2] for row in rows]).statistic
+        assert figure == pytest.approx(expected, abs=2e-3)
+    assert said[0] < 0.5 < 0.7 < said[1], said
+
 
 def test_a_babylm_submission_has_a_branch_for_each_number_of_words(data, tmp_path):
     from transformers import AutoModelForMaskedLM
