@@ -63,7 +63,8 @@ def run_case(case: Case, *given, folder: Path) -> tuple[Path, Path]:
     else:
         words = words_of(case.trainer, *given, cut, **case.config)
         killed = end_ranks(case.fault, case.ranks, words, case.cut_after)
-        assert killed == [-signal.SIGKILL] * case.ranks and not (cut / "exit.json").exists()
+        assert killed == [-signal.SIGKILL] * case.ranks
+        assert not any((cut / name).exists() for name in ("exit.json", "results.json"))
         logged = records(cut)
         assert logged == records(whole)[: len(logged)] and logged[-1]["step"] == case.cut_after
     run_trainer(case.trainer, *given, cut, ranks=case.ranks, **case.config)
