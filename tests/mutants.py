@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         trap="a data stream that starts again where a run is resumed",
         file="albert_ds/training/pretrain.py",
-        fix="open_stream(config, opened.sources, mesh, counted, device)",
+        fix="open_stream(config, opened.sources, mesh, begin, device)",
         without="open_stream(config, opened.sources, mesh, 0, device)",
         test="tests/test_layout_change.py::test_no_sample_is_repeated_and_none_is_skipped",
     ),
