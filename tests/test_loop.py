@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from albert_ds.model.albert import AlbertForPretraining as Albert
+from albert_ds.model.even_shapes import SPARE, STEP
 from albert_ds.settings.pretrain import read_config
-from tests.command import run_on_rank
+from tests.command import run_command, run_on_rank
 from tests.conftest import train_command
 from tests.distributed import run_ranks
 from tests.runs import open_small_run, small_batches, small_config
@@ -107,3 +108,32 @@ def test_stdout_is_the_trainers_own_and_begins_with_the_facts(data, tmp_path):
         " 8 samples a step = micro-batch 2 x 1 data-parallel rank x accumulation 4\n",
     ):
         assert fact in done.out, (fact, done.out)
+
+
+def train_listening(rank: int, words: list) -> set[tuple[bool, int]]:
+    """Whether a micro-batch was trained on, and what its tokens are beyond whole steps."""
+    rests, compute = set(), Albert.forward
+
+    def listen(self, input_ids, *given, **more):
+        rests.add((self.training, len(input_ids) % STEP))
+        return compute(self, input_ids, *given, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Albert, "forward", listen)
+        done = run_command(*words)
+    assert done.code == 0, done.err
+    return rests
+
+
+@pytest.mark.parametrize(("precision", "tensor_parallel"), [("bf16", 1), ("fp32", 1), ("bf16", 2)])
+def test_micro_batches_have_few_shapes_in_bf16_on_a_cpu(data, tmp_path, precision, tensor_parallel):
+    """Those of the held-out set too. Ranks of tensor parallelism would send what is added."""
+    how = dict(
+        tensor_parallel=tensor_parallel, deepspeed_config=f"ds_configs/zero1_{precision}.json"
+    )
+    words = train_command(data, tmp_path / "run", steps=2, eval_every=2, num_workers=0, **how)[2:]
+    rests = run_ranks(train_listening, tensor_parallel, ["train", *words])[0]
+    if precision == "bf16" and tensor_parallel == 1:
+        assert rests == {(True, SPARE), (False, SPARE)}
+    else:
+        assert len(rests) > 4

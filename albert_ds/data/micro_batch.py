@@ -99,17 +99,17 @@ def collate(
     used = sum(sample.used for sample in samples)
     available = sum(sample.available for sample in samples)
     max_seqlen = inputs.pop("max_seqlen")
-    arrays = {
-        **{name: tensor.numpy() for name, tensor in inputs.items()},
+    drawn = {
         "masked_positions": np.concatenate(positions),
         "masked_labels": labels,
         "pair_labels": pair_labels,
         "seeds": draw_seeds(config.seed, sample_ids or [0], lengths),
     }
+    tensors = inputs | {name: torch.from_numpy(array) for name, array in drawn.items()}
     longest = max(config.sequence_length, max_seqlen)
-    is_fixed = fixed and fix_shapes(arrays, longest, config)
+    is_fixed = fixed and fix_shapes(tensors, longest, config)
     return MicroBatch.pack(
-        {name: torch.from_numpy(array) for name, array in arrays.items()},
+        tensors,
         max_seqlen=longest if is_fixed else max_seqlen,
         overflows=fixed and not is_fixed,
         samples=len(samples),

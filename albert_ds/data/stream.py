@@ -112,13 +112,14 @@ def heldout_batches(
     micro_batch_size: int,
     dp_rank: int = 0,
     dp_size: int = 1,
+    fixed_shapes: bool = False,
 ) -> Iterator[MicroBatch]:
     """One rank's part of the first `limit` samples of a split, with the same masks at every call.
 
     Every rank gets the same number of micro-batches; a rank without samples left gets dummies,
     with `samples` 0.
     """
-    reader = MicroBatchReader([source], None, config)
+    reader = MicroBatchReader([source], None, config, fixed=fixed_shapes)
     samples = min(limit, int(source.sizes.sum()))
     positions = range(dp_rank, samples, dp_size)
     most = len(range(0, samples, dp_size))  # samples of rank 0, which has the most

@@ -23,12 +23,7 @@ from albert_ds.model.cross_entropy import sum_cross_entropy, sum_over_vocabulary
 from albert_ds.model.draws import Draws
 from albert_ds.model.dropout import Dropout
 from albert_ds.model.encoder import Encoder
-from albert_ds.model.even_shapes import (
-    is_shape_bound,
-    round_labelled,
-    round_positions,
-    round_tokens,
-)
+from albert_ds.model.even_shapes import is_shape_bound, pad_tokens, round_tokens
 from albert_ds.model.fused import Linear, linear
 
 APART = 0x5DEECE66  # makes another seed: torch reads 32 bits of one
@@ -101,12 +96,21 @@ class AlbertModel(nn.Module):
             else:
                 draws = Draws(seeds, cu_seqlens)
         query = self.encoder.attention[0].get_submodule("self_attention.query")
+        number, ends = len(input_ids), cu_seqlens
+        added = round_tokens(number) - number
         # Not under tensor parallelism, which sends the rows: more of them cost more.
-        if isinstance(query, nn.Linear) and is_shape_bound(query.weight):
-            states = self._encode_rounded(ids, cu_seqlens, max_seqlen, output_positions, draws)
-        else:
-            x = self.embeddings(*ids, draws)
-            states = self.encoder(x, cu_seqlens, max_seqlen, output_positions, draws)
+        if added and isinstance(query, nn.Linear) and is_shape_bound(query.weight):
+            more = -(-added // max_seqlen)
+            rows = [*ids, *([draws.seeds] if draws else [])]
+            rows, ends = pad_tokens(rows, ends, number + added, more, max_seqlen)
+            ids, draws = rows[:3], Draws(rows[3], ends) if draws else None
+        *states, last = self.encoder(
+            self.embeddings(*ids, draws), ends, max_seqlen, output_positions, draws
+        )
+        if ends is not cu_seqlens:
+            states = [x[:number] for x in states]
+            last = last[:number] if output_positions is None else last
+        states.append(last)
         pooled = None
         if self.pooler is not None:
             first = find_first(cu_seqlens, len(input_ids))
@@ -115,25 +119,6 @@ class AlbertModel(nn.Module):
             )
             pooled = torch.tanh(self.pooler(states[-1].index_select(0, place)))
         return {"last_hidden_state": states[-1], "pooled": pooled, "hidden_states": states}
-
-    def _encode_rounded(
-        self,
-        ids: list[Tensor],
-        ends: Tensor,
-        max_seqlen: int,
-        positions: Tensor | None,
-        draws: Draws | None,
-    ) -> list[Tensor]:
-        """The encoder's states, computed with rounded numbers of rows."""
-        number, last = len(ids[0]), len(ids[0] if positions is None else positions)
-        tokens = ids if draws is None else [*ids, draws.seeds]
-        (*ids, seeds), ends = round_tokens([*tokens, tokens[-1]][:4], ends, max_seqlen)
-        draws = draws and Draws(seeds, ends)
-        if positions is not None:
-            positions = round_positions(positions, len(ids[0]))
-        x = self.embeddings(*ids, draws)
-        *states, output = self.encoder(x, ends, max_seqlen, positions, draws)
-        return [*(x[:number] for x in states), output[:last]]
 
 
 def find_first(cu_seqlens: Tensor, tokens: int) -> Tensor:
@@ -168,8 +153,6 @@ class MlmHead(nn.Module):
         denominator. Without positions all are 0 and still depend on every parameter, because ranks
         wait for each other's gradients.
         """
-        if is_shape_bound(hidden):
-            hidden, labels = round_labelled(hidden, labels)
         x, rows = self.project(hidden), count_score_rows(len(word), hidden.dtype.itemsize)
         # split() of no rows is one chunk of no rows.
         chunks = list(zip(x.split(rows), labels.split(rows), strict=True))

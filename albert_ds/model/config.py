@@ -231,9 +231,6 @@ def count_flops(config: ModelConfig, *, tokens: int, squared_lengths: int, maske
 MAX_SCORE_BYTES = 3 << 29
 # On a CPU: scores of 4 bytes that are worked on together, half of a core's second-level cache.
 CACHED_SCORES = 1 << 18
-# On a CPU in bf16 (model/even_shapes.py): tokens, and output or masked positions, are rounded up
-# to multiples of these, and so is the longest sequence of a padded copy.
-ROUND_TOKENS, ROUND_ROWS, ROUND_WIDTH = 128, 64, 16
 
 
 def count_score_rows(vocab_size: int, width: int) -> int:

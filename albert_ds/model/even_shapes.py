@@ -1,17 +1,19 @@
-"""Numbers of rows rounded up, for processors that prepare their kernels for each number.
+"""Numbers of rows rounded up, where a processor prepares its kernels for each number.
 
 oneDNN, which torch uses for bf16 products on CPUs, writes a kernel for every new number of rows.
 Sequences without padding nearly always bring a new one: at 16 sequences of 128 tokens and width 256
-that took a third of the time of a step. fp32 products and GPUs take any number at once.
-Shapes: B sequences, N tokens, R output positions, P masked positions.
+that took a third of the time of a step. A CUDA graph repeats the launches of one shape. fp32
+products, and GPUs without graphs, take any number at once.
+Training rounds whole micro-batches (`data/fixed_shapes.py`); the model rounds the tokens of others.
+Shapes: B sequences, N tokens.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from albert_ds.model.config import ROUND_ROWS, ROUND_TOKENS, ROUND_WIDTH
-from albert_ds.model.cross_entropy import IGNORED
+STEP, SPARE = 128, 16  # tokens: N is a multiple of a step, and SPARE more
+WIDTH = 16  # the longest sequence of a padded copy is a multiple of it
 
 
 def is_shape_bound(x: Tensor) -> bool:
@@ -22,32 +24,26 @@ def is_shape_bound(x: Tensor) -> bool:
     return x.is_cpu and x.dtype == torch.bfloat16
 
 
-def round_tokens(ids: list[Tensor], ends: Tensor, max_seqlen: int) -> tuple[list[Tensor], Tensor]:
-    """Add sequences of zeros that round N up: ids int64 [N] each, ends int32 [B + 1].
+def round_tokens(tokens: int, step: int = STEP) -> int:
+    """The next round number of tokens, or this one if it is round."""
+    return tokens + (SPARE - tokens) % step
 
-    None is longer than max_seqlen. Their states reach no other sequence, so if nobody reads them
+
+def pad_tokens(
+    rows: list[Tensor], ends: Tensor, room: int, sequences: int, length: int
+) -> tuple[list[Tensor], Tensor]:
+    """Add `sequences` of zeros, of at most `length`, up to N = room: rows [N] each, ends [B + 1].
+
+    The last of them may be empty. Their states reach no other sequence, so if nobody reads them
     their gradients are 0.
     """
-    number = len(ids[0])
-    added = -number % ROUND_TOKENS
-    if not added:
-        return ids, ends
-    new = [*range(number + max_seqlen, number + added, max_seqlen), number + added]
-    return [F.pad(x, (0, added)) for x in ids], torch.cat([ends, ends.new_tensor(new)])
+    number = len(rows[0])
+    new = torch.arange(1, sequences + 1, device=ends.device) * length + number
+    added = (0, room - number)
+    return [F.pad(x, added) for x in rows], torch.cat([ends, new.clamp(max=room).to(ends)])
 
 
 def round_width(ends: Tensor) -> int:
     """The longest sequence's length, rounded up: of ends int32 [B + 1]."""
     longest = int(ends.diff().max())
-    return longest + -longest % ROUND_WIDTH
-
-
-def round_positions(positions: Tensor, tokens: int) -> Tensor:
-    """Name the last of these tokens again, so often that R is round: int64 [R], ascending."""
-    return F.pad(positions, (0, -len(positions) % ROUND_ROWS), value=tokens - 1)
-
-
-def round_labelled(states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Add rows of zeros whose labels are ignored: states [P, H], labels int64 [P]."""
-    added = -len(labels) % ROUND_ROWS
-    return F.pad(states, (0, 0, 0, added)), F.pad(labels, (0, added), value=IGNORED)
+    return longest + -longest % WIDTH

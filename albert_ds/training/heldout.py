@@ -24,6 +24,7 @@ def read_batches(
     limit: int,
     micro_batch_size: int,
     mesh: Mesh,
+    fixed_shapes: bool,
 ) -> list[MicroBatch]:
     """This rank's micro-batches of the first `limit` samples of a held-out set, masked.
 
@@ -41,6 +42,7 @@ def read_batches(
                 micro_batch_size=micro_batch_size,
                 dp_rank=mesh.dp_rank,
                 dp_size=mesh.dp_size,
+                fixed_shapes=fixed_shapes,
             )
             batches = list(drawn)
     return batches

@@ -103,14 +103,14 @@ def build(
     if weights:
         model.load_state_dict(weights, assign=True)
     cut_model(model, mesh)
-    is_fixed = has_fixed_shapes(config, mesh, device)
+    is_graphed = find_obstacle(config, mesh, device) is None
     fused.MIN_TRITON_ELEMENTS = (
-        0 if is_fixed else fused.DEFAULT_MIN_TRITON_ELEMENTS
+        0 if is_graphed else fused.DEFAULT_MIN_TRITON_ELEMENTS
     )  # in a graph a launch costs the host nothing
-    if is_fixed:
+    if is_graphed:
         use_own_stream(device)
     engine = build_engine(model.to(device), mesh, config.deepspeed, average=config.average)
-    if is_fixed and not config.no_graphs:
+    if is_graphed and not config.no_graphs:
         engine.deepspeed.module.graphs = Graphs(engine.deepspeed.module)
     return engine
 
@@ -137,8 +137,11 @@ def find_obstacle(config: RunConfig, mesh: Mesh, device: torch.device) -> str | 
 def has_fixed_shapes(config: RunConfig, mesh: Mesh, device: torch.device) -> bool:
     """Whether a run's micro-batches are padded to few shapes.
 
-    Where CUDA graphs may run them, and with --no-graphs too: its numbers are the same.
+    Where CUDA graphs may run them, and with --no-graphs too: its numbers are the same. On a CPU in
+    bf16 too, but for tensor parallelism: ranks send the rows, and more of them cost more.
     """
+    if device.type == "cpu":
+        return precision_of(config.deepspeed) == "bf16" and mesh.tp_size == 1
     return find_obstacle(config, mesh, device) is None
 
 
@@ -319,6 +322,7 @@ def prepare(
             limit=config.eval_samples,
             micro_batch_size=config.micro_batch_size,
             mesh=mesh,
+            fixed_shapes=has_fixed_shapes(config, mesh, device),
         ),
     )
     while run.step < state.step:  # since the last line of metrics.jsonl; drawn again, to be counted

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from albert_ds.data.fixed_shapes import SPARE, find_step
+from albert_ds.data.fixed_shapes import find_step
 from albert_ds.data.micro_batch import MicroBatch, collate
 from albert_ds.data.samples import Sample
 from albert_ds.data.shards import open_shards
@@ -19,6 +19,7 @@ from albert_ds.engine.graphs import MOST
 from albert_ds.model import attention, dropout, fused
 from albert_ds.model.albert import AlbertForPretraining
 from albert_ds.model.draws import draw_seeds
+from albert_ds.model.even_shapes import SPARE
 from albert_ds.parallel.consensus import Counts
 from tests.command import run_command
 from tests.data.corpus import SHARED

@@ -103,7 +103,7 @@ def fall_back() -> None:
 def make_room() -> None:
     """Two graphs are kept; a third shape waits until one has not been used for long."""
     product.MOST, product.PATIENCE = 2, 3
-    shapes = [make(lengths, 0) for lengths in ([20, 24], [5, 6], [20, 24, 18])]
+    shapes = [make(lengths, 0) for lengths in ([20, 24], [11], [20, 24, 18])]
     model = open_model(graphs=True)
     for number in (0, 1, 2, 0, 0, 2):
         run(model, shapes[number])

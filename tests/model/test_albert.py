@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from albert_ds.model import albert
 from albert_ds.model.albert import AlbertForPretraining, AlbertModel
-from albert_ds.model.config import ROUND_ROWS, ROUND_TOKENS
+from albert_ds.model.even_shapes import SPARE, STEP
 from tests.batches import IGNORED, concatenate, pad, random_samples
 from tests.model.conftest import INPUTS, build_batch, build_config
 from tests.models import shake
@@ -207,14 +207,12 @@ def test_rounding_changes_nothing_that_is_read(lengths, monkeypatch):
 def test_only_16_bit_models_on_cpus_round():
     seen = []
     model = AlbertForPretraining(build_config())
-    model.albert.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
-    model.mlm_head.transform.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
-    batch = build_batch([20, 31, 9])
+    model.albert.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[:2]))
     for dtype in (torch.float32, torch.bfloat16):
-        model.to(dtype)(**batch)
-    exact, head, rounded, rounded_head = seen
-    assert len(exact[0]) == 60 and exact[1].tolist() == [0, 20, 51, 60]
-    assert len(head[0]) == len(batch["masked_positions"])
-    ends = [0, 20, 51, 60, 91, 122, ROUND_TOKENS]  # no sequence is longer than the longest of them
-    assert len(rounded[0]) == ROUND_TOKENS and rounded[1].tolist() == ends
-    assert len(rounded[3]) == len(rounded_head[0]) == ROUND_ROWS
+        model.to(dtype)(**build_batch([20, 31, 9]))
+    model(**build_batch([40] * 3 + [STEP + SPARE - 120]))
+    (exact, ends), (rounded, rounded_ends), (round_already, _) = seen
+    assert len(exact) == 60 and ends.tolist() == [0, 20, 51, 60]
+    assert len(rounded) == STEP + SPARE == len(round_already)
+    # No sequence is longer than the longest of them.
+    assert rounded_ends.tolist() == [0, 20, 51, 60, 91, 122, STEP + SPARE]

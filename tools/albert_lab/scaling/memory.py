@@ -9,7 +9,7 @@ measures them.
 
 from dataclasses import dataclass
 
-from albert_ds.model.config import CACHED_SCORES, ROUND_ROWS, count_score_rows
+from albert_ds.model.config import CACHED_SCORES, count_score_rows
 from albert_lab.scaling.layout import Layout
 
 
@@ -116,8 +116,6 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
 
 def count_head_on_cpu(layout: Layout, rows: int) -> float:
     """Bytes of the scores, their gradient, and in fp32 a few rows of both."""
-    if layout.weight_bytes == 2:
-        rows += -rows % ROUND_ROWS
     return 2 * (rows * layout.model.vocab_size * layout.weight_bytes + 4 * CACHED_SCORES)
 
 
