@@ -5,6 +5,7 @@ Shapes: B sequences, N tokens, R output positions, T longest sequence, n heads, 
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -76,6 +77,12 @@ class ShareDropout:
     def __init__(self, draws: Draws, probability: float, heads: int, first: int):
         self.draws, self.probability, self.heads, self.first = draws, probability, heads, first
 
+    def part(self, begin: int, end: int) -> "ShareDropout":
+        """Of the sequences from `begin` to `end` alone."""
+        ends = self.draws.ends[begin : end + 1]
+        draws = replace(self.draws, seeds=self.draws.seeds[ends[0] : ends[-1]], ends=ends - ends[0])
+        return ShareDropout(draws, self.probability, self.heads, self.first)
+
     def of_one(self, shares: Tensor, keys: np.ndarray) -> Tensor:
         """[1, n, R, T] of a sequence, by the keys of its heads."""
         count = shares[0, 0].numel()
@@ -133,14 +140,26 @@ def attend_each(
 def attend_rounded(
     q: Tensor, k: Tensor, v: Tensor, q_ends: Tensor, kv_ends: Tensor, drops: ShareDropout | None
 ) -> Tensor:
-    """Attention over a padded copy of a round width, in bf16 on a CPU.
+    """Attention over padded copies of round widths, in bf16 on a CPU.
 
     With matrix units these products cost little even for the padding, and only round widths keep
     their kernels (`model/even_shapes.py`). Torch's own bf16 kernel takes four times as long
-    backwards.
+    backwards. Short sequences at the end, as a bucket has them, are narrower copies of their own.
     """
-    widths = round_width(q_ends), round_width(kv_ends)
-    return attend_padded(q, k, v, q_ends, kv_ends, widths, drops)
+    lengths = kv_ends.diff()
+    number = len(lengths)
+    cut = int((2 * lengths > lengths.max()).nonzero().max()) + 1
+    bounds = [(0, cut), (cut, number)] if cut < number else [(0, number)]
+    cuts = [[int(ends[end] - ends[begin]) for begin, end in bounds] for ends in (q_ends, kv_ends)]
+    rows = zip(*(x.split(cuts[x is not q]) for x in (q, k, v)), strict=True)
+    parts = []
+    for each, (begin, end) in zip(rows, bounds, strict=True):
+        if not len(each[0]):  # only empty sequences
+            continue
+        ends = [x[begin : end + 1] - x[begin] for x in (q_ends, kv_ends)]
+        widths = round_width(ends[0]), round_width(ends[1])
+        parts.append(attend_padded(*each, *ends, widths, drops and drops.part(begin, end)))
+    return torch.cat(parts)
 
 
 def attend_plainly(

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from albert_ds.model.attention import VarlenAttention, attend_padded
+from albert_ds.model import attention
+from albert_ds.model.attention import ShareDropout, VarlenAttention, attend_each, attend_padded
+from albert_ds.model.draws import Draws
 
 LENGTHS = [5, 1, 17, 2, 40]
 CU_SEQLENS = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
@@ -98,6 +100,49 @@ def test_dropout_falls_on_the_probabilities_and_only_in_training(dtype):
     torch.testing.assert_close(alone.unique(), torch.tensor([0, 4 / 3]), rtol=rounding, atol=0)
     assert (alone == 0).float().mean().item() == pytest.approx(0.25, abs=0.06)
     torch.testing.assert_close(kept, torch.ones_like(kept))
+
+
+def test_empty_sequences_at_the_end_change_nothing():
+    q, k, v = make_qkv(torch.bfloat16)
+    results = []
+    for empty in (0, 2):
+        ends = torch.cat([CU_SEQLENS, CU_SEQLENS[-1:].expand(empty)])
+        draws = Draws(torch.arange(len(q)), ends)
+        results.append(
+            attention.attend_rounded(q, k, v, ends, ends, ShareDropout(draws, 0.3, 3, 0))
+        )
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("probability", [0, 0.3])
+def test_short_sequences_at_the_end_are_a_narrower_copy(probability, monkeypatch):
+    ends, q_ends, widths = (
+        torch.tensor([0, 17, 20, 60, 62, 65], dtype=torch.int32),
+        torch.tensor([0, 4, 5, 12, 13, 15], dtype=torch.int32),
+        [],
+    )
+
+    def watch(*given, whole=attend_padded):
+        widths.append(given[5])
+        return whole(*given)
+
+    monkeypatch.setattr(attention, "attend_padded", watch)
+    draws = Draws(torch.arange(7, 22), q_ends)
+    drops = ShareDropout(draws, probability, 3, 0) if probability else None
+    read = torch.arange(0, 60, 4)
+    weigh = torch.randn(15, 3, 8, generator=torch.Generator().manual_seed(1))
+    results = [
+        attend_with_gradients(
+            lambda q, *kv, form=form: form(q[read], *kv, q_ends, ends, drops),
+            make_qkv(torch.float64),
+            weigh,
+        )
+        for form in (attend_each, attention.attend_rounded)
+    ]
+    (expected, of_expected), (rounded, of_rounded) = results
+    assert widths == [(16, 48), (16, 16)]
+    for ours, theirs in zip((rounded, *of_rounded), (expected, *of_expected), strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.gpu
