@@ -154,6 +154,8 @@ def _open_context():
 
 def _end(function, rank, world_size, port, args) -> None:
     _set_environment(rank, world_size, port)
+    # Loader workers see that a killed rank is gone only if they are its own children.
+    mp.set_start_method("fork", force=True)
     function(rank, *args)
 
 
