@@ -47,6 +47,7 @@ VALUES: dict[str, tuple] = {
     "--micro-batch-size": (8, 1, 4),
     "--data": (("data",), ("data", "data2")),
     "--init-from": (None, "start"),
+    "--teacher": (None, "start"),
     "--seed": (0, 2**31),
     "--warmup-steps": (None, 0, 3),
     "--learning-rate": (None, 0.01),

@@ -188,11 +188,13 @@ def reference_loss(
     has_pairs: bool,
     exits: dict[int, float] | None = None,
     z_loss: float = 0.0,
+    teacher=None,
+    teacher_weight: float = 0.0,
 ) -> torch.Tensor:
     """Mean MLM loss over all samples, plus the mean loss of the labelled pairs.
 
     `exits`: layers before the last one that add their MLM loss, times this weight. `z_loss`: weight
-    of the mean of log(Z)^2.
+    of the mean of log(Z)^2. `teacher`: Hugging Face's model too, whose scores are goals.
     """
     batch = pad(samples)
     labels, order = batch.pop("labels"), batch.pop("sentence_order_label")
@@ -205,6 +207,11 @@ def reference_loss(
     loss = F.cross_entropy(out.prediction_logits.flatten(0, 1), labels.flatten())
     z = out.prediction_logits[labels != IGNORED].exp().sum(1)
     loss = loss + z_loss * z.log().square().mean()
+    if teacher is not None:
+        with torch.no_grad():
+            theirs = teacher(**batch).prediction_logits[labels != IGNORED]
+        ours = out.prediction_logits[labels != IGNORED]
+        loss = loss + teacher_weight * mean_divergence(ours, theirs)
     for layer, weight in (exits or {}).items():
         if layer < len(outputs):
             logits = model.predictions(outputs[layer - 1])
@@ -212,6 +219,18 @@ def reference_loss(
     if has_pairs:
         loss = loss + F.cross_entropy(out.sop_logits, order, ignore_index=IGNORED)
     return loss
+
+
+def mean_divergence(ours: torch.Tensor, theirs: torch.Tensor, top: int = 32) -> torch.Tensor:
+    """Of scores, row by row and by probabilities: KL over the `top` likeliest and all others."""
+    total = ours.new_zeros(())
+    for own, their in zip(ours.softmax(1), theirs.softmax(1), strict=True):
+        order = their.argsort(descending=True)
+        first, others = order[:top], order[top:]
+        p = torch.cat([own[first], own[others].sum().view(1)])
+        q = torch.cat([their[first], their[others].sum().view(1)])
+        total = total + (q * (q / p).log()).sum()
+    return total / len(ours)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,6 +255,8 @@ def reference_training(
     depths: list[int] | None = None,
     exits: dict[int, float] | None = None,
     z_loss: float = 0.0,
+    teacher=None,
+    teacher_weight: float = 0.0,
 ) -> Reference:
     """Train over `batches`; without a pair head among `weights` there is no pair loss.
 
@@ -255,6 +276,7 @@ def reference_training(
             run_layers(model, groups, running)
         has_pairs = "pair_head.weight" in weights
         more = {"exits": exits, "z_loss": z_loss}
+        more |= {"teacher": teacher, "teacher_weight": teacher_weight}
         loss = reference_loss(model, samples, has_pairs=has_pairs, **more)
         for parameter in (*parameters.values(), *model.parameters()):
             parameter.grad = None

@@ -50,11 +50,20 @@ class ModelFolder:
     record    the content of config.json
     average   read the averaged weights, which a run with --average has
     last      read the mean of this many of a run's newest checkpoints
+    needs_mlm_head  refuse weights of Hugging Face without that head, which else is drawn
     """
 
-    def __init__(self, path: Path | str, *, average: bool = False, last: int = 1):
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        average: bool = False,
+        last: int = 1,
+        needs_mlm_head: bool = False,
+    ):
         """Raises UserError if there is no model in the folder."""
         self.path, self.average, self.average_last = Path(path), average, last
+        self.needs_mlm_head = needs_mlm_head
         self.is_ours = True
         if not self.path.exists():
             raise UserError(f"{self.path}: no such folder{hint_download(self.path)}")
@@ -184,6 +193,10 @@ class ModelFolder:
             raise UserError(f"{path}: has {vocab.size} pieces, the model's vocab_size is {size}")
         return vocab
 
+    @property
+    def has_vocab(self) -> bool:
+        return any((self.root / file).is_file() for file in (MODEL_NAME, TOKENIZER_NAME))
+
     def check_vocab(self, vocab: Vocab, name: str) -> None:
         """Raise UserError, with `name`, unless the model was trained with this vocabulary.
 
@@ -194,7 +207,7 @@ class ModelFolder:
                 f"{name}: its model has {self.config.vocab_size} pieces, the data's vocabulary "
                 f"{vocab.size}; they must be the same"
             )
-        if not any((self.root / file).is_file() for file in (MODEL_NAME, TOKENIZER_NAME)):
+        if not self.has_vocab:
             return
         for number, pair in enumerate(zip(vocab.pieces, self.vocab.pieces, strict=True)):
             if pair[0] != pair[1]:
@@ -292,7 +305,13 @@ class ModelFolder:
 
     def _read_hf(self, *, encoder_only: bool) -> tuple[ModelConfig, Weights]:
         tensors = _read_foreign(self.weights_file)
-        return from_hf(self.record, tensors, str(self.path), encoder_only=encoder_only)
+        return from_hf(
+            self.record,
+            tensors,
+            str(self.path),
+            encoder_only=encoder_only,
+            needs_mlm_head=self.needs_mlm_head,
+        )
 
 
 def hint_download(path: Path) -> str:

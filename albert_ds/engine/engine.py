@@ -222,15 +222,18 @@ def build_engine(
     return built
 
 
-def check_head_width(model: nn.Module) -> None:
-    """Raise UserError where the CUDA kernel of 16-bit attention does not take the heads' width."""
+def check_head_width(model: nn.Module, name: str = "") -> None:
+    """Raise UserError where the CUDA kernel of 16-bit attention does not take the heads' width.
+
+    name: begins the line, of another model than the run's.
+    """
     for module in model.modules():
         if isinstance(module, SelfAttention) and module.query.weight.is_cuda:
             width = module.head_dim
             if width % 8 or width > 256:
                 raise UserError(
-                    f"--hidden-size over --num-heads is {width}: in 16 bits on CUDA it must be a "
-                    "multiple of 8, at most 256; allowed: other heads, or fp32"
+                    f"{name}--hidden-size over --num-heads is {width}: in 16 bits on CUDA it must "
+                    "be a multiple of 8, at most 256; allowed: other heads, or fp32"
                 )
 
 

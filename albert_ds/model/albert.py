@@ -25,6 +25,7 @@ from albert_ds.model.dropout import Dropout
 from albert_ds.model.encoder import Encoder
 from albert_ds.model.even_shapes import is_shape_bound, pad_tokens, round_tokens
 from albert_ds.model.fused import Linear, linear
+from albert_ds.model.teacher import SCORE_BYTES, Goals, Teacher, sum_divergences
 
 APART = 0x5DEECE66  # makes another seed: torch reads 32 bits of one
 
@@ -144,30 +145,42 @@ class MlmHead(nn.Module):
         return linear(self.project(hidden), word, self.bias).float()
 
     def forward(
-        self, hidden: Tensor, labels: Tensor, word: Tensor, z_loss: bool = False
+        self,
+        hidden: Tensor,
+        labels: Tensor,
+        word: Tensor,
+        z_loss: bool = False,
+        goals: Goals | None = None,
     ) -> tuple[Tensor, ...]:
         """Predict labels int64 [P] from states [P, H] with the embedding [V, E].
 
         Returns the sum of the cross entropies (fp32 scalar), the number of correct predictions
-        (int64 scalar) and, with `z_loss`, the sum of log(Z)^2 (fp32 scalar), Z the softmax's
-        denominator. Without positions all are 0 and still depend on every parameter, because ranks
-        wait for each other's gradients.
+        (int64 scalar), with `z_loss` the sum of log(Z)^2 (fp32 scalar), Z the softmax's
+        denominator, and with `goals` that of the divergences from them (fp32 scalar). Without
+        positions all are 0 and still depend on every parameter, because ranks wait for each other's
+        gradients.
         """
-        x, rows = self.project(hidden), count_score_rows(len(word), hidden.dtype.itemsize)
+        targets, width = [labels], hidden.dtype.itemsize
+        if goals is not None:
+            targets += goals
+            width += SCORE_BYTES
+        x, rows = self.project(hidden), count_score_rows(len(word), width)
         # split() of no rows is one chunk of no rows.
-        chunks = list(zip(x.split(rows), labels.split(rows), strict=True))
+        chunks = list(zip(*(each.split(rows) for each in (x, *targets)), strict=True))
         score = score_words
         if len(chunks) > 1 and torch.is_grad_enabled():
             score = partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
-        parts = [score(*chunk, word, self.bias, z_loss) for chunk in chunks]
+        parts = [score(word, self.bias, z_loss, *chunk) for chunk in chunks]
         return tuple(torch.stack(sums).sum() for sums in zip(*parts, strict=True))
 
 
 def score_words(
-    x: Tensor, labels: Tensor, word: Tensor, bias: Tensor, z_loss: bool
+    word: Tensor, bias: Tensor, z_loss: bool, x: Tensor, labels: Tensor, *goals: Tensor
 ) -> tuple[Tensor, ...]:
     """The sums of `MlmHead.forward` for states [rows, E]."""
-    return sum_over_vocabulary(linear(x, word, bias), labels, z_loss)  # [rows, V]
+    scores = linear(x, word, bias)  # [rows, V]
+    sums = sum_over_vocabulary(scores, labels, z_loss)
+    return (*sums, sum_divergences(scores, labels, Goals(*goals))) if goals else sums
 
 
 class AlbertForPretraining(nn.Module):
@@ -175,8 +188,11 @@ class AlbertForPretraining(nn.Module):
 
     `exits`: layers after which the MLM loss counts as well while training, and its weight there.
     `z_loss`: weight of the last layer's log(Z)^2 while training (Chowdhery et al. 2022, section 5).
+    `teacher`: the model whose scores are goals while training, if there is one.
     The same seed gives the same weights on every machine.
     """
+
+    teacher: Teacher | None = None
 
     def __init__(
         self,
@@ -214,17 +230,23 @@ class AlbertForPretraining(nn.Module):
         [B]; -100 counts in neither. With `scales`, fp32 [len(PER)], also `loss`: each term's sum
         times the scale of what it is a mean over.
         """
-        # The heads need the last state of these tokens only: [CLS] and the masked ones.
-        first = find_first(cu_seqlens, len(input_ids))
-        output_positions, _ = torch.cat([first, masked_positions]).sort()
-        tokens = input_ids, token_type_ids, position_ids
-        encoded = self.albert(*tokens, cu_seqlens, max_seqlen, output_positions, seeds)
-        place = torch.searchsorted(output_positions, masked_positions)
-        masked = encoded["last_hidden_state"].index_select(0, place)  # [P, H]
+        tokens = {
+            "input_ids": input_ids,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "cu_seqlens": cu_seqlens,
+            "max_seqlen": max_seqlen,
+            "masked_positions": masked_positions,
+        }
+        masked, encoded = self.encode(**tokens, seeds=seeds)
         word = self.albert.embeddings.word.weight
         has_z_loss = self.training and self.z_loss > 0
+        goals = self.teacher.score(**tokens) if self.training and self.teacher else None
+        loss, correct, *more = self.mlm_head(masked, masked_labels, word, has_z_loss, goals)
         states = Encoded(
-            words=self.mlm_head(masked, masked_labels, word, has_z_loss),
+            words=(loss, correct),
+            squares=more[0] if has_z_loss else None,
+            divergence=None if goals is None else more[-1],
             inner=encoded["hidden_states"][:-1],
             pooled=encoded["pooled"],
             masked_positions=masked_positions,
@@ -235,7 +257,7 @@ class AlbertForPretraining(nn.Module):
         parts: list[Tensor] = []
         for name, term in TERMS.items():
             computed = term.compute(self, states)
-            loss, *correct = computed or [torch.zeros_like(x) for x in states.words[:2]]
+            loss, *correct = computed or [torch.zeros_like(x) for x in states.words]
             outputs[f"{name}_loss_sum"] = loss
             if term.has_accuracy:
                 outputs[f"{name}_correct"] = correct[0]
@@ -243,12 +265,34 @@ class AlbertForPretraining(nn.Module):
                 parts.append(loss * scales[PER.index(term.per)])
         return outputs | {"loss": sum(parts[1:], parts[0])} if parts else outputs
 
+    def encode(
+        self,
+        *,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        position_ids: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        masked_positions: Tensor,
+        seeds: Tensor | None = None,
+    ) -> tuple[Tensor, dict]:
+        """The last state of each masked token [P, H], and what `AlbertModel.forward` returns."""
+        # The heads need the last state of these tokens only: [CLS] and the masked ones.
+        first = find_first(cu_seqlens, len(input_ids))
+        output_positions, _ = torch.cat([first, masked_positions]).sort()
+        tokens = input_ids, token_type_ids, position_ids
+        encoded = self.albert(*tokens, cu_seqlens, max_seqlen, output_positions, seeds)
+        place = torch.searchsorted(output_positions, masked_positions)
+        return encoded["last_hidden_state"].index_select(0, place), encoded
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoded:
     """What the terms of the loss are computed from."""
 
-    words: tuple[Tensor, ...]  # `MlmHead.forward` of the last layer
+    words: tuple[Tensor, Tensor]  # `MlmHead.forward` of the last layer
+    squares: Tensor | None  # its sum of log(Z)^2
+    divergence: Tensor | None  # its sum of the divergences from the teacher's goals
     inner: list[Tensor]  # the states [N, H] before the last layer's
     pooled: Tensor | None  # [B, H]
     masked_positions: Tensor  # int64 [P]
@@ -261,7 +305,7 @@ Found = tuple[Tensor, ...] | None  # a sum of losses and perhaps of right predic
 
 def compute_words(model: AlbertForPretraining, states: Encoded) -> Found:
     """Cross entropies of the masked words."""
-    return states.words[:2]
+    return states.words
 
 
 def compute_pairs(model: AlbertForPretraining, states: Encoded) -> Found:
@@ -284,7 +328,14 @@ def compute_exits(model: AlbertForPretraining, states: Encoded) -> Found:
 
 def compute_squares(model: AlbertForPretraining, states: Encoded) -> Found:
     """The weighted squares of log(Z) at the masked words."""
-    return tuple(model.z_loss * squares for squares in states.words[2:]) or None
+    return None if states.squares is None else (model.z_loss * states.squares,)
+
+
+def compute_divergence(model: AlbertForPretraining, states: Encoded) -> Found:
+    """The weighted divergences of the masked words' scores from the teacher's."""
+    if model.teacher is None or states.divergence is None:
+        return None
+    return (model.teacher.weight * states.divergence,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -303,6 +354,7 @@ TERMS = Table(Term) | {
     "pair": Term(compute=compute_pairs, per="pairs", has_accuracy=True, of_sentence_task=True),
     "exit": Term(compute=compute_exits, per="masked"),
     "z": Term(compute=compute_squares, per="masked"),
+    "teacher": Term(compute=compute_divergence, per="masked"),
 }
 
 

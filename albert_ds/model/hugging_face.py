@@ -194,12 +194,18 @@ def build_identity(config: ModelConfig) -> Weights:
 
 
 def from_hf(
-    hf_config: dict, hf_state: Weights, where: str, *, encoder_only: bool
+    hf_config: dict,
+    hf_state: Weights,
+    where: str,
+    *,
+    encoder_only: bool,
+    needs_mlm_head: bool = False,
 ) -> tuple[ModelConfig, Weights]:
     """Read config.json and the state dict of an AlbertForPreTraining, ForMaskedLM or AlbertModel.
 
     `encoder_only` reads the encoder of any ALBERT and leaves the heads out. Tensors become fp32.
-    Raises UserError, with `where`, for what our model cannot compute.
+    Raises UserError, with `where`, for what our model cannot compute, and if it `needs_mlm_head`
+    for weights without that head, which else is drawn.
     """
     buffers = {f"albert.embeddings.{name}" for name in ("position_ids", "token_type_ids")}
     prefix = ENCODER if encoder_only else ""
@@ -233,6 +239,8 @@ def from_hf(
         state["sop_classifier.classifier.weight"] = torch.zeros(2, config.hidden_size)
         state["sop_classifier.classifier.bias"] = torch.zeros(2)
     if not encoder_only and not any(name.startswith("predictions.") for name in state):
+        if needs_mlm_head:
+            raise UserError(f"{where}: no head for masked words (predictions); must have one")
         logging.getLogger(__name__).warning(
             "%s: no head for masked words (predictions): it starts from random weights", where
         )

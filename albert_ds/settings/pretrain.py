@@ -165,6 +165,23 @@ class RunConfig(SharedConfig):
         cli.Range(ge=0, le=1),
         default=0.0,
     )
+    teacher: str | None = optimization(
+        "learn the scores of this model too: a run, a checkpoint or a Hugging Face folder with the "
+        "vocabulary of DATA",
+        "RUN_OR_HF",
+        cli.path,
+        default=None,
+        shown_default="no teacher",
+        may_change=True,
+    )
+    teacher_crc32: int | None = None  # of its weights, wherever they lie
+    teacher_weight: float | None = optimization(
+        "weight of the divergence from --teacher, beside the MLM loss",
+        "WEIGHT",
+        cli.Range(ge=0, le=1000),
+        default=None,
+        shown_default="1 with --teacher",
+    )
     average: float | None = optimization(
         "keep an exponential moving average (EMA) of the weights with this decay, such as 0.999; "
         "probe, export, finetune and fill-mask read it",
@@ -292,6 +309,11 @@ class Opened(SharedOpened):
         """The model of --init-from. None too if it is gone since the run was saved."""
         return self.models.get("--init-from")
 
+    @property
+    def teacher(self) -> ModelFolder | None:
+        """The model of --teacher, if there is one; a resumed run has it too."""
+        return self.models.get("--teacher")
+
 
 def build_parser() -> cli.Parser:
     """The parser of train.py, from the fields that the flags fill."""
@@ -354,6 +376,7 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[RunConfig, Opened]
 
         find_origins(initial, model)
         initial.check_vocab(sources[0].vocab, f"--init-from {args.init_from}")
+    teacher = _open_teacher(args)
     if args.wandb:
         cli.require("wandb", "wandb", "--wandb")
     if args.cooldown is not None and args.learning_rate_schedule != "wsd":
@@ -361,7 +384,7 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[RunConfig, Opened]
     warmup = round(WARMUP_FRACTION * args.steps)
     if before is not None:  # what it was started with, though it may now end in its warm-up
         warmup = before.get("warmup_steps", warmup)
-    inputs = [*args.data, *filter(None, [args.init_from])]
+    inputs = [*args.data, *filter(None, [args.init_from, args.teacher])]
     check_folder(Path(args.output), inputs, names=RUN_NAMES, marks=RUN_MARKS)
     resolved: dict[str, Any] = {
         "plugin_sha256": plugin_sha256,
@@ -369,6 +392,7 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[RunConfig, Opened]
         "size": args.size or args.init_from,
         "model": model,
         "schedules": schedules,
+        "teacher_crc32": None if teacher is None else teacher.checksum,
         "stream": stream,
         "seed": stream.seed,
         "data_weights": weights,
@@ -379,8 +403,14 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[RunConfig, Opened]
     }
     config = RunConfig(**cli.values_of(args, RunConfig) | resolved)
     _check_schedules(config, built, world_size // config.tensor_parallel)
+    if teacher is not None:
+        from albert_ds.checkpoint.teacher import check_teacher
+
+        longest = max(config.plan.schedule("sequence_length").values)
+        check_teacher(teacher, sources[0].vocab, longest)
     check_start(config, before, ds_config)
-    models = {} if initial is None else {"--init-from": initial}
+    named = {"--init-from": initial, "--teacher": teacher}
+    models = {name: folder for name, folder in named.items() if folder is not None}
     return config, Opened(ds_config=ds_config, models=models, sources=sources, heldout=heldout)
 
 
@@ -441,6 +471,19 @@ def _open_initial(args):
     if any(Path(args.output).glob("checkpoints/step-*")):
         return None
     raise UserError(f"--init-from {folder}: no such folder{hint_download(folder)}")
+
+
+def _open_teacher(args) -> ModelFolder | None:
+    """The model of --teacher, and in `args` its weight; None without one."""
+    if args.teacher is None:
+        if args.teacher_weight is not None:
+            raise UserError("--teacher-weight: only with --teacher")
+        return None
+    from albert_ds.checkpoint.model_folder import ModelFolder
+
+    if args.teacher_weight is None:
+        args.teacher_weight = 1.0
+    return ModelFolder(args.teacher, needs_mlm_head=True)
 
 
 def _resolve_model(args, sources, initial, before: dict | None) -> ModelConfig:

@@ -64,7 +64,7 @@ LOCAL = ('"command" of config.json', "--data", "--deepspeed_config", "--num-work
 FREE = ("command", "schedules")  # a resumed run may have others: of schedules, for steps to come
 BEFORE = {"word_boundaries": "released"}  # what versions without the field did, if not its default
 DATA = "--data (sha256 of its shards)"
-WEIGHTS = ("--init-from", "--checkpoint", "--from-task")
+WEIGHTS = ("--init-from", "--checkpoint", "--from-task", "--teacher")
 
 # It fills a part of `deepspeed`.
 LEARNING_RATE = Flag(
@@ -377,6 +377,8 @@ def _name_values(
             yield DATA, value, False
         elif declared.name == "plugin_sha256":
             yield "--plugin (sha256)", value, False
+        elif declared.name == "teacher_crc32":
+            yield "--teacher (CRC-32 of its weights)", value, False
         elif its_flag is None:
             yield f'"{here}" of config.json', value, declared.name in FREE
         else:

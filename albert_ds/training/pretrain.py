@@ -22,17 +22,18 @@ from albert_ds.checkpoint.initial import read_initial_weights
 from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.checkpoint.origin import describe_start
 from albert_ds.checkpoint.run_folder import RunLock
+from albert_ds.checkpoint.teacher import read_teacher
 from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.data.shards import ShardSet
 from albert_ds.data.stream import training_batches
 from albert_ds.data.stream_config import gradient_accumulation_steps
 from albert_ds.engine.deepspeed_config import has_eight_bits, precision_of
-from albert_ds.engine.engine import Engine, build_engine
+from albert_ds.engine.engine import Engine, build_engine, check_head_width
 from albert_ds.engine.graphs import GraphedForPretraining, Graphs, use_own_stream
 from albert_ds.model import fused
 from albert_ds.model.albert import PER
 from albert_ds.model.per_layer import find_unused_parameters
-from albert_ds.model.shapes import build_shapes
+from albert_ds.model.shapes import build_shapes, count_params
 from albert_ds.parallel.consensus import Counts, agree, from_rank_0, raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.random import seed_step
@@ -294,6 +295,8 @@ def prepare(
         languages = {source.folder: source.language for source in opened.sources}
         for line in describe_start(opened.initial, languages):
             log_line(line)
+    if opened.teacher is not None and config.teacher_weight:
+        take_teacher(engine, opened.teacher, config.teacher_weight)
     records: list[dict] = []
     with raise_together(mesh):
         if mesh.rank == 0:
@@ -351,6 +354,15 @@ def start(
         weights = read_initial_weights(initial, config.model, config.seed)
     engine = build(config, mesh, device, weights)
     return engine, go_on(config, engine, checkpoint)
+
+
+def take_teacher(engine: Engine, folder: ModelFolder, weight: float) -> None:
+    """Give the engine's model a teacher, which computes in the type of the model's passes."""
+    module = engine.deepspeed.module
+    dtype = next(module.parameters()).dtype
+    module.teacher = read_teacher(folder, weight, dtype, engine.deepspeed.device)
+    if dtype != torch.float32:
+        check_head_width(module.teacher.model, f"--teacher {folder.path}: its ")
 
 
 def write_run_files(config: RunConfig, opened: Opened) -> None:
@@ -436,6 +448,10 @@ def print_start(run: Run, opened: Opened) -> None:
     if run.device.type == "cuda":
         why = find_obstacle(config, run.mesh, run.device) or "--no-graphs" * config.no_graphs
         facts["launches"] = f"one by one, not by CUDA graphs: {why}" if why else "by CUDA graphs"
+    if opened.teacher is not None:
+        size = sum(count_params(opened.teacher.config).values())
+        weight = f"weight {config.teacher_weight:g}"
+        facts["teacher"] = f"{opened.teacher.name}, {size:,} parameters, {weight}"
     if config.schedules:
         facts["schedules"] = "; ".join(f"{as_flag(k)} {v}" for k, v in config.schedules.items())
     print_header(run, "pretraining", config.size, facts | {"data": "; ".join(sources)})

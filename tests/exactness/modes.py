@@ -44,6 +44,7 @@ class Mode:
     drawn: str = ""  # the depths that `depths` are drawn from, with seed 0
     exits: tuple[tuple[int, float], ...] = ()  # layers with a loss of their own, and its weight
     z_loss: float = 0.0
+    teacher: float = 0.0  # weight of the divergence from another model's scores
     dealt_to: int = 1  # samples are ordered as that many data-parallel ranks would take them
 
     @property

@@ -3,16 +3,20 @@
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
+from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.model.teacher import Teacher
 from albert_ds.settings.pretrain import RunConfig
 from tests.batches import random_samples
 from tests.distributed import run_ranks
 from tests.exactness.modes import Mode
+from tests.models import shake
 from tests.optim import muon
-from tests.reference import Reference, reference_training
+from tests.reference import Reference, build_reference, reference_training
 from tests.runs import SMALL, open_small_run, resume, small_config
 
 NUM_STEPS = 5
@@ -20,6 +24,8 @@ RESUMED_AFTER = 3  # steps
 BATCH_SIZE = 6
 LEAST = 0.01  # share of itself: of a shorter way, fp32's rounding of a weight is too large a part
 MODEL = replace(SMALL, num_layers=4, vocab_size=61)
+# Of another width and depth; with blocks of its own, and a sentence head that nobody asks.
+TEACHER = replace(MODEL, hidden_size=48, ffn_size=96, sharing="cycle:2")
 Tensors = dict[str, torch.Tensor]
 
 
@@ -95,6 +101,15 @@ def config_of(mode: Mode, output: str = "unused") -> RunConfig:
     return replace(config, stream=stream)
 
 
+def give_teacher(run, mode: Mode):
+    """The run with the teacher of its mode, if there is one, in the type of its passes."""
+    if mode.teacher:
+        module = run.engine.deepspeed.module
+        dtype = module.mlm_head.bias.dtype
+        module.teacher = Teacher(shake(AlbertForPretraining(TEACHER)).to(dtype), mode.teacher)
+    return run
+
+
 def train_modes(rank: int, modes: list[Mode], folder: Path) -> list[Outcome]:
     """Train each mode, one after the other in the same processes; checkpoints go to `folder`.
 
@@ -116,11 +131,11 @@ def train_mode(mode: Mode, folder: Path) -> Outcome:
     from albert_ds.training.pretrain import next_batch, train_step
 
     config, batches = config_of(mode, str(folder)), batches_of(mode)
-    run = open_small_run(config, batches)
+    run = give_teacher(open_small_run(config, batches), mode)
     initial, before, losses, norms = gather(run.engine, "weights.safetensors"), {}, [], []
     for step in range(NUM_STEPS):
         if mode.resumed and step == RESUMED_AFTER:
-            run = resume(run, batches)
+            run = give_teacher(resume(run, batches), mode)
         if step == NUM_STEPS - 1:
             before = gather(run.engine, "exp_avg.safetensors")
         norms.append(train_step(run, next_batch(run)))
@@ -154,10 +169,15 @@ class References:
     def __init__(self):
         self._known: dict[tuple, Reference] = {}
 
+    @cached_property
+    def _teacher(self):
+        weights = shake(AlbertForPretraining(TEACHER)).state_dict()
+        return build_reference(TEACHER, weights)[0].eval()
+
     def of(self, mode: Mode, outcome: Outcome, *, rounded: bool = False) -> Reference:
         """Training from the outcome's initial weights, or from these `rounded` to bf16."""
         task = (mode.sharing, mode.per_layer, mode.objective, mode.depths, mode.exits)
-        key = (*task, mode.z_loss, mode.clipping, mode.optimizer, rounded)
+        key = (*task, mode.z_loss, mode.teacher, mode.clipping, mode.optimizer, rounded)
         if key not in self._known:
             config, start = config_of(mode), outcome.initial
             if rounded:
@@ -172,6 +192,8 @@ class References:
                 depths=[*mode.depths],
                 exits=dict(mode.exits),
                 z_loss=mode.z_loss,
+                teacher=self._teacher if mode.teacher else None,
+                teacher_weight=mode.teacher,
             )
         return self._known[key]
 

@@ -38,13 +38,15 @@ def test_a_graph_gives_what_eager_launches_give(fake_cuda, tmp_path):  # noqa: F
 
 
 def test_runs_by_graphs_are_eager_runs_bit_for_bit(fake_cuda, data, tmp_path):  # noqa: F811
-    """Accumulation, clipping, both stages of ZeRO; depths that are drawn, exits, an average."""
+    """Accumulation, clipping, both stages of ZeRO; depths that are drawn, exits, an average; a
+    teacher, which is part of the graphs."""
     more = dict(depth_schedule="1-2@0", exit_losses="1:0.5", z_loss=0.001, average=0.9)
     runs, pairs = [], []
     for name, config, how in (
         ("zero1", "zero1_bf16.json", {}),
         ("zero2", "zero2_bf16.json", {}),
         ("depths", "zero1_bf16_adamw.json", more),
+        ("teacher", "zero2_bf16.json", {"teacher": tmp_path / "zero1"}),
     ):
         given = dict(steps=4, save_every=4, eval_every=4, dropout=0.1, **how)
         pairs.append((tmp_path / name, tmp_path / f"{name}-eager"))

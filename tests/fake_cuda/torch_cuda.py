@@ -1,6 +1,7 @@
 """Make torch believe in CUDA; `hook.py` loads this as soon as torch has been imported."""
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -214,6 +215,7 @@ torch.Tensor.cuda = lambda self, which=None, non_blocking=False, **_: self.to(
 # ---- flash attention, dense; its contract is that of torch's CUDA operator
 
 KEPT = {}  # what dropout kept, by the "seed" that the backward pass is given
+SEEDS = itertools.count()  # not every forward pass has a backward pass
 
 
 def check_contract(q, k, v, q_ends, kv_ends, q_most: int, kv_most: int) -> tuple[list, list]:
@@ -252,8 +254,9 @@ def attend(q, k, v, q_ends, kv_ends, q_most, kv_most, dropout, causal, returns_m
             shares = scores.softmax(-1)
             kept.append((torch.rand_like(shares) >= dropout) / (1 - dropout))
             outputs.append(torch.einsum("hqk,khd->qhd", shares * kept[-1], hv[theirs]))
-    seed = torch.full((2,), len(KEPT), dtype=torch.int64)
-    KEPT[len(KEPT)] = kept
+    number = next(SEEDS)
+    seed = torch.full((2,), number, dtype=torch.int64)
+    KEPT[number] = kept
     found = (
         torch.cat(outputs).to(q.dtype),
         torch.zeros(q.shape[1], len(q)),

@@ -14,19 +14,20 @@ from albert_ds.training.metrics import Metrics, Window, cut_back, peak_flops, su
 
 
 def test_means_are_over_counted_positions_and_pairs():
-    outputs = torch.tensor([30.0, 5.0, 6.0, 3.0, 0.0, 0.0])
+    outputs = torch.tensor([30.0, 5.0, 6.0, 3.0, 0.0, 0.0, 0.0])
     values = summarise(outputs, Counts(masked=10, pairs=4), "sop")
     sop = {"sop_loss": 1.5, "sop_accuracy": 0.75}
     assert values == pytest.approx({"loss": 4.5, "mlm_loss": 3.0, "mlm_accuracy": 0.5, **sop})
-    outputs[4:] = torch.tensor([20.0, 1.0])
+    outputs[4:] = torch.tensor([20.0, 1.0, 5.0])
     more = summarise(outputs, Counts(masked=10, pairs=4), "sop")
-    assert more == pytest.approx({**values, "exit_loss": 2.0, "z_loss": 0.1, "loss": 6.6})
+    others = {"exit_loss": 2.0, "z_loss": 0.1, "teacher_loss": 0.5}
+    assert more == pytest.approx({**values, **others, "loss": 7.1})
 
 
 def test_without_a_pair_there_is_no_pair_accuracy_and_the_loss_is_the_other_one():
-    values = summarise(torch.tensor([30.0, 5.0, *[0.0] * 4]), Counts(masked=10), "nsp")
+    values = summarise(torch.tensor([30.0, 5.0, *[0.0] * 5]), Counts(masked=10), "nsp")
     assert values["nsp_accuracy"] is None and values["loss"] == 3.0
-    assert "sop_loss" not in summarise(torch.zeros(6), Counts(masked=1), "none")
+    assert "sop_loss" not in summarise(torch.zeros(7), Counts(masked=1), "none")
 
 
 def test_nine_of_ten_steps_are_within_the_time_that_a_line_gives(monkeypatch):

@@ -37,6 +37,7 @@ PRETRAINING = [
     *(Panel(f"{task}_loss", f"{name} loss", "nats a pair", {}) for task, name in PAIRS.items()),
     Panel("exit_loss", "Losses at exits", "nats a masked token, weighted", {}),
     Panel("z_loss", "z-loss", "mean of log(Z)^2, weighted", {}),
+    Panel("teacher_loss", "Divergence from the teacher", "nats a masked token, weighted", {}),
 ]
 BOTH = [
     Panel("lr", "Learning rate", "of the last step", FROM_ZERO),
