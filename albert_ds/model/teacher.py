@@ -6,9 +6,7 @@ learnt.
 Shapes: P masked positions, V vocabulary, K = min(TOP, V - 1) pieces.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +14,6 @@ from torch import Tensor
 
 from albert_ds.model.config import count_score_rows
 from albert_ds.model.cross_entropy import IGNORED
-
-if TYPE_CHECKING:
-    from albert_ds.model.albert import AlbertForPretraining
 
 TOP = 32
 SCORE_BYTES = 8  # of a score: in fp32, without and with the pieces of the top
@@ -38,7 +33,7 @@ class Teacher:
     layout cuts them.
     """
 
-    def __init__(self, model: AlbertForPretraining, weight: float):
+    def __init__(self, model: Any, weight: float):  # AlbertForPretraining, whose file imports this
         self.model, self.weight = model.eval().requires_grad_(False), weight
 
     @torch.no_grad()

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from albert_ds.base import cli
 from albert_ds.base.errors import UserError
 from albert_ds.base.files import RUN_MARKS, RUN_NAMES, check_folder
-from albert_ds.base.json_files import build
 from albert_ds.base.schedules import (
     EXPLANATION,
     SHAPES,
@@ -37,10 +36,11 @@ from albert_ds.data.stream_config import (
     read_varying,
     task,
 )
-from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops, reshape
+from albert_ds.model.config import SHAPE, SIZES, ModelConfig, count_flops
 from albert_ds.model.depth import draw_depth, read_depths, read_exits
 from albert_ds.model.sharing import ADDITIONS, list_patterns
 from albert_ds.settings.config_file import CONFIG, parse
+from albert_ds.settings.models import check_teacher, open_initial, open_teacher, resolve_model
 from albert_ds.settings.shared import (
     EPOCHS,
     LAYOUT,
@@ -362,8 +362,8 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[RunConfig, Opened]
     sources, heldout = open_data(args.data, needs_words=bool(args.save_at_words))
     args.steps = _resolve_steps(args, sources)
     schedules = _take_schedules(args)
-    initial = _open_initial(args)
-    model = _resolve_model(args, sources, initial, before)
+    initial = open_initial(args)
+    model = resolve_model(args, sources, initial, before)
     weights = _resolve_weights(args, sources)
     built = min(source.sequence_length for source in sources)
     args.sequence_length = args.sequence_length or min(built, model.max_position_embeddings)
@@ -376,7 +376,7 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[RunConfig, Opened]
 
         find_origins(initial, model)
         initial.check_vocab(sources[0].vocab, f"--init-from {args.init_from}")
-    teacher = _open_teacher(args)
+    teacher = open_teacher(args)
     if args.wandb:
         cli.require("wandb", "wandb", "--wandb")
     if args.cooldown is not None and args.learning_rate_schedule != "wsd":
@@ -403,11 +403,8 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[RunConfig, Opened]
     }
     config = RunConfig(**cli.values_of(args, RunConfig) | resolved)
     _check_schedules(config, built, world_size // config.tensor_parallel)
-    if teacher is not None:
-        from albert_ds.checkpoint.teacher import check_teacher
-
-        longest = max(config.plan.schedule("sequence_length").values)
-        check_teacher(teacher, sources[0].vocab, longest)
+    longest = max(config.plan.schedule("sequence_length").values)
+    check_teacher(teacher, sources[0].vocab, longest)
     check_start(config, before, ds_config)
     named = {"--init-from": initial, "--teacher": teacher}
     models = {name: folder for name, folder in named.items() if folder is not None}
@@ -457,53 +454,6 @@ def resolve_workers(config: RunConfig, device_type: str) -> RunConfig:
     if config.num_workers is not None:
         return config
     return replace(config, num_workers=2 if device_type == "cuda" else 0)
-
-
-def _open_initial(args):
-    """The model of --init-from. None without one, and if it is gone since the run was saved."""
-    if args.init_from is None:
-        return None
-    from albert_ds.checkpoint.model_folder import ModelFolder, hint_download
-
-    folder = Path(args.init_from)
-    if folder.is_dir():
-        return ModelFolder(folder)
-    if any(Path(args.output).glob("checkpoints/step-*")):
-        return None
-    raise UserError(f"--init-from {folder}: no such folder{hint_download(folder)}")
-
-
-def _open_teacher(args) -> ModelFolder | None:
-    """The model of --teacher, and in `args` its weight; None without one."""
-    if args.teacher is None:
-        if args.teacher_weight is not None:
-            raise UserError("--teacher-weight: only with --teacher")
-        return None
-    from albert_ds.checkpoint.model_folder import ModelFolder
-
-    if args.teacher_weight is None:
-        args.teacher_weight = 1.0
-    return ModelFolder(args.teacher, needs_mlm_head=True)
-
-
-def _resolve_model(args, sources, initial, before: dict | None) -> ModelConfig:
-    given = cli.values_of(args, ModelConfig)
-    if "hidden_size" in given:
-        given.setdefault("ffn_size", 4 * given["hidden_size"])
-    if args.size is None and args.init_from is None:
-        raise UserError(f"--model: must be one of {', '.join(SIZES)}, if there is no --init-from")
-    if args.size:
-        size = SIZES[args.size]
-    elif initial is not None:
-        size = initial.config
-    else:  # a resumed run's
-        size = build(ModelConfig, (before or {}).get("model"), f"{args.output}/config.json: model")
-    return reshape(
-        size,
-        **given,
-        vocab_size=sources[0].vocab.size,
-        pair_head=args.objective != "none",
-    )
 
 
 def _resolve_weights(args, sources) -> list[float]:

@@ -22,7 +22,6 @@ from albert_ds.checkpoint.initial import read_initial_weights
 from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.checkpoint.origin import describe_start
 from albert_ds.checkpoint.run_folder import RunLock
-from albert_ds.checkpoint.teacher import read_teacher
 from albert_ds.data.micro_batch import MicroBatch
 from albert_ds.data.shards import ShardSet
 from albert_ds.data.stream import training_batches
@@ -34,6 +33,7 @@ from albert_ds.model import fused
 from albert_ds.model.albert import PER
 from albert_ds.model.per_layer import find_unused_parameters
 from albert_ds.model.shapes import build_shapes, count_params
+from albert_ds.model.teacher import Teacher
 from albert_ds.parallel.consensus import Counts, agree, from_rank_0, raise_together
 from albert_ds.parallel.mesh import Mesh
 from albert_ds.parallel.random import seed_step
@@ -357,10 +357,10 @@ def start(
 
 
 def take_teacher(engine: Engine, folder: ModelFolder, weight: float) -> None:
-    """Give the engine's model a teacher, which computes in the type of the model's passes."""
+    """Give the engine's model a teacher, whole on every rank, in the type of the model's passes."""
     module = engine.deepspeed.module
     dtype = next(module.parameters()).dtype
-    module.teacher = read_teacher(folder, weight, dtype, engine.deepspeed.device)
+    module.teacher = Teacher(folder.build_model().to(engine.deepspeed.device, dtype), weight)
     if dtype != torch.float32:
         check_head_width(module.teacher.model, f"--teacher {folder.path}: its ")
 
