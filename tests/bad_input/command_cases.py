@@ -45,7 +45,7 @@ ERRORS = (
     *(errno.EACCES, errno.EPERM, errno.ENOLCK, errno.ENAMETOOLONG, errno.EFBIG, errno.ELOOP),
 )
 CALLS = ("open", "replace", "rename", "mkdir", "unlink", "fsync", "scandir", "listdir", "stat")
-LEFT_OUT = ("learn", "gpu-check", "bench", "traffic")  # they start commands of their own
+LEFT_OUT = ("learn", "plan", "scaling plan", "gpu-check", "bench", "traffic")  # they start commands
 COMMANDS = {
     **{
         name: (*words, "--output", "out" + Path(output).suffix)

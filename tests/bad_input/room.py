@@ -35,6 +35,8 @@ WRITES = {
         "folder",
     ),
     "learn": (("--text", "text.txt", "--hours", 0.001), ["text.txt"], "folder"),
+    "plan": (("text.txt", "--hours", 0.001), ["text.txt"], "folder"),
+    "scaling plan": (("text.txt", "--hours", 0.001), ["text.txt"], "folder"),
     "recipes": ((), [], "folder"),
     "probe": (
         ("--checkpoint", "run", "--minimal-pairs", "pairs"),
