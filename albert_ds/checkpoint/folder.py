@@ -46,7 +46,10 @@ AVERAGE = "average.safetensors"
 BEST = Path("checkpoints", "best")  # of a fine-tuning run, as measured on the dev set
 IMPORTED = Path("checkpoints", "imported")
 FOLDER_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,9})", re.ASCII)
-LEFT_OVER = re.compile(rf"\.{FOLDER_NAME.pattern}\.(tmp|old)", re.ASCII)
+LATEST = "latest"
+LEFT_OVER = re.compile(
+    rf"\.{FOLDER_NAME.pattern}\.(tmp|old)|\.{LATEST}\.[0-9a-f]{{8}}\.partial", re.ASCII
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +95,7 @@ def write_checkpoint(
     root = output / "checkpoints"
     write_folder(root / folder_name(state.step), tensors, asdict(state), lock)
     try:
-        write_file(root / "latest", folder_name(state.step) + "\n", sync=True)
+        write_file(root / LATEST, folder_name(state.step) + "\n", sync=True)
         sync_file(root)
         # A later one was found damaged, and counts for none.
         folders = [f for f in list_checkpoints(root) if step_of(f) <= state.step]
@@ -132,7 +135,7 @@ def write_folder(final: Path, tensors: dict, facts: dict, lock: RunLock | None =
         root.mkdir(exist_ok=True)  # never RUN itself: if that is gone, another one may follow
         for left_over in root.iterdir():  # of a run killed while saving
             if LEFT_OVER.fullmatch(left_over.name):
-                shutil.rmtree(left_over)
+                shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         checksums = {}
@@ -214,8 +217,8 @@ def open_newest(output: Path, shapes: Shapes | None = None) -> tuple[Checkpoint 
             if problem is None:
                 return checkpoint, [f"{line}; using {folder.name}" for line in damaged]
             damaged.append(f"{folder}: {problem}")
-        if not damaged and _exists(root / "latest"):
-            named = (root / "latest").read_text(errors="replace").strip()
+        if not damaged and _exists(root / LATEST):
+            named = (root / LATEST).read_text(errors="replace").strip()
             damaged = [f"{root / named} is gone"]
     except NotADirectoryError:
         raise UserError(f"{root}: is no folder; move it away") from None

@@ -147,19 +147,25 @@ def attend_rounded(
     backwards. Short sequences at the end, as a bucket has them, are narrower copies of their own.
     """
     lengths = kv_ends.diff()
-    number = len(lengths)
-    cut = int((2 * lengths > lengths.max()).nonzero().max()) + 1
-    bounds = [(0, cut), (cut, number)] if cut < number else [(0, number)]
-    cuts = [[int(ends[end] - ends[begin]) for begin, end in bounds] for ends in (q_ends, kv_ends)]
-    rows = zip(*(x.split(cuts[x is not q]) for x in (q, k, v)), strict=True)
-    parts = []
-    for each, (begin, end) in zip(rows, bounds, strict=True):
-        if not len(each[0]):  # only empty sequences
+    number, cut = len(lengths), int((2 * lengths > lengths.max()).nonzero().max()) + 1
+    if cut == number:
+        widths = round_width(q_ends), round_width(kv_ends)
+        return attend_padded(q, k, v, q_ends, kv_ends, widths, drops)
+    cuts = (int(ends[cut]) for ends in (q_ends, kv_ends, kv_ends))
+    # Not by slices, each of which would add its gradient to one of all rows.
+    halves = (x.split([at, len(x) - at]) for x, at in zip((q, k, v), cuts, strict=True))
+    attended = []
+    for each, (begin, end) in zip(
+        zip(*halves, strict=True), ((0, cut), (cut, number)), strict=True
+    ):
+        if not len(each[0]):  # only empty sequences, or none that is read
             continue
-        ends = [x[begin : end + 1] - x[begin] for x in (q_ends, kv_ends)]
-        widths = round_width(ends[0]), round_width(ends[1])
-        parts.append(attend_padded(*each, *ends, widths, drops and drops.part(begin, end)))
-    return torch.cat(parts)
+        of_q = q_ends[begin : end + 1] - q_ends[begin]
+        of_kv = of_q if kv_ends is q_ends else kv_ends[begin : end + 1] - kv_ends[begin]
+        widths = round_width(of_q), round_width(of_kv)
+        drop = drops and drops.part(begin, end)
+        attended.append(attend_padded(*each, of_q, of_kv, widths, drop))
+    return torch.cat(attended)
 
 
 def attend_plainly(

@@ -41,11 +41,13 @@ def run_pass(
             "damaged ones are done again"
         )
     # The largest first, so that all processes end at about the same time.
-    todo = sorted(set(range(len(pieces))) - notes.keys(), key=lambda number: -pieces[number].size)
-    bar.total = sum(pieces[number].size for number in todo)
+    missing = sorted(
+        set(range(len(pieces))) - notes.keys(), key=lambda number: -pieces[number].size
+    )
+    bar.total = sum(pieces[number].size for number in missing)
     with bar:
-        done = pool.map(work, [pieces[number] for number in todo])
-        for number, note in zip(todo, done, strict=True):
+        done = pool.map(work, [pieces[number] for number in missing])
+        for number, note in zip(missing, done, strict=True):
             notes[number] = note
             bar.update(pieces[number].size)
     return [notes[number] for number in range(len(pieces))]

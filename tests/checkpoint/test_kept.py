@@ -128,9 +128,11 @@ def test_what_a_killed_save_left_is_cleared_away(tmp_path):
     left = tmp_path / "checkpoints" / ".step-00000003.tmp"
     left.mkdir(parents=True)
     (left / "weights.safetensors").write_bytes(b"half")
+    name = left.with_name(".latest.0123abcd.partial")
+    name.write_text("step-0")
     assert find_newest(tmp_path) == (None, [])
     save(tmp_path, 4)
-    assert not left.exists()
+    assert not left.exists() and not name.exists()
 
 
 def test_what_somebody_keeps_in_a_checkpoint_outlives_it(tmp_path):
