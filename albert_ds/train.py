@@ -22,7 +22,9 @@ def main(argv: list[str]) -> int:
         from albert_ds.training import pretrain
 
         mesh = process.connect(config, fingerprint(config, opened, world.size))
-        check_memory(sum(count_params(config.model).values()), world, process.device.type)
+        models = [config.model, *([opened.teacher.config] if opened.teacher else [])]
+        sizes = [sum(count_params(model).values()) for model in models]
+        check_memory(sizes[0], world, process.device.type, teacher=sum(sizes[1:]))
         config = resolve_workers(config, process.device.type)
         lock = process.lock()
         with raise_together(mesh):

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from albert_ds.base.plugin import Table
-from albert_ds.model.config import ModelConfig, count_score_rows
+from albert_ds.model.config import DIVERGENCE_BYTES, ModelConfig, count_score_rows
 from albert_ds.model.cross_entropy import sum_cross_entropy, sum_over_vocabulary
 from albert_ds.model.draws import Draws
 from albert_ds.model.dropout import Dropout
 from albert_ds.model.encoder import Encoder
 from albert_ds.model.even_shapes import is_shape_bound, pad_tokens, round_tokens
 from albert_ds.model.fused import Linear, linear
-from albert_ds.model.teacher import SCORE_BYTES, Goals, Teacher, sum_divergences
+from albert_ds.model.teacher import Goals, Teacher, sum_divergences
 
 APART = 0x5DEECE66  # makes another seed: torch reads 32 bits of one
 
@@ -163,7 +163,7 @@ class MlmHead(nn.Module):
         targets, width = [labels], hidden.dtype.itemsize
         if goals is not None:
             targets += goals
-            width += SCORE_BYTES
+            width += DIVERGENCE_BYTES
         x, rows = self.project(hidden), count_score_rows(len(word), width)
         # split() of no rows is one chunk of no rows.
         chunks = list(zip(*(each.split(rows) for each in (x, *targets)), strict=True))

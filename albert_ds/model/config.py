@@ -229,6 +229,9 @@ def count_flops(config: ModelConfig, *, tokens: int, squared_lengths: int, maske
 
 # Scores over the vocabulary and their gradients exist for as many masked positions as fit.
 MAX_SCORE_BYTES = 3 << 29
+# Half of what the divergence from a teacher adds to a score: five numbers in fp32, in the backward
+# pass of its logsumexp.
+DIVERGENCE_BYTES = 10
 # On a CPU: scores of 4 bytes that are worked on together, half of a core's second-level cache.
 CACHED_SCORES = 1 << 18
 

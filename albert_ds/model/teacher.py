@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from albert_ds.model.config import count_score_rows
+from albert_ds.model.config import DIVERGENCE_BYTES, count_score_rows
 from albert_ds.model.cross_entropy import IGNORED
 
 TOP = 32
-SCORE_BYTES = 8  # of a score: in fp32, without and with the pieces of the top
 
 
 class Goals(NamedTuple):
@@ -39,9 +38,9 @@ class Teacher:
     @torch.no_grad()
     def score(self, masked_positions: Tensor, **tokens) -> Goals:
         """The goals at masked positions int64 [P]; tokens: of `AlbertForPretraining.encode`."""
-        states, _ = self.model.encode(masked_positions=masked_positions, **tokens)
+        states = self.model.encode(masked_positions=masked_positions, **tokens)[0]
         head, word = self.model.mlm_head, self.model.albert.embeddings.word.weight
-        rows = count_score_rows(len(word), states.dtype.itemsize + SCORE_BYTES)
+        rows = count_score_rows(len(word), states.dtype.itemsize + DIVERGENCE_BYTES)
         parts = [find_goals(head.logits(part, word)) for part in states.split(rows)]
         return Goals(*map(torch.cat, zip(*parts, strict=True)))
 

@@ -99,19 +99,24 @@ def peek_world(environ=os.environ) -> World:
     return World(rank=rank, local_rank=0, size=rank + 1, launcher="none", address=address)
 
 
-def check_memory(params: int, world: World, device_type: str) -> None:
-    """Raise UserError if this machine's memory cannot hold a model of so many parameters.
+def check_memory(params: int, world: World, device_type: str, teacher: int = 0) -> None:
+    """Raise UserError if this machine's memory cannot hold a model of so many parameters, and a
+    teacher of so many.
 
     With GPUs it only warns: some machines' memory grows with use. It compares the least that any
     layout takes: every rank builds all weights in fp32, and on a CPU the ranks together also hold
-    the gradient and both moments.
+    the gradient and both moments. The teacher is built when a GPU has the model's.
     """
-    bytes_a_rank = params * max(4.0, 16 / world.size if device_type == "cpu" else 0.0)
+    if device_type == "cpu":
+        bytes_a_rank = params * max(4.0, 16 / world.size) + 4.0 * teacher
+    else:
+        bytes_a_rank = 4.0 * max(params, teacher)
     needed, free = bytes_a_rank * world.local_size, psutil.virtual_memory().available
     if needed > free:
+        and_teacher = f" and the {teacher:,} of --teacher" if teacher else ""
         cause = (
-            f"the model's {params:,} parameters need {needed / 1e9:,.0f} GB of this machine's "
-            f"memory, {free / 1e9:,.0f} are free"
+            f"the model's {params:,} parameters{and_teacher} need {needed / 1e9:,.0f} GB of this "
+            f"machine's memory, {free / 1e9:,.0f} are free"
         )
         if device_type == "cuda":
             log_line(f"warning: {cause}")

@@ -33,7 +33,7 @@ def open_initial(args) -> ModelFolder | None:
 
 
 def open_teacher(args) -> ModelFolder | None:
-    """The model of --teacher, and in `args` its weight; None without one."""
+    """The model of --teacher, and in `args` its weight; None without one, or if that is 0."""
     if args.teacher is None:
         if args.teacher_weight is not None:
             raise UserError("--teacher-weight: only with --teacher")
@@ -42,13 +42,15 @@ def open_teacher(args) -> ModelFolder | None:
 
     if args.teacher_weight is None:
         args.teacher_weight = 1.0
+    if args.teacher_weight == 0:
+        return None
     return ModelFolder(args.teacher, needs_mlm_head=True)
 
 
-def check_teacher(folder: ModelFolder | None, vocab: Vocab, length: int) -> None:
+def check_teacher(folder: ModelFolder | None, vocab: Vocab | None, length: int) -> None:
     """Raise UserError unless it has scores for this vocabulary, at positions up to `length`.
 
-    The ids of the special pieces are part of the vocabulary.
+    vocab: that of the data, its special pieces with their ids; None: whatever the teacher's is.
     """
     if folder is None:
         return
@@ -64,7 +66,8 @@ def check_teacher(folder: ModelFolder | None, vocab: Vocab, length: int) -> None
             f"{where}: no vocabulary beside its weights, which may be of another; must have "
             f"{MODEL_NAME} or {TOKENIZER_NAME}"
         )
-    folder.check_vocab(vocab, where)
+    if vocab is not None:
+        folder.check_vocab(vocab, where)
     if folder.trained_length < length:
         raise UserError(
             f"{where}: has seen sequences of at most {folder.trained_length} tokens, those of this "

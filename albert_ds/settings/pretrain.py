@@ -167,7 +167,8 @@ class RunConfig(SharedConfig):
     )
     teacher: str | None = optimization(
         "learn the scores of this model too: a run, a checkpoint or a Hugging Face folder with the "
-        "vocabulary of DATA",
+        "vocabulary of DATA; of a run the weights, not their --average, which `export --average` "
+        "writes",
         "RUN_OR_HF",
         cli.path,
         default=None,

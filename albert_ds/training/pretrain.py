@@ -295,7 +295,7 @@ def prepare(
         languages = {source.folder: source.language for source in opened.sources}
         for line in describe_start(opened.initial, languages):
             log_line(line)
-    if opened.teacher is not None and config.teacher_weight:
+    if opened.teacher is not None:
         take_teacher(engine, opened.teacher, config.teacher_weight)
     records: list[dict] = []
     with raise_together(mesh):
@@ -452,6 +452,8 @@ def print_start(run: Run, opened: Opened) -> None:
         size = sum(count_params(opened.teacher.config).values())
         weight = f"weight {config.teacher_weight:g}"
         facts["teacher"] = f"{opened.teacher.name}, {size:,} parameters, {weight}"
+    elif config.teacher is not None:
+        facts["teacher"] = "none, as --teacher-weight is 0"
     if config.schedules:
         facts["schedules"] = "; ".join(f"{as_flag(k)} {v}" for k, v in config.schedules.items())
     print_header(run, "pretraining", config.size, facts | {"data": "; ".join(sources)})

@@ -96,6 +96,12 @@ def test_a_model_that_memory_cannot_hold_is_refused(monkeypatch, capsys):
         words = f"{params:,} parameters need {needed} GB of this machine's memory, 10 are free"
         with pytest.raises(UserError, match=words):
             check_memory(params, world, "cpu")
+    check_memory(300_000_000, one, "cpu", teacher=1_200_000_000)
+    words = "600,000,000 parameters and the 1,200,000,000 of --teacher need 14 GB of this machine's"
+    with pytest.raises(UserError, match=words):
+        check_memory(600_000_000, one, "cpu", teacher=1_200_000_000)
+    check_memory(1_200_000_000, two, "cuda", teacher=1_200_000_000)  # one after the other
+    assert not capsys.readouterr().err
     check_memory(1_300_000_000, two, "cuda")  # its memory may grow with use
     assert "warning: the model's 1,300,000,000 parameters need 10 GB" in capsys.readouterr().err
 

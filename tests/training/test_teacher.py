@@ -111,10 +111,14 @@ def test_the_student_comes_nearer_and_the_run_tells_of_its_teacher(data, teacher
 
 
 def test_weight_0_is_no_teacher_bit_for_bit(data, teacher, tmp_path):
+    """And its folder is not opened: there is none."""
     runs = {name: tmp_path / name for name in ("without", "zero", "one")}
-    given = {"zero": {"teacher": teacher, "teacher_weight": 0}, "one": {"teacher": teacher}}
+    gone = {"teacher": tmp_path / "gone", "teacher_weight": 0}
+    given = {"zero": gone, "one": {"teacher": teacher}}
     for name, run in runs.items():
-        assert train(data, run, **given.get(name, {})).code == 0
+        done = train(data, run, **given.get(name, {}))
+        assert done.code == 0, done.err
+        assert ("  teacher     none, as --teacher-weight is 0\n" in done.out) == (name == "zero")
     assert read_weights(runs["zero"], 4) == read_weights(runs["without"], 4)
     assert read_metrics(runs["zero"]) == read_metrics(runs["without"])
     assert read_weights(runs["one"], 4) != read_weights(runs["without"], 4)
@@ -149,6 +153,23 @@ def test_a_stopped_run_goes_on_bit_for_bit_with_the_same_teacher_alone(
     hf = run_export(teacher, tmp_path / "hf")
     assert train(data, of_theirs, teacher=hf, **given).code == 0
     assert read_weights(of_theirs, 4) == read_weights(whole, 4)
+
+
+def test_of_a_run_with_an_average_the_weights_teach(data, tmp_path):
+    """Those of its last step; an export of the average teaches something else."""
+    kept = tmp_path / "kept"
+    assert train(data, kept, average=0.9, learning_rate=0.05).code == 0
+    teachers = {
+        "run": kept,
+        "weights": run_export(kept, tmp_path / "weights"),
+        "average": run_export(kept, tmp_path / "average", "--average"),
+    }
+    found = {}
+    for name, folder in teachers.items():
+        run = tmp_path / f"by-{name}"
+        assert train(data, run, teacher=folder, sequence_length=32).code == 0
+        found[name] = read_weights(run, 4)
+    assert found["run"] == found["weights"] != found["average"]
 
 
 def strip_heads(hf: Path) -> None:

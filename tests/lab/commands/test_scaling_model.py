@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from dataclasses import asdict, replace
 
 import pytest
 from albert_lab.commands.scaling_model import main
@@ -122,6 +124,34 @@ def test_fp8_changes_the_memory_and_claims_no_speed(name, share, capsys):
     assert "that of bf16: fp8's speed has not been measured" in whole
     assert "not measured in fp8" in whole and "15%" not in whole
     assert 'FP8.json is ds_configs/zero1_bf16.json with "fp8": {"enabled": true} in it.' in whole
+
+
+def test_a_teacher_is_in_memory_step_and_command(data, tmp_path, capsys):
+    """The model has as many pieces as the teacher; of a run its shape is read alone."""
+    folder, short = tmp_path / "a teacher", tmp_path / "short"
+    shape = replace(SIZES["albert-xxlarge"], vocab_size=100_000)
+    for run, length in ((folder, 512), (short, 128)):
+        (run / "checkpoints").mkdir(parents=True)
+        shutil.copy(data / "spiece.model", run)
+        record = {"model": asdict(shape), "trained_length": length}
+        (run / "config.json").write_text(json.dumps(record))
+    flags = (*PLAN, "--model", "albert-base", "--gpus", "8", "--micro-batch-size", "32")
+    plain, text = read_plan(ask(capsys, *flags)), ask(capsys, *flags, "--teacher", folder)
+    said = read_plan(text)
+    h, f, e = 4096, 4 * 4096, 128
+    block = 4 * (h * h + h) + h * f + f + f * h + h + 2 * 2 * h
+    head = h * e + 3 * e + 100_000
+    whole = (100_000 + 512 + 2) * e + 2 * e + e * h + h + block + (h * h + h) + head + 2 * h + 2
+    assert float(said["- the teacher's weights"]) == round(2 * whole / 1e9, 2) > 0
+    # 12 states and the inner layer twice, beside the projections joined; more than the scores.
+    states = 2 * (32 * 512 * (12 * h + 2 * f) + 3 * h * h)
+    assert float(said["- the teacher's pass"]) == pytest.approx(states / 1e9, abs=0.01)
+    assert float(said["step, seconds"]) > 2 * float(plain["step, seconds"])
+    assert f"--teacher '{folder}'\n" in text
+    with pytest.raises(UserError, match=r"--teacher .*short: .* at most 128 tokens"):
+        ask(capsys, *flags, "--teacher", short)
+    with pytest.raises(UserError, match="--teacher: not with TEXT"):
+        ask(capsys, "plan", folder, "--teacher", folder)
 
 
 def test_the_hours_of_a_short_run_are_not_zero(capsys):

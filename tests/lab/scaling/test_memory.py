@@ -1,17 +1,21 @@
 """Predicted memory against the bytes of tensors in real steps."""
 
 import gc
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from albert_lab.bench_run import accumulation_of, bench_config
-from albert_lab.measurement import open_bench_run, take_step
+from albert_lab.measurement import open_bench_run, synthetic_batches, take_step
 from albert_lab.scaling.layout import Layout
 from albert_lab.scaling.memory import bytes_a_token, predict_memory
 
+from albert_ds.data.stream_config import StreamConfig
 from albert_ds.model import encoder
+from albert_ds.model.albert import AlbertForPretraining, MlmHead
 from albert_ds.model.config import SIZES
+from albert_ds.model.teacher import Teacher
 from tests import eight_bits
 from tests.distributed import run_ranks
 from tests.model.conftest import build_batch
@@ -19,11 +23,11 @@ from tests.model.test_fp8 import build
 from tests.runs import join
 
 
-def measure(rank: int, cases: list[tuple[str, dict, str]]) -> list[dict]:
+def measure(rank: int, cases: list[tuple[str, dict, str, dict | None]]) -> list[dict]:
     """Bytes of a rank between steps and at the peak of a later one: measured, predicted."""
     found = []
     device, mesh = join(1)
-    for again, changes, file in cases:
+    for again, changes, file, of_teacher in cases:
         config = bench_config(
             "albert-tiny",
             replace(SIZES["albert-tiny"], dropout=0.0, **changes),
@@ -35,6 +39,9 @@ def measure(rank: int, cases: list[tuple[str, dict, str]]) -> list[dict]:
         )
         before = held_bytes()
         run = open_bench_run(config, mesh, device)
+        teacher = of_teacher and replace(config.model, **of_teacher)
+        if teacher:
+            run.engine.deepspeed.module.teacher = Teacher(AlbertForPretraining(teacher), 1.0)
         lives = held_bytes() - before
         take_step(run)  # also allocates what all steps use
         layout = Layout(
@@ -47,11 +54,14 @@ def measure(rank: int, cases: list[tuple[str, dict, str]]) -> list[dict]:
             precision="fp32",
             activation_checkpointing=again,
             muon=file.endswith("muon"),
+            teacher=teacher,
         )
         memory = predict_memory(layout, on_cuda=False)
         # Gloo's thread may keep a tensor for a moment after its work: the least of three steps.
-        peak = lives + min(measure_peak(run) for _ in range(3))
-        found.append({"measured": (lives, peak), "predicted": (memory.lives, memory.peak)})
+        peak = lives + min(measure_peak(lambda run=run: take_step(run)) for _ in range(3))
+        predicted = (memory.lives + memory.teacher, memory.peak)
+        cell = {"measured": (lives, peak), "predicted": predicted, "parts": list(memory.at_peak)}
+        found.append(cell)
         run.engine.deepspeed.destroy()
         del run
     return found
@@ -68,10 +78,10 @@ def held_bytes() -> int:
     return sum(storages.values())
 
 
-def measure_peak(run) -> int:
-    """The most bytes that a step allocates at once, as PyTorch's allocator tells its profiler."""
+def measure_peak(act: Callable[[], object]) -> int:
+    """The most bytes that `act` allocates at once, as PyTorch's allocator tells its profiler."""
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
-        take_step(run)
+        act()
     changes = [e for e in profile.kineto_results.events() if e.name() == "[memory]"]
     held = peak = 0
     for event in sorted(changes, key=lambda event: event.start_ns()):
@@ -86,7 +96,7 @@ def test_the_peak_is_predicted():
     wide = {"hidden_size": 512, "ffn_size": 2048, "num_layers": 1, "vocab_size": 500}
     lamb, muon = "zero1_fp32", "zero1_fp32_muon"
     cases = [("none", {}, lamb), ("block", {}, lamb), ("none", own, lamb), ("none", wide, muon)]
-    cells = run_ranks(measure, 2, cases)[0]
+    cells = run_ranks(measure, 2, [(*case, None) for case in cases])[0]
     for cell in cells:
         (lives, peak), (lives_predicted, peak_predicted) = cell["measured"], cell["predicted"]
         assert abs(peak_predicted / peak - 1) < 0.1, cell
@@ -95,6 +105,50 @@ def test_the_peak_is_predicted():
     assert more > keeps > again
     added = cells[2]["predicted"][1] - cells[0]["predicted"][1]
     assert added == pytest.approx(more - keeps, rel=0.05)
+
+
+def test_what_a_teacher_adds_is_predicted():
+    """Of many layers its states are the peak, of a large vocabulary the student's divergence."""
+    deep = {"hidden_size": 256, "ffn_size": 1024, "num_layers": 16, "sharing": "cycle:2"}
+    few, many = {"vocab_size": 1000}, {"vocab_size": 30000}
+    cases = [(size, teacher) for size in (few, many) for teacher in (None, deep)]
+    cells = run_ranks(measure, 2, [("none", s, "zero1_fp32", teacher) for s, teacher in cases])[0]
+    parts = ("the teacher's pass", "scores over the vocabulary")
+    for without, taught, part in zip(cells[::2], cells[1::2], parts, strict=True):
+        assert {part, "the teacher's weights"} <= {*taught["parts"]}
+        measured, predicted = (
+            [more - less for more, less in zip(taught[kind], without[kind], strict=True)]
+            for kind in ("measured", "predicted")
+        )
+        assert predicted == pytest.approx(measured, rel=0.05), cells
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_scores_of_a_teacher_and_a_student_take_what_is_predicted(precision):
+    """The teacher's states are gone before its scores exist."""
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    model = SIZES["albert-tiny"]
+    deep = replace(model, num_layers=48)
+    rows = {"micro_batch_size": 4, "sequence_length": 128}
+    layout = Layout(name="", model=model, teacher=deep, ranks=1, precision=precision, **rows)
+    stream = StreamConfig(sequence_length=128)
+    batch = next(synthetic_batches(stream, vocab_size=30_000, micro_batch_size=4, seed=0))
+    tokens = batch.on(torch.device("cpu"))
+    labels = tokens.pop("masked_labels")
+    del tokens["pair_labels"], tokens["seeds"]
+    teacher = Teacher(AlbertForPretraining(deep).to(dtype), 1.0)
+    goals = teacher.score(**tokens)
+    head, word = MlmHead(model).to(dtype), torch.randn(model.vocab_size, 64, dtype=dtype)
+    hidden = torch.randn(len(labels), model.hidden_size, dtype=dtype)
+
+    def take_pass() -> None:
+        loss, _, divergence = head(hidden, labels, word, False, goals)
+        (loss + divergence).backward()
+
+    take_pass()  # the gradients stay
+    memory = predict_memory(layout)
+    found = [measure_peak(lambda: teacher.score(**tokens)), measure_peak(take_pass)]
+    assert [memory.teacher_pass, memory.head] == pytest.approx(found, rel=0.02)
 
 
 class FlashAttention(torch.autograd.Function):

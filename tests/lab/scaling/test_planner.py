@@ -104,6 +104,21 @@ def test_what_is_dropped_is_computed_again():
     assert steps["block"].compute / steps["none"].compute == pytest.approx(4 / 3, rel=0.05)
 
 
+@pytest.mark.parametrize("tp", [1, 8])
+def test_a_teacher_adds_its_forward_pass_which_no_rank_shares(tp):
+    """A third of its forward and backward pass alone; of a small one the host's launches."""
+    flops = Machine(name="", source="", a_flop=1.0)
+    launches = Machine(name="", source="", a_flop=0.0, a_layer=1.0)
+    given = {"accumulation": 3, "tensor_parallel": tp}
+    alone = predict_step(layout("albert-xlarge", accumulation=3), flops).compute
+    for machine, added in ((flops, alone / 3), (launches, 3 * 24 / 3)):
+        without, taught = (
+            predict_step(layout(**given, teacher=teacher), machine).compute
+            for teacher in (None, SIZES["albert-xlarge"])
+        )
+        assert taught - without == pytest.approx(added)
+
+
 @pytest.mark.parametrize("name", ["albert-large", "bert-large"])
 def test_tensor_parallel_ranks_divide_the_layers_and_nothing_else(name):
     """The map behind the embeddings and the MLM head are computed by each of them."""

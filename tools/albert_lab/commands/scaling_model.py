@@ -8,12 +8,14 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from albert_ds.base.cli import Parser, Range, as_flag, flags_of, path, positive
 from albert_ds.base.errors import UserError
 from albert_ds.data.stream_config import BATCH_SIZE, VARYING, read_varying
-from albert_ds.model.config import SIZES, reshape
+from albert_ds.model.config import SIZES, ModelConfig, reshape
+from albert_ds.settings.models import check_teacher
 from albert_ds.settings.shared import SharedConfig
 from albert_lab.corpus_plan import PAPER, plan_text
 from albert_lab.scaling.hardware import GPUS, LARGE_PRODUCT, MFU, Gpu, describe_gpu, read_gpu
@@ -29,7 +31,7 @@ CHANGING = ("batch_size", "sequence_length")  # may be schedules
 # Flags of a plan that have no use without TEXT, with it, and without --gpus.
 OF_TEXT = ("--hours", "--language", "--text-field", "--output", "--price")
 OF_MODEL = ("--sharing", "--per-layer", "--muon", "--fp8", "--depth-schedule", "--steps")
-OF_MODEL += ("--batch-size", "--micro-batch-size", "--sequence-length")
+OF_MODEL += ("--teacher", "--batch-size", "--micro-batch-size", "--sequence-length")
 OF_GPUS = ("--price", "--model", "--link", "--gpu-memory", "--reserve", "--hardware", "--mfu")
 OF_GPUS += ("--gpus-a-node",)
 # Of the model, where it was validated; a link to docs/raw/scaling_constants.json.
@@ -102,6 +104,11 @@ def _add_plan(add) -> None:
     add("--fp8", text, action="store_true")
     text = "depths of train.py --depth-schedule (default: all layers from the first step on)"
     add("--depth-schedule", text, "LAYERS@START,...")
+    text = (
+        "folder of train.py --teacher: its memory and its forward passes; the model has the size "
+        "of its vocabulary"
+    )
+    add("--teacher", text, "RUN_OR_HF", path)
     text = "GPUs of the cluster (default: for TEXT none, the CPU of this machine)"
     add("--gpus", text, "GPUS", positive)
     add("--gpu-memory", "memory of a GPU in GB (default: that of --hardware)", "GB", Range(gt=0))
@@ -164,6 +171,7 @@ def run_plan(args) -> None:
             steps=args.steps,
             depth_schedule=args.depth_schedule,
             schedules=schedules,
+            teacher=args.teacher,
             limit=limit,
             link=args.link * 1e9,
             machine=machine,
@@ -186,6 +194,9 @@ def choose_plans(args) -> tuple[list[Plan], Machine, float]:
     sizes, lengths = (
         read_varying(name, str(getattr(args, name)), args.steps).values for name in CHANGING
     )
+    teacher = read_teacher(args, max(lengths))
+    if teacher is not None:
+        model = replace(model, vocab_size=teacher.vocab_size)
     layouts = find_layouts(
         args.model,
         model,
@@ -196,6 +207,7 @@ def choose_plans(args) -> tuple[list[Plan], Machine, float]:
         micro_batch_size=args.micro_batch_size,
         muon=args.muon,
         eight_bits=args.fp8,
+        teacher=teacher,
     )
     layouts = [x for x in layouts if not any(n % (x.batch_size // x.accumulation) for n in sizes)]
     if not layouts:
@@ -203,6 +215,17 @@ def choose_plans(args) -> tuple[list[Plan], Machine, float]:
     link = math.inf if args.link is None else args.link * 1e9  # within a node
     plans = find_plans(layouts, machine, link=link, memory_limit=limit)
     return plans, machine, limit
+
+
+def read_teacher(args, length: int) -> ModelConfig | None:
+    """The shape of the model of --teacher, for sequences up to `length`; None without one."""
+    if args.teacher is None:
+        return None
+    from albert_ds.checkpoint.model_folder import ModelFolder
+
+    folder = ModelFolder(args.teacher, needs_mlm_head=True)
+    check_teacher(folder, None, length)
+    return folder.config
 
 
 def check_flags(args, argv: list[str]) -> None:

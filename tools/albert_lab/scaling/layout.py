@@ -34,6 +34,7 @@ class Layout:
     activation_checkpointing: str = "none"  # CHECKPOINTING
     muon: bool = False  # updates the matrices of the blocks; LAMB or AdamW if False
     eight_bits: bool = False  # the blocks' products, beside bf16 (model/fp8.py)
+    teacher: ModelConfig | None = None  # whole on every rank, without a backward pass
 
     def __post_init__(self):
         tp, model = self.tensor_parallel, self.model
@@ -189,6 +190,16 @@ class Layout:
         ffn = 2 * self.tokens_a_pass * layers * (2 * h * f + rank * 2 * (h + f))
         again = {"none": 0, "attention": attention, "block": attention + ffn}
         return again[self.activation_checkpointing] * self.accumulation / self.tensor_parallel
+
+    @property
+    def teacher_flops(self) -> float:
+        """FLOPs of a teacher's forward passes, which no tensor parallelism divides."""
+        if self.teacher is None:
+            return 0
+        tokens, masked = self.tokens_a_pass, self.masked_a_pass
+        squared = tokens * self.sequence_length
+        whole = count_flops(self.teacher, tokens=tokens, squared_lengths=squared, masked=masked)
+        return whole / 3 * self.accumulation
 
     @property
     def layer_elements(self) -> int:

@@ -1,15 +1,16 @@
 """Peak memory of a rank, counted from the tensors that the program keeps.
 
-Three moments compete: the MLM head's scores and every layer's activations; the last layer's
-backward and every layer's activations; the optimizer's temporaries, when the activations are
-freed. Added to each: the weights, master weights and moments, which always exist. Bytes per
-parameter were counted in DeepSpeed's optimizers and this project's LAMB; a test
+Four moments compete: a teacher's pass, the MLM head's scores, and the last layer's backward, each
+with every layer's activations; the optimizer's temporaries, when the activations are freed. Added
+to each: the weights, master weights and moments, and the teacher's weights, which always exist.
+Bytes per parameter were counted in DeepSpeed's optimizers and this project's LAMB; a test
 measures them.
 """
 
 from dataclasses import dataclass
 
-from albert_ds.model.config import CACHED_SCORES, count_score_rows
+from albert_ds.model.config import CACHED_SCORES, DIVERGENCE_BYTES, count_score_rows
+from albert_ds.model.shapes import count_params
 from albert_lab.scaling.layout import Layout
 
 
@@ -40,6 +41,8 @@ class Memory:
     """Bytes of one rank, by the moment of a step."""
 
     lives: float  # weights, masters, moments
+    teacher: float  # its weights
+    teacher_pass: float  # its states or its scores
     activations: float  # kept for backward
     head: float  # scores over the vocabulary, and their gradients
     backward: float  # of the last layer, with its recomputation
@@ -50,17 +53,22 @@ class Memory:
     @property
     def at_peak(self) -> dict[str, float]:
         """What is live at the peak, by name; the values add up to it."""
-        in_head = {"scores over the vocabulary": self.head}
-        in_backward = {"backward of the last layer": self.backward}
+        moments = {
+            "the teacher's pass": self.teacher_pass,
+            "scores over the vocabulary": self.head,
+            "backward of the last layer": self.backward,
+        }
+        largest = max(moments, key=lambda name: moments[name])
         in_a_pass = {
             "gradients of earlier passes, bucket": self.gradients,
             "activations": self.activations,
             **({"weights in eight bits": self.eight_bits} if self.eight_bits else {}),
-            **(in_head if self.head > self.backward else in_backward),
+            largest: moments[largest],
         }
         in_the_update = {"temporaries of the optimizer": self.update}
         return {
             "weights, masters, moments": self.lives,
+            **({"the teacher's weights": self.teacher} if self.teacher else {}),
             **max(in_a_pass, in_the_update, key=lambda parts: sum(parts.values())),
         }
 
@@ -81,7 +89,6 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
         return parameters * (pair[0] + pair[1] / replicas)
 
     width, tokens = layout.weight_bytes, layout.tokens_a_pass
-    rows = min(layout.masked_a_pass, count_score_rows(model.vocab_size, width))
     kept, again = bytes_a_token(layout, on_cuda=on_cuda)
     # Of a token whose last state no head needs, the last layer keeps only input, key and value.
     unneeded = tokens - layout.needed_a_pass
@@ -102,11 +109,14 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
     whole = 4 * (layout.matrix_parameters / layout.ranks + max(products, default=0))
     # At ZeRO-0 the norm of the gradients is computed in float64, tensor by tensor.
     norm = 4 * parameters + 4 * max(word, matrix)
+    teacher, teacher_pass = count_teacher(layout)
     return Memory(
         lives=held(states.lives) - spare,
+        teacher=teacher,
+        teacher_pass=teacher_pass,
         activations=tokens * (model.num_layers * kept + 2 * model.hidden_size * width)
         - max(0.0, spared - unneeded * again),
-        head=2 * rows * model.vocab_size * width if on_cuda else count_head_on_cpu(layout, rows),
+        head=count_head(layout, on_cuda=on_cuda),
         backward=word + matrix + 2 * tokens * inner * width + casts + tokens * again + growth,
         gradients=held(states.gradients) * (layout.accumulation > 1) + parameters * states.bucket,
         eight_bits=2 * layout.cast_parameters,
@@ -114,9 +124,33 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
     )
 
 
-def count_head_on_cpu(layout: Layout, rows: int) -> float:
-    """Bytes of the scores, their gradient, and in fp32 a few rows of both."""
-    return 2 * (rows * layout.model.vocab_size * layout.weight_bytes + 4 * CACHED_SCORES)
+def count_scores(layout: Layout) -> int:
+    """Scores of the masked positions that exist at once."""
+    size, width = layout.model.vocab_size, layout.weight_bytes
+    rows = count_score_rows(size, width + DIVERGENCE_BYTES * (layout.teacher is not None))
+    return size * min(layout.masked_a_pass, rows)
+
+
+def count_head(layout: Layout, *, on_cuda: bool) -> float:
+    """Bytes of the scores, and of their gradient or of the divergence from a teacher's; a CPU has
+    a few rows of scores and gradient in fp32, too."""
+    scores, width = count_scores(layout), layout.weight_bytes
+    if layout.teacher is not None:
+        return scores * (width + 2 * DIVERGENCE_BYTES)
+    return 2 * (scores * width + 4 * CACHED_SCORES * (not on_cuda))
+
+
+def count_teacher(layout: Layout) -> tuple[float, float]:
+    """Bytes of a teacher's weights, and of its pass, which keeps nothing for a backward one."""
+    if layout.teacher is None:
+        return 0, 0
+    model, tokens = layout.teacher, layout.tokens_a_pass
+    h, f, joined = model.hidden_size, model.ffn_size, 3 * model.num_blocks[0]
+    # All states, the inner layer before and after GELU, and the joined projections of attention.
+    states = tokens * (model.num_layers * h + 2 * f) + joined * h * h
+    # The scores in fp32, the same without the top, and a temporary of their logsumexp.
+    most = max(states * layout.weight_bytes, 12 * count_scores(layout))
+    return sum(count_params(model).values()) * layout.weight_bytes, most
 
 
 def states_key(layout: Layout) -> tuple[str, int]:

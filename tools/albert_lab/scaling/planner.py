@@ -107,6 +107,7 @@ def find_layouts(
     micro_batch_size: int | None = None,
     muon: bool = False,
     eight_bits: bool = False,
+    teacher: ModelConfig | None = None,
 ) -> list[Layout]:
     """All layouts with exactly this global batch; tensor parallelism stays inside a node.
 
@@ -139,6 +140,7 @@ def find_layouts(
             activation_checkpointing=again,
             muon=muon,
             eight_bits=eight_bits,
+            teacher=teacher,
         )
         for tp, share in shares.items()
         for micro in ([micro_batch_size] if micro_batch_size else range(1, LARGEST_PASS + 1))

@@ -1,5 +1,7 @@
 """A plan as Markdown."""
 
+from shlex import quote
+
 from albert_ds.model.config import SIZES
 from albert_lab.scaling.layout import Layout
 from albert_lab.scaling.planner import RULE, Plan, find_hours, list_patterns_of
@@ -16,6 +18,7 @@ def plan_as_text(
     steps: int,
     depth_schedule: str | None,
     schedules: dict[str, str],
+    teacher: str | None,
     limit: float,
     link: float,
     machine: Machine,
@@ -36,7 +39,7 @@ def plan_as_text(
         f"PREDICTED, not measured: {layout.name} on {layout.ranks} {machine.name}, nodes: "
         f"{layout.nodes}, {link / 1e9:g} Gb/s a node",
         table(("", "", "error of the model"), rows),
-        as_command(best, steps, **changing),
+        as_command(best, steps, teacher=teacher, **changing),
         patterns_as_text(list_patterns_of(best, machine, link=link)),
         f"{RULE} The fastest layouts that fit, whatever their stage:",
         table(header, map(_row, fastest)),
@@ -108,11 +111,18 @@ def _row(plan: Plan) -> list[object]:
 
 
 def as_command(
-    plan: Plan, steps: int, *, depth_schedule: str | None, schedules: dict[str, str]
+    plan: Plan,
+    steps: int,
+    *,
+    depth_schedule: str | None,
+    schedules: dict[str, str],
+    teacher: str | None,
 ) -> str:
     """The trainer's command; the user fills in DATA, RUN and the hosts."""
     layout = plan.layout
     lines = command_lines(plan, steps, depth_schedule=depth_schedule, schedules=schedules)
+    if teacher is not None:
+        lines.append(f"--teacher {quote(teacher)}")
     command = "    " + " \\\n        ".join(lines)
     if layout.eight_bits:
         command += f'\n\nFP8.json is {name_config(layout)} with "fp8": {{"enabled": true}} in it.'

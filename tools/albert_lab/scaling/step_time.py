@@ -65,12 +65,15 @@ def predict_step(
     """
     model = layout.model
     a_pass = (
-        (layout.flops + layout.recomputed_flops) / layout.accumulation * machine.a_flop
+        (layout.flops + layout.recomputed_flops + layout.teacher_flops)
+        / layout.accumulation
+        * machine.a_flop
         + layout.layer_elements * machine.an_element
         + layout.used_parameters * machine.a_weight
         + layout.parameters * machine.a_gradient
     ) / devices
-    a_pass = max(a_pass, model.num_layers * machine.a_layer)
+    of_teacher = layout.teacher.num_layers / 3 if layout.teacher else 0  # forward alone
+    a_pass = max(a_pass, (model.num_layers + of_teacher) * machine.a_layer)
     collectives = count_collectives(layout)
     seconds = sum(time_collective(c, machine, link, devices) for c in collectives)
     slower = FP32 if layout.weight_bytes == 2 else 1
