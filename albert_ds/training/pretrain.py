@@ -296,6 +296,7 @@ def prepare(
         for line in describe_start(opened.initial, languages):
             log_line(line)
     if opened.teacher is not None:
+        assert config.teacher_weight
         take_teacher(engine, opened.teacher, config.teacher_weight)
     records: list[dict] = []
     with raise_together(mesh):
