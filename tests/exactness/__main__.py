@@ -13,6 +13,9 @@ from tests.exactness import report  # noqa: E402
 from tests.exactness.document import replace_section  # noqa: E402
 from tests.exactness.run import train_all  # noqa: E402
 
+# Sections of the raw page, each of modes in every layout.
+LAYOUTS = {"muon": modes_.muon_modes, "teacher": modes_.teacher_modes}
+
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.exactness", description=__doc__)
@@ -20,13 +23,14 @@ def main(argv: list[str]) -> int:
     add("--output", type=Path, default=Path("docs/exactness.md"), help="the page (%(default)s)")
     add("--raw", type=Path, default=Path("docs/raw/exactness.md"), help="long tables (%(default)s)")
     add("--short", action="store_true", help="leave out the full cross product of the layouts")
-    add("--only", choices=("fp8", "muon"), help="measure these modes alone")
+    add("--only", choices=("fp8", *LAYOUTS), help="measure these modes alone")
     args = parser.parse_args(argv)
     machine = report.describe_machine()
-    if args.only != "fp8":
-        of_muon = report.measure_rows(train_all(modes_.muon_modes()))
-        replace_section(args.raw, "muon", [*machine, report.muon_table(of_muon)])
-    if args.only != "muon":
+    for name, list_modes in LAYOUTS.items():
+        if args.only in (None, name):
+            rows = report.measure_rows(train_all(list_modes()))
+            replace_section(args.raw, name, [*machine, report.grid_table(rows)])
+    if args.only in (None, "fp8"):
         modes = modes_.eight_bit_modes()  # as one process takes them too
         outcomes = train_all(list(dict.fromkeys([*modes, *map(modes_.same_order, modes)])))
         lines = [*machine, report.half_precision_table(outcomes, "fp8")]

@@ -153,14 +153,22 @@ def eight_bit_modes() -> list[Mode]:
 
 
 def muon_modes() -> list[Mode]:
-    """Muon in every grid, stage and precision, with one block and with a loop and additions.
+    """Muon with one block, and with a loop and additions, in every layout."""
+    loop = {"sharing": LOOP, "per_layer": "norm,inject,lora:2"}
+    return in_every_layout({"optimizer": "Muon"}, {"optimizer": "Muon", **loop})
 
-    Every second mode is stopped and resumed.
-    """
-    models = ({}, {"sharing": LOOP, "per_layer": "norm,inject,lora:2"})
+
+def teacher_modes() -> list[Mode]:
+    """Goals of another model beside the plain losses, and beside all others, in every layout."""
+    others = {"z_loss": 0.1, "exits": ((2, 0.5),), "sharing": "cycle:3", "accumulation": 3}
+    return in_every_layout({"teacher": 0.5}, {"teacher": 2.0, **others})
+
+
+def in_every_layout(*kinds: dict) -> list[Mode]:
+    """Each kind in every grid, stage and precision; every second mode is stopped and resumed."""
     modes = [
-        Mode(grid=grid, stage=stage, precision=precision, optimizer="Muon", **model)
-        for model in models
+        Mode(grid=grid, stage=stage, precision=precision, **kind)
+        for kind in kinds
         for precision in FACTORS["precision"]
         for stage in FACTORS["stage"]
         for grid in FACTORS["grid"]

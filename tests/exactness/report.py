@@ -71,7 +71,7 @@ def worst_table(rows: list[Row]) -> str:
     return table(("precision", "modes", *FIGURES), lines)
 
 
-def muon_table(rows: list[Row]) -> str:
+def grid_table(rows: list[Row]) -> str:
     """The worst tensor in fp32, all tensors together in bf16, by stage and grid."""
     found: dict[tuple, dict] = {}
     for row in rows:
