@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from albert_ds.data.masking import count_predictions
 from albert_ds.data.segments import NO_LABEL
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.model.even_shapes import SPARE, STEP, pad_tokens, round_tokens
@@ -19,7 +20,8 @@ from albert_ds.model.even_shapes import SPARE, STEP, pad_tokens, round_tokens
 # Of a micro-batch's longest possible one: what its tokens are rounded up to. Finer, and a run of 8
 # sequences would have more than 16 buckets.
 PARTS = 64
-# A sample's predictions are rounded, with a standard deviation of 0.29: so many are allowed for.
+# The predictions of a sample are rounded, over all lengths with a standard deviation of 0.29: so
+# many are allowed for.
 DEVIATIONS = 4 * 0.29
 ROWS = "input_ids", "token_type_ids", "position_ids", "seeds"  # [N]
 
@@ -27,6 +29,22 @@ ROWS = "input_ids", "token_type_ids", "position_ids", "seeds"  # [N]
 def find_step(capacity: int) -> int:
     """What the tokens of a micro-batch of at most `capacity` are rounded up to."""
     return max(capacity // PARTS // STEP, 1) * STEP
+
+
+def find_most_predictions(tokens: int, sequences: int, length: int, config: StreamConfig) -> int:
+    """P that holds the predictions of `sequences` samples of at most `length`, `tokens` in all.
+
+    Full samples all round alike. So it holds those of any number of them beside samples of other
+    lengths, whose deviation grows with the root of their number: where that is `others`, the sum is
+    largest.
+    """
+    full = count_predictions(length, config.masked_fraction, config.max_predictions)
+    rounding = full - config.masked_fraction * length
+    others = sequences
+    if rounding > 0:
+        others = min(sequences, (DEVIATIONS / (2 * rounding)) ** 2)
+    allowed = (sequences - others) * rounding + DEVIATIONS * others**0.5
+    return min(math.ceil(config.masked_fraction * tokens + allowed) + 1, sequences * full)
 
 
 def fix_shapes(tensors: dict[str, Tensor], length: int, config: StreamConfig) -> bool:
@@ -40,17 +58,17 @@ def fix_shapes(tensors: dict[str, Tensor], length: int, config: StreamConfig) ->
     sequences = len(tensors["pair_labels"])
     step = find_step(sequences * length)
     room = round_tokens(tokens + SPARE, step)
-    most = math.ceil(config.masked_fraction * (room - SPARE) + DEVIATIONS * sequences**0.5) + 1
-    if config.max_predictions is not None:
-        most = min(most, config.max_predictions * sequences)
+    most = find_most_predictions(room - SPARE, sequences, length, config)
     added, pads = room - tokens, most - masked
     more = -(-(step + SPARE) // length)  # sequences
-    # Attention takes at most `length` queries of a sequence, and its [CLS] is one.
-    if pads < 0 or -(-pads * min(length, added) // added) + more + 1 > length:
+    # Attention takes at most `length` queries of a sequence: the positions in it, its [CLS], and
+    # those of empty ones before it.
+    longest = -(-added // more)
+    if pads < 0 or -(-pads * longest // added) + -(-more // added) > length:
         return False
     positions = tokens + torch.arange(pads) * added // max(pads, 1)  # spread, for the same reason
     rows = [tensors[name] for name in ROWS]
-    rows, tensors["cu_seqlens"] = pad_tokens(rows, tensors["cu_seqlens"], room, more, length)
+    rows, tensors["cu_seqlens"] = pad_tokens(rows, tensors["cu_seqlens"], room, more)
     tensors.update(zip(ROWS, rows, strict=True))
     tensors["masked_positions"] = torch.cat([tensors["masked_positions"], positions])
     for name, count in (("masked_labels", pads), ("pair_labels", more)):

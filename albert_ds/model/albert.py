@@ -103,7 +103,7 @@ class AlbertModel(nn.Module):
         if added and isinstance(query, nn.Linear) and is_shape_bound(query.weight):
             more = -(-added // max_seqlen)
             rows = [*ids, *([draws.seeds] if draws else [])]
-            rows, ends = pad_tokens(rows, ends, number + added, more, max_seqlen)
+            rows, ends = pad_tokens(rows, ends, number + added, more)
             ids, draws = rows[:3], Draws(rows[3], ends) if draws else None
         *states, last = self.encoder(
             self.embeddings(*ids, draws), ends, max_seqlen, output_positions, draws

@@ -30,17 +30,17 @@ def round_tokens(tokens: int, step: int = STEP) -> int:
 
 
 def pad_tokens(
-    rows: list[Tensor], ends: Tensor, room: int, sequences: int, length: int
+    rows: list[Tensor], ends: Tensor, room: int, sequences: int
 ) -> tuple[list[Tensor], Tensor]:
-    """Add `sequences` of zeros, of at most `length`, up to N = room: rows [N] each, ends [B + 1].
+    """Add `sequences` of zeros, alike in length, up to N = room: rows [N] each, ends [B + 1].
 
-    The last of them may be empty. Their states reach no other sequence, so if nobody reads them
-    their gradients are 0.
+    Some may be empty. Their states reach no other sequence, so if nobody reads them their gradients
+    are 0.
     """
     number = len(rows[0])
-    new = torch.arange(1, sequences + 1, device=ends.device) * length + number
-    added = (0, room - number)
-    return [F.pad(x, added) for x in rows], torch.cat([ends, new.clamp(max=room).to(ends)])
+    added = room - number
+    new = number + torch.arange(1, sequences + 1, device=ends.device) * added // sequences
+    return [F.pad(x, (0, added)) for x in rows], torch.cat([ends, new.to(ends)])
 
 
 def round_width(ends: Tensor) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from albert_ds.data.fixed_shapes import find_step
+from albert_ds.data.masking import count_predictions
 from albert_ds.data.micro_batch import MicroBatch, collate
 from albert_ds.data.samples import Sample
 from albert_ds.data.shards import open_shards
@@ -77,17 +78,47 @@ def test_padding_changes_no_loss_and_no_gradient(lengths, masked):
             torch.testing.assert_close(ours[name], value, rtol=1e-12, atol=1e-13, msg=name)
 
 
+def check_queries(padded: MicroBatch) -> None:
+    """Attention takes no more queries of a sequence than it is told."""
+    tensors = padded.tensors
+    ends, tokens = tensors["cu_seqlens"], len(tensors["input_ids"])
+    assert ends[-1] == tokens and 0 <= ends.diff().min() <= ends.diff().max() <= padded.max_seqlen
+    first = ends[:-1].clamp(max=tokens - 1)
+    positions = torch.cat([first, tensors["masked_positions"]]).sort().values
+    assert positions.max() < tokens
+    queries = torch.searchsorted(positions, ends.long()).diff()
+    assert int(queries.max()) <= padded.max_seqlen
+
+
 def test_attention_takes_no_more_queries_of_a_sequence_than_it_is_told():
     for lengths in ([24, 24, 24, 20], [5, 5, 5, 5], [24] * 30 + [11]):
-        _, padded = collate_both(lengths, [max(1, round(0.15 * n)) for n in lengths])
-        tensors = padded.tensors
-        ends, tokens = tensors["cu_seqlens"], len(tensors["input_ids"])
-        assert ends[-1] == tokens and ends.diff().min() >= 0
-        first = ends[:-1].clamp(max=tokens - 1)
-        positions = torch.cat([first, tensors["masked_positions"]]).sort().values
-        assert positions.max() < tokens
-        queries = torch.searchsorted(positions, ends.long()).diff()
-        assert int(queries.max()) <= padded.max_seqlen
+        check_queries(collate_both(lengths, [max(1, round(0.15 * n)) for n in lengths])[1])
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "fraction"),
+    [
+        (64, 512, 0.15),  # 76.8 are rounded to 77
+        (8, 512, 0.15),
+        (256, 512, 0.15),
+        (64, 50, 0.15),  # 7.5 to 8
+        (128, 128, 0.15),  # 19.2 to 19
+        (1024, 128, 0.15),
+        (64, 256, 0.4),  # 102.4 to 102
+        (64, 64, 0.025),  # 1.6 to 2
+    ],
+)
+def test_full_rows_fit_though_all_their_predictions_round_alike(size, length, fraction):
+    """All rows of a micro-batch, and beside rows of other lengths."""
+    rng = np.random.default_rng(0)
+    config = StreamConfig(sequence_length=length, masked_fraction=fraction)
+    for full in [size] * 2 + [size * 9 // 10] * 8:
+        lengths = [length] * full + rng.integers(length // 2, length, size - full).tolist()
+        masked = [count_predictions(n, fraction, None) for n in lengths]
+        samples = [draw_sample(*pair, rng) for pair in zip(lengths, masked, strict=True)]
+        padded = collate(samples, [*range(size)], config, fixed=True)
+        assert not padded.overflows
+        check_queries(padded)
 
 
 def test_shapes_follow_from_the_number_of_tokens_alone():

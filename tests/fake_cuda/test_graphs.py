@@ -24,6 +24,16 @@ def test_the_bench_tells_the_hosts_part_of_a_step(fake_cuda, data, tmp_path):  #
     assert f"| {title} run by graphs | GB reserved |\n" in done.stdout
 
 
+def test_rows_that_are_all_full_run_by_graphs(fake_cuda, tmp_path):  # noqa: F811
+    """Each of 32 rows has 4 predictions, 0.4 more than its share."""
+    report = tmp_path / "report.json"
+    size = ("--micro-batch", 32, "--sequence-length", 24, "--rounds", 1, "--steps", 1)
+    how = ("--deepspeed_config", "ds_configs/zero1_bf16.json", "--output", report)
+    done = run_python("tools/throughput_bench.py", "--models", "albert-tiny", *size, *how)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [cell["by_graph"] for cell in json.loads(report.read_text())["cells"]] == [1]
+
+
 def read_weights(run: Path, step: int) -> bytes:
     return (run / "checkpoints" / f"step-{step:08d}" / "weights.safetensors").read_bytes()
 
