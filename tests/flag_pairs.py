@@ -58,6 +58,7 @@ VALUES: dict[str, tuple] = {
     "--activation-checkpointing": ("none", "attention", "block"),
     "--num-workers": (0, 1),
     "--save-at-tokens": (None, "300"),
+    "--save-at-words": (None, "100"),
     "--eval-samples": (8, 3),
     "--eval-every": (2, 1),
     "--deepspeed_config": tuple(
