@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 
 import numpy as np
@@ -171,6 +172,27 @@ def test_sentence_vectors_bring_pairs_together(exported, tmp_path):
         expected = spearmanr(cosines, [row[2] for row in rows]).statistic
         assert figure == pytest.approx(expected, abs=2e-3)
     assert said[0] < 0.5 < 0.7 < said[1], said
+
+
+def test_mteb_gives_the_figures_of_sentence_transformers(exported, tmp_path):
+    pytest.importorskip("mteb", reason="pip install mteb")
+    draw, keys = np.random.default_rng(1), ("class", "string", "type")
+    texts = [[draw_about(str(key), draw) for key in draw.choice(keys, 2)] for _ in range(90)]
+    rows = [(*pair, f"{draw.uniform(0, 5):.2f}") for pair in texts]
+    with (tmp_path / "sts.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows([("text_a", "text_b", "score"), *rows])
+    flags = {"pairs": tmp_path / "sts.csv", "steps": 0}
+    run_example("sentence_vectors", model=exported, output=tmp_path / "vectors", **flags)
+    found = []
+    for name in ("sts_score", "mteb_sts"):
+        words = ["--models", tmp_path / "vectors", "--pairs", tmp_path / "sts.csv"]
+        done = run_python(EXAMPLES / f"{name}.py", *words)
+        assert done.returncode == 0, done.stderr
+        found.append(
+            re.fullmatch(r".*/vectors: .* (-?[\d.]+), Pearson (.*), 90 pairs\n", done.stdout)
+        )
+    ours, theirs = ([float(figure) for figure in match.groups()] for match in found)
+    assert ours == pytest.approx(theirs, abs=2e-4) and len({*ours}) == 2
 
 
 def test_a_babylm_submission_has_a_branch_for_each_number_of_words(data, tmp_path):

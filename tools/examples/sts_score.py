@@ -1,4 +1,4 @@
-"""How well sentence vectors tell similar texts: Spearman's correlation, by sentence-transformers.
+"""How well sentence vectors tell similar texts: correlations, by sentence-transformers.
 
 python tools/examples/sts_score.py --models vectors-before vectors --pairs dev.csv
 
@@ -24,7 +24,9 @@ def main() -> None:
     judge = EmbeddingSimilarityEvaluator(first, second, [float(row["score"]) for row in rows])
     for folder in args.models:
         result = judge(SentenceTransformer(folder))
-        print(f"{folder}: Spearman of cosines {result['spearman_cosine']:.4f}, {len(rows)} pairs")
+        spearman, pearson = result["spearman_cosine"], result["pearson_cosine"]
+        figures = f"Spearman of cosines {spearman:.4f}, Pearson {pearson:.4f}"
+        print(f"{folder}: {figures}, {len(rows)} pairs")
 
 
 if __name__ == "__main__":
