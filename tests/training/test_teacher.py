@@ -7,9 +7,12 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from albert_ds.model import config as sizes
 from albert_ds.model.albert import AlbertForPretraining, MlmHead
@@ -153,6 +156,21 @@ def test_a_stopped_run_goes_on_bit_for_bit_with_the_same_teacher_alone(
     hf = run_export(teacher, tmp_path / "hf")
     assert train(data, of_theirs, teacher=hf, **given).code == 0
     assert read_weights(of_theirs, 4) == read_weights(whole, 4)
+
+
+def run_without_memory(rank: int, words: list) -> Done:
+    psutil.virtual_memory = lambda: SimpleNamespace(available=0)
+    return run_on_rank(rank, words)
+
+
+def test_the_start_counts_the_teacher_into_the_memory(data, teacher, tmp_path):
+    words = ["train", *train_command(data, tmp_path / "run", teacher=teacher)[2:]]
+    for more, counted in (((), True), (("--teacher-weight", 0), False)):
+        done = run_ranks(run_without_memory, 1, [*words, *more])[0]
+        weights = load_file(folder_of(teacher, 1) / "weights.safetensors").values()
+        theirs = f" parameters and the {sum(map(torch.numel, weights)):,} of --teacher need "
+        assert done.code == 2 and "GB of this machine's memory, 0 are free" in done.err, done.err
+        assert (theirs in done.err) == counted, done.err
 
 
 def test_of_a_run_with_an_average_the_weights_teach(data, tmp_path):
