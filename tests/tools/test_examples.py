@@ -105,7 +105,7 @@ def judge(folder, topics) -> float:
 
 def test_what_is_frozen_stays_and_the_rest_learns(topics, tmp_path):
     flags = {"train": topics / "train.csv", "freeze": "albert.embeddings", "steps": 60}
-    flags["learning-rate"] = 0.0003
+    flags["learning-rate"] = 0.0001
     out = run_example("freeze_layers", model=MODEL, output=tmp_path / "out", **flags)
     assert judge(tmp_path / "out", topics) > 0.9
     before, after = (
@@ -118,9 +118,9 @@ def test_what_is_frozen_stays_and_the_rest_learns(topics, tmp_path):
 
 
 def test_the_trainer_learns_the_labels_of_a_csv(topics, tmp_path):
-    flags = {"train": topics / "train.csv", "dev": topics / "dev.csv", "epochs": 2}
+    flags = {"train": topics / "train.csv", "dev": topics / "dev.csv", "epochs": 4}
     run_example("trainer_csv", model=MODEL, output=tmp_path / "out", **flags)
-    assert judge(tmp_path / "out", topics) > 0.9  # 0.4 with the Trainer's own learning rate
+    assert judge(tmp_path / "out", topics) > 0.9
 
 
 def draw_about(key: str, draw: np.random.Generator) -> str:
@@ -235,12 +235,12 @@ def test_onnx_has_one_copy_of_the_block_and_8_bits_lose_little(text_file, tmp_pa
     model = onnx.load(tmp_path / "onnx" / "model.onnx")
     numbers = sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)
     params = sum(x.numel() for x in load_file(MODEL / "model.safetensors").values())
-    assert numbers < 1.05 * params  # three layers would be 1.7 times as many
+    assert numbers < 1.05 * params  # a copy for each layer would be seven times as many
     assert float(out.split("model.onnx: ")[1].split("within ")[1].split()[0]) < 1e-4
-    assert (tmp_path / "onnx" / "model-int8.onnx").stat().st_size < 0.65 * 4 * numbers
+    assert (tmp_path / "onnx" / "model-int8.onnx").stat().st_size < 0.35 * 4 * numbers
     # The accuracy of masked words, one in seven, on text that the model has not seen.
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    lines = [line for line in text_file.read_text().splitlines() if len(line.split()) > 8][:1500]
+    lines = [line for line in text_file.read_text().splitlines() if len(line.split()) > 8][:800]
     sessions = {
         name: onnxruntime.InferenceSession(tmp_path / "onnx" / f"{name}.onnx")
         for name in ("model", "model-int8")
@@ -258,5 +258,5 @@ def test_onnx_has_one_copy_of_the_block_and_8_bits_lose_little(text_file, tmp_pa
             right[name] += int((logits[masked].argmax(1) == ids[masked]).sum())
         count += int(masked.sum())
     accuracy = {name: number / count for name, number in right.items()}
-    assert count > 4000 and accuracy["model"] > 0.2, accuracy
+    assert count > 2000 and accuracy["model"] > 0.2, accuracy
     assert accuracy["model-int8"] > accuracy["model"] - 0.01, accuracy

@@ -6,11 +6,13 @@ python tools/examples/onnx_export.py --model hf/base --output hf/base-onnx
 
 import argparse
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnxruntime
 import torch
 from onnxruntime.quantization import quantize_dynamic
+from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch.export import Dim
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -38,7 +40,10 @@ def main() -> None:
         dynamo=True,
         external_data=False,
     )
-    quantize_dynamic(args.output / "model.onnx", args.output / "model-int8.onnx")
+    with TemporaryDirectory() as folder:
+        # Weights that are transposed as the model runs are not seen as weights.
+        quant_pre_process(args.output / "model.onnx", f"{folder}/model", skip_symbolic_shape=True)
+        quantize_dynamic(f"{folder}/model", args.output / "model-int8.onnx")
     texts = ["Another text, and longer.", "A [MASK].", "x"]  # of another shape than the traced
     inputs = dict(tokenizer(texts, padding=True, return_tensors="pt"))
     with torch.no_grad():

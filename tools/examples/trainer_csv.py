@@ -19,7 +19,7 @@ def main() -> None:
     for name in ("--model", "--train", "--dev", "--output"):
         parser.add_argument(name, required=True)
     parser.add_argument("--epochs", type=float, default=5)
-    parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--learning-rate", type=float, default=2e-4)
     args = parser.parse_args()
     splits = []
     for path in (args.train, args.dev):
@@ -41,6 +41,7 @@ def main() -> None:
             args.output,
             num_train_epochs=args.epochs,
             learning_rate=args.learning_rate,
+            warmup_steps=0.1,  # of all steps
             per_device_train_batch_size=32,
             eval_strategy="epoch",
             save_strategy="no",
