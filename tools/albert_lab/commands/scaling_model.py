@@ -97,10 +97,7 @@ def _add_plan(add) -> None:
     add("--sharing", "pattern of train.py --sharing (default: the size's own)", "HOW")
     add("--per-layer", "what layers have of their own", "WHAT", default="none")
     add("--muon", "Muon, ds_configs/zero1_bf16_muon.json, instead of LAMB", action="store_true")
-    text = (
-        "the blocks' products in fp8: memory, and the time of bf16, since that of fp8 has not been "
-        "measured"
-    )
+    text = "the blocks' products in fp8: its memory, and the time of two sizes on one H200"
     add("--fp8", text, action="store_true")
     text = "depths of train.py --depth-schedule (default: all layers from the first step on)"
     add("--depth-schedule", text, "LAYERS@START,...")
@@ -189,7 +186,7 @@ def choose_plans(args) -> tuple[list[Plan], Machine, float]:
     memory = gpu.memory if args.gpu_memory is None else args.gpu_memory * 1e9
     size = SIZES[args.model]
     limit = memory * (1 - args.reserve)
-    machine = describe_gpu(gpu, width=size.hidden_size, mfu=args.mfu)
+    machine = describe_gpu(gpu, width=size.hidden_size, mfu=args.mfu, eight_bits=args.fp8)
     model = reshape(size, sharing=args.sharing or size.sharing, per_layer=args.per_layer)
     sizes, lengths = (
         read_varying(name, str(getattr(args, name)), args.steps).values for name in CHANGING

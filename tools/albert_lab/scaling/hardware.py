@@ -17,6 +17,8 @@ from albert_lab.scaling.step_time import Machine
 # Hidden size -> share of the peak that a step of large passes reached on one H200: rows of 512
 # tokens, 256, 128, 32 and 32 a micro-batch (docs/raw/gpu_h200_2_report.md). Between them: a line.
 MFU = {768: 0.404, 1024: 0.461, 2048: 0.561, 4096: 0.644}
+# The same with the blocks' products in fp8, of the peak in bf16 (docs/raw/gpu_h200_3_report.md).
+EIGHT_BIT_MFU = {2048: 0.714, 4096: 0.954}
 # Share of the peak in one large matrix product, and of the memory's bandwidth in one large copy
 # (docs/raw/gpu_h100_1_report.md).
 LARGE_PRODUCT, LARGE_COPY = 0.77, 0.89
@@ -87,9 +89,12 @@ def read_gpu(text: str) -> Gpu:
     )
 
 
-def describe_gpu(gpu: Gpu, *, width: int, mfu: float | None = None) -> Machine:
+def describe_gpu(
+    gpu: Gpu, *, width: int, mfu: float | None = None, eight_bits: bool = False
+) -> Machine:
     """Constants of a rank with this GPU, for a model `width` wide. mfu: instead of MFU's."""
-    mfu = mfu or float(np.interp(width, list(MFU), list(MFU.values())))
+    shares = EIGHT_BIT_MFU if eight_bits else MFU
+    mfu = mfu or float(np.interp(width, list(shares), list(shares.values())))
     streamed, in_a_node = STREAMED * gpu.memory_bandwidth, 1 / (ACHIEVED * gpu.link_bandwidth)
     return Machine(
         name=gpu.name,
