@@ -156,6 +156,34 @@ def _finish_bars(axis, names: list[str]) -> None:
     axis.legend(**LEGEND)
 
 
+def read_scores(path: Path) -> list[dict]:
+    """The models of a JSON, {"models": [...]}: name and score in percent, minutes if known."""
+    report, name = read_json(path, f"--input {path}"), f"--input {path}"
+    score = {"name": str, "score": Range(gt=0, le=100), "minutes": (None, Range(gt=0))}
+    check(report, {"models": [score]}, name)
+    return report["models"]
+
+
+def draw_scores(models: list[dict], output: Path) -> None:
+    """A point for each model whose minutes are known, a line for the others."""
+    figure, (axis,) = new_figure(width=8)
+    trained = [model for model in models if model["minutes"] is not None]
+    for number, model in enumerate(trained):
+        place, look = (model["minutes"], model["score"]), number % len(MARKERS)
+        axis.plot(*place, marker=MARKERS[look], color=COLORS[look], markersize=8, linestyle="none")
+        text = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center", "fontsize": 8}
+        axis.annotate(model["name"], place, **text)
+    axis.set_xscale("log")
+    axis.set_xlim(1, 1000)
+    beside = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 7}
+    for model in models:
+        if model["minutes"] is None:
+            axis.axhline(model["score"], color="#7a7a7a", linestyle=":", linewidth=1)
+            axis.text(1.01, model["score"], model["name"], **beside)
+    label(axis, "minutes of training", "minimal pairs told apart, %")
+    save(figure, output)
+
+
 def read_steps(path: Path) -> dict[str, dict]:
     """What gpu-check measured of each cell, by the name of the cell; UserError where it did not."""
     name, cells = f"--input {path}, results.jsonl of `albert-ds gpu-check`", {}

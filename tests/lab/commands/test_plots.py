@@ -207,3 +207,26 @@ def test_the_pages_picture_of_steps_is_drawn_from_the_recorded_checks(tmp_path):
     plot("steps", "--input", *files, "--output", tmp_path / "a.png", "--labels", "before", "after")
     assert (tmp_path / "a.png").stat().st_size < LIMIT
     assert (ROOT / "docs/pictures/gpu_steps.png").is_file()
+
+
+def test_scores_by_the_minutes_of_training(tmp_path, monkeypatch):
+    figures, file = [], tmp_path / "scores.json"
+    monkeypatch.setattr(plots, "save", lambda figure, output: figures.append(figure))
+    models = [("a", 70.5, 5), ("b", 61, None), ("c", 62, 100)]
+    file.write_text(
+        json.dumps({"models": [dict(zip(("name", "score", "minutes"), m)) for m in models]})
+    )
+    plot("scores", "--input", file, "--output", tmp_path / "scores.svg")
+    (axis,) = figures[0].axes
+    points = [(*map(float, line.get_data()[0]), *line.get_data()[1]) for line in axis.lines[:2]]
+    assert points == [(5, 70.5), (100, 62)] and [*axis.lines[2].get_ydata()] == [61, 61]
+    assert {text.get_text() for text in axis.texts} == {"a", "b", "c"}
+    file.write_text('{"models": [{"name": "a", "score": 101, "minutes": 5}]}')
+    with pytest.raises(UserError, match=r"models.0.score.* 101: must be"):
+        plot("scores", "--input", file, "--output", tmp_path / "scores.svg")
+
+
+def test_the_pages_picture_of_scores_is_drawn_from_the_recorded_ones(tmp_path):
+    plot("scores", "--input", ROOT / "docs/raw/scores_by_minutes.json", "--output", tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").stat().st_size < LIMIT
+    assert (ROOT / "docs/pictures/scores.svg").is_file()

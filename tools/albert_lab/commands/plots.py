@@ -38,6 +38,8 @@ def build_parser() -> Parser:
         add("--input", text, type=Path, nargs="+", required=True)
         text = "draw only cells with these values, as in the JSON (default: all cells)"
         add("--only", text, "KEY=VALUE,...")
+    add = command("scores", "scores of models by the minutes of their training")
+    add("--input", 'JSON: {"models": [{name, score, minutes or null}]}', type=Path, required=True)
     add = command(
         "steps", "milliseconds of steps that `albert-ds gpu-check` measured, side by side"
     )
@@ -84,6 +86,8 @@ def main(argv: list[str]) -> None:
         plots.draw_steps(
             dict(zip(args.labels, map(plots.read_steps, inputs), strict=True)), args.output
         )
+    elif args.command == "scores":
+        plots.draw_scores(plots.read_scores(args.input), args.output)
     elif args.command == "layers":
         plots.draw_layers(plots.read_models(args.input), args.output)
     elif args.command == "depths":
