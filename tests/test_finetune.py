@@ -320,7 +320,7 @@ def test_texts_with_labels_of_ones_own(tmp_path):
 
     data, out = write_topics(tmp_path / "data", train=400, wrong=4), tmp_path / "out"
     # A trained model: whether random weights learn it hangs on rounding, so on the CPU.
-    given = dict(steps=40, eval_every=40, learning_rate=0.0005)
+    given = dict(steps=40, eval_every=40, batch_size=16, learning_rate=0.0002)
     tune("text", data, ROOT / "tools/demo/model", out, **given)
     results = read(out)
     for split in ("dev", "test"):

@@ -6,7 +6,7 @@
 #
 # DATA     folders of shards (albert-ds shards) of LENGTH (128) tokens and PIECES (12000) pieces
 # MINUTES  of everything, from the first line to the last (default: 8); SCORES seconds of them are
-#          for export and scores (default: 60; with TASKS 130)
+#          for export and scores (default: 60; with TASKS 90)
 # OUT      what is worth keeping, in files of at most 15 MiB (default: minutes): model.tar.NN are
 #          parts of the Hugging Face folder (cat them), results.tar.gz has metrics, scores and logs
 # WORK     the run and all else (default: OUT/work)
@@ -23,7 +23,7 @@ PY=${PY:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 MINUTES=${MINUTES:-8} OUT=${OUT:-minutes} LENGTH=${LENGTH:-128} PIECES=${PIECES:-12000}
 WORK=${WORK:-$OUT/work} PAIRS=${PAIRS:-} TASKS=${TASKS:-} QUICK=${QUICK:-}
 PACK=8 # seconds to pack the results
-SCORES=${SCORES:-$([ -n "$TASKS" ] && echo 130 || echo 60)}
+SCORES=${SCORES:-$([ -n "$TASKS" ] && echo 90 || echo 60)}
 BATCH=1024 MICRO=${MICRO:-1024} TRIAL=60 WARMUP=200
 # docs/learning.md says why.
 DEPTHS=3@0,6@25%,12@60%
