@@ -213,9 +213,8 @@ def test_scores_by_the_minutes_of_training(tmp_path, monkeypatch):
     figures, file = [], tmp_path / "scores.json"
     monkeypatch.setattr(plots, "save", lambda figure, output: figures.append(figure))
     models = [("a", 70.5, 5), ("b", 61, None), ("c", 62, 100)]
-    file.write_text(
-        json.dumps({"models": [dict(zip(("name", "score", "minutes"), m)) for m in models]})
-    )
+    records = [{"name": name, "score": score, "minutes": time} for name, score, time in models]
+    file.write_text(json.dumps({"models": records}))
     plot("scores", "--input", file, "--output", tmp_path / "scores.svg")
     (axis,) = figures[0].axes
     points = [(*map(float, line.get_data()[0]), *line.get_data()[1]) for line in axis.lines[:2]]
@@ -227,6 +226,7 @@ def test_scores_by_the_minutes_of_training(tmp_path, monkeypatch):
 
 
 def test_the_pages_picture_of_scores_is_drawn_from_the_recorded_ones(tmp_path):
-    plot("scores", "--input", ROOT / "docs/raw/scores_by_minutes.json", "--output", tmp_path / "a.svg")
+    file = ROOT / "docs/raw/scores_by_minutes.json"
+    plot("scores", "--input", file, "--output", tmp_path / "a.svg")
     assert (tmp_path / "a.svg").stat().st_size < LIMIT
     assert (ROOT / "docs/pictures/scores.svg").is_file()
