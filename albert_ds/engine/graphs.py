@@ -11,7 +11,9 @@ import math
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +63,7 @@ class Graphs:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.places = self._find_places()
         self.kept: dict[Key, Graph] = {}  # the last one used is the last
-        self.pool = None  # of the memory that they share
+        self.pool: Any = None  # torch.cuda.MemPool: the memory that they share
         self.failure: str | None = None  # why nothing more is captured
         self.calls = self.eager = self.overflowed = 0
         self.sizes = [p.numel() + -p.numel() % 16 for p in self.parameters]
@@ -74,33 +76,55 @@ class Graphs:
         """What `compute` gives for the tensors, of which `loss` has a gradient."""
         self.calls += 1
         graph = None if overflows else self._find(compute, tensors, depth)
-        if graph is None:
+        if graph is not None:
+            assert self.places == self._find_places(), "the weights have moved"
+            graph.fill(tensors)
+            graph.graph.replay()
+            passes = graph.passes
+        else:
             self.eager += 1
             self.overflowed += overflows
-            return compute(**tensors)
-        assert self.places == self._find_places(), "the weights have moved"
-        graph.fill(tensors)
-        loss, values = Replay.apply(graph, self, *self.parameters)
-        return dict(zip(graph.names, values.unbind(), strict=True)) | {"loss": loss}
+            if not self.kept:
+                return compute(**tensors)
+            with self._use_pool():
+                passes = self.take_passes(compute, tensors)
+        loss, values = HandOut.apply(passes, self, *self.parameters)
+        return dict(zip(passes.names, values.unbind(), strict=True)) | {"loss": loss}
 
     def cut(self, flat: Tensor) -> list[Tensor]:
         """The gradient of each parameter in `flat`."""
         parts = zip(flat.split(self.sizes), self.parameters, strict=True)
         return [part[: p.numel()].view(p.shape) for part, p in parts]
 
-    def take_gradients(self, loss: Tensor) -> list[bool]:
-        """Write those of `loss` to `flat`; returns which parameters have one."""
+    def take_passes(self, compute: Compute, tensors: dict) -> "Passes":
+        """Forward and backward pass of a micro-batch; writes its gradients to `flat`."""
+        outputs = compute(**tensors)
+        loss = outputs.pop("loss")
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         pairs = zip(self.cut(self.flat), gradients, strict=True)
         held = [(place, gradient) for place, gradient in pairs if gradient is not None]
         torch._foreach_copy_([place for place, _ in held], [gradient for _, gradient in held])
-        return [gradient is not None for gradient in gradients]
+        return Passes(
+            has_gradient=[gradient is not None for gradient in gradients],
+            names=list(outputs),
+            loss=loss.detach().clone(),
+            values=torch.stack([x.detach().double() for x in outputs.values()]),
+        )
 
     def take_counts(self) -> dict[str, int]:
         """Micro-batches since the last call that ran without a graph, and those that overflowed."""
         counts = {"eager_micro_batches": self.eager, "overflowed_micro_batches": self.overflowed}
         self.eager = self.overflowed = 0
         return counts
+
+    @contextmanager
+    def _use_pool(self):
+        """Eager launches in the graphs' memory, which a run would otherwise need twice.
+
+        The next graph writes over what outlives them. The pool is that of one thread.
+        """
+        with torch.cuda.use_mem_pool(self.pool), torch.autograd.set_multithreading_enabled(False):
+            yield
 
     def _find_places(self) -> list[int]:
         return [p.data_ptr() for p in self.parameters]
@@ -134,8 +158,10 @@ class Graphs:
         device = self.flat.device
         state = torch.cuda.get_rng_state(device)
         try:
-            # It also compiles and loads what a capture may not.
-            self.take_gradients(compute(**tensors)["loss"])
+            self.pool = self.pool or torch.cuda.MemPool()
+            torch.cuda.empty_cache()  # as a capture does, which comes too late for the peak
+            with self._use_pool():  # it also compiles and loads what a capture may not
+                self.take_passes(compute, tensors)
             eager = self.flat.clone()
             torch.cuda.set_rng_state(state, device)
             graph = Graph(self, compute, tensors)
@@ -151,10 +177,22 @@ class Graphs:
             line = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             log_line(f"no CUDA graphs from here on, kernels are launched one by one: {line}")
             graph = None
+            if not self.kept:
+                self.pool = None  # eager launches need that memory
             # Without graphs torch's operators launch faster.
             fused.MIN_TRITON_ELEMENTS = fused.DEFAULT_MIN_TRITON_ELEMENTS
         torch.cuda.set_rng_state(state, device)
         return graph
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """What a micro-batch's forward and backward pass leave beside its gradients."""
+
+    has_gradient: list[bool]  # of each parameter
+    names: list[str]  # of the values
+    loss: Tensor
+    values: Tensor  # float64 [names], of the outputs but the loss
 
 
 class Graph:
@@ -169,19 +207,12 @@ class Graph:
             without_collection(),
             torch.cuda.graph(
                 self.graph,
-                pool=graphs.pool,
+                pool=graphs.pool.id,
                 stream=torch.cuda.current_stream(),
                 capture_error_mode="thread_local",
             ),
         ):
-            outputs = compute(**self.inputs)
-            loss = outputs.pop("loss")
-            self.has_gradient = graphs.take_gradients(loss)
-            self.names = list(outputs)
-            self.loss = loss.detach().clone()
-            self.values = torch.stack([x.detach().double() for x in outputs.values()])
-            del outputs, loss
-        graphs.pool = graphs.pool or self.graph.pool()
+            self.passes = graphs.take_passes(compute, self.inputs)
 
     def fill(self, tensors: dict) -> None:
         names = [name for name, x in tensors.items() if isinstance(x, Tensor)]
@@ -189,21 +220,20 @@ class Graph:
         torch._foreach_copy_(into, given)
 
 
-class Replay(torch.autograd.Function):
-    """All of a micro-batch in the forward pass; the backward pass hands out its gradients.
+class HandOut(torch.autograd.Function):
+    """A micro-batch's outputs, and in the backward pass the gradients that it has written.
 
     They are copies: a graph's own would change with the next micro-batch while the accumulated ones
     still lie in them. The gradient of the loss must be 1.
     """
 
     @staticmethod
-    def forward(ctx, graph: Graph, graphs: Graphs, *parameters: Tensor):
-        graph.graph.replay()
-        ctx.has_gradient, ctx.cut = graph.has_gradient, graphs.cut
+    def forward(ctx, passes: Passes, graphs: Graphs, *parameters: Tensor):
+        ctx.has_gradient, ctx.cut = passes.has_gradient, graphs.cut
         ctx.gradients = graphs.flat.clone()
-        values = graph.values.clone()
+        values = passes.values.clone()
         ctx.mark_non_differentiable(values)
-        return graph.loss.clone(), values
+        return passes.loss.clone(), values
 
     @staticmethod
     @once_differentiable

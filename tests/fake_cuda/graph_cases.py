@@ -61,6 +61,22 @@ def sum_over_micro_batches() -> None:
     assert len(model.graphs.kept) == 1 and model.graphs.take_counts()["eager_micro_batches"] == 0
 
 
+def keep_what_was_given() -> None:
+    """Eager launches beside graphs are in the graphs' memory, and what they give is not."""
+    found = []
+    for graphs in (True, False):
+        model, outputs, made = open_model(graphs=graphs), [], []
+        for number, batch in enumerate(BATCHES):
+            scales = torch.ones(2, device=DEVICE)
+            outputs.append(model(**batch.on(DEVICE), scales=scales, overflows=number in (1, 3)))
+            outputs[-1]["loss"].backward()
+            made += [len(model.graphs.pool.made)] if graphs else []
+        assert not graphs or made == [made[0], 2 * made[0], 2 * made[0], 3 * made[0]]
+        found.append([x for output in outputs for _, x in sorted(output.items())])
+        found[-1] += [p.grad for p in model.parameters()]
+    check_equal(*found)
+
+
 def go_on_after_a_skipped_step() -> None:
     """What a step that is not finite leaves in a graph reaches no other step."""
     for skipped in (0, 2):  # where a graph is captured, and where it is replayed
@@ -96,7 +112,7 @@ def fall_back() -> None:
         finally:
             product.Graph = whole
         check_equal(found, train(open_model(graphs=False), BATCHES))
-        assert model.graphs.failure and not model.graphs.kept
+        assert model.graphs.failure and not model.graphs.kept and model.graphs.pool is None
         assert model.graphs.take_counts()["eager_micro_batches"] == len(BATCHES)
 
 
@@ -124,6 +140,7 @@ def make_room() -> None:
 
 def main(argv: list[str]) -> None:
     sum_over_micro_batches()
+    keep_what_was_given()
     go_on_after_a_skipped_step()
     fall_back()
     make_room()

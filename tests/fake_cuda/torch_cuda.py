@@ -5,6 +5,7 @@ import itertools
 import os
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import device  # ty: ignore (the compiled module)
@@ -113,9 +114,6 @@ class Graph(TorchDispatchMode):
         super().__init__()
         self.calls = []
 
-    def pool(self):
-        return (0, id(self))
-
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
@@ -124,14 +122,14 @@ class Graph(TorchDispatchMode):
         if waits or (copies and not all(x.is_cuda for x in given)):
             raise RuntimeError(f"CUDA error: {function} is not permitted when a stream captures")
         found = function(*args, **kwargs)
-        held = {x.untyped_storage().data_ptr() for x in given}
-        fresh = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
-        made = [x.untyped_storage().data_ptr() not in held for x in fresh]
+        fresh, made = find_made(given, found)
         self.calls.append((function, args, kwargs, fresh, made))
         return found
 
     @torch.no_grad()
     def replay(self):
+        if self.pool is not None:
+            self.pool.write_over()
         for function, args, kwargs, fresh, made in self.calls:
             again = tree_leaves(function(*args, **kwargs))
             again = [x for x in again if isinstance(x, torch.Tensor)]
@@ -140,8 +138,36 @@ class Graph(TorchDispatchMode):
                     old.detach().copy_(new)
 
 
+def find_made(given: list, found) -> tuple[list, list[bool]]:
+    """The tensors in `found`, and which of them have memory of their own."""
+    held = {x.untyped_storage().data_ptr() for x in given}
+    fresh = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
+    return fresh, [x.untyped_storage().data_ptr() not in held for x in fresh]
+
+
+class Pool(TorchDispatchMode):
+    """Memory of graphs: a graph that is replayed writes over what was made within and is kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.id, self.made = self, []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        fresh, made = find_made(given, found)
+        self.made += [weakref.ref(x) for x in itertools.compress(fresh, made)]
+        return found
+
+    def write_over(self):
+        for reference in self.made:
+            if (kept := reference()) is not None:
+                kept.detach().zero_()
+
+
 @contextlib.contextmanager
 def capture(graph, pool=None, stream=None, capture_error_mode="global"):
+    graph.pool = pool
     before = torch.get_rng_state()
     try:
         with graph:
@@ -199,6 +225,7 @@ cuda.set_rng_state = lambda state, *_: torch.set_rng_state(state)
 cuda._lazy_call = lambda *_, **__: None
 cuda.current_device = device.current_device
 cuda.CUDAGraph, cuda.graph = Graph, capture
+cuda.MemPool, cuda.use_mem_pool = Pool, lambda pool: pool
 cuda.set_device, cuda.device, cuda.Stream, cuda.Event = set_device, DeviceContext, Stream, Event
 cuda.stream = lambda stream: contextlib.nullcontext()
 cuda.synchronize = lambda *_: tell("cuda.synchronize", "wait")
