@@ -1,6 +1,10 @@
 """The small trained model of the repository: what it has learnt, and that Hugging Face agrees."""
 
 import math
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -91,3 +95,27 @@ def test_hugging_face_fills_masks_alike():
             assert pieces == [piece for piece, _ in best]
             expected = torch.tensor([share for _, share in best])
             torch.testing.assert_close(row.topk(5).values, expected, rtol=1e-4, atol=1e-6)
+
+
+ALONE = """
+import sys
+sys.modules["albert_ds"] = None  # an import of it is an error
+from transformers import pipeline
+for filled in pipeline("fill-mask", sys.argv[1])(sys.argv[2:]):
+    print(filled[0]["token_str"])
+"""
+
+
+def test_transformers_alone_load_it(tmp_path):
+    """A copy, in a process that sees neither this checkout nor its path."""
+    pytest.importorskip("transformers")
+    copy = shutil.copytree(MODEL, tmp_path / "model")
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", ALONE, copy, *SENTENCES[:2]],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["album", "door"]
