@@ -194,17 +194,30 @@ def test_steps_of_two_checks_lie_side_by_side(tmp_path, monkeypatch):
     }
     ranges = [[*path.vertices[:, 0]] for path in axis.collections[1].get_paths()]
     assert ranges == [[50, 200], [56, 224]]
+    graphs = {
+        "kind": "graph speed",
+        "micro": 64,
+        "rows": "text",
+        "found": {"step_ms": 80, "p90_ms": 90, "by_graph": 1},
+    }
+    lines = (json.dumps(graphs | {"by": by}) + "\n" for by in ("graphs", "eager"))
+    files[1].write_text("".join(lines))
+    plot("steps", *flags, "before", "after")
+    (axis,) = figures[1].axes
+    assert [[*path.vertices[:, 0]] for path in axis.collections[1].get_paths()] == [[80, 90]]
+    assert "albert-base, 64, text" in [text.get_text() for text in axis.get_yticklabels()]
     for labels, said in ((("one",), "must be 2 names"), (("a", "a"), "must be 2 names")):
         with pytest.raises(UserError, match=said):
             plot("steps", *flags, *labels)
     files[1].write_text('{"kind": "machine"}\n')
-    with pytest.raises(UserError, match="two.jsonl, .*: has no record of `speed`"):
+    with pytest.raises(UserError, match="two.jsonl, .*: has no record of `speed` or"):
         plot("steps", *flags, "before", "after")
 
 
 def test_the_pages_picture_of_steps_is_drawn_from_the_recorded_checks(tmp_path):
-    files = [ROOT / f"docs/raw/gpu_h200_{number}_results.jsonl" for number in (1, 2)]
-    plot("steps", "--input", *files, "--output", tmp_path / "a.png", "--labels", "before", "after")
+    files = [ROOT / f"docs/raw/gpu_h200_{number}_results.jsonl" for number in (1, 2, 3)]
+    labels = ("27 November", "28 November", "with graphs")
+    plot("steps", "--input", *files, "--output", tmp_path / "a.png", "--labels", *labels)
     assert (tmp_path / "a.png").stat().st_size < LIMIT
     assert (ROOT / "docs/pictures/gpu_steps.png").is_file()
 
