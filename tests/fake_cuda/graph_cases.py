@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
 from albert_ds.data.micro_batch import MicroBatch, collate
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.engine import graphs as product
 from albert_ds.engine.graphs import GraphedForPretraining, Graphs
-from tests.data.test_fixed_shapes import draw_sample
+from tests.data.test_fixed_shapes import DRAWS, WAITS, draw_sample
 from tests.model.conftest import build_config
 
 DEVICE = torch.device("cuda", 0)
@@ -77,6 +78,45 @@ def keep_what_was_given() -> None:
     check_equal(*found)
 
 
+def read_launches(graph: product.Graph, model: GraphedForPretraining) -> list[tuple]:
+    """Each operator, with its numbers and what its tensors are.
+
+    Each is in memory of the graph's inputs, the model, or an earlier result, by number: a tensor
+    from elsewhere is a KeyError.
+    """
+    places, launches = {}, []
+
+    def add(values) -> None:
+        for x in values:
+            if isinstance(x, torch.Tensor):
+                places.setdefault(x.untyped_storage().data_ptr(), len(places))
+
+    def describe(x):
+        if not isinstance(x, torch.Tensor):
+            return x
+        place = places[x.untyped_storage().data_ptr()]
+        return place, x.storage_offset(), x.dtype, x.shape, x.stride()
+
+    add([*graph.inputs.values(), model.graphs.flat, *model.parameters(), *model.buffers()])
+    for function, args, kwargs, made, _ in graph.graph.calls:
+        launches.append((str(function), tree_map(describe, (args, kwargs))))
+        add(made)
+    return launches
+
+
+def launch_alike() -> None:
+    """Two micro-batches of a shape launch the same: nothing of their content, or of their place in
+    the run, is in a launch."""
+    model, logs = open_model(graphs=True), []
+    for number, batch in enumerate(BATCHES[:2]):
+        run(model, batch, 1 / (1 + number))
+        _, graph = model.graphs.kept.popitem()  # the next one is captured anew
+        logs.append(read_launches(graph, model))
+    assert len(logs[0]) > 100 and logs[0] == logs[1]
+    launched = {name.split(".")[1].rstrip("_") for name, _ in logs[0]}
+    assert "_flash_attention_backward" in launched and not launched & (DRAWS | WAITS)
+
+
 def go_on_after_a_skipped_step() -> None:
     """What a step that is not finite leaves in a graph reaches no other step."""
     for skipped in (0, 2):  # where a graph is captured, and where it is replayed
@@ -141,6 +181,7 @@ def make_room() -> None:
 def main(argv: list[str]) -> None:
     sum_over_micro_batches()
     keep_what_was_given()
+    launch_alike()
     go_on_after_a_skipped_step()
     fall_back()
     make_room()
