@@ -59,6 +59,7 @@ WRITES = {
     "plots split": (("--input", "bench.json"), ["bench.json"], "file.png"),
     "plots layers": (("--input", "layers.json"), ["layers.json"], "file.png"),
     "plots depths": (("--input", "depths.json"), ["depths.json"], "file.png"),
+    "plots scores": (("--input", "scores.json"), ["scores.json"], "file.svg"),
     "plots steps": (("--input", "check.jsonl", "--labels", "one"), ["check.jsonl"], "file.png"),
 }
 # Commands that write nothing, or an answer on the screen.
@@ -90,6 +91,8 @@ def build_room(folder: Path, data: Path, text_file: Path, checkpoint: Path, cola
     means = {"mlm_loss": 5.0, "mlm_accuracy": 0.2, "l2": 3.0, "degrees": 40.0}
     depth = {"num_layers": 2, **means, **{f"{key}_interval": 0.1 for key in means}}
     write_report(folder / "depths.json", {"depths": [depth]})
+    score = {"name": "one", "score": 50, "minutes": 5}
+    write_report(folder / "scores.json", {"models": [score]})
     cell = {"kind": "speed", "size": "albert-base", "micro": 8, "checkpointing": "none"}
     cell["found"] = dict.fromkeys(("step_seconds", "fastest", "slowest"), 0.1)
     (folder / "check.jsonl").write_text(json.dumps(cell) + "\n")

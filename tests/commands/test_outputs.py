@@ -123,7 +123,8 @@ def test_no_command_writes_over_what_is_not_its_own(inputs, tmp_path, monkeypatc
 def test_a_report_and_a_picture_are_made_again_but_nobody_elses(inputs, tmp_path, monkeypatch):
     monkeypatch.chdir(shutil.copytree(inputs, tmp_path / "mine"))
     plots = (
-        f"plots {kind}" for kind in ("curves", "traffic", "split", "layers", "depths", "steps")
+        f"plots {kind}"
+        for kind in ("curves", "traffic", "split", "layers", "depths", "steps", "scores")
     )
     pictures = [(command, kind) for command in plots for kind in (".svg", ".png")]
     for command, kind in (("report", ".html"), ("probe", ".json"), *pictures):
