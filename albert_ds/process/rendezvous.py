@@ -297,9 +297,11 @@ def notify_ranks(world: World, store, ending: Ending) -> bool:
         first = json.loads(store.compare_set("start", "", json.dumps([ending.code, told])))
         if world.rank == 0:
             store.set("settings", "null")  # who comes now waits for these first
-            store.set("notified/0", "")
+            store.set("notified/0", ending.reason)
         store.wait(["notified/0"], NOTIFY_TIMEOUT)
         is_news = first is not None and (first[1] == told or ending.reason not in first[1])
+        # Rank 0 says the same, though this rank was first.
+        is_news = is_news and store.get("notified/0").decode() != ending.reason
         notified = store.add("notified", 1)
         until = time.monotonic() + NOTIFY_TIMEOUT.total_seconds()
         while world.rank == 0 and notified < world.size and time.monotonic() < until:

@@ -5,15 +5,19 @@ import os
 import shutil
 import socket
 import sys
+import threading
+import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from albert_ds.model.albert import AlbertForPretraining
+from albert_ds.process.ending import Ending
 from albert_ds.process.heartbeat import Beat
-from albert_ds.process.rendezvous import listen_at, open_store
+from albert_ds.process.rendezvous import listen_at, notify_ranks, open_store
 from albert_ds.process.world import World
 from albert_ds.settings.pretrain import read_config
 from albert_ds.vocab.vocab import read_vocab
@@ -189,3 +193,23 @@ def test_a_port_that_a_silent_program_holds_ends_with_5_and_is_named(data, tmp_p
     assert codes == [5, 5] and not (tmp_path / "run").exists()
     assert f"could not connect to 127.0.0.1:{port} within 0.02 min" in said[0]
     assert len(said[0].splitlines()) == 1 and "Traceback" not in said[1]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_rank_that_fails_first_says_only_what_rank_0_does_not(same):
+    """Both have a wrong command line, and rank 1 tells it before rank 0 does."""
+    store = dist.HashStore()
+    store.set("start", "")
+    ranks = [World(rank=r, local_rank=r, local_size=2, size=2, launcher="torch") for r in (0, 1)]
+    news = {}
+
+    def tell(world: World, reason: str) -> None:
+        news[world.rank] = notify_ranks(world, store, Ending(2, reason))
+
+    first = threading.Thread(target=tell, args=(ranks[1], "--batch-size 9 is wrong"))
+    first.start()
+    while not store.get("start"):
+        time.sleep(0.01)
+    tell(ranks[0], "--batch-size 9 is wrong" if same else "RUN is in use")
+    first.join()
+    assert news[1] is not same
