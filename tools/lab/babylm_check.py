@@ -42,7 +42,10 @@ def run_harness(folder: Path, checkpoint: Path, pairs: Path) -> dict[str, float]
     if done.returncode:
         raise UserError(f"--harness {folder}: {PROGRAM} ended with {done.returncode}")
     part = done.stdout.partition("### UID ACCURACY\n")[2].partition("\n\n")[0]
-    return {name: float(share) for name, share in re.findall(r"^(\S+): (\S+)$", part, re.M)}
+    shares = {name: float(share) for name, share in re.findall(r"^(\S+): (\S+)$", part, re.M)}
+    if not shares:
+        raise UserError(f"--harness {folder}: {PROGRAM} printed no UID ACCURACY")
+    return shares
 
 
 def main(argv: list[str]) -> int:
@@ -57,14 +60,17 @@ def main(argv: list[str]) -> int:
     for pair, is_right in zip(pairs, right, strict=True):
         of_paradigm[pair.paradigm].append(is_right)
     ours = {name: round(100 * sum(of) / len(of), 2) for name, of in of_paradigm.items()}
-    rows = [(name, f"{ours[name]:.2f}", f"{theirs.get(name, 0):.2f}") for name in ours]
+    rows = [
+        (name, *(f"{each[name]:.2f}" if name in each else "-" for each in (ours, theirs)))
+        for name in sorted(ours.keys() | theirs.keys())
+    ]
     differing = [row for row in rows if row[1] != row[2]]
     if differing:
         print(table(("paradigm", "ours, %", "theirs, %"), differing))
     means = [sum(each.values()) / len(each) for each in (ours, theirs)]
-    print(f"{len(pairs):,} pairs, {len(ours)} paradigms, {len(differing)} differ")
+    print(f"{len(pairs):,} pairs, {len(rows)} paradigms, {len(differing)} differ")
     print(f"ours {means[0]:.2f} %, theirs {means[1]:.2f} %")
-    return int(bool(differing) or ours.keys() != theirs.keys())
+    return int(bool(differing))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from torch import Tensor
 from albert_ds.engine.graphs import use_own_stream
 from albert_ds.model.attention import VarlenAttention
 from albert_ds.process.rendezvous import use_deterministic_algorithms
+from albert_ds.training.metrics import peak_flops
 from albert_ds.training.pretrain import Run, next_batch, train_step
 from albert_lab.gpu_check.records import Records
 from albert_lab.gpu_check.steps import Bench
 from albert_lab.host_time import describe_graphs
-from albert_lab.measurement import take_step
+from albert_lab.measurement import count_step_flops, take_step
 
 STEPS = 30  # that graphs and eager launches take alike
 ENOUGH, MOST = 2.0, 60  # seconds of measured steps, and steps
@@ -85,15 +86,16 @@ def measure_equality(records: Records, quick: bool, data: str) -> None:
 
 def time_steps(bench: Bench, micro: int, rows: str, data: str, graphs: bool) -> dict:
     torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()  # captures are part of what a run reserves
     begun = time.perf_counter()
     run = open_run(bench, micro, rows, data, graphs=graphs)
+    peak = peak_flops(bench.device)
     seconds: list[float] = []
     rates: list[float] = []
+    shares: list[float] = []  # of the peak
     waits, warm = [], 6
     enough = 0.2 if bench.quick else ENOUGH
     while len(seconds) < warm + 5 or (sum(seconds[warm:]) < enough and len(seconds) < warm + MOST):
-        if len(seconds) == 2:
-            torch.cuda.reset_peak_memory_stats()
         started = time.perf_counter()
         batch = next_batch(run)
         waits.append(time.perf_counter() - started)
@@ -101,9 +103,11 @@ def time_steps(bench: Bench, micro: int, rows: str, data: str, graphs: bool) -> 
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
         rates.append(batch.counts.tokens / seconds[-1])
+        shares.append(count_step_flops(run, batch.counts) / seconds[-1] / (peak or 1))
     steps = sorted(seconds[warm:])
     found = {
         "tokens_a_second": round(statistics.median(rates[warm:])),
+        "mfu": round(statistics.median(shares[warm:]), 4) if peak else None,
         "step_ms": round(1e3 * statistics.median(steps), 2),
         "p90_ms": round(1e3 * steps[int(0.9 * (len(steps) - 1))], 2),
         "wait_ms": round(1e3 * statistics.median(waits[warm:]), 2),
