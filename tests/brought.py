@@ -14,7 +14,8 @@ def read_rows(page: str, heading: str) -> dict[str, str]:
 
 def keep(promise: str, done: Done, *, code: int | None = None) -> None:
     """Assert that a command ended as promised and said all that is quoted; if refused, last."""
-    done, is_refused = Done(*done), promise.startswith("refused")
+    done = Done(*done)
+    is_refused = promise.startswith("refused")
     assert done.code == (code if code is not None else 2 * is_refused), done
     said = done.err.splitlines()[-1] if is_refused else done.out + done.err
     for quoted in re.findall("`(.+?)`", promise):

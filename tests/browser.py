@@ -29,7 +29,8 @@ class Page:
     """A page as one reader sees it; use `look_at`."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse):
-        self._socket, self._numbers = socket, itertools.count(1)
+        self._socket = socket
+        self._numbers = itertools.count(1)
         self.requests: list[str] = []  # URLs that the browser asked for
         self.errors: list[str] = []  # exceptions of scripts
         self._loaded: set[str] = set()  # documents, by the number that the browser gives a load

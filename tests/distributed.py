@@ -40,7 +40,10 @@ def run_ranks(function: Callable, world_size: int, *args) -> list:
     Every process gets the environment that a launcher would set. Raises AssertionError with the
     first traceback if a rank fails.
     """
-    context, port, pipes, ranks = _open_context(), take_port(), [], []
+    context = _open_context()
+    port = take_port()
+    pipes = []
+    ranks = []
     for rank in range(world_size):
         mine, theirs = context.Pipe(duplex=False)
         given = (function, rank, world_size, port, theirs, args)

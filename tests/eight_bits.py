@@ -71,7 +71,9 @@ def run_norm(ctx, x, added, weight, bias, eps: float, p: float, draws) -> list[T
 
 
 def run_norm_backward(ctx, dy, parts, adds, total, weight, mean, rstd) -> tuple[Tensor, Tensor]:
-    sizes, shift, every = weight.shape, torch.zeros_like(weight), [True] * 3
+    sizes = weight.shape
+    shift = torch.zeros_like(weight)
+    every = [True] * 3
     back = torch.ops.aten.native_layer_norm_backward
     dx, of_weight, of_bias = back(dy.contiguous(), total, sizes, mean, rstd, weight, shift, every)
     sums = of_weight, of_bias, dx.float().sum(0)

@@ -197,10 +197,12 @@ def build_place(folder: Path) -> Place:
 
 def try_rows(folder: Path, number: int | None = None, arrays: int = ARRAYS) -> Iterator[tuple]:
     """(row, change, verdict, what was said); those in folder/tried.jsonl are done."""
-    place, record = build_place(folder), folder / "tried.jsonl"
+    place = build_place(folder)
+    record = folder / "tried.jsonl"
     lines = record.read_text().splitlines() if record.exists() else []
     done = {tuple(found[:2]): found for found in map(json.loads, lines)}
-    draw, rows = random.Random(0), []
+    draw = random.Random(0)
+    rows = []
     for seed in range(arrays):
         rows += draw.sample(found := list(list_rows(seed)), len(found))
     for row in rows[:number]:

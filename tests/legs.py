@@ -55,7 +55,8 @@ class Case:
 def run_case(case: Case, *given, folder: Path) -> tuple[Path, Path]:
     """The run that was not cut, and the one that was, which must leave the same; `given` is the
     data, of a task also its name and the checkpoint. Cases of one folder share the first run."""
-    whole, cut = folder / "whole", folder / f"cut-{case.cut_after}"
+    whole = folder / "whole"
+    cut = folder / f"cut-{case.cut_after}"
     if not whole.exists():
         run_trainer(case.trainer, *given, whole, ranks=case.ranks, **case.config)
     if case.fault is rewind:

@@ -155,7 +155,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", default="", help="mutants whose trap has these words")
     args = parser.parse_args(argv)
     chosen = [mutant for mutant in MUTANTS if args.only in mutant.trap]
-    lines, survivors = [], 0
+    lines = []
+    survivors = 0
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_tree(Path(folder))
         passed, output = run_tests(tree, sorted({mutant.test for mutant in chosen}))

@@ -36,7 +36,8 @@ def ask_recipe(recipe: Path, folder: Path, *argv, **environ) -> list[list[str]]:
     """The commands that a recipe asks Python for, each as its name and its flags."""
     done = start_recipe(recipe, folder, *argv, **environ)
     assert done.returncode == 0, done.stdout + done.stderr
-    words, commands = (folder / "asked").read_text().splitlines(), []
+    words = (folder / "asked").read_text().splitlines()
+    commands = []
     while words:
         count = int(words.pop(0))
         commands.append(words[:count])

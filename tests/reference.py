@@ -73,7 +73,8 @@ RUNNING = {
 
 def plan_of(sharing: str, layers: int) -> tuple[list[int], list[int]]:
     """The attention and the feed-forward block of each layer."""
-    own, one = list(range(layers)), [0] * layers
+    own = list(range(layers))
+    one = [0] * layers
     words = {"all": (one, one), "attention": (one, own), "ffn": (own, one), "none": (own, own)}
     if sharing in words:
         return words[sharing]
@@ -156,7 +157,8 @@ def add_own(layers: list[nn.Module], weights: dict[str, torch.Tensor], embedded)
         number, kind, place, leaf = name.removeprefix("albert.encoder.own.").split(".")
         if place == "layer_norm":
             continue
-        layer, parameter = layers[int(number)], nn.Parameter(tensor.double().clone())
+        layer = layers[int(number)]
+        parameter = nn.Parameter(tensor.double().clone())
         added[name] = parameter
         if place in ("input", "embedded"):
 
@@ -226,7 +228,8 @@ def mean_divergence(ours: torch.Tensor, theirs: torch.Tensor, top: int = 32) -> 
     total = ours.new_zeros(())
     for own, their in zip(ours.softmax(1), theirs.softmax(1), strict=True):
         order = their.argsort(descending=True)
-        first, others = order[:top], order[top:]
+        first = order[:top]
+        others = order[top:]
         p = torch.cat([own[first], own[others].sum().view(1)])
         q = torch.cat([their[first], their[others].sum().view(1)])
         total = total + (q * (q / p).log()).sum()
@@ -264,10 +267,13 @@ def reference_training(
     others. `depths`: layers of each step; what a layer that does not run has alone is not touched.
     """
     model, parameters = build_reference(config, weights)
-    groups, depth = list(model.albert.encoder.albert_layer_groups), config.num_layers
+    groups = list(model.albert.encoder.albert_layer_groups)
+    depth = config.num_layers
     first = {n: torch.zeros_like(p) for n, p in parameters.items()}
     second = {n: torch.zeros_like(p) for n, p in parameters.items()}
-    losses, norms, gradients = [], [], {}
+    losses = []
+    norms = []
+    gradients = {}
     for step, (samples, rate) in enumerate(zip(batches, rates, strict=True)):
         if depths and depths[step] != depth:
             depth = depths[step]

@@ -19,7 +19,9 @@ COLLECTIVES = (
     *("_all_gather_base", "_reduce_scatter_base"),
 )
 HOST_GROUPS = []  # groups that were asked for with gloo
-real_new_group, real_init, real_barrier = c10d.new_group, c10d.init_process_group, c10d.barrier
+real_new_group = c10d.new_group
+real_init = c10d.init_process_group
+real_barrier = c10d.barrier
 copying = False  # whether a collective copies its tensors now
 
 

@@ -36,7 +36,8 @@ def test_a_recipe_asks_for_what_there_is(recipe, scale, data, given, tmp_path):
     commands = ask_recipe(
         recipe, tmp_path, **{**given, "SCALE": scale, "DATA": data, "EXTRA": data}
     )
-    configs, judged = [], 0
+    configs = []
+    judged = 0
     for command, *argv in commands:
         if command == "train":
             if "--init-from" in argv:  # the stub has made no run there

@@ -85,7 +85,8 @@ def test_every_reader_takes_it(run, cola, tmp_path, capsys, data):
     folder, models = run
     alone = write_run(tmp_path / "alone", AlbertForPretraining(MODEL), ModelFolder(folder).vocab)
     write_weights(alone, models[3])
-    sentence, shown = "the [MASK] is [MASK]", []
+    sentence = "the [MASK] is [MASK]"
+    shown = []
     for words in ((str(folder), "--average"), (str(alone),), (str(folder),)):
         fill_mask.main(["--checkpoint", *words, sentence])
         shown.append(capsys.readouterr().out)
@@ -100,9 +101,11 @@ def test_every_reader_takes_it(run, cola, tmp_path, capsys, data):
 
 def test_what_has_no_average_is_refused(run, cola, tmp_path):
     folder, _ = run
-    hf, output = run_export(folder, tmp_path / "hf"), tmp_path / "out"
+    hf = run_export(folder, tmp_path / "hf")
+    output = tmp_path / "out"
     without = write_run(tmp_path / "without", AlbertForPretraining(MODEL))
-    export, last = ("export", "--output", output, "--checkpoint"), "--average-last"
+    export = ("export", "--output", output, "--checkpoint")
+    last = "--average-last"
     tuning = ("finetune", *flags("glue/cola", cola, folder, output))
     for words, says in (
         ((*export, hf, "--average"), "has no averaged weights"),

@@ -170,7 +170,8 @@ JSON = [
 
 
 def test_a_wrong_deepspeed_config(refuse, tmp_path):
-    path, faults = tmp_path / "ds.json", []
+    path = tmp_path / "ds.json"
+    faults = []
     for changes, words in JSON:
         path.write_text(json.dumps({**SHIPPED, **changes}))
         # Where the file and a flag differ, the key and the flag are named, not the file.
@@ -288,7 +289,8 @@ def test_resuming_with_other_values_names_both(started, refuse, data, tmp_path):
         ),
     ):
         faults += refuse(*words, **flags)
-    path, params = tmp_path / "ds.json", SHIPPED["optimizer"]["params"]
+    path = tmp_path / "ds.json"
+    params = SHIPPED["optimizer"]["params"]
     for name, value in (("lr", 0.1), ("weight_decay", 0.5)):
         path.write_text(json.dumps({**SHIPPED, **lamb(**{**params, name: value})}))
         words = f'albert-ds: "optimizer.params.{name}" of --deepspeed_config is {value}'

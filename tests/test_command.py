@@ -165,7 +165,8 @@ def test_a_list_may_be_typed_in_parts(monkeypatch):
             if action.nargs not in ("+", "*") or not action.option_strings:
                 continue
             value = next(iter(action.choices)) if action.choices else "1"
-            typed, lone = action.option_strings[-1], Parser(add_help=False)
+            typed = action.option_strings[-1]
+            lone = Parser(add_help=False)
             lone._add_action(action)
             once = lone.parse_args([typed, value, value, value])
             assert lone.parse_args([typed, value, value, typed, value]) == once, (command, typed)

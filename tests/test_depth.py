@@ -122,7 +122,8 @@ def test_an_exit_that_no_step_reached_is_null():
 def log_exits(rank: int, config) -> list[float | None]:
     from albert_ds.training.pretrain import describe_window
 
-    run, found = open_small_run(config, small_batches(4)), []
+    run = open_small_run(config, small_batches(4))
+    found = []
     for _ in range(4):
         norm = take_step(run)
         found.append(describe_window(run, norm)["exit_loss"])
@@ -145,7 +146,9 @@ def hold_out(rank: int, config, samples: list) -> tuple[float, list[float]]:
     run = open_small_run(config, [samples])
     take_step(run)
     run.heldout = [concatenate(samples)]
-    logged, module, losses = evaluate(run)["heldout_mlm_loss"], run.engine.deepspeed.module, []
+    logged = evaluate(run)["heldout_mlm_loss"]
+    module = run.engine.deepspeed.module
+    losses = []
     for depth in (1, 2, 3):
         module.eval().albert.encoder.set_depth(depth)
         with torch.no_grad():

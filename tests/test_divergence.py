@@ -37,7 +37,8 @@ def poison_steps(rank: int, configs):
     reports = []
     for config in configs:
         run = open_small_run(config, BATCHES)
-        head, report = run.engine.deepspeed.module.mlm_head, []
+        head = run.engine.deepspeed.module.mlm_head
+        report = []
         for step in range(len(BATCHES)):
             handle = None
             if step in POISON and rank == 1:  # only this rank's gradient, in every micro-batch
@@ -115,7 +116,9 @@ def evaluate_leak(rank: int) -> list[str]:
     from albert_ds.training.heldout import evaluate
 
     device, mesh = join(1)
-    batch, model, said = concatenate(BATCHES[0]), torch.nn.Module(), []
+    batch = concatenate(BATCHES[0])
+    model = torch.nn.Module()
+    said = []
     for right, times in ((batch.pairs, 30), (0, 30), (batch.pairs, 1)):
         outputs = {name: torch.tensor(float(right), device=device) for name in name_outputs()}
         model.forward = lambda outputs=outputs, **_: outputs
@@ -126,7 +129,7 @@ def evaluate_leak(rank: int) -> list[str]:
 
 
 def test_an_accuracy_that_only_a_leak_gives_is_warned_of():
-    (leaking, honest, lucky) = run_ranks(evaluate_leak, 1)[0]
+    leaking, honest, lucky = run_ranks(evaluate_leak, 1)[0]
     assert "held-out SOP accuracy 1.000" in leaking and "leak" in leaking
     assert honest == lucky == ""
 
@@ -244,7 +247,8 @@ def test_steps_that_are_skipped_in_a_row(trainer, cola, checkpoint, tmp_path):
     common = ["glue/cola", cola, checkpoint]
     endings = run_ranks(train_all, 1, trainer, tmp_path, common)[0]
     for name, found in endings.items():
-        ending, left = SCENARIOS[name].ending, SCENARIOS[name].left[trainer]
+        ending = SCENARIOS[name].ending
+        left = SCENARIOS[name].left[trainer]
         # A divergence names the last good checkpoint.
         is_divergence = ending.startswith("step-")
         assert found.startswith("Diverged" if is_divergence else ending), (name, found)

@@ -116,7 +116,8 @@ def test_the_architecture_page_shows_the_rooms_as_they_are():
 
 def test_the_architecture_page_says_who_imports_nothing_of_whom():
     table = read("architecture.md").partition("imports nothing of")[2].partition("\n\n")[0]
-    imports, said = find_imports(), 0
+    imports = find_imports()
+    said = 0
     for row in table.splitlines()[2:]:
         rooms, avoided = (re.findall(r"`(\w+)`", row.split("|")[column]) for column in (1, 3))
         said += len(avoided)
@@ -185,7 +186,8 @@ def test_every_page_of_results_states_its_commit():
 
 
 def test_the_figures_of_the_readme_stand_in_the_pages_it_names():
-    readme, learning = (ROOT / "README.md").read_text(), read("learning.md")
+    readme = (ROOT / "README.md").read_text()
+    learning = read("learning.md")
     worst = read("exactness.md").partition("<!-- worst -->")[2]
     modes, of_fp32 = re.search(r"^\| fp32 \| (\d+) (?:\| \S+ ){2}\| (\S+) \|", worst, re.M).groups()
     of_bf16 = re.search(r"^\| bf16 \| \d+ (?:\| \S+ ){2}\| (\S+) \|", worst, re.M)[1]

@@ -125,7 +125,8 @@ def test_a_public_model_is_continued(text_file, tmp_path):
     """A folder that transformers saved: after three steps the weights are near those of it."""
     from transformers import AlbertConfig, AlbertForPreTraining, AutoTokenizer
 
-    public, exported = tmp_path / "albert-base-v2", tmp_path / "hf" / "continued"
+    public = tmp_path / "albert-base-v2"
+    exported = tmp_path / "hf" / "continued"
     (tmp_path / "vocab").mkdir()
     small_vocab(text_file).write(tmp_path / "vocab")
     AutoTokenizer.from_pretrained(tmp_path / "vocab").save_pretrained(public)

@@ -65,7 +65,8 @@ def test_heads_and_sites_of_a_sample_draw_apart():
     from albert_ds.model.draws import Draws
     from albert_ds.model.dropout import drop
 
-    ends, ones = torch.tensor([0, 40], dtype=torch.int32), torch.ones(40, 40)
+    ends = torch.tensor([0, 40], dtype=torch.int32)
+    ones = torch.ones(40, 40)
     draws = [Draws(torch.arange(40), ends, site=site) for site in (0, 1)]
     kept = [drop(ones, 0.5, each) > 0 for each in draws]
     shares = ones.expand(1, 3, 40, 40).contiguous()

@@ -74,7 +74,8 @@ def test_fp32_equals_float64_in_every_mode(outcomes):
 
 
 def test_fp8_is_within_its_bound_and_resumes_bit_for_bit(outcomes):
-    references, resumed = References(), 0
+    references = References()
+    resumed = 0
     for mode in (mode for mode in outcomes if mode.precision == "fp8"):
         off = compare(outcomes[mode], references.of(mode, outcomes[mode]))
         assert is_within(mode, off, None), (mode, off)
@@ -87,7 +88,8 @@ def test_fp8_is_within_its_bound_and_resumes_bit_for_bit(outcomes):
 
 def test_data_parallelism_and_zero_add_nothing_to_bf16(outcomes):
     # Against one process that takes the same micro-batches: 1 % of the rounding error at most.
-    references, checked = References(), 0
+    references = References()
+    checked = 0
     for mode in outcomes:
         if mode.precision == "fp32" or mode.tensor_parallel > 1 or mode.data_parallel == 1:
             continue
@@ -102,7 +104,8 @@ def test_data_parallelism_and_zero_add_nothing_to_bf16(outcomes):
 
 def test_tensor_parallelism_is_no_further_from_float64_than_one_bf16_process(outcomes):
     # It rounds partial sums to bf16, so it differs from one process as both do from float64.
-    references, ratios = References(), {}
+    references = References()
+    ratios = {}
     for mode in outcomes:
         if mode.precision == "fp32" or mode.tensor_parallel == 1:
             continue

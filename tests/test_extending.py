@@ -106,7 +106,9 @@ def train_toys(rank: int, data, folder):
 
 def test_a_toy_of_each_trains_two_steps(toys, data, tmp_path):
     toy = run_ranks(train_toys, 2, data, tmp_path)[0]
-    values, before, after = toy.metrics[-1], toy.start[WEIGHTS], toy.end[WEIGHTS]
+    values = toy.metrics[-1]
+    before = toy.start[WEIGHTS]
+    after = toy.end[WEIGHTS]
     assert values["back_loss"] > 0 and values["back_accuracy"] is not None
     parts = [values[f"{name}_loss"] for name in ("mlm", "back", "size")]
     assert values["loss"] == pytest.approx(sum(parts)) and all(part > 0 for part in parts)
@@ -167,7 +169,8 @@ def test_an_optimizer_is_one_row_and_what_it_computes(data, tmp_path):
         "zero_optimization": {"stage": 1},
     }
     (tmp_path / "sign.json").write_text(json.dumps(ds_config))
-    run, flags = tmp_path / "run", {"learning_rate": 0.0625, "warmup_steps": 0, "save_every": 1}
+    run = tmp_path / "run"
+    flags = {"learning_rate": 0.0625, "warmup_steps": 0, "save_every": 1}
     for steps in (2, 3):
         given = {**flags, "steps": steps, "num_workers": 0, "keep_last": 9}
         command = train_command(data, run, deepspeed_config=tmp_path / "sign.json", **given)
@@ -271,7 +274,8 @@ class MarkedTask:
         return len(self._read(data, "train"))
 
     def build(self, data, split, vocab, lengths):
-        builder, rows = FeatureBuilder(), self._read(data, split)
+        builder = FeatureBuilder()
+        rows = self._read(data, split)
         for number, (_, text) in enumerate(rows):
             builder.add_example(number, vocab.encode([text]), lengths.sequence)
         builder.count("examples", len(rows))

@@ -119,7 +119,8 @@ def test_every_layout_gives_the_same(alone, tmp_path, task, layout):
             for folder in (reference, tmp_path / "out")
         )
         assert found == pytest.approx(expected, rel=1e-4) and len(found) == 4
-    expected, found = best_of(reference), best_of(tmp_path / "out")
+    expected = best_of(reference)
+    found = best_of(tmp_path / "out")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
     path = "outputs.dev.safetensors"
     outputs = [load_file(folder / path) for folder in (reference, tmp_path / "out")]
@@ -161,7 +162,8 @@ def tune_on_a_clock(rank: int, argv: list[str]) -> int:
     def slow(function):
         return lambda *given: (look(1000), function(*given))[1]
 
-    finetune.evaluate, finetune.save = slow(finetune.evaluate), slow(finetune.save)
+    finetune.evaluate = slow(finetune.evaluate)
+    finetune.save = slow(finetune.save)
     finetune.time = SimpleNamespace(perf_counter=look)
     return tune_ranks(rank, argv)
 
@@ -197,7 +199,8 @@ def test_seeds_are_summarised_and_done_ones_are_not_done_again(checkpoint, cola,
 
 def test_all_seeds_start_from_one_checkpoint(cola, vocab, tmp_path):
     """Of a run that goes on meanwhile; what was started from is recorded, and the card says it."""
-    start, out = write_checkpoint(tmp_path / "start", vocab), tmp_path / "out"
+    start = write_checkpoint(tmp_path / "start", vocab)
+    out = tmp_path / "out"
     start = Path(os.path.relpath(start))  # as it is typed, also in the third run
     for seeds in (2, 3, 4):
         tune("glue/cola", cola, start, out, seeds=seeds, steps=1, learning_rate=0.0)
@@ -279,7 +282,8 @@ def tune_and_count(rank, argv):
     from albert_ds.training import finetune
 
     engines, weights, alive = [], [], []
-    start, write_predictions = finetune.start, finetune.write_predictions
+    start = finetune.start
+    write_predictions = finetune.write_predictions
 
     def start_and_follow(*given):
         run = start(*given)
@@ -318,7 +322,8 @@ def test_texts_with_labels_of_ones_own(tmp_path):
     predicts the same by the labels' names."""
     from transformers import AlbertForSequenceClassification, pipeline
 
-    data, out = write_topics(tmp_path / "data", train=400, wrong=4), tmp_path / "out"
+    data = write_topics(tmp_path / "data", train=400, wrong=4)
+    out = tmp_path / "out"
     # A trained model: whether random weights learn it hangs on rounding, so on the CPU.
     given = dict(steps=40, eval_every=40, batch_size=16, learning_rate=0.0002)
     tune("text", data, ROOT / "tools/demo/model", out, **given)
@@ -355,7 +360,8 @@ def test_tags_of_ones_own(checkpoint, tmp_path):
     """Entities are learned from CoNLL; F1 is conlleval's of what was written; the export agrees."""
     from transformers import AlbertForTokenClassification, AutoTokenizer, pipeline
 
-    data, out = write_entities(tmp_path / "data", train=400), tmp_path / "out"
+    data = write_entities(tmp_path / "data", train=400)
+    out = tmp_path / "out"
     tune("tokens", data, checkpoint, out, steps=160, eval_every=40, learning_rate=0.005)
     lines = (out / "predictions.dev.conll").read_text().split("\n\n")
     sentences = [[row.split("\t") for row in part.splitlines()] for part in lines if part]
@@ -366,7 +372,9 @@ def test_tags_of_ones_own(checkpoint, tmp_path):
     right = said = there = 0
     for sentence in sentences:
         truth, found = (entities_of(column) for column in list(zip(*sentence, strict=True))[1:])
-        right, said, there = right + len(truth & found), said + len(found), there + len(truth)
+        right += len(truth & found)
+        said += len(found)
+        there += len(truth)
     results = read(out)["dev"]
     assert results["f1"] == pytest.approx(2 * right / (said + there)) and results["f1"] > 0.5
     assert results["precision"] == pytest.approx(right / said)

@@ -44,7 +44,8 @@ def tune_and_resume(rank: int, common: list, folder: Path):
         pass
     assert run.step == 6 and run.best == (5, 0.4)
     metrics.close()
-    out, found = run.config.run, {}
+    out = run.config.run
+    found = {}
 
     def look(name: str) -> None:
         try:
@@ -104,7 +105,8 @@ def test_best_weights_that_are_damaged_or_gone_are_an_error(resumed):
 
 def test_seeds_do_not_mix_with_another_run_of_their_folder(common, tmp_path):
     """--seeds 2 where the folder of its first seed is another run's, and then in use."""
-    one, argv = tmp_path / "seed-5", flags(*common, tmp_path, seeds=2, seed=5)
+    one = tmp_path / "seed-5"
+    argv = flags(*common, tmp_path, seeds=2, seed=5)
     config, opened = read_config(argv, world_size=1)
     write_run_files(config, opened, 64)
     write_run_files(replace(config, output=str(one), seeds=1, patience=3), opened, 64)

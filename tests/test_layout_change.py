@@ -42,7 +42,8 @@ def test_the_curve_and_the_weights_are_those_of_the_run_that_changed_nothing(leg
 def test_every_leg_starts_from_every_bit_that_the_one_before_left(legs):
     changed, _ = legs
     for before, after in zip(changed, changed[1:], strict=False):
-        left, read = before[0].end, after[0].start
+        left = before[0].end
+        read = after[0].start
         for kind in KINDS:
             for name, tensor in left[kind].items():
                 assert torch.equal(read[kind][name], tensor), (kind, name)

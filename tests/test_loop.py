@@ -33,7 +33,9 @@ def train_one(name: str, output: Path) -> tuple:
     given = dict(batch_size=4, micro_batch_size=4, steps=5, output=str(output))
     config = small_config(world_size=1, **given)
     run = open_small_run(replace(config, save_every=2, eval_every=100, log_every=1), BATCHES)
-    request, events, ending = SimpleNamespace(reason=None), [], None
+    request = SimpleNamespace(reason=None)
+    events = []
+    ending = None
 
     def damage(batches):
         yield from islice(batches, 2)
@@ -112,7 +114,8 @@ def test_stdout_is_the_trainers_own_and_begins_with_the_facts(data, tmp_path):
 
 def train_listening(rank: int, words: list) -> set[tuple[bool, int]]:
     """Whether a micro-batch was trained on, and what its tokens are beyond whole steps."""
-    rests, compute = set(), Albert.forward
+    rests = set()
+    compute = Albert.forward
 
     def listen(self, input_ids, *given, **more):
         rests.add((self.training, len(input_ids) % STEP))

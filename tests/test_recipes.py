@@ -91,7 +91,8 @@ def test_the_papers_recipe(name, data, tmp_path):
     assert str(args.sequence_length) == asked[asked.index("--sequence-length") + 1]
     assert (args.model, args.gpus) == (config.size, count_ranks(recipe))
     assert (args.steps, args.batch_size) == (config.steps, config.batch_size)
-    ds_config, layout = config.deepspeed, best.layout
+    ds_config = config.deepspeed
+    layout = best.layout
     assert ds_config["gradient_accumulation_steps"] == layout.accumulation
     assert config.micro_batch_size == layout.micro_batch_size
     assert config.activation_checkpointing == layout.activation_checkpointing
@@ -101,7 +102,8 @@ def test_the_papers_recipe(name, data, tmp_path):
 
     def hours(link: float, steps: int = args.steps) -> str:
         """With the recipe's micro-batch."""
-        args.link, args.micro_batch_size = link, layout.micro_batch_size
+        args.link = link
+        args.micro_batch_size = layout.micro_batch_size
         (plan, *_), machine, _ = scaling_model.choose_plans(args)
         return f"{find_hours(plan, machine, link=link * 1e9, steps=steps):,.1f}"
 

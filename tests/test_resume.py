@@ -88,7 +88,8 @@ def test_a_lost_peer_ends_the_others_with_5_and_the_lock_dies_with_its_owner(dat
 @pytest.mark.nightly
 @pytest.mark.parametrize("launcher", ["deepspeed --num_gpus", "torchrun --nproc_per_node"])
 def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path, launcher):
-    run, programs = tmp_path / "run", Path(sys.executable).parent
+    run = tmp_path / "run"
+    programs = Path(sys.executable).parent
     command = train_command(data, run, steps=100_000)[1:]
     process = subprocess.Popen(
         [*f"{programs}/{launcher} 2 --master_port {take_port()}".split(), *command],
@@ -113,7 +114,8 @@ def test_killing_the_launcher_leaves_no_rank_behind(data, tmp_path, launcher):
 @pytest.mark.nightly
 @pytest.mark.parametrize("launcher", ["", "-m torch.distributed.run --master_port PORT"])
 def test_a_run_outlives_the_shell_that_started_it(data, tmp_path, launcher):
-    run, launcher = tmp_path / "run", launcher.replace("PORT", str(take_port()))
+    run = tmp_path / "run"
+    launcher = launcher.replace("PORT", str(take_port()))
     wait = f"until grep -q '\"step\": 2,' {run}/metrics.jsonl 2> /dev/null; do sleep 0.1; done"
     python, *script = train_command(data, run, steps=100_000)
     line = f'nohup {python} {launcher} "$@" > /dev/null 2>&1 & {wait}'
@@ -132,7 +134,8 @@ def test_a_run_outlives_the_shell_that_started_it(data, tmp_path, launcher):
 
 
 def test_a_stop_file_and_the_time_budget_end_with_75_and_a_complete_checkpoint(data, tmp_path):
-    run, flags = tmp_path / "run", dict(save_every=1000, eval_every=1000)
+    run = tmp_path / "run"
+    flags = dict(save_every=1000, eval_every=1000)
     # Rank 0 alone looks at the file.
     ranks = start_ranks(train_command(data, run, steps=100_000, **flags), 2)
     wait_for_step(run, 3)

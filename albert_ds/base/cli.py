@@ -157,7 +157,8 @@ def values_of(args: argparse.Namespace, config: Any) -> dict[str, Any]:
 def check_ranges(config: Any) -> None:
     """Raise UserError for the first field of a dataclass whose value its flag does not allow."""
     for name, declared in flags_of(config).items():
-        value, choices = getattr(config, name), declared.choices
+        value = getattr(config, name)
+        choices = declared.choices
         where = f"{declared.name or as_flag(name)} {value}: must be"
         if isinstance(declared.type, Range) and value is not None and value not in declared.type:
             raise UserError(f"{where} {declared.type}")

@@ -97,7 +97,8 @@ def read_lines(path: Path) -> list[dict]:
     Lines that are no JSON object with a whole number "step" are left out; one message counts them.
     A killed process leaves such a line. Raises OSError.
     """
-    records, left_out = [], 0
+    records = []
+    left_out = 0
     if path.exists() and not path.is_file():  # to open a pipe may take for ever
         raise UserError(f"{path}: not a file")
     with path.open("rb") as file:

@@ -67,7 +67,8 @@ class Claim:
 
     def __init__(self, path: Path):
         self.path = path
-        self._text, self._pid = f"{describe_process()} {secrets.token_hex(8)}", os.getpid()
+        self._text = f"{describe_process()} {secrets.token_hex(8)}"
+        self._pid = os.getpid()
         _take(path, self._text)
         self._ended = threading.Event()
         threading.Thread(target=self._touch, daemon=True).start()
@@ -114,8 +115,10 @@ def _take(path: Path, text: str) -> None:
 
 def _read_dead(path: Path) -> str:
     """What a dead owner wrote. Raises BlockingIOError if it lives, FileNotFoundError if none is."""
-    text, touched = path.read_text(), path.stat().st_mtime_ns
-    owner, until = text.rpartition(" ")[0], time.monotonic() + SILENT * BEAT
+    text = path.read_text()
+    touched = path.stat().st_mtime_ns
+    owner = text.rpartition(" ")[0]
+    until = time.monotonic() + SILENT * BEAT
     while not is_dead(owner):
         is_over = time.monotonic() > until
         if path.stat().st_mtime_ns != touched:  # clocks of machines differ

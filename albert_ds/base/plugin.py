@@ -88,7 +88,8 @@ def _describe(error: BaseException, file: str) -> str:
     lines = [frame.lineno for frame in frames if frame.filename == file]
     what = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
-        lines, what = [error.lineno], f"no Python: {error.msg}"
+        lines = [error.lineno]
+        what = f"no Python: {error.msg}"
     elif isinstance(error, UserError):
         what = str(error)
     return f"line {lines[-1]}: {what}" if lines and lines[-1] else what

@@ -69,7 +69,8 @@ class Schedule:
     def at(self, step: int) -> Any:
         """The value that the step after `step` finished ones has."""
         number = bisect(self.starts, step)
-        point, after = self.points[number - 1], self.points[number : number + 1]
+        point = self.points[number - 1]
+        after = self.points[number : number + 1]
         if not after or not after[0].is_line:
             return point.value
         share = (step - point.start) / (after[0].start - point.start)

@@ -223,7 +223,9 @@ class _Watch(fsspec.callbacks.Callback):
 
     def __init__(self, size: float):
         super().__init__()
-        self._limit, self._started, self._bytes = size or math.inf, time.monotonic(), 0
+        self._limit = size or math.inf
+        self._started = time.monotonic()
+        self._bytes = 0
 
     def relative_update(self, inc: int = 1) -> None:
         self._bytes += inc
@@ -243,7 +245,8 @@ class _Sink(io.BytesIO):
 
     def __init__(self, limit: int):
         super().__init__()
-        self._limit, self._watch = limit, _Watch(math.inf)
+        self._limit = limit
+        self._watch = _Watch(math.inf)
 
     def write(self, chunk) -> int:
         self._watch.relative_update(len(chunk))
@@ -255,7 +258,9 @@ class _Sink(io.BytesIO):
 
 class _Parts(io.RawIOBase):
     def __init__(self, location: str):
-        self._location, self._size, self._at = location, stat(location).size, 0
+        self._location = location
+        self._size = stat(location).size
+        self._at = 0
 
     def readable(self) -> bool:
         return True
@@ -268,7 +273,8 @@ class _Parts(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer) -> int:
-        begin, end = self._at, min(self._at + len(buffer), self._size)
+        begin = self._at
+        end = min(self._at + len(buffer), self._size)
         if begin >= end:
             return 0
         content = with_retries(self._location, partial(_read_range, begin=begin, end=end))

@@ -164,7 +164,8 @@ def write_folder(final: Path, tensors: dict, facts: dict, lock: RunLock | None =
 
 def _storage_failed(root: Path, tensors: dict, caught: Exception) -> MachineFailed:
     needed = sum(t.numel() * 4 for content in tensors.values() for t in content.values())
-    free, kept = "unknown", []
+    free = "unknown"
+    kept = []
     with contextlib.suppress(OSError):
         free = f"{shutil.disk_usage(root if root.exists() else root.parent).free:,}"
         kept = [path.name for path in reversed(list_checkpoints(root))]
@@ -207,7 +208,8 @@ def open_newest(output: Path, shapes: Shapes | None = None) -> tuple[Checkpoint 
     if one cannot be read, since it may be the newest whole one, UserError if a later version
     wrote one, and DamagedData if all are damaged.
     """
-    root, damaged = output / "checkpoints", []
+    root = output / "checkpoints"
+    damaged = []
     try:
         if not _exists(root):
             return None, []

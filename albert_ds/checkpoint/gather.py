@@ -53,7 +53,8 @@ def _piece(engine: Engine, fragment: ParamFragment, file: str) -> Tensor:
 
     A moment that the optimizer does not keep is 0 in the file.
     """
-    kind, flat = file.removesuffix(".safetensors"), fragment.flat
+    kind = file.removesuffix(".safetensors")
+    flat = fragment.flat
     if kind != "weights":
         flat = engine.optimizer.state[flat].get(kind)
     if flat is None:
@@ -129,7 +130,8 @@ class Saver:
         tensors = {file: gather(self._engine, file) for file in list_files(self._engine)}
         loss_scale = None
         if self._engine.deepspeed.fp16_enabled():  # its dynamic scaler, as plain numbers
-            scaler, numbers = _loss_scaler(self._engine), int | float | bool
+            scaler = _loss_scaler(self._engine)
+            numbers = int | float | bool
             loss_scale = {name: x for name, x in scaler.items() if isinstance(x, numbers)}
         state = TrainState(step=step, samples=samples, updates=updates, loss_scale=loss_scale)
         if self._engine.mesh.rank == 0:

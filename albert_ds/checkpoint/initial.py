@@ -22,7 +22,8 @@ def find_origins(folder: ModelFolder, config: ModelConfig) -> Origins:
     as run once. What a layer has of its own is that of the nearest layer with its blocks. Raises
     UserError if the weights do not fit the run.
     """
-    where, old = f"--init-from {folder.path}", folder.config
+    where = f"--init-from {folder.path}"
+    old = folder.config
     if folder.head is not None:
         raise UserError(
             f"{where}: a fine-tuned model ({folder.head.kind}); must be a pretrained one"
@@ -89,7 +90,8 @@ def read_initial_weights(folder: ModelFolder, config: ModelConfig, seed: int = 0
     What layers have of their own is taken along; what the old ones do not have starts as nothing,
     from `seed`. A pooler and a sentence head are dropped if the new run has none.
     """
-    origins, state = find_origins(folder, config), folder.read_weights()
+    origins = find_origins(folder, config)
+    state = folder.read_weights()
     own = build_per_layer(config)
     init_weights(own, config.initializer_range, seed)
     started = {f"albert.encoder.own.{name}": x for name, x in own.state_dict().items()}

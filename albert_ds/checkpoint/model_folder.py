@@ -62,7 +62,9 @@ class ModelFolder:
         needs_mlm_head: bool = False,
     ):
         """Raises UserError if there is no model in the folder."""
-        self.path, self.average, self.average_last = Path(path), average, last
+        self.path = Path(path)
+        self.average = average
+        self.average_last = last
         self.needs_mlm_head = needs_mlm_head
         self.is_ours = True
         if not self.path.exists():
@@ -72,7 +74,8 @@ class ModelFolder:
         elif (self.path / WEIGHTS).is_file():
             self.root = self.path.absolute().parent.parent
         elif any((self.path / name).is_file() for name in HF_FILES):
-            self.root, self.is_ours = self.path, False
+            self.root = self.path
+            self.is_ours = False
         else:
             seeds = ", ".join(path.name for path in sorted(self.path.glob("seed-*")))
             hint = f"; name one of {seeds} in it" if seeds else ""

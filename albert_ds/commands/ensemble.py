@@ -57,7 +57,8 @@ def combine(folders: list[Path], output: Path) -> dict:
     caches = [folder / FEATURES for folder in (members[0], members[0].resolve().parent)]
     cache = next((folder for folder in caches if folder.is_dir()), caches[0])
     splits, outputs = {}, {}
-    opened, data = find_task(task, tuple(config["head"]["labels"])), Path(config["data"])
+    opened = find_task(task, tuple(config["head"]["labels"]))
+    data = Path(config["data"])
     now = config["features"]
     with suppress(UserError):  # gone: a task that reads them again says so
         now = fingerprint_splits(task, opened, data, ModelFolder(members[0]).vocab, lengths)

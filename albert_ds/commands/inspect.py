@@ -101,7 +101,8 @@ def show_sample(sample: Sample, config: StreamConfig, source: ShardSet) -> None:
     print(f"  {len(sample.ids)} tokens, ", end="")
     is_pair = sample.pair_label != NO_LABEL
     print(OBJECTIVES[config.objective].labels[sample.pair_label] if is_pair else "no pair")
-    pieces, hidden = source.vocab.pieces, masked_labels(sample)
+    pieces = source.vocab.pieces
+    hidden = masked_labels(sample)
     for name, begin, end in (("A", 0, sample.first), ("B", sample.first, len(sample.ids))):
         text = ""
         for i in range(begin, end):
@@ -159,7 +160,8 @@ class Statistics:
     available: int = 0  # stored tokens
 
     def add(self, sample: Sample) -> None:
-        hidden, ids = masked_labels(sample), sample.ids.tolist()
+        hidden = masked_labels(sample)
+        ids = sample.ids.tolist()
         self.lengths.append(len(ids))
         self.first_lengths.append(sample.first)
         self.masked_shares.append(len(hidden) / len(ids))
@@ -186,7 +188,8 @@ def count_runs(masked: dict[int, int], starts: list[bool]) -> Iterator[int]:
 
 
 def print_statistics(seen: Statistics, count: int, config: StreamConfig, pieces: list[str]) -> None:
-    tokens, masked = sum(seen.lengths), seen.replaced.total()
+    tokens = sum(seen.lengths)
+    masked = seen.replaced.total()
     room = config.sequence_length * count
     print(f"{count:,} samples, {tokens:,} tokens")
     print(f"fill: {tokens / room:.1%} of {config.sequence_length} (no row is ever padded)")

@@ -54,7 +54,8 @@ def main(argv: list[str]) -> None:
         patterns, vocab, output = (args.pop(name) for name in ("input", "vocab", "output"))
         piece, join = args.pop("piece"), args.pop("join")
         pool.start(args.pop("processes"))
-        config, left_out = BuildConfig(**args), Counter()
+        config = BuildConfig(**args)
+        left_out = Counter()
         refuse_within(output, patterns)
         files = find_files(patterns, left_out=left_out)
         given = files, read_vocab(vocab), output, config, pool

@@ -46,7 +46,8 @@ def draw_positions(
     masked = bytearray(len(starts))
     for edge in edges:
         masked[edge] = 1  # never drawn
-    visits, draws = rng.permutation(len(begins)), rng.random(len(begins))
+    visits = rng.permutation(len(begins))
+    draws = rng.random(len(begins))
     few = 2 * budget // 3 + 8  # mostly enough to use the budget; lists of all words take longer
     first = zip(visits[:few].tolist(), draws[:few].tolist(), strict=True)
     for word, draw in chain(first, zip(visits[few:], draws[few:], strict=True)):

@@ -98,7 +98,8 @@ class ShardOrder:
         return Place(epoch, shard, sample, int(self._firsts[shard]) + sample)
 
     def _begin_epoch(self, epoch: int) -> None:
-        self._epoch, self._round = epoch, -1
+        self._epoch = epoch
+        self._round = -1
         shards = self._shard_draws.permutation(len(self._sizes), self._source, epoch)
         self._rounds = [
             shards[i : i + ROUND_SHARDS].tolist() for i in range(0, len(shards), ROUND_SHARDS)

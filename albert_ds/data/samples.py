@@ -51,7 +51,8 @@ def draw_sample(
     """
     target = draw_target(config.sequence_length - NUM_MARKS, config.short_fraction, rng)
     pair = draw_pair(sequence, target, config.objective, draw_other, rng)
-    first, second = len(pair.first) + 2, len(pair.second) + (len(pair.second) > 0)
+    first = len(pair.first) + 2
+    second = len(pair.second) + (len(pair.second) > 0)
     ids = np.empty(first + second, np.int64)
     ids[0] = CLS
     ids[1 : first - 1] = pair.first

@@ -110,7 +110,9 @@ class SentenceRuns:
         count = len(self._starts)
         if not count:
             return None
-        offset, begin, size = int(rng.integers(count)), 0, 512
+        offset = int(rng.integers(count))
+        begin = 0
+        size = 512
         while begin < count:  # mostly the first few hundred starts hold one
             runs = (offset + np.arange(begin, min(begin + size, count))) % count
             stops = self._starts[runs] + length
@@ -118,7 +120,8 @@ class SentenceRuns:
             fits[fits] = self._is_end[stops[fits]]
             if fits.any():
                 return self._place(int(runs[fits.argmax()]), length)
-            begin, size = begin + size, 8 * size
+            begin += size
+            size = 8 * size
         return self._find_nearest(length, document, offset)
 
     def _find_nearest(self, length: int, document: int, offset: int) -> tuple[int, int, int] | None:
@@ -126,7 +129,8 @@ class SentenceRuns:
         runs = runs[self._documents[runs] != document]
         if not len(runs):
             return None
-        starts, last = self._starts[runs], self._stops[runs]
+        starts = self._starts[runs]
+        last = self._stops[runs]
         above = self._ends.searchsorted(np.minimum(starts + length, last))
         longer = self._ends[above] - starts
         shorter = self._ends[above - 1] - starts
@@ -166,7 +170,8 @@ def _replace(first: np.ndarray, second: np.ndarray, draw_other: DrawOther, rng) 
     other = draw_other(len(second))
     if other is None:
         return first, second, NO_LABEL
-    label, length = int(rng.random() < 0.5), len(second)
+    label = int(rng.random() < 0.5)
+    length = len(second)
     if len(other) != length:
         length = max(1, min(len(other), length) - 1)
     return first, (other if label else second)[:length], label
@@ -183,9 +188,11 @@ def draw_pair(
 
     A single sentence makes no pair: no label.
     """
-    ids, ends = sequence.ids, sequence.ends
+    ids = sequence.ids
+    ends = sequence.ends
     i, j = draw_window(ends, target, rng)
-    begin, end = int(ends[i - 1]) if i else 0, int(ends[j - 1])
+    begin = int(ends[i - 1]) if i else 0
+    end = int(ends[j - 1])
     target = min(target, end - begin)
     if j - i == 1:
         whole = _cut(ids[begin:end], end - begin - target, rng)

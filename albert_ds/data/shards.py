@@ -97,7 +97,8 @@ def unpack_sequence(
     if zlib.crc32(memoryview(record)[4:]) != crc:
         raise ValueError("its checksum is wrong")
     body = np.frombuffer(record, dtype, offset=_HEADER.size)
-    ends, ids = body[:sentences], body[sentences:]
+    ends = body[:sentences]
+    ids = body[sentences:]
     if not 0 < sentences < len(body) or ends[-1] != len(ids):
         raise ValueError(f"its {sentences} sentences do not end at its {len(ids)} tokens")
     if not ends[0] or (ends[1:] <= ends[:-1]).any():
@@ -153,7 +154,8 @@ def write_shard(folder: Path, name: str, records: list[bytes], tokens: int) -> S
 
     Raises UserError if it is larger than a reader takes.
     """
-    stem, tar = name.removesuffix(".tar"), io.BytesIO()
+    stem = name.removesuffix(".tar")
+    tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w", format=tarfile.USTAR_FORMAT) as writer:
         for number, record in enumerate(records):
             member = tarfile.TarInfo(f"{stem}-{number:05d}.seq")  # owner 0, time 0, mode 644
@@ -179,7 +181,8 @@ class Shard:
     """A shard in memory. A record is unpacked and checked when it is asked for."""
 
     def __init__(self, source: ShardSet, number: int):
-        self._source, self._info = source, (info := source.shards[number])
+        self._source = source
+        self._info = info = source.shards[number]
         self._path = join(source.folder, info.name)
         try:
             self._content = read_bytes(self._path, info.bytes + 1)
@@ -208,7 +211,9 @@ class Shard:
 
     def _find_records(self) -> list[tuple[int, int]]:
         """Begin and end of every record in the tar, whose headers are all checked."""
-        content, places, at = self._content, [], 0
+        content = self._content
+        places = []
+        at = 0
         for number in range(self._info.samples):
             header = content[at : at + _BLOCK]
             if len(header) < _BLOCK:
@@ -218,7 +223,8 @@ class Shard:
                 raise self._damaged(number, "its tar header is damaged")
             if name != self._key(number):
                 raise self._damaged(number, f"missing; {name or 'the end'} is in its place")
-            begin, end = at + _BLOCK, at + _BLOCK + size
+            begin = at + _BLOCK
+            end = at + _BLOCK + size
             if end > self._info.bytes:
                 whole = f"the {self._info.bytes} of the shard in {INDEX_NAME}"
                 raise self._damaged(number, f"its {size} bytes go beyond {whole}")

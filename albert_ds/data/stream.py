@@ -95,7 +95,8 @@ def check_shared_memory(num_workers: int, tokens: int) -> None:
 
     Containers have 64 MB there.
     """
-    needed, free = tokens * BYTES_A_TOKEN, shutil.disk_usage(SHARED_MEMORY).free
+    needed = tokens * BYTES_A_TOKEN
+    free = shutil.disk_usage(SHARED_MEMORY).free
     if needed > free:
         raise UserError(
             f"--num-workers {num_workers}: their micro-batches need {needed / 1e6:,.1f} MB of "

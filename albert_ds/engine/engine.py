@@ -238,7 +238,8 @@ def check_head_width(model: nn.Module, name: str = "") -> None:
 
 
 def _whole_shape(parameter: nn.Parameter, mesh: Mesh) -> torch.Size:
-    shape, dim = list(parameter.shape), shard_dim(parameter)
+    shape = list(parameter.shape)
+    dim = shard_dim(parameter)
     if dim is not None:
         shape[dim] *= mesh.tp_size
     return torch.Size(shape)

@@ -229,7 +229,8 @@ class HandOut(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, passes: Passes, graphs: Graphs, *parameters: Tensor):
-        ctx.has_gradient, ctx.cut = passes.has_gradient, graphs.cut
+        ctx.has_gradient = passes.has_gradient
+        ctx.cut = graphs.cut
         ctx.gradients = graphs.flat.clone()
         values = passes.values.clone()
         ctx.mark_non_differentiable(values)

@@ -15,7 +15,8 @@ MASK_WORD = "[MASK]"
 
 def fill_masks(folder: ModelFolder, sentences: list[str], top: int) -> list[list[list]]:
     """For each sentence and each of its masks the `top` pairs (piece, probability), best first."""
-    model, vocab = folder.build_model(), folder.vocab
+    model = folder.build_model()
+    vocab = folder.vocab
     if top > vocab.size:
         raise UserError(f"--top {top}: must be at most {vocab.size}, the vocabulary's size")
     samples = [np.array(encode(vocab, s, folder.trained_length)) for s in sentences]

@@ -59,7 +59,8 @@ def measure_similarity(
 ) -> dict[str, list[float] | int]:
     """Means over all tokens, one number a layer: `l2`, `degrees` (0 to 180); and `tokens`."""
     model.eval()
-    sums, tokens = None, 0
+    sums = None
+    tokens = 0
     for batch in batches:
         states = _encode(model, batch.on(device))["hidden_states"]
         distances = torch.stack([_compare(a, b) for a, b in zip(states, states[1:], strict=False)])
@@ -87,7 +88,8 @@ def measure_depths(
     layers are the first ones of a deeper run is read from that run. `KEY_interval` is half of the
     95 % interval of a mean, by how far it differs between micro-batches; 0 of a single one.
     """
-    encoder, word = model.eval().albert.encoder, model.albert.embeddings.word.weight
+    encoder = model.eval().albert.encoder
+    word = model.albert.embeddings.word.weight
     # Else a state is not the output of a layer, but the input of the next.
     is_output = not model.config.has_per_layer("layer.input")
     sums, counts = [], []
@@ -100,9 +102,11 @@ def measure_depths(
             begins = plan[:depth] == encoder.plan and layers[:depth] == encoder.layers
             if not (begins and is_output):
                 states = _encode(model, tensors)["hidden_states"]
-                plan, layers = encoder.plan, encoder.layers
+                plan = encoder.plan
+                layers = encoder.layers
             outputs[depth] = states[depth]
-        before, rows = states[0], []
+        before = states[0]
+        rows = []
         for depth in depths:
             hidden = outputs[depth][tensors["masked_positions"]]
             results = model.mlm_head(hidden, tensors["masked_labels"], word)
@@ -125,7 +129,8 @@ def _average(sums: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, to
     """Means of sums [batches, depths, keys] over `counts` [batches, keys], and their standard
     errors, as of ratios: what is alike in a batch, such as tokens of a sentence, is not
     independent (Cochran, Sampling Techniques, 6.3)."""
-    number, total = len(sums), counts.sum(0)
+    number = len(sums)
+    total = counts.sum(0)
     means = sums.sum(0) / total
     away = (sums - means * counts[:, None]).square().sum(0)
     return means, (away * number / max(number - 1, 1)).sqrt() / total

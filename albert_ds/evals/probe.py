@@ -152,7 +152,8 @@ def interval(share: float, count: int) -> tuple[float, float]:
 def probe_pairs(args: Namespace, folder: ModelFolder, device: torch.device) -> tuple[dict, str]:
     """Accuracy on minimal pairs, and a table of it."""
     pairs = read_pairs(args.minimal_pairs)
-    model, vocab = folder.build_model().to(device), folder.vocab
+    model = folder.build_model().to(device)
+    vocab = folder.vocab
     if args.precision == "bf16":
         model.albert.to(torch.bfloat16)
     started = time.perf_counter()
@@ -180,7 +181,8 @@ def probe_depths(args: Namespace, folder: ModelFolder, device: torch.device) -> 
             f"{folder.config.sharing} they have other blocks"
         )
     _, model, batches = open_heldout(args, folder, device, "none", depths[-1])
-    rows, masked = measure_depths(model, batches, depths, device), sum(b.masked for b in batches)
+    rows = measure_depths(model, batches, depths, device)
+    masked = sum(b.masked for b in batches)
     header = ("layers", "MLM loss", "MLM accuracy", "", "L2", "degrees")
     lines = [f"| {' | '.join(header)} |", "| ---: | ---: | ---: | --- | ---: | ---: |"]
     best = max(row["mlm_accuracy"] for row in rows) or 1.0

@@ -115,7 +115,8 @@ def _describe_training(run: dict, *, is_task: bool) -> dict:
 
 
 def _describe_data(run: dict, indexes: dict[str, dict]) -> dict[str, str]:
-    facts, folders = {}, run.get("data") or []
+    facts = {}
+    folders = run.get("data") or []
     weights = run.get("data_weights") or [1.0] * len(folders)
     for number, (folder, weight) in enumerate(zip(folders, weights, strict=False), start=1):
         words = [f"{weight:.1%} of the samples"]
@@ -141,7 +142,9 @@ def _list_results(
         best = _read_object(folder.root / "results.json") if weights == BEST.name else {}
         title = f"Development set, at step {best.get('best_step')}"
         return [(title, str(run.get("task", folder.head.kind)), best.get("dev") or {})]
-    results, metrics, step = [], folder.root / "metrics.jsonl", weights.removeprefix("step-")
+    results = []
+    metrics = folder.root / "metrics.jsonl"
+    step = weights.removeprefix("step-")
     if step.isdecimal() and metrics.is_file():
         for line in read_lines(metrics):
             if "heldout_mlm_loss" in line and line["step"] <= int(step):

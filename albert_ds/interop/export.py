@@ -44,7 +44,9 @@ def export_hf(
     the file; what is rounded is compared before and after.
     """
     check_folder(output, [folder.root], names=["checkpoints"])
-    config, head, state = folder.config, folder.head, folder.read_weights()
+    config = folder.config
+    head = folder.head
+    state = folder.read_weights()
     if max_length is not None:
         if max_length > config.max_position_embeddings:
             raise UserError(
@@ -143,7 +145,8 @@ def _find_milestones(run: Path) -> dict[str, int | None]:
 
 def read_probes(paths: list[Path], folders: list[ModelFolder]) -> list[dict]:
     """Reports of `albert-ds probe`. Raises UserError for one that is not about these models."""
-    probes, names = [], [folder.name for folder in folders]
+    probes = []
+    names = [folder.name for folder in folders]
     for path in paths:
         probe = read_json(path, f"--probe {path}")
         check(probe, {"weights": str, "data": str}, f"--probe {path}")

@@ -90,21 +90,24 @@ class AlbertModel(nn.Module):
         Returns `last_hidden_state` [N, H], `pooled` [B, H] (None without a pooler) and
         `hidden_states`, the L + 1 states [N, H] from the embedding to the last layer.
         """
-        ids, draws = [input_ids, token_type_ids, position_ids], None
+        ids = [input_ids, token_type_ids, position_ids]
+        draws = None
         if self.training and self.embeddings.dropout.p:
             if seeds is None:
                 draws = Draws.anew(cu_seqlens, len(input_ids))
             else:
                 draws = Draws(seeds, cu_seqlens)
         query = self.encoder.attention[0].get_submodule("self_attention.query")
-        number, ends = len(input_ids), cu_seqlens
+        number = len(input_ids)
+        ends = cu_seqlens
         added = round_tokens(number) - number
         # Not under tensor parallelism, which sends the rows: more of them cost more.
         if added and isinstance(query, nn.Linear) and is_shape_bound(query.weight):
             more = -(-added // max_seqlen)
             rows = [*ids, *([draws.seeds] if draws else [])]
             rows, ends = pad_tokens(rows, ends, number + added, more)
-            ids, draws = rows[:3], Draws(rows[3], ends) if draws else None
+            ids = rows[:3]
+            draws = Draws(rows[3], ends) if draws else None
         *states, last = self.encoder(
             self.embeddings(*ids, draws), ends, max_seqlen, output_positions, draws
         )
@@ -160,11 +163,13 @@ class MlmHead(nn.Module):
         positions all are 0 and still depend on every parameter, because ranks wait for each other's
         gradients.
         """
-        targets, width = [labels], hidden.dtype.itemsize
+        targets = [labels]
+        width = hidden.dtype.itemsize
         if goals is not None:
             targets += goals
             width += DIVERGENCE_BYTES
-        x, rows = self.project(hidden), count_score_rows(len(word), width)
+        x = self.project(hidden)
+        rows = count_score_rows(len(word), width)
         # split() of no rows is one chunk of no rows.
         chunks = list(zip(*(each.split(rows) for each in (x, *targets)), strict=True))
         score = score_words
@@ -317,7 +322,8 @@ def compute_pairs(model: AlbertForPretraining, states: Encoded) -> Found:
 
 def compute_exits(model: AlbertForPretraining, states: Encoded) -> Found:
     """The weighted cross entropies of the masked words at the exits before the last layer."""
-    total, word = None, model.albert.embeddings.word.weight
+    total = None
+    word = model.albert.embeddings.word.weight
     for layer, weight in model.exits.items() if model.training else ():
         if layer < len(states.inner):
             masked = states.inner[layer].index_select(0, states.masked_positions)

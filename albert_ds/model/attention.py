@@ -147,7 +147,8 @@ def attend_rounded(
     backwards. Short sequences at the end, as a bucket has them, are narrower copies of their own.
     """
     lengths = kv_ends.diff()
-    number, cut = len(lengths), int((2 * lengths > lengths.max()).nonzero().max()) + 1
+    number = len(lengths)
+    cut = int((2 * lengths > lengths.max()).nonzero().max()) + 1
     if cut == number:
         widths = round_width(q_ends), round_width(kv_ends)
         return attend_padded(q, k, v, q_ends, kv_ends, widths, drops)

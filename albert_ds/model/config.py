@@ -216,7 +216,9 @@ def count_flops(config: ModelConfig, *, tokens: int, squared_lengths: int, maske
 
     tokens: real tokens N; squared_lengths: sum over sequences of length ** 2; masked: positions P.
     """
-    v, e, h = config.vocab_size, config.embedding_size, config.hidden_size
+    v = config.vocab_size
+    e = config.embedding_size
+    h = config.hidden_size
     projection = e * h if config.has_map else 0
     per_layer = 0
     for part in list_projections(config.feed_forward).values():

@@ -66,7 +66,8 @@ class CachedCrossEntropy(torch.autograd.Function):
             losses.append(torch.where(label == IGNORED, 0, total - chosen))
             corrects.append(correct)
             totals.append(total)
-        correct, total = torch.cat(corrects).sum(), torch.cat(totals)
+        correct = torch.cat(corrects).sum()
+        total = torch.cat(totals)
         ctx.save_for_backward(logits, labels, total)
         ctx.mark_non_differentiable(correct)
         sums = torch.cat(losses).sum(), correct

@@ -31,7 +31,8 @@ def read_depths(model: ModelConfig, schedule: str | None, num_steps: int) -> Sch
 
     Raises UserError if a part would not use every block, or the last does not run all layers.
     """
-    name, text = "--depth-schedule", schedule or str(model.num_layers)
+    name = "--depth-schedule"
+    text = schedule or str(model.num_layers)
 
     def read(typed: str) -> Depths:
         try:
@@ -48,7 +49,8 @@ def read_depths(model: ModelConfig, schedule: str | None, num_steps: int) -> Sch
 def read_span(text: str) -> tuple[int, int]:
     """The ends of `2-6`, or those of `4`, which are one; ArgumentTypeError for anything else."""
     low, is_span, high = text.partition("-")
-    first, last = int(LAYERS(low)), int(LAYERS(high if is_span else low))
+    first = int(LAYERS(low))
+    last = int(LAYERS(high if is_span else low))
     if first > last:
         raise argparse.ArgumentTypeError(f"{text}: must be the smaller depth first")
     return first, last

@@ -16,7 +16,9 @@ from torch import Tensor
 
 SPREAD = 0x9E3779B97F4A7C15  # golden ratio x 2^64: what sites add to a seed is far apart
 # Philox (Salmon et al. 2011), as Triton and torch have it on CUDA.
-FACTORS, WEYL, ROUNDS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85), 10
+FACTORS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
 LOW = 0xFFFFFFFF
 
 
@@ -74,15 +76,16 @@ def is_kept(seeds: Tensor, number: int, width: int, probability: float) -> Tenso
     keys = [key & LOW, key >> 32 & LOW]
     zero = torch.zeros_like(key)
     block = max(1 << (width - 1).bit_length(), 4)
-    a, b, c, d = torch.arange(block // 4, device=seeds.device).unsqueeze(0), zero, zero, zero
+    a = torch.arange(block // 4, device=seeds.device).unsqueeze(0)
+    b = zero
+    c = zero
+    d = zero
     for _ in range(ROUNDS):
         first, third = a * FACTORS[0], c * FACTORS[1]  # 64 bits, of which int64 has the sign
-        a, b, c, d = (
-            third >> 32 & LOW ^ b ^ keys[0],
-            third & LOW,
-            first >> 32 & LOW ^ d ^ keys[1],
-            first & LOW,
-        )
+        a = third >> 32 & LOW ^ b ^ keys[0]
+        b = third & LOW
+        c = first >> 32 & LOW ^ d ^ keys[1]
+        d = first & LOW
         keys = [(key + step) & LOW for key, step in zip(keys, WEYL, strict=True)]
     drawn = torch.stack([a, b, c, d], dim=2).flatten(1)[:, :width]
     # To [0, 1) as Triton does it: of a negative number the complement.

@@ -36,7 +36,8 @@ def drop(x: Tensor, probability: float, draws: Draws | None = None) -> Tensor:
         draws = Draws.anew(ends, len(x))
     if x.is_cuda:
         return drop_rows(x, probability, draws.seeds, draws.number())
-    width, begins = x.size(1), draws.ends[:-1].tolist()
+    width = x.size(1)
+    begins = draws.ends[:-1].tolist()
     counts = [rows * width for rows in draws.ends.diff().tolist()]
     places = draw_dropped(draws.keys(), counts, probability)
     for begin, each in zip(begins, places, strict=True):
@@ -68,17 +69,22 @@ def draw_dropped(keys: np.ndarray, counts: list[int], probability: float) -> lis
     expected = [count * probability for count in counts]
     # Too few in one of 700 rows, which then has the same and more.
     sizes = [int(e + 3 * math.sqrt(e) + 5) if e else 0 for e in expected]
-    generator, drawn = torch.Generator(), torch.empty(sum(sizes))
+    generator = torch.Generator()
+    drawn = torch.empty(sum(sizes))
     seeds = [key >> 1 for key in keys.tolist()]
     for part, seed in zip(drawn.split(sizes), seeds, strict=True):
         if len(part):
             part.uniform_(generator=generator.manual_seed(seed))
-    ends, dropped, begin, before = find_gaps(drawn, probability).cumsum(0).numpy(), [], 0, 0
+    ends = find_gaps(drawn, probability).cumsum(0).numpy()
+    dropped = []
+    begin = 0
+    before = 0
     for seed, count, size in zip(seeds, counts, sizes, strict=True):
         row = ends[begin : begin + size]
         places = row[: row.searchsorted(before + count + 1)] - (before + 1)
         if len(row):
-            begin, before = begin + size, int(row[-1])
+            begin += size
+            before = int(row[-1])
         while len(places) == size > 0:
             size *= 2
             again = torch.empty(size).uniform_(generator=generator.manual_seed(seed))

@@ -138,7 +138,8 @@ class AttentionBlock(nn.Module):
 
         draws: of the rows that come out, at the first of two sites.
         """
-        heads, after = self.self_attention, draws and draws.at(draws.site + 1)
+        heads = self.self_attention
+        after = draws and draws.at(draws.site + 1)
         if sums is not None and output_positions is None:
             *qkv, x = linear_heads(x, *joined or heads.join_projections(), sums)
             mixed = heads.attend(*qkv, cu_seqlens, cu_seqlens, max_seqlen, draws)
@@ -149,7 +150,8 @@ class AttentionBlock(nn.Module):
 
     def tensors(self, joined: tuple[Tensor, Tensor]) -> list[tuple[Tensor, ...]]:
         """Groups of `share_gradients`."""
-        last, norm = self.self_attention.output, self.layer_norm
+        last = self.self_attention.output
+        norm = self.layer_norm
         return [joined, (last.weight, norm.weight, norm.bias, last.bias)]
 
 
@@ -177,7 +179,9 @@ class FeedForwardBlock(nn.Module):
 
     def tensors(self) -> list[tuple[Tensor, ...]]:
         """Groups of `share_gradients`."""
-        up, last, norm = self.feed_forward.up, self.feed_forward.down, self.layer_norm
+        up = self.feed_forward.up
+        last = self.feed_forward.down
+        norm = self.layer_norm
         return [(up.weight, up.bias), (last.weight, norm.weight, norm.bias, last.bias)]
 
 
@@ -241,7 +245,8 @@ class Encoder(nn.Module):
         """
         joined = [block.self_attention.join_projections() for block in self.attention]
         x, sums = self._share_gradients(x, joined)
-        states, embedded = [x], x
+        states = [x]
+        embedded = x
         for layer, (a, f) in enumerate(self.plan):
             last_positions = output_positions if layer + 1 == len(self.plan) else None
             if draws is not None and last_positions is not None:
@@ -256,7 +261,8 @@ class Encoder(nn.Module):
                     x = states[-1] = own.layer["input"](x)
                 if "embedded" in own.layer:
                     x = own.layer["embedded"](x, embedded)
-                attention, ffn = partial(attention, own=own.attention), partial(ffn, own=own.ffn)
+                attention = partial(attention, own=own.attention)
+                ffn = partial(ffn, own=own.ffn)
             x = self._run_layer(attention, ffn, x, cu_seqlens, max_seqlen, last_positions)
             states.append(x)
         return states

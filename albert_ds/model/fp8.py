@@ -20,7 +20,8 @@ from torch import Tensor
 
 from albert_ds.model.kernels import count_programs
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+E4M3 = torch.float8_e4m3fn
+E5M2 = torch.float8_e5m2
 # The largest number of each type is 1.75 x 2^this.
 TOP = {E4M3: 8, E5M2: 15}
 VALUES = 8192  # that a program reads at once
@@ -91,7 +92,8 @@ def find_largest(x: Tensor) -> Tensor:
 def cast(x: Tensor, parts: Tensor, dtype: torch.dtype, *, rows: bool, columns: bool) -> Eight:
     """x [N, K] in eight bits, as it lies and transposed; parts: of `find_largest`."""
     height, width = x.shape
-    padded, (programs,) = height + -height % 16, parts.shape
+    padded = height + -height % 16
+    (programs,) = parts.shape
     eight = Eight(
         x.new_empty(height, width, dtype=dtype) if rows else None,
         x.new_empty(width, padded, dtype=dtype) if columns else None,

@@ -24,7 +24,8 @@ from albert_ds.model.dropout import drop
 DEFAULT_MIN_TRITON_ELEMENTS: int = 1 << 24
 MIN_TRITON_ELEMENTS: int = DEFAULT_MIN_TRITON_ELEMENTS
 # A large weight's gradient on a CPU is summed over pieces of so many rows (docs/notebook/log.md).
-PIECE, LARGE = 512, 1 << 19
+PIECE = 512
+LARGE = 1 << 19
 
 
 def is_faster_in_triton(x: Tensor) -> bool:

@@ -73,7 +73,8 @@ class SharedGradients:
 
     def take(self) -> list[Tensor | None]:
         """The gradients, once; None each if no layer has added any."""
-        weight, parts = self._weight, self._parts
+        weight = self._weight
+        parts = self._parts
         if weight is None or parts is None:
             return [None] * len(self.tensors)
         self._weight = self._parts = None  # a gradient that two hold would be copied

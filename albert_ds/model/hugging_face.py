@@ -189,7 +189,8 @@ def build_identity(config: ModelConfig) -> Weights:
     """Hugging Face's map E -> H as an identity if ours has none; empty elsewhere."""
     if config.has_map:
         return {}
-    eye, zeros = torch.eye(config.hidden_size), torch.zeros(config.hidden_size)
+    eye = torch.eye(config.hidden_size)
+    zeros = torch.zeros(config.hidden_size)
     return {f"{IDENTITY}.weight": eye, f"{IDENTITY}.bias": zeros}
 
 
@@ -217,7 +218,8 @@ def from_hf(
         if name not in buffers and name.startswith(prefix)
     }
     config = _read_hf_config(hf_config, pair_head="albert.pooler.weight" in state, where=where)
-    one, other = config.dropout, hf_config["attention_probs_dropout_prob"]
+    one = config.dropout
+    other = hf_config["attention_probs_dropout_prob"]
     if one != other and not encoder_only:  # fine-tuning sets its own
         raise UserError(
             f"{where}: config.json: attention_probs_dropout_prob {other}: must be {one}"
@@ -253,7 +255,8 @@ def from_hf(
 
 def _draw_mlm_head(config: ModelConfig) -> Weights:
     """That of an encoder alone, by Hugging Face's names; the same every time."""
-    width, draw = config.embedding_size, torch.Generator().manual_seed(0)
+    width = config.embedding_size
+    draw = torch.Generator().manual_seed(0)
     dense = torch.randn(width, config.hidden_size, generator=draw) * config.initializer_range
     return {
         "predictions.dense.weight": dense,

@@ -102,7 +102,8 @@ def _norm_backward(
     rows, width, p, site, BLOCK: tl.constexpr, DROPS: tl.constexpr, KINDS: tl.constexpr,
     ADDS: tl.constexpr,
 ):  # fmt: skip
-    programs, row = tl.num_programs(0), tl.program_id(0).to(tl.int64)
+    programs = tl.num_programs(0)
+    row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
     parts_at += row * width + column
@@ -119,7 +120,8 @@ def _norm_backward(
         dweight += dy * unit
         dbias += dy
         scaled = dy * weight
-        along, level = tl.sum(scaled * unit, 0) / width, tl.sum(scaled, 0) / width
+        along = tl.sum(scaled * unit, 0) / width
+        level = tl.sum(scaled, 0) / width
         dx = ((scaled - level - unit * along) * rstd).to(total.dtype)
         tl.store(dx_at + at, dx, mask=inside)
         if DROPS:
@@ -142,7 +144,8 @@ def run_norm(
     rows, width = x.shape
     y, total = torch.empty_like(x), torch.empty_like(x)
     mean, rstd = x.new_empty(2, rows, dtype=torch.float32)
-    ctx.p, ctx.shape = p, {**shape_rows(width), "DROPS": p > 0}
+    ctx.p = p
+    ctx.shape = {**shape_rows(width), "DROPS": p > 0}
     ctx.seeds, ctx.site = (draws.seeds, draws.number()) if draws else (None, 0)
     if rows:
         _norm_forward[(rows,)](
@@ -198,7 +201,8 @@ class ResidualNorm(torch.autograd.Function):
 def _drop(x_at, y_at, seeds_at, width, p, site, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    at, inside = row * width + column, column < width
+    at = row * width + column
+    inside = column < width
     x = tl.load(x_at + at, mask=inside, other=0.0)
     kept = _scale_kept(x.to(tl.float32), tl.load(seeds_at + row) + site, p, BLOCK)
     tl.store(y_at + at, kept.to(x.dtype), mask=inside)
@@ -211,7 +215,8 @@ class Drop(torch.autograd.Function):
     def forward(ctx, x: Tensor, p: float, seeds: Tensor, number: int) -> Tensor:
         ctx.how = p, seeds, number
         x = x.contiguous()
-        y, (rows, width) = torch.empty_like(x), x.shape
+        y = torch.empty_like(x)
+        rows, width = x.shape
         if rows:
             _drop[(rows,)](x, y, seeds, width, p, number, **shape_rows(width))
         return y
@@ -333,7 +338,8 @@ def sum_rows(x: Tensor) -> Tensor:
 
 def run_gelu_backward(dy: Tensor, x: Tensor, partial_sums: PartialSums) -> Tensor:
     """The gradient of x from that of gelu(x), and parts of its sum over rows: [N, F] each."""
-    dx, (rows, width) = torch.empty_like(x), x.shape
+    dx = torch.empty_like(x)
+    rows, width = x.shape
     grid = cut_tiles(width, 1, x.device)
     parts, adds = partial_sums((1, grid[1], width), x.device)
     _gelu_backward[grid](dy.contiguous(), x, dx, parts, rows, width, SUM_ROWS, SUM_COLUMNS, adds)
@@ -378,7 +384,9 @@ def _entropy_forward(
     row = tl.program_id(0).to(tl.int64)
     logits_at += row * classes
     label = tl.load(labels_at + row)
-    highest, best, total = -float("inf"), 0, 0.0
+    highest = -float("inf")
+    best = 0
+    total = 0.0
     for first in range(0, classes, SCORES):
         column = first + tl.arange(0, SCORES)
         score = tl.load(logits_at + column, mask=column < classes, other=-float("inf"))
@@ -401,7 +409,8 @@ def _entropy_backward(
     logits_at, labels_at, total_at, gradient_at, of_squares_at, dlogits_at, classes,
     IGNORED: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     label, total = tl.load(labels_at + row), tl.load(total_at + row)
     gradient = tl.where(label == IGNORED, 0.0, tl.load(gradient_at).to(tl.float32))
     column = part * SCORES + tl.arange(0, SCORES)

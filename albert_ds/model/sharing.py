@@ -107,7 +107,8 @@ def _list_words(plan: Plan) -> Iterator[str]:
         counts = range(2, len(plan)) if pattern.form.endswith((":N", ":M")) else [0]
         yield from (pattern.form.replace(":N", f":{n}").replace(":M", f":{n}") for n in counts)
     first, second, *others = *sorted(find_loops(plan)), 0, 0
-    core, runs = second - first, len(others)
+    core = second - first
+    runs = len(others)
     yield f"loop:{first},{core}x{runs},{len(plan) - first - core * runs}"
 
 

@@ -68,7 +68,8 @@ class PooledHead(nn.Module):
         loss: Callable[[Tensor, Tensor], Tensor] = sum_entropies,
     ):
         super().__init__()
-        self.choices, self.loss = head.row.choices, loss
+        self.choices = head.row.choices
+        self.loss = loss
         self.dropout = nn.Dropout(head.dropout)
         self.score = nn.Linear(config.hidden_size, head.num_labels)
 

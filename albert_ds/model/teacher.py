@@ -33,13 +33,15 @@ class Teacher:
     """
 
     def __init__(self, model: Any, weight: float):  # AlbertForPretraining, whose file imports this
-        self.model, self.weight = model.eval().requires_grad_(False), weight
+        self.model = model.eval().requires_grad_(False)
+        self.weight = weight
 
     @torch.no_grad()
     def score(self, masked_positions: Tensor, **tokens) -> Goals:
         """The goals at masked positions int64 [P]; tokens: of `AlbertForPretraining.encode`."""
         states = self.model.encode(masked_positions=masked_positions, **tokens)[0]
-        head, word = self.model.mlm_head, self.model.albert.embeddings.word.weight
+        head = self.model.mlm_head
+        word = self.model.albert.embeddings.word.weight
         rows = count_score_rows(len(word), states.dtype.itemsize + DIVERGENCE_BYTES)
         parts = [find_goals(head.logits(part, word)) for part in states.split(rows)]
         return Goals(*map(torch.cat, zip(*parts, strict=True)))

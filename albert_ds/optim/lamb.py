@@ -83,7 +83,8 @@ class Lamb(torch.optim.Optimizer):
         float64 tensor over all processes in place. Every process calls it once for each `step` of
         an adapted group, also if it holds no element.
         """
-        self._reduce, self.armed = reduce, True
+        self._reduce = reduce
+        self.armed = True
         numbers: list[dict[str, int]] = [{} for _ in self.param_groups]  # of the tensors by name
         self._held: dict[Tensor, list[ParamFragment]] = {f.flat: [] for f in fragments}
         for fragment in fragments:

@@ -30,7 +30,8 @@ from albert_ds.optim.adam import (
 from albert_ds.optim.fragments import ParamFragment
 from albert_ds.optim.norms import compute_norms
 
-STEPS, COEFFICIENTS = 5, (3.4445, -4.7750, 2.0315)  # Jordan's
+STEPS = 5  # Jordan's, as the coefficients
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 EPS = 1e-7  # least norm that a matrix is divided by
 SCALE = 0.2  # root mean square of an update of AdamW
 
@@ -106,7 +107,8 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 def assign(shapes: list[torch.Size], num_workers: int) -> list[int]:
     """The worker that orthogonalizes each matrix; the one who has most to do has little more."""
     costs = [min(shape) * math.prod(shape) for shape in shapes]
-    workers, loads = [0] * len(shapes), [0] * num_workers
+    workers = [0] * len(shapes)
+    loads = [0] * num_workers
     for matrix in sorted(range(len(shapes)), key=lambda matrix: -costs[matrix]):
         workers[matrix] = loads.index(min(loads))
         loads[workers[matrix]] += costs[matrix]
@@ -182,7 +184,9 @@ class Muon(torch.optim.Optimizer):
 
     def _collect_matrices(self, parameter: Tensor, group: dict) -> list[tuple]:
         """Update the momentum; returns the fragments and the matrices for this process."""
-        state, gradient, momentum = self.state[parameter], parameter.grad, group["momentum"]
+        state = self.state[parameter]
+        gradient = parameter.grad
+        momentum = group["momentum"]
         assert gradient is not None
         state["step"] += 1
         state["exp_avg"].lerp_(gradient, 1 - momentum)

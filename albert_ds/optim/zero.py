@@ -49,9 +49,11 @@ def _flat_fragments(wrapper, names, groups, offsets, flats):
     """ZeRO-1/2: a group is one flat vector, cut into equal partitions."""
     for index, (group, starts, flat) in enumerate(zip(groups, offsets, flats, strict=True)):
         rank = torch.distributed.get_rank(wrapper.real_dp_process_group[index])
-        low, high = rank * flat.numel(), (rank + 1) * flat.numel()
+        low = rank * flat.numel()
+        high = (rank + 1) * flat.numel()
         for parameter, start in zip(group, starts, strict=True):
-            left, right = max(low, start), min(high, start + parameter.numel())
+            left = max(low, start)
+            right = min(high, start + parameter.numel())
             yield ParamFragment(
                 name=names[id(parameter)],
                 group=index,

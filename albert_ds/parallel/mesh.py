@@ -56,7 +56,8 @@ def build_mesh(tensor_parallel: int, *, timeout_minutes: float = 10) -> Mesh:
 
     timeout_minutes: how long a collective of its groups waits for a peer.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    world_size = dist.get_world_size()
     timeout = timedelta(minutes=timeout_minutes)
     everyone = dist.group.WORLD
     assert everyone is not None

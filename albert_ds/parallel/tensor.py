@@ -148,7 +148,8 @@ def _copy(x: Tensor) -> Tensor:
 def _shard(full: nn.Module, linear: Column | Row | ColumnPair | RowPair, mesh: Mesh) -> nn.Module:
     """Copy this rank's shard of `full` into `linear`, and mark sharded parameters."""
     for name, parameter in linear.named_parameters():
-        whole, dim = getattr(full, name).data, linear.cut.get(name)
+        whole = getattr(full, name).data
+        dim = linear.cut.get(name)
         parameter.data = shard(whole, dim, mesh).clone()
         if dim is not None and not hasattr(parameter, "tensor_model_parallel"):
             # DeepSpeed's norm counts a shard on every rank only if this is set.

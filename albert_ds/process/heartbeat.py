@@ -110,13 +110,18 @@ class Heartbeat:
         self, world: World, run: Path, *, record: Callable[[Ending], None], minutes: float
     ):
         """record: writes exit.json. minutes: --timeout-minutes."""
-        self._world, self._run, self._record, self._timeout = world, run, record, 60 * minutes
+        self._world = world
+        self._run = run
+        self._record = record
+        self._timeout = 60 * minutes
         self._silence = min(SILENCE_SECONDS, self._timeout)
         self._count = 0
         self._host = "its machine"  # of rank 0
         self._own: Ending | None = None
         self._ending: Ending | None = None  # of all ranks
-        self._lock, self._wake, self._over = threading.Lock(), threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._over = threading.Event()
         self._silent = 0.0  # seconds without a sign of rank 0
         for work in (self._watch, self._watch_rank_0) if world.size > 1 else ():
             threading.Thread(target=work, daemon=True).start()
@@ -167,7 +172,8 @@ class Heartbeat:
         names = [f"life/{rank}" for rank in range(self._world.size)]
         hosts = store.multi_get([f"host/{rank}" for rank in range(self._world.size)])
         monitor = Monitor(self._run, [host.decode() for host in hosts], self._timeout)
-        ending, until = None, 0.0
+        ending = None
+        until = 0.0
         for elapsed in self._beat(store):
             monitor.update([Beat.decode(life) for life in store.multi_get(names)], elapsed)
             if ending is None:
@@ -192,7 +198,8 @@ class Heartbeat:
                 break
             life = store.get("life/0")
             if life != last:
-                self._silent, last = 0.0, life
+                self._silent = 0.0
+                last = life
         ending = Ending(*json.loads(store.get("ending")))
         with suppress(*FAILED):
             store.wait(["written"], timedelta(seconds=WRITING_SECONDS))

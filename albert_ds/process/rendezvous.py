@@ -154,10 +154,8 @@ def open_groups(world: World, store, device, *, timeout_minutes: float) -> None:
 
 def check_network(environ=os.environ) -> None:
     """Raise UserError if gloo, which every world uses, was given an interface that is not here."""
-    wanted, interfaces = (
-        environ.get("GLOO_SOCKET_IFNAME"),
-        [name for _, name in socket.if_nameindex()],
-    )
+    wanted = environ.get("GLOO_SOCKET_IFNAME")
+    interfaces = [name for _, name in socket.if_nameindex()]
     if wanted and not set(wanted.split(",")) <= set(interfaces):
         raise UserError(
             f"GLOO_SOCKET_IFNAME={wanted} (INTERFACE in slurm/site.env): allowed on this machine: "
@@ -291,7 +289,8 @@ def notify_ranks(world: World, store, ending: Ending) -> bool:
     store: that of `host_store`, if this rank has come so far. Returns once rank 0 knows; rank
     0, whose store may be the one, returns once all know. Both wait `NOTIFY_TIMEOUT` at most.
     """
-    told, is_news = f"rank {world.rank} on {os.uname().nodename}: {ending.reason}", True
+    told = f"rank {world.rank} on {os.uname().nodename}: {ending.reason}"
+    is_news = True
     with suppress(dist.DistError):
         store = store or open_store(world, NOTIFY_TIMEOUT, is_host=world.rank == 0)
         first = json.loads(store.compare_set("start", "", json.dumps([ending.code, told])))

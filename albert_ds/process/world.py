@@ -95,7 +95,8 @@ def peek_world(environ=os.environ) -> World:
         rank = _read_number(environ, "RANK" if "RANK" in environ else "SLURM_PROCID")
         address = _read_address(environ)
     except UserError:
-        rank, address = 0, ""
+        rank = 0
+        address = ""
     return World(rank=rank, local_rank=0, size=rank + 1, launcher="none", address=address)
 
 
@@ -111,7 +112,8 @@ def check_memory(params: int, world: World, device_type: str, teacher: int = 0) 
         bytes_a_rank = params * max(4.0, 16 / world.size) + 4.0 * teacher
     else:
         bytes_a_rank = 4.0 * max(params, teacher)
-    needed, free = bytes_a_rank * world.local_size, psutil.virtual_memory().available
+    needed = bytes_a_rank * world.local_size
+    free = psutil.virtual_memory().available
     if needed > free:
         and_teacher = f" and the {teacher:,} of --teacher" if teacher else ""
         cause = (

@@ -207,7 +207,9 @@ def read_config(argv: list[str], *, world_size: int) -> tuple[FinetuneConfig, Op
     from albert_ds.model.task_heads import HEADS, HeadConfig
     from albert_ds.tasks.registry import fingerprint_splits
 
-    recipe, data, task = RECIPES[args.task], Path(args.data), _open_task(args)
+    recipe = RECIPES[args.task]
+    data = Path(args.data)
+    task = _open_task(args)
     _check_args(args)
     is_typed = args.dropout is not None
     dropout = args.dropout if is_typed else recipe.classifier_dropout

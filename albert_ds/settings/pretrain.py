@@ -417,7 +417,8 @@ def _resolve_steps(args, sources) -> int:
     if args.epochs is None:
         return args.steps
     sizes = [float(source.sizes.sum()) for source in sources]
-    samples, weights = sum(sizes), args.data_weights or sizes
+    samples = sum(sizes)
+    weights = args.data_weights or sizes
     shares = [
         weight / sum(weights) - size / samples for weight, size in zip(weights, sizes, strict=False)
     ]
@@ -475,7 +476,8 @@ def check_start(config: RunConfig, before: dict | None, ds_config: dict) -> None
     checkpoints = list_checkpoints(folder) if folder.is_dir() else []
     if before is None or not checkpoints:
         return
-    done, plan = step_of(checkpoints[0]), DataPlan.read(before, config.output)
+    done = step_of(checkpoints[0])
+    plan = DataPlan.read(before, config.output)
     if config.steps < done:
         raise UserError(
             f"--steps {config.steps}: {config.output} has done {done}; allowed: at least as many"

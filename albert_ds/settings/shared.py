@@ -183,7 +183,8 @@ def take_plugin(argv: list[str], before: dict | None) -> str | None:
     before: what `read_previous` has read. Raises UserError if the file fails, and if RUN was
     started with another, or with none.
     """
-    sha256, run = load_plugin(find_word(argv, "--plugin")), peek_output(argv)
+    sha256 = load_plugin(find_word(argv, "--plugin"))
+    run = peek_output(argv)
     was = before.get("plugin_sha256") if before is not None else sha256
     if was is None and sha256 is not None:
         raise UserError(f"--plugin: {run} was started without one; use none, or another --output")
@@ -364,7 +365,8 @@ def _name_values(
     one; a value is named by its flag where it has one."""
     for declared in fields(config):
         its_flag: Flag | None = declared.metadata.get("flag")
-        inner, here = getattr(config, declared.name), f"{path}{declared.name}"
+        inner = getattr(config, declared.name)
+        here = f"{path}{declared.name}"
         value = record.get(declared.name, _value_before(declared))
         if declared.name == "deepspeed" and isinstance(value, dict):
             yield from _name_deepspeed(ds_config, value)

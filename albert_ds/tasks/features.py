@@ -131,7 +131,8 @@ class FeatureBuilder:
 
     def add_example(self, example: int, texts: list[list[int]], limit: int) -> None:
         """Add a sequence of one tokenised text or two, cut to `limit` tokens with the marks."""
-        first, second = texts[0], texts[1] if len(texts) == 2 else []
+        first = texts[0]
+        second = texts[1] if len(texts) == 2 else []
         kept_a, kept_b = cut_pair(len(first), len(second), limit - 1 - len(texts))
         if kept_a + kept_b < len(first) + len(second):
             self.count("cut to the longest sequence")
@@ -176,7 +177,8 @@ def collate(features: Features, units, *, with_targets: bool) -> dict:
     [B]. Span tasks also get `allowed` bool [N]: the tokens where an answer may lie, and [CLS], for
     no answer.
     """
-    arrays, units = features.arrays, np.asarray(units)
+    arrays = features.arrays
+    units = np.asarray(units)
     rows = (units[:, None] * features.choices + np.arange(features.choices)).reshape(-1)
     sequences = [features.sequence(int(row)) for row in rows]
     tensors = concatenate([ids for ids, _ in sequences], [first for _, first in sequences])

@@ -92,9 +92,11 @@ class GlueTask:
         Raises UserError or DamagedData with the file and the line.
         """
         is_test = split.startswith("test")
-        path, skipped = self.files(data, split)[0], []
+        path = self.files(data, split)[0]
+        skipped = []
         rows = self._read(data, split, skipped)
-        builder, labels = FeatureBuilder(), []
+        builder = FeatureBuilder()
+        labels = []
         encoded = encode_examples(rows, lambda row: [row[1][name] for name in self.texts], vocab)
         for (line, row), texts in encoded:
             builder.add_example(len(labels), texts, lengths.sequence)
@@ -193,7 +195,8 @@ def _read_rows(
     that may have a wrong number of fields; `skipped` gets their lines. Raises UserError if the file
     cannot be read, DamagedData, with the line, if a row or the header is wrong.
     """
-    columns, total = list(names), 0
+    columns = list(names)
+    total = 0
     try:
         # Not utf-8-sig: some files have a mark in the middle of the table, which is text.
         with path.open(encoding="utf-8", newline="\n") as file:

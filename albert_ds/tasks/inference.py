@@ -49,12 +49,15 @@ def predict(
 def plan_batches(lengths: np.ndarray) -> list[np.ndarray]:
     """Units of similar length together, about TOKENS a batch, the longest first."""
     order = np.argsort(-lengths, kind="stable")
-    batches, begin, total = [], 0, 0
+    batches = []
+    begin = 0
+    total = 0
     for position, unit in enumerate(order):
         total += int(lengths[unit])
         if total > TOKENS and position > begin:
             batches.append(order[begin:position])
-            begin, total = position, int(lengths[unit])
+            begin = position
+            total = int(lengths[unit])
     return [*batches, order[begin:]]
 
 
@@ -64,7 +67,8 @@ def _in_order(features: Features, parts: list[tuple[np.ndarray, dict]]) -> dict[
     units = np.concatenate([units for units, _ in parts])
     outputs = {}
     for name in parts[0][1]:
-        values, places = np.concatenate([part[name] for _, part in parts]), units
+        values = np.concatenate([part[name] for _, part in parts])
+        places = units
         if len(values) > len(units):  # a token each
             assert features.choices == 1
             places = np.concatenate([np.arange(stops[u] - lengths[u], stops[u]) for u in units])

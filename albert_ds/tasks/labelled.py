@@ -118,7 +118,8 @@ def read_sentences(path: Path) -> Iterator[Sentence]:
             continue
         kept = []
         for number, fields in group:
-            where, width = f"{path}, line {number}", width or len(fields)
+            where = f"{path}, line {number}"
+            width = width or len(fields)
             if len(fields) != width:
                 raise UserError(f"{where}: {len(fields)} columns, the first word {width}")
             kept.append((where, fields[0], fields[-1]))
@@ -159,7 +160,8 @@ def write_scores(
     """
     rng = np.random.default_rng(0)
     drawn = [measure(rng.integers(count, size=count)) for _ in range(DRAWS)]
-    scores, words = {}, []
+    scores = {}
+    words = []
     for name, value in measure(np.arange(count)).items():
         low, high = np.percentile([draw[name] for draw in drawn], [2.5, 97.5]).tolist()
         scores[name] = {"value": value, "low": low, "high": high}

@@ -51,13 +51,16 @@ class RaceTask:
 
     def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
         """Tokenise a split, one passage at a time."""
-        builder, labels, levels = FeatureBuilder(), [], []
+        builder = FeatureBuilder()
+        labels = []
+        levels = []
         files = self.files(data, split)
         for path in files:
             passage, questions = read_passage(path)
             texts = [passage, *(ending for endings, _ in questions for ending in endings)]
             encoded = vocab.encode(texts)
-            ids, options = encoded[0], iter(encoded[1:])
+            ids = encoded[0]
+            options = iter(encoded[1:])
             whole = builder.add_text(ids)
             for _, label in questions:
                 for option in islice(options, len(OPTIONS)):

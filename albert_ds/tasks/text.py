@@ -73,7 +73,9 @@ class TextTask:
 
     def build(self, data: Path, split: str, vocab: Vocab, lengths: Lengths) -> Features:
         """Tokenise a split; a test set may have no labels."""
-        builder, labels, number = FeatureBuilder(), [], 0
+        builder = FeatureBuilder()
+        labels = []
+        number = 0
         encoded = encode_examples(_read(data, split), lambda example: example[1], vocab)
         for number, ((where, _, label), texts) in enumerate(encoded, 1):
             builder.add_example(number - 1, texts, lengths.sequence)
@@ -113,15 +115,18 @@ class TextTask:
 
     def write(self, split: Split, outputs: dict, folder: Path, metrics: dict) -> None:
         """Write the prediction for every example, and the scores with their intervals."""
-        logits, labels = outputs["logits"], split.features.arrays.get("labels")
+        logits = outputs["logits"]
+        labels = split.features.arrays.get("labels")
         chosen = logits.argmax(1)
         if self.labels:
             shares = 1 / np.exp(logits - logits.max(1, keepdims=True)).sum(1)  # of the largest
             head = ("example", "prediction", "probability")
             columns = [[self.labels[k] for k in chosen], [f"{share:.4f}" for share in shares]]
         else:
-            head, columns = ("example", "prediction"), [[f"{x:.6g}" for x in logits[:, 0]]]
-        table, rows = io.StringIO(), zip(range(len(logits)), *columns, strict=True)
+            head = ("example", "prediction")
+            columns = [[f"{x:.6g}" for x in logits[:, 0]]]
+        table = io.StringIO()
+        rows = zip(range(len(logits)), *columns, strict=True)
         csv.writer(table, lineterminator="\n").writerows([head, *rows])
         write_file(folder / f"predictions.{split.name}.csv", table.getvalue())
         if labels is None:
@@ -173,7 +178,8 @@ def _read(data: Path, split: str) -> Iterator[tuple[str, list[str], str | None]]
     """
     columns = PAIR if PAIR[0] in next(_read_rows(data, "train"))[1] else ("text",)
     for where, row in _read_rows(data, split):
-        texts, label = [read_text(where, row, column) for column in columns], row.get("label")
+        texts = [read_text(where, row, column) for column in columns]
+        label = row.get("label")
         if split == "test" and label in (None, ""):
             label = None
         elif isinstance(label, int | float) and not isinstance(label, bool):  # of JSON lines

@@ -78,7 +78,8 @@ class TokensTask:
                 starts.append(total + len(ids) if pieces else NO_PIECE)
                 cuts.append(len(ids))
                 ids += pieces
-            text, limit = builder.add_text(ids), lengths.sequence - 2
+            text = builder.add_text(ids)
+            limit = lengths.sequence - 2
             for begin, end in _cut(cuts, len(ids), limit):
                 builder.add_row(len(sizes), (text, begin, end))
             if len(ids) > limit:
@@ -112,7 +113,8 @@ class TokensTask:
 
     def name_tags(self, split: Split, outputs: dict) -> list[list[str]]:
         """The predicted tag of every word, by sentence."""
-        arrays, lengths = split.features.arrays, split.features.lengths
+        arrays = split.features.arrays
+        lengths = split.features.lengths
         stops = np.cumsum(lengths)
         inner = np.ones(int(stops[-1]), bool)  # all tokens but [CLS] and [SEP]
         inner[stops - lengths] = inner[stops - 1] = False

@@ -209,7 +209,8 @@ def read_lines(file: IO[bytes], size: float = math.inf, *, is_start=True) -> Ite
     """The lines that begin in the next `size` bytes; `is_start` if a byte order mark may come."""
     number = 0
     while size > 0 and (raw := file.readline(MAX_LINE_BYTES)):
-        number, length = number + 1, len(raw)
+        number += 1
+        length = len(raw)
         if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
             while raw and not raw.endswith(b"\n"):
                 raw = file.readline(1 << 16)
@@ -291,16 +292,25 @@ def _split_text(lines: Iterable[Line], *, is_wiki: bool) -> Iterator[Document]:
         if is_wiki and begins_wiki(text, False):
             if begun or stray:
                 yield Document([], begun or stray, UNCLOSED_DOC if begun else OUTSIDE_DOC)
-            document, begun, stray, size, damage = [], number, 0, 0, ""
+            document = []
+            begun = number
+            stray = 0
+            size = 0
+            damage = ""
         elif begun and (text == "</doc>" if is_wiki else is_blank):
             yield Document(document, begun, damage)
-            document, begun, size, damage = [], 0, 0, ""
+            document = []
+            begun = 0
+            size = 0
+            damage = ""
         elif is_wiki and not begun and not is_blank:
             stray = stray or number
         elif not is_blank:
             if size + len(text) > MAX_DOCUMENT_BYTES:
                 yield Document(document, begun, damage, cut=True)
-                document, begun, size = [], number, 0
+                document = []
+                begun = number
+                size = 0
             begun = begun or number
             damage = damage or damaged
             size += len(text)

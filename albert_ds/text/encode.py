@@ -87,7 +87,8 @@ def encode_documents(
     word_marks = mark_words(vocab.pieces, segmented=config.segmented)
     dtype = np.dtype(token_dtype(vocab.size, segmented=config.segmented)).newbyteorder("<")
     salt = config.seed.to_bytes(16, "little")
-    lowest, highest = KEYS, -1
+    lowest = KEYS
+    highest = -1
     for reading in readings:
         document = reading.document
         if document.damage:

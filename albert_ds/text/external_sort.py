@@ -74,7 +74,8 @@ class RunWriter:
         head = [len(rows).to_bytes(8, "little"), rows.tobytes()]
         path = self._stem.with_name(f"{self._stem.name}-{len(self.files):03d}.run")
         self.files[path] = write_file(path, b"".join([*head, *contents]))
-        self._waiting, self._bytes = [], 0
+        self._waiting = []
+        self._bytes = 0
 
 
 def _compute_crc32(content: bytes, row: np.void) -> int:

@@ -22,7 +22,8 @@ MAX_WITHOUT_PAIR, MIN_FILL = 0.05, 0.6  # beyond which a warning is printed
 
 def sum_up(encoded: list[dict], config: BuildConfig) -> tuple[Counter, Counter, dict[str, str]]:
     """The counts of all units, what was read of them, and the first place of each damage."""
-    counts, tally = Counter(dict.fromkeys(COUNTS, 0)), Counter()
+    counts = Counter(dict.fromkeys(COUNTS, 0))
+    tally = Counter()
     damage: dict[str, str] = {}
     for note in encoded:
         counts.update(note["counts"])
@@ -86,7 +87,8 @@ def check_whole(index: dict, work: Path) -> None:
 
 def warn_of_packing(index: dict) -> None:
     """Say on stderr if sequences are short or have no pair, why, and what to do."""
-    counts, capacity = index["counts"], index["sequence_length"] - 3
+    counts = index["counts"]
+    capacity = index["sequence_length"] - 3
     single = counts["one_sentence_sequences"] / counts["sequences"]
     if single <= MAX_WITHOUT_PAIR and index["fill"] >= MIN_FILL:
         return
@@ -112,7 +114,8 @@ def warn_of_packing(index: dict) -> None:
 
 def warn_of_holdout(index: dict) -> None:
     """Say on stderr if too little is held out to measure anything on, and what to do."""
-    counts, held_out = index["counts"], index["splits"]["heldout"]
+    counts = index["counts"]
+    held_out = index["splits"]["heldout"]
     if not index["holdout"] or held_out["tokens"] >= MIN_HELD_OUT:
         return
     if not held_out["documents"]:

@@ -133,7 +133,8 @@ def _split_at_spaces(paragraph: str) -> list[str]:
     first, *rest = paragraph.split(" ")
     sentences = [first]
     for part in rest:
-        before, after = sentences[-1][-1:], part[:1]
+        before = sentences[-1][-1:]
+        after = part[:1]
         repeats = before in _REPEATS or after in _REPEATS
         if _is_letter(before) and _is_letter(after) and not repeats:
             sentences.append(part)
@@ -150,7 +151,8 @@ def join_lines(lines: list[str]) -> str:
     """Wrapped lines as one paragraph; between letters of a script without spaces, without one."""
     text = lines[0] if lines else ""
     for line in lines[1:]:
-        before, after = text[-1], line[0]
+        before = text[-1]
+        after = line[0]
         is_wide_mark = any(
             unicodedata.category(char)[0] == "P" and is_unspaced(char) for char in (before, after)
         )

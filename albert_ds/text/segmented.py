@@ -54,12 +54,15 @@ def encode_segmented(
     marked ids of each sentence, and the number of words that are joined with the word before,
     because one piece holds characters of both.
     """
-    marked, joined = [], 0
+    marked = []
+    joined = 0
     for sentence, words in zip(sentences, _find_words(sentences, starts), strict=True):
         normalised, places = _normalise_words(sentence, words, vocab)
         pieces, offsets = vocab.encode_with_offsets(normalised)
         inner = _find_inner(normalised, places, longest)
-        starting, inside, last = [], [], -1
+        starting = []
+        inside = []
+        last = -1
         for begin, end in offsets:
             while begin < end and normalised[begin] == " ":  # the word mark of the piece
                 begin += 1

@@ -49,7 +49,9 @@ class _Unpacked(io.RawIOBase):
     """What all packed streams of a file hold; bz2.open and lzma.open end at a damaged later one."""
 
     def __init__(self, file: IO[bytes], begin: Callable[[], Any]):
-        self._read, self._begin, self._stream = partial(file.read, _BUFFER_BYTES), begin, begin()
+        self._read = partial(file.read, _BUFFER_BYTES)
+        self._begin = begin
+        self._stream = begin()
 
     def readable(self) -> bool:
         return True
@@ -64,7 +66,8 @@ class _Unpacked(io.RawIOBase):
                 self._stream = self._begin()
             elif self._stream.needs_input and not (packed := self._read()):
                 raise EOFError("it is cut short")
-            content, packed = self._stream.decompress(packed, len(buffer)), b""
+            content = self._stream.decompress(packed, len(buffer))
+            packed = b""
         buffer[: len(content)] = content
         return len(content)
 
@@ -139,7 +142,8 @@ def read_documents(
     opened, DamagedData naming file and line for one that cannot be read through, and for one that
     has changed since it was cut.
     """
-    done, tally = 0, Counter() if tally is None else tally
+    done = 0
+    tally = Counter() if tally is None else tally
     for piece in slices:
         yield from _read_slice(piece, text_field, done, tally)
         if not is_url(piece.location) and stat(piece.location) != piece.file:
@@ -200,7 +204,8 @@ def _read_stream(
                 raise UserError(f"{stream.name}: {kind.name} in a packed file: unpack it")
         for document in kind.read(stream):
             text = sum(len(line.encode()) for line in document.lines)
-            size, counted = stream.size - counted, stream.size
+            size = stream.size - counted
+            counted = stream.size
             tally[f"{kind.name}: text"] += text
             tally[f"{kind.name}: {document.damage or kind.rest}"] += size - text
             yield document, kind.part
@@ -258,12 +263,14 @@ def _find_document(
     file.seek(offset)
     while (raw := file.readline(1 << 16)) and not raw.endswith(b"\n"):
         pass  # the rest of a line that began before `offset`
-    at, after_blank = file.tell(), False
+    at = file.tell()
+    after_blank = False
     while raw := file.readline(MAX_LINE_BYTES):
         text = raw.decode("utf-8", "replace").strip()
         if begins(text, after_blank):
             return at
-        at, after_blank = file.tell(), not text
+        at = file.tell()
+        after_blank = not text
     return size
 
 
@@ -309,7 +316,8 @@ def _open_members(label: str, raw: Any, tally: Counter[str]) -> Iterator[tuple[s
             with tarfile.open(fileobj=raw, mode="r|", bufsize=block, tarinfo=_Member) as tar:
                 for member in tar:
                     if member.isreg():
-                        where, content = f"{label}: {member.name}", tar.extractfile(member)
+                        where = f"{label}: {member.name}"
+                        content = tar.extractfile(member)
                         yield from open_streams(where, content, member.name, tally)
                     elif not member.isdir():
                         tally["left out: links and special files in tars"] += 1

@@ -105,12 +105,15 @@ def read_rows(lines: Iterable[Line], delimiter: str, *, skips_blanks=False) -> I
     Of what an open quote takes along, each line is a broken row: it may have been one.
     """
     csv.field_size_limit(MAX_LINE_BYTES)
-    number, damage, width = 0, "", 0
+    number = 0
+    damage = ""
+    width = 0
 
     def read_texts() -> Iterator[str]:
         nonlocal number, damage
         for line in lines:
-            number, damage = line.number, damage or line.damage
+            number = line.number
+            damage = damage or line.damage
             raw = line.raw.removeprefix(codecs.BOM_UTF8) if number == 1 else line.raw
             # Without a line, the next one would be taken for an overlong one.
             yield from io.StringIO(raw.decode("utf-8", "replace") or "\n", newline="")
@@ -118,11 +121,14 @@ def read_rows(lines: Iterable[Line], delimiter: str, *, skips_blanks=False) -> I
     options: Any = {"delimiter": delimiter, "skipinitialspace": skips_blanks}
     rows = csv.reader(read_texts(), strict=True, **options)
     while True:
-        first, damage, why = number + 1, "", ""
+        first = number + 1
+        damage = ""
+        why = ""
         try:
             row = next(rows, None)
         except csv.Error as error:
-            row, damage = [], damage or BROKEN_ROW
+            row = []
+            damage = damage or BROKEN_ROW
             why = f"{error} (quotes open and close a field, and are doubled in it)"
             yield from (Row(line, row, damage, why) for line in range(first, number))
             first = number
@@ -132,7 +138,8 @@ def read_rows(lines: Iterable[Line], delimiter: str, *, skips_blanks=False) -> I
             continue
         width = width or len(row)
         if not damage and len(row) != width:
-            damage, why = BROKEN_ROW, f"{len(row)} fields, the header {width}"
+            damage = BROKEN_ROW
+            why = f"{len(row)} fields, the header {width}"
         yield Row(first, row, damage, why)
 
 
@@ -213,7 +220,8 @@ def read_parquet(stream: Stream) -> Iterator[Document]:
 
 def read_arrow(stream: Stream) -> Iterator[Document]:
     """The rows of a file that begins with an Arrow stream; others may stand behind it."""
-    name, file = stream.name, stream.file
+    name = stream.name
+    file = stream.file
     require("pyarrow", "parquet", name)
     from pyarrow import ipc
 
@@ -269,13 +277,15 @@ def _is_behind_another(raw: Any, metadata: Any) -> bool:
         for column in map(group.column, range(group.num_columns)):
             begin = column.dictionary_page_offset or column.data_page_offset
             pages = max(pages, begin + column.total_compressed_size)
-    size, tail = raw.seek(0, os.SEEK_END), b""
+    size = raw.seek(0, os.SEEK_END)
+    tail = b""
     left = size - 8 - metadata.serialized_size - pages + len(PARQUET_MAGIC)
     raw.seek(0)
     while left > 0 and (block := raw.read(min(left, READ_BYTES))):
         if 2 * PARQUET_MAGIC in tail + block:
             return True
-        left, tail = left - len(block), block[-2 * len(PARQUET_MAGIC) :]
+        left = left - len(block)
+        tail = block[-2 * len(PARQUET_MAGIC) :]
     return False
 
 
@@ -292,14 +302,17 @@ def _find_text(name: str, schema: Any, text_field: str) -> int:
 
 
 def _list_groups(metadata: Any, text_field: str) -> list[Group]:
-    groups, begin, rows = [], 0, 0
+    groups = []
+    begin = 0
+    rows = 0
     for number in range(metadata.num_row_groups):
         about = metadata.row_group(number)
         columns = map(about.column, range(about.num_columns))
         size = sum(c.total_compressed_size for c in columns if c.path_in_schema == text_field)
         size = max(1, size)
         groups.append(Group(number, begin, begin + size, rows))
-        begin, rows = begin + size, rows + about.num_rows
+        begin += size
+        rows += about.num_rows
     return groups
 
 

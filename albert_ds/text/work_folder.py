@@ -117,7 +117,8 @@ def list_parts(work: Path, step: str) -> set[Part]:
 
 def _claim(output: Path, locations: list[str], *, waits: bool) -> tuple[Path, FileLock]:
     """Make the folders and lock them."""
-    work, has_waited = output / WORK_NAME, False
+    work = output / WORK_NAME
+    has_waited = False
     while True:
         if (output / INDEX_NAME).exists():
             if (work / LOCK_NAME).exists():

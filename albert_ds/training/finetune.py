@@ -128,7 +128,8 @@ def read_start(config: FinetuneConfig, opened: Opened, mesh: Mesh) -> dict:
     folder = opened.start
     encoder, weights = folder.read_encoder()
     for name in (f.name for f in fields(encoder) if f.name not in ("dropout", "pair_head")):
-        value, expected = getattr(encoder, name), getattr(config.model, name)
+        value = getattr(encoder, name)
+        expected = getattr(config.model, name)
         if value != expected:
             raise UserError(
                 f"--from-task {folder.path}: its {name} is {value}, that of --checkpoint "
@@ -180,13 +181,16 @@ def restore_best(
 
     Raises DamagedData or UserError on all ranks if the best weights are gone or not whole.
     """
-    kept, steps, best = Checkpoint(config.run / BEST), [], NO_BEST
+    kept = Checkpoint(config.run / BEST)
+    steps = []
+    best = NO_BEST
     with raise_together(mesh):
         if mesh.rank == 0:
             whole = open_best(config.run, build_shapes(config.model, config.head))
             steps = list_evaluations(config.run, f"dev_{metric}", step)
             if whole:  # it may be of an evaluation that came after the last checkpoint
-                kept, value = whole, whole.record["value"]
+                kept = whole
+                value = whole.record["value"]
                 best = whole.record["step"], -math.inf if value is None else value
             elif steps:
                 raise DamagedData(f"{config.run / BEST} is gone; move {config.run} away")
@@ -198,7 +202,8 @@ def list_evaluations(run: Path, name: str, last: int) -> list[int]:
 
     What comes after `last`, RUN/metrics.jsonl loses.
     """
-    steps, left_out = [], 0
+    steps = []
+    left_out = 0
     for record in cut_back(run, last):
         if type(record.get(name)) not in (int, float, NoneType):
             left_out += 1
@@ -229,11 +234,14 @@ def save(run: Run, saver: Saver) -> None:
 
 def train_step(run: Run) -> tuple[float, float, int]:
     """One optimizer step; returns this rank's sum of losses, the gradient norm, and its tokens."""
-    config, engine = run.config, run.engine
+    config = run.config
+    engine = run.engine
     seed_step(config.seed, run.step, run.mesh.dp_rank)
     engine.set_learning_rate(config.rate_at(run.step))
-    units, size = next(run.batches), config.micro_batch_size
-    total, tokens = 0.0, 0
+    units = next(run.batches)
+    size = config.micro_batch_size
+    total = 0.0
+    tokens = 0
     for begin in range(0, len(units), size):
         part = units[begin : begin + size]
         tensors = collate(run.splits["train"].features, part, with_targets=True)
@@ -252,7 +260,10 @@ def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
     """Train to the end. Raises Stopped, Diverged or MachineFailed before it."""
     config = run.config
     saver = Saver(run.engine, config.run, keep_last=1, lock=run.lock, resumed_at=run.step)
-    losses, tokens, steps, started = 0.0, 0, 0, time.perf_counter()
+    losses = 0.0
+    tokens = 0
+    steps = 0
+    started = time.perf_counter()
     loss = 0.0
     while not run.is_over:
         _, stop = agree(run.mesh, Counts(), stop=request.reason is not None)
@@ -261,14 +272,19 @@ def train(run: Run, metrics: Metrics, request: StopRequest) -> None:
             save(run, saver)
             raise run.stopped(request)
         loss, norm, count = train_step(run)
-        losses, tokens, steps = losses + loss, tokens + count, steps + 1
+        losses = losses + loss
+        tokens += count
+        steps += 1
         metrics.advance(run.step)
         run.check_health()
         if run.is_due(config.log_every):
             seconds = max(time.perf_counter() - started, TICK)
             values = describe_window(run, losses, tokens, steps, seconds)
             metrics.write(run.step, {**values, "grad_norm": norm})
-            losses, tokens, steps, started = 0.0, 0, 0, time.perf_counter()
+            losses = 0.0
+            tokens = 0
+            steps = 0
+            started = time.perf_counter()
         before = time.perf_counter()
         if run.is_due(config.eval_every):
             metrics.write(run.step, evaluate(run))
@@ -321,7 +337,8 @@ def tune(
     lock: RunLock | None,
 ) -> dict:
     """Results of the run of one seed; one that is finished is read, not repeated. Collective."""
-    mesh, done = process.mesh, config.run / "results.json"
+    mesh = process.mesh
+    done = config.run / "results.json"
     results = from_rank_0(mesh, read_json(done) if done.is_file() else None)
     if results is not None and "seeds" not in results:  # else a summary of several runs
         return results
@@ -340,7 +357,8 @@ def tune(
 
 def print_start(run: Run) -> None:
     """Show what is fine-tuned on what. Collective."""
-    config, held = run.config, run.splits["train"].features
+    config = run.config
+    held = run.splits["train"].features
     counts = ", ".join(f"{number:,} {what}" for what, number in held.counts.items())
     epochs = config.steps * config.batch_size / held.units
     data = f"{config.data}: {counts}; {config.steps:,} steps are {epochs:.3g} epochs"
@@ -430,7 +448,8 @@ def tune_seeds(
     if config.seeds == 1:
         tune(config, opened, splits, process, lock)
         return
-    mesh, results = process.mesh, []
+    mesh = process.mesh
+    results = []
     for seed in range(config.seed, config.seed + config.seeds):
         one = replace(config, seed=seed, seeds=1, output=str(config.run / f"seed-{seed}"))
         with raise_together(mesh):

@@ -61,7 +61,8 @@ def summarise(outputs: Tensor, counts: Counts, objective: str) -> dict[str, floa
     values: dict[str, float | None] = {}
     for name, term in TERMS.items():
         shown = objective if term.of_sentence_task else name
-        total, count = sums[f"{name}_loss_sum"], getattr(counts, term.per)
+        total = sums[f"{name}_loss_sum"]
+        count = getattr(counts, term.per)
         # What has no accuracy may be switched off.
         if shown == "none" or not (term.has_accuracy or total):
             continue
@@ -76,7 +77,8 @@ class Window:
     """Sums since the last log line: model outputs, counts, time spent waiting for data."""
 
     def __init__(self, device: torch.device):
-        self._device, self._peak = device, peak_flops(device)
+        self._device = device
+        self._peak = peak_flops(device)
         self.reset()
 
     def reset(self) -> None:
@@ -114,7 +116,8 @@ class Window:
         )
         self.steps += 1
         self.skipped += not applied
-        begun, self._ended = self._ended, time.perf_counter()  # the host has waited for the norm
+        begun = self._ended
+        self._ended = time.perf_counter()  # the host has waited for the norm
         self._durations.append(self._ended - begun)
 
     def close(self, mesh: Mesh, objective: str) -> dict[str, float | None]:

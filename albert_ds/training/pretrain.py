@@ -71,7 +71,8 @@ class Run(TrainingRun):
 
     def find_unused_parameters(self) -> set[str]:
         """The parameters of layers that the step after `step` finished ones does not run."""
-        model, depth = self.config.model, self.config.model_at(self.step).num_layers
+        model = self.config.model
+        depth = self.config.model_at(self.step).num_layers
         return find_unused_parameters(self.engine.shapes, model.running_layers(depth))
 
 
@@ -151,7 +152,8 @@ def next_batch(run: Run, *, ahead: int = 0, stop: bool = False) -> Batch:
 
     Every rank learns whether any rank was asked to stop or found damaged data.
     """
-    config, started = run.config, time.perf_counter()
+    config = run.config
+    started = time.perf_counter()
     error = None
     micro_batches: list[MicroBatch] = []
     size = config.plan.schedule("batch_size").at(run.step + ahead)
@@ -250,7 +252,8 @@ def train(run: Run, request: StopRequest) -> None:
     # It ended between the checkpoint and its evaluation.
     if run.step and run.is_due(config.eval_every) and not run.is_evaluated:
         metrics.write(run.step, evaluate(run))
-    upcoming, saved = fetch(run.step), run.milestones
+    upcoming = fetch(run.step)
+    saved = run.milestones
     run.window.reset()  # each step from here on fetches the batch of the next
     while batch := upcoming:
         # After a skipped step the weights may have diverged: a stop waits for a step that is not.
@@ -304,7 +307,8 @@ def prepare(
             records = cut_back(config.run, state.step)
     is_evaluated = any(r["step"] == state.step and "heldout_loss" in r for r in records)
     is_evaluated = from_rank_0(mesh, is_evaluated)
-    begin, counted = state.step, {}
+    begin = state.step
+    counted = {}
     if config.save_at:
         begin, counted = from_rank_0(mesh, last_counts(records, config.save_at))
     run = Run(
@@ -407,7 +411,8 @@ def describe_window(run: Run, gradient_norm: float) -> dict:
         values["num_layers"] = run.config.model_at(run.step - 1).num_layers
     if run.config.exits:
         values.setdefault("exit_loss", None)  # no step was as deep as an exit
-    plan, graphs = run.config.plan, run.engine.deepspeed.module.graphs
+    plan = run.config.plan
+    graphs = run.engine.deepspeed.module.graphs
     return {
         "samples": plan.samples_at(run.step),
         **run.counted,
@@ -423,7 +428,8 @@ def evaluate(run: Run) -> dict:
     """Metrics on the held-out sequences of the first DATA folder. Collective."""
     config = run.config
     with run.window.paused():
-        module, objective = run.engine.deepspeed.module, config.stream.objective
+        module = run.engine.deepspeed.module
+        objective = config.stream.objective
         depths = config.schedule("depth_schedule").at(run.step - 1)
         module.albert.encoder.set_depth(max(depths))  # of those that may be drawn
         return heldout.evaluate(module, run.heldout, run.mesh, run.device, objective)
@@ -437,7 +443,9 @@ def save(run: Run, saver: Saver) -> None:
 
 def print_start(run: Run, opened: Opened) -> None:
     """Show what is trained on what. Collective."""
-    config, facts, sources = run.config, {}, []
+    config = run.config
+    facts = {}
+    sources = []
     for folder, weight, source in zip(
         config.data, config.data_weights, opened.sources, strict=True
     ):
@@ -462,7 +470,8 @@ def print_start(run: Run, opened: Opened) -> None:
 
 def print_results(config: RunConfig) -> None:
     """Show what the run has written, and commands that use it."""
-    run, data = quote(config.output), quote(config.data[0])
+    run = quote(config.output)
+    data = quote(config.data[0])
     facts = {
         "weights": str(config.run / "checkpoints" / folder_name(config.steps)),
         "curves": f"tensorboard --logdir {run}",

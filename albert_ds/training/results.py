@@ -30,7 +30,8 @@ def open_splits(config: FinetuneConfig, task: Task, vocab: Vocab, mesh: Mesh) ->
 
     Raises UserError and DamagedData on every rank if a file is missing or wrong.
     """
-    data, cache = Path(config.data), config.run / FEATURES
+    data = Path(config.data)
+    cache = config.run / FEATURES
     splits: dict[str, Split] = {}
     with raise_together(mesh):
         for split, key in config.features.items() if mesh.rank == 0 else ():

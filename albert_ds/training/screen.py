@@ -22,7 +22,8 @@ COLUMNS = {"loss": ("loss", "7.4f"), "lr": ("lr", "7.1e"), "grad_norm": ("norm",
 
 def print_header(run: TrainingRun, work: str, size: str, facts: dict[str, str]) -> None:
     """Show what `work` is done on a model of a `size`, where, and further facts. Collective."""
-    config, num_nodes = run.config, len({*gather_hosts(run.mesh)})
+    config = run.config
+    num_nodes = len({*gather_hosts(run.mesh)})
     if run.mesh.rank == 0:
         title = f"{work}: {config.output}, {run.step:,} of {config.steps:,} steps done"
         print_facts(title, describe_run(size, run, num_nodes=num_nodes) | facts)
@@ -33,7 +34,9 @@ def describe_run(size: str, run: TrainingRun, *, num_nodes: int) -> dict[str, st
 
     size: the name of the model. The engine holds the whole model, also if layers come step by step.
     """
-    model, mesh, deepspeed = run.config.model, run.mesh, run.engine.deepspeed
+    model = run.config.model
+    mesh = run.mesh
+    deepspeed = run.engine.deepspeed
     held, used = _count_elements(run, tensor_parallel=1)
     precision = precision_of(run.config.deepspeed)
     micro_batch_size = deepspeed.train_micro_batch_size_per_gpu()
@@ -56,7 +59,8 @@ def describe_run(size: str, run: TrainingRun, *, num_nodes: int) -> dict[str, st
 
 def _describe_reduction(run: TrainingRun) -> str:
     """What a rank sends its data-parallel peers to sum, in an optimizer step."""
-    mesh, deepspeed = run.mesh, run.engine.deepspeed
+    mesh = run.mesh
+    deepspeed = run.engine.deepspeed
     if mesh.dp_size == 1:
         return "reduced over one data-parallel rank: nothing is sent"
     times = count_reductions(run.engine.stage, deepspeed.gradient_accumulation_steps())
@@ -67,8 +71,10 @@ def _describe_reduction(run: TrainingRun) -> str:
 
 def _count_elements(run: TrainingRun, *, tensor_parallel: int) -> tuple[int, int]:
     """The parameters of a rank; and with a block of each kind for each layer, shared or not."""
-    model, engine = run.config.model, run.engine
-    held, blocks = 0, {"albert.encoder.attention.": 0, "albert.encoder.ffn.": 0}
+    model = run.config.model
+    engine = run.engine
+    held = 0
+    blocks = {"albert.encoder.attention.": 0, "albert.encoder.ffn.": 0}
     for name, shape in engine.shapes.items():
         size = shape.numel() // (1 if engine.shard_dims[name] is None else tensor_parallel)
         held += size
@@ -144,7 +150,8 @@ class Screen:
     def __init__(self, *, step: int, num_steps: int, work_of: Callable[[int], float] = int):
         self._num_steps, self._work_of = num_steps, work_of
         self._since: tuple[int, float] | None = None
-        self._bar, self._streams = None, (sys.stdout, sys.stderr)
+        self._bar = None
+        self._streams = (sys.stdout, sys.stderr)
         if sys.stderr.isatty():
             tqdm.monitor_interval = 0  # no thread: loader workers are forked
             self._bar = tqdm(

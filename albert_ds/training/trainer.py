@@ -66,7 +66,8 @@ class TrainerProcess:
 
     def __enter__(self) -> TrainerProcess:
         open_closed_streams()
-        sys.stdout, sys.stderr = LastingStream(sys.stdout), LastingStream(sys.stderr)
+        sys.stdout = LastingStream(sys.stdout)
+        sys.stderr = LastingStream(sys.stderr)
         quiet_libraries()
         return self
 
@@ -84,7 +85,9 @@ class TrainerProcess:
         from albert_ds.parallel.mesh import build_mesh
         from albert_ds.process import heartbeat, rendezvous
 
-        world, folder, minutes = self.world, self._folder, config.timeout_minutes
+        world = self.world
+        folder = self._folder
+        minutes = config.timeout_minutes
         assert folder is not None, "the command line was checked"
         self.stop_request = StopRequest(
             folder / "STOP" if world.rank == 0 else None,
@@ -142,7 +145,8 @@ class TrainerProcess:
 
     def _end_early(self, own: Ending, error: Exception | None) -> None:
         """End before the ranks have met, and tell those that wait."""
-        world, self.code = self.world, own.code
+        world = self.world
+        self.code = own.code
         # Before the others know: when they leave, a launcher may kill this process.
         if world.rank == 0:
             self._record(own)
@@ -156,7 +160,8 @@ class TrainerProcess:
 
     def _record(self, ending: Ending) -> None:
         """Write exit.json if RUN is this run's; of ranks above 0 only one without rank 0."""
-        folder, is_first = self._folder, self.world.rank == 0
+        folder = self._folder
+        is_first = self.world.rank == 0
         step = self._run.step if self._run else None
         is_ours = self._owns_folder and not ending.is_orderly
         if folder and (may_write_exit(folder, self._lock) if is_first else is_ours):

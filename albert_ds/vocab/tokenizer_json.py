@@ -52,9 +52,12 @@ def read_tokenizer_json(path: Path) -> Vocab:
     """
     content = read_json(path)
     check(content, SCHEMA, str(path))
-    model, steps = content["model"], content["normalizer"]["normalizers"]
+    model = content["model"]
+    steps = content["normalizer"]["normalizers"]
     pieces = [(piece, float(score)) for piece, score in model["vocab"]]
-    kind, unk, byte_fallback = model["type"], model["unk_id"], model.get("byte_fallback", False)
+    kind = model["type"]
+    unk = model["unk_id"]
+    byte_fallback = model.get("byte_fallback", False)
     check(byte_fallback, (bool, None), f"{path}: model.byte_fallback")
     charsmap = b""
     for step in steps:
@@ -126,7 +129,10 @@ def _build_model(
     spec = proto.trainer_spec
     spec.model_type = spec.UNIGRAM
     spec.vocab_size = len(pieces)
-    spec.pad_id, spec.unk_id, spec.bos_id, spec.eos_id = 0, UNK, -1, -1
+    spec.pad_id = 0
+    spec.unk_id = UNK
+    spec.bos_id = -1
+    spec.eos_id = -1
     spec.pad_piece, spec.unk_piece = SPECIAL_PIECES[:2]
     spec.control_symbols.extend(SPECIAL_PIECES[2:])
     if byte_fallback:

@@ -381,7 +381,8 @@ def train_vocab(
 def _draw_sample(sentences: Iterable[str], limit: int, rng: random.Random) -> list[str]:
     """Sentences of `limit` bytes, each with the same probability; all if there are fewer."""
     sample: list[tuple[float, int, str]] = []  # a heap, whose first one leaves first
-    size, highest = 0, 1.0
+    size = 0
+    highest = 1.0
     for number, sentence in enumerate(sentences):
         if (draw := rng.random()) >= highest:
             continue
@@ -389,7 +390,8 @@ def _draw_sample(sentences: Iterable[str], limit: int, rng: random.Random) -> li
         size += len(sentence.encode())
         while size > limit:
             draw, _, last = heapq.heappop(sample)
-            size, highest = size - len(last.encode()), -draw
+            size = size - len(last.encode())
+            highest = -draw
     return [sentence for _, _, sentence in sorted(sample, key=itemgetter(1))]
 
 

@@ -33,7 +33,8 @@ def import_all() -> None:
 
 def as_table(tried: list[tuple]) -> str:
     """Counts by class as Markdown."""
-    rows, by_class = [], dict[str, Counter]()
+    rows = []
+    by_class = dict[str, Counter]()
     for name, _, verdict, _ in tried:
         by_class.setdefault(name, Counter())[verdict] += 1
     by_class["all"] = sum(by_class.values(), Counter())

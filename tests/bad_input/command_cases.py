@@ -65,7 +65,8 @@ BESIDE = {  # commands that read what another is writing
     "export": ("import --input out --output back",),
     "import": ("export --checkpoint out --output back",),
 }
-TRAINERS, OF_RANKS = ("train", "finetune"), ("--batch-size", 16)
+TRAINERS = ("train", "finetune")
+OF_RANKS = ("--batch-size", 16)
 NOTES = ("latest", "exit.json", "history.jsonl", ".lock", "metrics.jsonl", "logs", "tensorboard")
 NUMBERS = ("0", "-1", "1", "3", "7", "0.5", "1e-9")
 HUGE = str(2**40)  # for flags whose value costs no time and no processes
@@ -164,7 +165,8 @@ class Place:
             os._exit(code)
 
     def _finish(self, number: int, pid: int) -> tuple[int | None, str, str]:
-        deadline, code = time.monotonic() + LIMIT, None
+        deadline = time.monotonic() + LIMIT
+        code = None
         while code is None and time.monotonic() < deadline:
             found, status = os.waitpid(pid, os.WNOHANG)
             code = os.waitstatus_to_exitcode(status) if found else None
@@ -186,7 +188,8 @@ class Place:
         for name, case in sound.items():
             found = []
             for _ in range(2):
-                before, counted = self.clear(), self.room.parent / "calls"
+                before = self.clear()
+                counted = self.room.parent / "calls"
                 ended = self.run(case, counted=counted)
                 assert {code for code, _, _ in ended} == {0}, (name, ended)
                 self.calls[name] = int(counted.read_text())
@@ -404,7 +407,8 @@ def lose(number: int, how: str) -> Callable[[], None]:
 def list_streams(place: Place, draw, name, words) -> Iterator[Attempt]:
     for number, stream in ((1, "stdout"), (2, "stderr")):
         for how in ("closed", "full", "without a reader"):
-            what, fault = f"{stream} {how}", lose(number, how)
+            what = f"{stream} {how}"
+            fault = lose(number, how)
             yield Attempt(what=what, words=words, fault=fault, signals=(signal.SIGPIPE,))
 
 

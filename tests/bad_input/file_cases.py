@@ -16,7 +16,9 @@ def damage(content: bytes, how: str, draw: random.Random) -> bytes:
     """`content`, damaged at a random place; never as it was."""
     at = draw.randrange(len(content))
     size = min(draw.choice((1, 7, 512, 1024)), len(content) - at)
-    begin, part, end = content[:at], content[at : at + size], content[at + size :]
+    begin = content[:at]
+    part = content[at : at + size]
+    end = content[at + size :]
     match how:
         case "flip":
             found = begin + bytes([part[0] ^ (1 << draw.randrange(8))]) + part[1:] + end

@@ -16,7 +16,8 @@ VALUES: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 7, 1.5, 10**30, 1e308, -1e308, "", "auto", "x", "\u0000"),
     *([], {}, [[]], ["x"], [1], {"a": 1}, {"type": "x"}),
 )
-MARK, REMOVED = "@here@", object()
+MARK = "@here@"
+REMOVED = object()
 # Never JSON of finite numbers and different keys, whatever the schema.
 NEVER = (
     "NaN",
@@ -59,7 +60,8 @@ def change(reader: Reader, path: tuple, value: Any) -> tuple[bytes, bool]:
     """The file with another value at a path, or with none; whether it must be refused."""
     changed = copy.deepcopy(reader.whole)
     holder = reduce(getitem, path[:-1], changed)
-    original, is_text = holder[path[-1]], value in NEVER
+    original = holder[path[-1]]
+    is_text = value in NEVER
     holder[path[-1]] = MARK if is_text else value
     if value is REMOVED:
         del holder[path[-1]]
@@ -179,7 +181,8 @@ def _results(folder: Path) -> dict[str, Reader]:
     from albert_ds.text.manifest import Piece, read_note
     from tools.lab.paper_table import read_cell, read_lead
 
-    raw, table = ROOT / "docs" / "raw", folder / "table"
+    raw = ROOT / "docs" / "raw"
+    table = folder / "table"
     (table / "rte").mkdir(parents=True)
     measured = json.loads((raw / "bench_base_2.json").read_text())
     similarity = json.loads((raw / "figure1.json").read_text())

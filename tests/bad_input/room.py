@@ -13,7 +13,8 @@ from tests.finetuning import flags, tune_ranks, write_checkpoint, write_cola
 from tests.models import run_export
 
 # Command: its words but for --output, the inputs in them, and the name of an output.
-TEXT, RUN_WORDS = ("--input", "text.txt"), ("--batch-size", 8, "--steps", 1)
+TEXT = ("--input", "text.txt")
+RUN_WORDS = ("--batch-size", 8, "--steps", 1)
 DS_CONFIG = ("--deepspeed_config", "ds.json")
 SMALL = ("--model", "albert-tiny", "--num-layers", 1, "--hidden-size", 32, "--embedding-size", 16)
 MEASURED = ("--sequence-length", 8, *DS_CONFIG)

@@ -77,7 +77,8 @@ def as_table(documents: list[str], ending: str) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    made, rows = io.BytesIO(), pa.table({"text": documents})
+    made = io.BytesIO()
+    rows = pa.table({"text": documents})
     if ending == "parquet":
         pq.write_table(rows, made)
     else:

@@ -43,7 +43,8 @@ def test_a_flag_with_a_wrong_value_is_named(command):
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory):
     """Those of every file of JSON, and a built folder for them."""
-    folder, documents = tmp_path_factory.mktemp("readers"), make_documents(60)
+    folder = tmp_path_factory.mktemp("readers")
+    documents = make_documents(60)
     vocab = train_vocab([line for lines in documents for line in lines], RELEASED, vocab_size=240)
     build(folder / "built", vocab, [write_wiki(folder / "wiki_00", documents)])
     (folder / "work").mkdir()

@@ -47,7 +47,8 @@ def refuse(number):
 
 def test_a_file_that_appears_between_look_and_rename_is_kept(tmp_path, monkeypatch):
     (tmp_path / "new").write_text("ours")
-    place, mkdir = tmp_path / "place" / "name", Path.mkdir
+    place = tmp_path / "place" / "name"
+    mkdir = Path.mkdir
 
     def race(path, **how):
         mkdir(path, **how)
@@ -64,7 +65,8 @@ def test_two_builders_of_one_folder_do_not_both_end_well(tmp_path, vocab, monkey
     vocab.write(tmp_path)
     text, out = tmp_path / "text", tmp_path / "out"
     text.write_text("One text. More of it.\n\nAnother text. More of it.\n")
-    make, done = pipeline.make_index, []
+    make = pipeline.make_index
+    done = []
 
     def build_vocab_too(*given):
         done.append(run_command("vocab", "--input", text, "--output", out))

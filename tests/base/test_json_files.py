@@ -61,7 +61,8 @@ def test_foreign_lines_never_stop_a_resume_and_are_counted_once(tmp_path, capsys
         b'{"step": 1.5}',
         b"[" * 10**5,
     )
-    path, mine = tmp_path / "metrics.jsonl", b'{"step": 3, "loss": 1.5}\n{"step": 2}\n'
+    path = tmp_path / "metrics.jsonl"
+    mine = b'{"step": 3, "loss": 1.5}\n{"step": 2}\n'
     path.write_bytes(mine + b"".join(x + b"\n" for x in foreign) + b'{"step": 4}\n{"step": 5, "lo')
     assert [record["step"] for record in read_lines(path)] == [3, 2, 4]
     assert capsys.readouterr().err.count("8 lines are no records") == 1

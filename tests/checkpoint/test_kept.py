@@ -39,7 +39,8 @@ def save(run: Path, step: int, *, keep_last=9, keep_every=None, value=1.0, lock=
 def damage(folder: Path) -> None:
     """Flip a bit, long after the file was written."""
     path = folder / FILES[1]
-    content, now = bytearray(path.read_bytes()), path.stat().st_mtime_ns
+    content = bytearray(path.read_bytes())
+    now = path.stat().st_mtime_ns
     content[-1] ^= 1
     path.write_bytes(content)
     os.utime(path, ns=(now + 10**9, now + 10**9))
@@ -76,7 +77,9 @@ def test_as_many_stay_as_were_asked_for(saves, keep_every):
     """Saves of rising steps, with any number to keep."""
     without_disk = patch.object(os, "fsync", lambda number: None)
     with tempfile.TemporaryDirectory() as name, without_disk:
-        run, step, kept = Path(name), 0, set()
+        run = Path(name)
+        step = 0
+        kept = set()
         for gap, keep_last in saves:
             step += gap
             save(run, step, keep_last=keep_last, keep_every=keep_every)
@@ -156,9 +159,11 @@ def test_a_kill_at_any_moment_leaves_the_old_best_or_the_new_one(tmp_path):
     def write_best(run: Path, step: int) -> None:
         write_folder(run / BEST, {FILES[0]: {"x": torch.full((8,), float(step))}}, {"step": step})
 
-    seen, moment = set(), 1
+    seen = set()
+    moment = 1
     while moment is not None:
-        run, calls = tmp_path / str(moment), 0
+        run = tmp_path / str(moment)
+        calls = 0
         run.mkdir()
         write_best(run, 1)
 

@@ -155,7 +155,8 @@ def test_an_encoder_alone_is_imported_with_a_new_head(exported, tmp_path, caplog
 
 def test_tensors_in_any_order_of_memory_are_imported(exported, tmp_path):
     """torch's own files keep strides, and that two names have one storage."""
-    state, table = load_file(exported / "model.safetensors"), {}
+    state = load_file(exported / "model.safetensors")
+    table = {}
     for name, tensor in state.items():
         table[name] = tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
     same = [name for name, tensor in state.items() if tensor.shape == (32,)]

@@ -112,7 +112,8 @@ def train_and_lose(rank: int, folder: Path):
     run = open_small_run(config, [])
     run.lock = RunLock(config.run)
     run.batches = itertools.cycle(open_small_run(config, BATCHES).batches)
-    request, others = SimpleNamespace(reason=None), []
+    request = SimpleNamespace(reason=None)
+    others = []
 
     def fetch(run, **how):
         if run.step == 3 and not others:
@@ -203,7 +204,8 @@ def test_a_live_owner_keeps_it_and_a_dead_one_does_not(
 
 def test_of_many_that_find_a_dead_owner_one_wins(without_flock, tmp_path, monkeypatch):
     """Reading is slow, so that some find the dead owner's file when it is the winner's by now."""
-    read_text, won = Path.read_text, []
+    read_text = Path.read_text
+    won = []
 
     def read_slowly(path):
         found = read_text(path)

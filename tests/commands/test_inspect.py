@@ -24,7 +24,8 @@ def test_samples_and_counts_are_those_of_training(data):
     plan = DataPlan(batch_size=count, stream=stream)
     sizes = dict(step=0, micro_batch_size=count, dp_rank=0, dp_size=1)
     batch = next(training_batches([source], None, plan, **sizes))
-    tokens, masked = batch.tokens, batch.masked
+    tokens = batch.tokens
+    masked = batch.masked
     assert f"{count} samples, {tokens:,} tokens" in done.out
     assert f"masked: {masked / tokens:.2%} of the tokens" in done.out
     left_out = batch.unused_tokens / batch.available  # `unused_fraction` of training

@@ -106,11 +106,14 @@ def test_losses_at_any_depth_are_those_of_hugging_face(data, tmp_path, layers):
     words = ("--checkpoint", run, "--data", data, "--samples", 20, "--head-samples", 8)
     found = probe(tmp_path, *words, *(() if layers is None else ("--num-layers", layers)))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    mlm, sop, size = [], [], 0
+    mlm = []
+    sop = []
+    size = 0
     for tensors, logits, out, _ in run_hugging_face(
         tmp_path / "hf", data, "sop", 20, num_hidden_layers=layers or 3
     ):
-        masked, labels = logits[tensors["masked_positions"]], tensors["masked_labels"]
+        masked = logits[tensors["masked_positions"]]
+        labels = tensors["masked_labels"]
         mlm.append(cross_entropy(masked, labels, reduction="none"))
         text = "".join(tokenizer.convert_ids_to_tokens(labels.tolist()))
         size += len(text.replace("\u2581", " ").encode())
@@ -142,7 +145,8 @@ def test_every_depth_is_measured_in_one_call_as_hugging_face_does(data, tmp_path
         assert row["mlm_accuracy"] == pytest.approx(float(torch.cat(hits).float().mean()))
         assert row["l2"] == pytest.approx(float(torch.cat(moved).mean()), rel=1e-5)
         for key, parts in (("mlm_loss", losses), ("mlm_accuracy", hits), ("l2", moved)):
-            mean, size = row[key], sum(map(len, parts))
+            mean = row[key]
+            size = sum(map(len, parts))
             away = [float(part.sum()) - mean * len(part) for part in parts]
             error = (sum(x * x for x in away) * 3 / 2) ** 0.5 / size  # of a ratio, by 3 batches
             assert len(away) == 3
@@ -242,7 +246,8 @@ def test_minimal_pairs_as_hugging_face_scores_them(data, tmp_path):
         "A module has names, too.",
     ]
     folder = ModelFolder(run)
-    ours, bf16 = folder.build_model(), ModelFolder(run).build_model()
+    ours = folder.build_model()
+    bf16 = ModelFolder(run).build_model()
     bf16.albert.to(torch.bfloat16)
     scored = [
         score_sentences(each, folder.vocab, sentences, torch.device("cpu")) for each in (ours, bf16)

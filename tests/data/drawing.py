@@ -30,7 +30,8 @@ def samples_of(batches):
     """{position: everything that was drawn for it}, from micro-batches of any kind."""
     found = {}
     for batch in batches:
-        t, bounds = batch.tensors, batch.tensors["cu_seqlens"].tolist()
+        t = batch.tensors
+        bounds = batch.tensors["cu_seqlens"].tolist()
         for i, position in enumerate(batch.sample_ids):
             begin, end = bounds[i : i + 2]
             masked = (t["masked_positions"] >= begin) & (t["masked_positions"] < end)

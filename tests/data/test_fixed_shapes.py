@@ -81,7 +81,8 @@ def test_padding_changes_no_loss_and_no_gradient(lengths, masked):
 def check_queries(padded: MicroBatch) -> None:
     """Attention takes no more queries of a sequence than it is told."""
     tensors = padded.tensors
-    ends, tokens = tensors["cu_seqlens"], len(tensors["input_ids"])
+    ends = tensors["cu_seqlens"]
+    tokens = len(tensors["input_ids"])
     assert ends[-1] == tokens and 0 <= ends.diff().min() <= ends.diff().max() <= padded.max_seqlen
     first = ends[:-1].clamp(max=tokens - 1)
     positions = torch.cat([first, tensors["masked_positions"]]).sort().values

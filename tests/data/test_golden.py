@@ -38,9 +38,11 @@ HASHED = 300  # positions whose samples are kept as one checksum
 def make_source(folder: Path, source: int) -> ShardSet:
     """Shards of made-up sequences: no text and no vocabulary that could change."""
     folder.mkdir()
-    shards, number = [], 0
+    shards = []
+    number = 0
     for shard in range(10):
-        records, tokens = [], 0
+        records = []
+        tokens = 0
         for _ in range(6 + shard % 3):
             number += 1
             lengths = [1 + (7 * number + 5 * i * i + source) % 9 for i in range(1 + number % 7)]
@@ -88,7 +90,8 @@ def drawn(tmp_path_factory):
 
 @pytest.mark.parametrize("case", [" ".join(map(str, case)) for case in CASES])
 def test_the_samples_of_this_format_are_what_they_were(drawn, case):
-    golden, found = json.loads(GOLDEN.read_text())[case], drawn[case]
+    golden = json.loads(GOLDEN.read_text())[case]
+    found = drawn[case]
     advice = f"the draws of {case.split()[0]} have changed: raise its number in OBJECTIVES"
     assert found["samples"] == golden["samples"], advice
     assert found["sha256"] == golden["sha256"], advice

@@ -116,7 +116,8 @@ def test_known_and_equal_in_hugging_face(code, trained, tmp_path):
     lines = read_language(code)[:2500]
     vocab = train_vocab(lines, trained, vocab_size=VOCAB_SIZES.get(code, 2500))
     ids = vocab.encode(lines)
-    tokens, unknown = sum(map(len, ids)), sum(line.count(UNK) for line in ids)
+    tokens = sum(map(len, ids))
+    unknown = sum(line.count(UNK) for line in ids)
     assert unknown <= 0.001 * tokens
     texts = lines[:: max(1, len(lines) // 500)]
     texts += [unicodedata.normalize("NFD", text) for text in texts[:200]]

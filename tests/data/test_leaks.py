@@ -44,7 +44,10 @@ class Numbered:
 
     def __init__(self, source: ShardSet, folder):
         shards = [Shard(source, n) for n in range(len(source.shards))]
-        pieces, starts, ends, infos = [*SPECIAL_PIECES], [0] * 5, [0] * 5, []
+        pieces = [*SPECIAL_PIECES]
+        starts = [0] * 5
+        ends = [0] * 5
+        infos = []
         for shard, info in zip(shards, source.shards, strict=True):
             records = []
             for sequence in (shard[i] for i in range(len(shard))):

@@ -14,7 +14,8 @@ def spans_of(positions, words):
     """Runs of masked words."""
     masked = set(positions.tolist())
     flags = [set(word) <= masked for word in words]
-    runs, length = [], 0
+    runs = []
+    length = 0
     for flag in [*flags, False]:
         if flag:
             length += 1
@@ -68,7 +69,9 @@ def test_same_statistics_as_the_release():
     """Against a plain transcription of the released loop, one segment of words of 1-3 tokens."""
     draw = random.Random(0)
     flags = [True] + [draw.random() < 0.7 for _ in range(125)] + [True]
-    starts, edges, rng = np.array(flags), [0, 126], np.random.default_rng(0)
+    starts = np.array(flags)
+    edges = [0, 126]
+    rng = np.random.default_rng(0)
     words = words_of(flags, edges)
     ours = [draw_positions(starts, edges, 19, 3, rng) for _ in range(1500)]
     theirs = [np.array(released_masking(words, 19, draw)) for _ in range(1500)]

@@ -22,7 +22,8 @@ def test_an_epoch_has_every_sample_once_and_any_position_can_be_asked_for_first(
     sizes, seed, source
 ):
     sizes = np.array(sizes)
-    total, firsts = int(sizes.sum()), np.cumsum(sizes) - sizes
+    total = int(sizes.sum())
+    firsts = np.cumsum(sizes) - sizes
     order = ShardOrder(sizes, seed, source)
     places = [order.locate(position) for position in range(2 * total)]
     assert all(p.number == firsts[p.shard] + p.sample for p in places)

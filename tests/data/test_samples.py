@@ -30,7 +30,8 @@ def test_layout_of_a_micro_batch(train):
         assert len(t["masked_positions"]) == len(t["masked_labels"]) == batch.masked
         assert (t["masked_positions"].diff() > 0).all()
         for sample in samples_of([batch]).values():
-            ids, types = restore(sample), sample[1]
+            ids = restore(sample)
+            types = sample[1]
             edges = [i for i, token in enumerate(ids) if token in (CLS, SEP)]
             assert edges[0] == 0 and edges[-1] == len(ids) - 1 and ids[0] == CLS
             paired = len(edges) == 3
@@ -83,7 +84,8 @@ def test_nsp_takes_partners_from_other_documents(train):
     labels = []
     for sample in samples_of(take(stream([train], config), 400)).values():
         ids = restore(sample)
-        first, second = ids[1 : ids.index(SEP)], ids[ids.index(SEP) + 1 : -1]
+        first = ids[1 : ids.index(SEP)]
+        second = ids[ids.index(SEP) + 1 : -1]
         if sample[5] == NO_LABEL or min(len(first), len(second)) < 8:
             continue
         a, b = documents[tuple(first[:8])], documents[tuple(second[:8])]
@@ -134,7 +136,8 @@ def test_masked_share_and_both_budgets(train):
 def test_words_are_masked_whole(train):
     starts = build_word_starts(train.vocab.pieces, "scripts")
     for sample in samples_of(take(stream([train]), 200)).values():
-        ids, masked = restore(sample), set(sample[3])
+        ids = restore(sample)
+        masked = set(sample[3])
         for i in range(1, len(ids)):
             inside = not starts[ids[i]] and ids[i - 1] not in (CLS, SEP)
             assert not inside or (i in masked) == (i - 1 in masked)

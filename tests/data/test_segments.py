@@ -110,7 +110,8 @@ def test_sop_and_none(objective, lengths, target, seed):
     parts = [pair.first, pair.second]
     if not len(pair.second):
         assert pair.label == NO_LABEL
-        starts, ends = [0, *stored.ends[:-1]], stored.ends
+        starts = [0, *stored.ends[:-1]]
+        ends = stored.ends
         assert any(
             s <= pair.first[0] and pair.first[-1] < e for s, e in zip(starts, ends, strict=True)
         )
@@ -182,7 +183,8 @@ def test_runs_are_drawn_from_all_that_fit():
 @given(lengths=sentence_lengths, target=st.integers(2, 400), other=st.integers(1, 60), seed=seeds)
 def test_nsp_pairs_have_one_form_whatever_their_label(lengths, target, other, seed):
     """The second segment of either label has the same length and loses tokens at the same ends."""
-    stored, asked = sequence(lengths), []
+    stored = sequence(lengths)
+    asked = []
 
     def draw_other(length):
         asked.append(length)

@@ -41,7 +41,8 @@ from tests.models import Bomb
     st.sampled_from(["<u2", "<u4"]),
 )
 def test_record_round_trip(document, lengths, kind):
-    dtype, ends = np.dtype(kind), np.cumsum(lengths).tolist()
+    dtype = np.dtype(kind)
+    ends = np.cumsum(lengths).tolist()
     ids = [(i * 7919) % 65536 for i in range(ends[-1])]
     record = pack_sequence(document, ends, ids, dtype)
     again = unpack_sequence(record, dtype, 65536)
@@ -71,7 +72,8 @@ def read_all(folder, split="train"):
 def test_counts_agree_with_what_is_read(built):
     index = json.loads((built / "index.json").read_text())
     for split in ("train", "heldout"):
-        sequences, entry = read_all(built, split), index["splits"][split]
+        sequences = read_all(built, split)
+        entry = index["splits"][split]
         assert len(sequences) == entry["samples"] == sum(s["samples"] for s in entry["shards"])
         assert sum(len(s.ids) for s in sequences) == entry["tokens"]
         assert len({s.document for s in sequences}) == entry["documents"]
@@ -118,7 +120,8 @@ def flip(content, at):
 
 
 def without_member(content, number):
-    begin, end = find_member(content, number), find_member(content, number + 1)
+    begin = find_member(content, number)
+    end = find_member(content, number + 1)
     return content[:begin] + content[end:]
 
 
@@ -231,7 +234,8 @@ HOSTILE = [
 def test_a_hostile_member_is_refused_and_nothing_of_it_is_written_or_run(copy, tmp_path):
     path, bomb = copy / "train-000000.tar", tmp_path / "ran"
     pickles = [{"content": write_pickle(bomb, protocol)} for protocol in range(6)]
-    whole, before = path.read_bytes(), sorted(tmp_path.rglob("*"))
+    whole = path.read_bytes()
+    before = sorted(tmp_path.rglob("*"))
     for changes in HOSTILE + pickles:
         path.write_bytes(whole)
         rewrite_first_member(path, **changes)
@@ -243,7 +247,8 @@ def test_a_hostile_member_is_refused_and_nothing_of_it_is_written_or_run(copy, t
 
 def test_vocabulary_of_another_build(copy, tmp_path):
     path = copy / "spiece.model"
-    model, bomb = path.read_bytes(), tmp_path / "ran"
+    model = path.read_bytes()
+    bomb = tmp_path / "ran"
     longer = model + b"\n\x08\n\x03abc\x15\x00\x00\x00\x00"  # a piece more
     for other in (model[:-1], b"", flip(bytearray(model), 99), longer, write_pickle(bomb)):
         path.write_bytes(other)
@@ -260,7 +265,8 @@ def test_vocabulary_of_another_build(copy, tmp_path):
 
 def test_a_large_sparse_shard_is_never_in_memory(copy):
     """Its first member declares 2 GB, which are there as a hole in the file."""
-    path, size = copy / NAME, 2 << 30
+    path = copy / NAME
+    size = 2 << 30
     header = bytearray(path.read_bytes()[:512])
     header[124:136] = b"%011o\0" % size
     header[148:156] = b" " * 8

@@ -88,7 +88,8 @@ def server(built, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["error", "silence", "half"])
 def test_a_server_that_fails_twice_is_asked_a_third_time(server, built, monkeypatch, kind):
-    server.failures, server.kind = 2, kind
+    server.failures = 2
+    server.kind = kind
     if kind == "silence":
         monkeypatch.setattr(storage, "PATIENCE", 1.0)
     assert read_bytes(f"{server.url}/index.json", 1 << 20) == (built / "index.json").read_bytes()
@@ -148,7 +149,8 @@ def text(server, tmp_path):
 
 @pytest.mark.parametrize("kind", ["error", "half"])
 def test_text_that_is_cut_short_is_read_again(server, text, kind):
-    server.failures, server.kind = 2, kind
+    server.failures = 2
+    server.kind = kind
     url, documents = text
     (unit,) = cut_units(find_files([url]))
     found = [reading.document.lines[0] for reading in read_documents(unit)]

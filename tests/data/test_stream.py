@@ -59,7 +59,8 @@ def test_ranks_workers_and_micro_batches_change_nothing(train, objective, ranks,
 
 
 def test_workers_make_two_steps_ahead(train, monkeypatch):
-    made, read = multiprocessing.Value("i", 0), MicroBatchReader.read
+    made = multiprocessing.Value("i", 0)
+    read = MicroBatchReader.read
 
     def count(self, *how):
         with made.get_lock():
@@ -73,7 +74,8 @@ def test_workers_make_two_steps_ahead(train, monkeypatch):
 
 
 def test_a_worker_frees_nothing_that_the_trainer_has_dropped(train, monkeypatch):
-    freed, read = multiprocessing.Value("i", 0), MicroBatchReader.read
+    freed = multiprocessing.Value("i", 0)
+    read = MicroBatchReader.read
 
     class Dropped:
         def __init__(self):

@@ -25,7 +25,8 @@ def test_both_tools_leave_what_they_promise(tmp_path):
     ] == "<pad> <unk> [CLS] [SEP] [MASK] (".split()
     assert len(pieces) == 200
 
-    model, data = tmp_path / "v" / "spiece.model", tmp_path / "d"
+    model = tmp_path / "v" / "spiece.model"
+    data = tmp_path / "d"
     argv = ["--input", corpus, "--vocab", model, "--output", data, "--sequence-length", 32]
     done = run_command(SHARDS, *argv, "--holdout", 0.1, "--samples-per-shard", 50)
     assert done.code == 0, done.err

@@ -41,7 +41,9 @@ def test_a_sample_has_the_words_that_begin_in_it(data, objective, length):
     """Also cut ones, and both documents of a pair; decoded, without its masks."""
     source = open_shards(data, "train")
     config = StreamConfig(objective=objective, sequence_length=length)
-    reader, pieces, compared = SampleReader([source], None, config), source.vocab.pieces, 0
+    reader = SampleReader([source], None, config)
+    pieces = source.vocab.pieces
+    compared = 0
     for position in range(200):
         sample = reader.draw(position)
         ids = sample.ids.copy()

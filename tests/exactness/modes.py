@@ -85,7 +85,8 @@ def all_pairs() -> set:
 def pairwise_modes(seed: int = 8, tries: int = 300) -> list[Mode]:
     """Modes that contain every pair. Greedy: the best of `tries` random modes, again and again."""
     rng = random.Random(seed)
-    missing, chosen = all_pairs(), []
+    missing = all_pairs()
+    chosen = []
     while missing:
         wanted = min(missing, key=repr)
         best = max(
@@ -114,7 +115,9 @@ def crossed_modes() -> list[Mode]:
     factors = {**FACTORS, "checkpointing": ("none", "block"), "precision": ("fp32",)}
     layout = [name for name in factors if name not in TASK]
     tasks = list(itertools.product(*(factors[name] for name in TASK)))
-    met, used, chosen = set(), dict.fromkeys(tasks, 0), []
+    met = set()
+    used = dict.fromkeys(tasks, 0)
+    chosen = []
     for values in itertools.product(*(factors[name] for name in layout)):
         cell = dict(zip(layout, values, strict=True))
 
@@ -219,5 +222,6 @@ def same_order(mode: Mode) -> Mode:
     It rounds the same sums in the same order as `mode`, but for those that tensor parallelism cuts.
     It is never stopped.
     """
-    ranks, passes = mode.data_parallel, mode.accumulation * mode.data_parallel
+    ranks = mode.data_parallel
+    passes = mode.accumulation * mode.data_parallel
     return replace(mode, grid=(1, 1), accumulation=passes, dealt_to=ranks, resumed=False)

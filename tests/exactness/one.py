@@ -52,10 +52,12 @@ def measure(modes: list[Mode]) -> list[dict]:
     several = modes[0].world_size > 1 and modes[0].precision != "fp32"
     others = [same_order(mode) for mode in modes] if several else []
     outcomes: dict[Mode, Outcome] = train_all(list(dict.fromkeys([*modes, *others])))
-    references, rows = References(), []
+    references = References()
+    rows = []
     for mode in modes:
         off = compare(outcomes[mode], references.of(mode, outcomes[mode]))
-        alone, one = None, same_order(mode)
+        alone = None
+        one = same_order(mode)
         if several:
             alone = compare(outcomes[one], references.of(one, outcomes[one]))
         within = is_within(mode, off, alone)

@@ -57,7 +57,8 @@ def batches_of(mode: Mode) -> list[list[dict]]:
 
     `nsp` has other pair labels than `sop`.
     """
-    first, ranks = 0 if mode.objective != "nsp" else 100, mode.dealt_to
+    first = 0 if mode.objective != "nsp" else 100
+    ranks = mode.dealt_to
     batches = [
         random_samples(BATCH_SIZE, vocab_size=MODEL.vocab_size, max_length=24, seed=first + step)
         for step in range(NUM_STEPS)
@@ -130,9 +131,13 @@ def train_mode(mode: Mode, folder: Path) -> Outcome:
     from albert_ds.checkpoint.gather import gather
     from albert_ds.training.pretrain import next_batch, train_step
 
-    config, batches = config_of(mode, str(folder)), batches_of(mode)
+    config = config_of(mode, str(folder))
+    batches = batches_of(mode)
     run = give_teacher(open_small_run(config, batches), mode)
-    initial, before, losses, norms = gather(run.engine, "weights.safetensors"), {}, [], []
+    initial = gather(run.engine, "weights.safetensors")
+    before = {}
+    losses = []
+    norms = []
     for step in range(NUM_STEPS):
         if mode.resumed and step == RESUMED_AFTER:
             run = give_teacher(resume(run, batches), mode)
@@ -179,7 +184,8 @@ class References:
         task = (mode.sharing, mode.per_layer, mode.objective, mode.depths, mode.exits)
         key = (*task, mode.z_loss, mode.teacher, mode.clipping, mode.optimizer, rounded)
         if key not in self._known:
-            config, start = config_of(mode), outcome.initial
+            config = config_of(mode)
+            start = outcome.initial
             if rounded:
                 start = {name: w.bfloat16().float() for name, w in start.items()}
             self._known[key] = reference_training(
@@ -217,7 +223,9 @@ class References:
 def compare(found: Outcome, goal: Reference | Outcome) -> Difference:
     """The difference of `found` from `goal`, which started from the same weights."""
     gradient = key_bias = 0.0
-    missed, moved, ways = [], [], {}
+    missed = []
+    moved = []
+    ways = {}
     for name, target in goal.weights.items():
         target = target.double()
         off = found.weights[name].double() - target

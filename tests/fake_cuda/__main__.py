@@ -27,7 +27,8 @@ def environment(devices: int = 1) -> dict[str, str]:
 def main(argv: list[str]) -> None:
     devices = 1
     if argv[:1] == ["--devices"]:
-        devices, argv = int(argv[1]), argv[2:]
+        devices = int(argv[1])
+        argv = argv[2:]
     made = environment(devices)
     environ = {k: v for k, v in os.environ.items() if k != "DS_ACCELERATOR"} | made
     os.execve(sys.executable, [sys.executable, *argv], environ)

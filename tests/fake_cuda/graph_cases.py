@@ -66,7 +66,9 @@ def keep_what_was_given() -> None:
     """Eager launches beside graphs are in the graphs' memory, and what they give is not."""
     found = []
     for graphs in (True, False):
-        model, outputs, made = open_model(graphs=graphs), [], []
+        model = open_model(graphs=graphs)
+        outputs = []
+        made = []
         for number, batch in enumerate(BATCHES):
             scales = torch.ones(2, device=DEVICE)
             outputs.append(model(**batch.on(DEVICE), scales=scales, overflows=number in (1, 3)))
@@ -84,7 +86,8 @@ def read_launches(graph: product.Graph, model: GraphedForPretraining) -> list[tu
     Each is in memory of the graph's inputs, the model, or an earlier result, by number: a tensor
     from elsewhere is a KeyError.
     """
-    places, launches = {}, []
+    places = {}
+    launches = []
 
     def add(values) -> None:
         for x in values:
@@ -107,7 +110,8 @@ def read_launches(graph: product.Graph, model: GraphedForPretraining) -> list[tu
 def launch_alike() -> None:
     """Two micro-batches of a shape launch the same: nothing of their content, or of their place in
     the run, is in a launch."""
-    model, logs = open_model(graphs=True), []
+    model = open_model(graphs=True)
+    logs = []
     for number, batch in enumerate(BATCHES[:2]):
         run(model, batch, 1 / (1 + number))
         _, graph = model.graphs.kept.popitem()  # the next one is captured anew
@@ -169,9 +173,11 @@ def make_room() -> None:
     assert len(model.graphs.kept) == 2
     run(model, shapes[1])
     assert model.graphs.take_counts()["eager_micro_batches"] == 1
-    captured, whole = [], product.Graph
+    captured = []
+    whole = product.Graph
     product.Graph = lambda *given: captured.append(given) or whole(*given)
-    product.PATIENCE, model.graphs = 400, Graphs(model)
+    product.PATIENCE = 400
+    model.graphs = Graphs(model)
     for number in range(99):
         run(model, shapes[number % 3])
     product.Graph = whole

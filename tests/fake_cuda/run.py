@@ -27,7 +27,9 @@ STEP = {
 
 class Report:
     def __init__(self):
-        self.mixed, self.steps, self.now = Counter(), [], None
+        self.mixed = Counter()
+        self.steps = []
+        self.now = None
 
     def hear(self, name: str, kind: str) -> None:
         if kind == "mixed":

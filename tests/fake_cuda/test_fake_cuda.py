@@ -120,7 +120,8 @@ def test_every_shipped_configuration(fake_cuda, data, tmp_path):
 
 
 def test_resuming_exporting_and_fine_tuning(fake_cuda, data, tmp_path):
-    vocab, run = open_shards(data, "train").vocab, tmp_path / "run"
+    vocab = open_shards(data, "train").vocab
+    run = tmp_path / "run"
     start = write_checkpoint(tmp_path / "pretrained", vocab, vocab_size=vocab.size)
     how = dict(deepspeed_config="ds_configs/zero1_bf16_adamw.json", micro_batch_size=2)
     rte = flags("glue/rte", write_rte(tmp_path / "RTE"), start, tmp_path / "rte", **how)

@@ -9,7 +9,8 @@ from tests.fake_cuda.test_fake_cuda import fake_cuda, run_on_cuda, train  # noqa
 
 def test_the_bench_tells_the_hosts_part_of_a_step(fake_cuda, data, tmp_path):  # noqa: F811
     """Of text, by graphs and without: times, the share of graphs, memory. A graph has no update."""
-    report, files = tmp_path / "report.json", [f"ds_configs/zero{s}_bf16.json" for s in (1, 3)]
+    report = tmp_path / "report.json"
+    files = [f"ds_configs/zero{s}_bf16.json" for s in (1, 3)]
     command = ("tools/throughput_bench.py", "--models", "albert-tiny", "--data", data)
     more = ("--micro-batch", 2, "--sequence-length", 64, "--rounds", 1, "--steps", 2)
     done = run_python(*command, *more, "--deepspeed_config", *files, "--output", report)

@@ -150,7 +150,8 @@ class Pool(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.id, self.made = self, []
+        self.id = self
+        self.made = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
@@ -225,7 +226,8 @@ cuda.set_rng_state = lambda state, *_: torch.set_rng_state(state)
 cuda._lazy_call = lambda *_, **__: None
 cuda.current_device = device.current_device
 cuda.CUDAGraph, cuda.graph = Graph, capture
-cuda.MemPool, cuda.use_mem_pool = Pool, lambda pool: pool
+cuda.MemPool = Pool
+cuda.use_mem_pool = lambda pool: pool
 cuda.set_device, cuda.device, cuda.Stream, cuda.Event = set_device, DeviceContext, Stream, Event
 cuda.stream = lambda stream: contextlib.nullcontext()
 cuda.synchronize = lambda *_: tell("cuda.synchronize", "wait")

@@ -51,9 +51,11 @@ def run_case(cases: Cases, name: str, recorded: dict | None, is_record: bool):
     """Run one case, print its line; returns its hashes, and whether all is well."""
     start = time.monotonic()
     try:
-        found, difference = cases.run(name), None
+        found = cases.run(name)
+        difference = None
     except (Failure, OSError, subprocess.TimeoutExpired) as failure:
-        found, line = None, f"FAILED   {name}: {failure}"
+        found = None
+        line = f"FAILED   {name}: {failure}"
     else:
         if recorded is not None:
             expected = {file: digests.split() for file, digests in recorded["files"].items()}
@@ -62,7 +64,8 @@ def run_case(cases: Cases, name: str, recorded: dict | None, is_record: bool):
         if is_record:
             line = f"recorded {name}" + (f", which was other: {difference}" if difference else "")
         elif recorded is None:
-            line, difference = f"DIFFERS  {name}: it was never recorded", "all"
+            line = f"DIFFERS  {name}: it was never recorded"
+            difference = "all"
     print(f"{line} ({time.monotonic() - start:.0f} s)", flush=True)
     return found, found is not None and (is_record or not difference)
 
@@ -79,7 +82,8 @@ def main() -> int:
         print("\n".join(NAMES))
         return 0
     chosen = args.only or NAMES
-    record, machine = json.loads(RECORD.read_text()), describe_machine()
+    record = json.loads(RECORD.read_text())
+    machine = describe_machine()
     if not args.record and machine not in record:
         # The commit that wrote the record agrees with it.
         base = read_git(ROOT, "log", "-1", "--format=%h", "--", str(RECORD)) or "COMMIT"

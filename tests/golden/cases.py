@@ -95,7 +95,8 @@ class Cases:
         return self._export() if name == "export" else self._compare_shards(name[-2:])
 
     def _train(self, name: str) -> Hashes:
-        layout, run = LAYOUTS[name], self.work / name
+        layout = LAYOUTS[name]
+        run = self.work / name
         config = self.work / f"{name}.json"
         config.write_text(json.dumps(make_deepspeed_config(layout)))
         argv = ["train", "--data", self.work / "en" / "data", "--output", run]
@@ -137,7 +138,8 @@ class Cases:
 
     def _finetune(self, name: str) -> Hashes:
         task, ranks, write_task = TASKS[name]
-        data, output = self.work / f"{name}-data", self.work / name
+        data = self.work / f"{name}-data"
+        output = self.work / name
         write_task(data)
         argv = ["finetune", "--task", task, "--data", data, "--output", output]
         argv += ["--checkpoint", self.work / PRETRAINED, "--micro-batch-size", "4"]

@@ -27,7 +27,8 @@ def make_words(language: str) -> list[str]:
 
 
 def make_sentences(language: str, count: int, seed: int) -> list[str]:
-    draw, words = random.Random(f"{language} {seed}"), make_words(language)
+    draw = random.Random(f"{language} {seed}")
+    words = make_words(language)
     between, end = ("", "。") if language == "zh" else ("", "") if language == "th" else (" ", ".")
     return [
         between.join(draw.choices(words, k=draw.randint(4, 14))).capitalize() + end
@@ -48,14 +49,19 @@ def write_text(folder: Path, language: str) -> str:
             documents.append("\n".join(lines))
         if language == "en":  # as WikiExtractor writes them
             documents = [f'<doc id="{i}">\n{text}\n</doc>' for i, text in enumerate(documents)]
-            name, text = "wiki", "\n".join(documents)
+            name = "wiki"
+            text = "\n".join(documents)
         elif language == "zh":
-            name, text = "jsonl", "\n".join(json.dumps({"text": text}) for text in documents)
+            name = "jsonl"
+            text = "\n".join(json.dumps({"text": text}) for text in documents)
         else:
-            name, text = "txt", "\n\n".join(documents)
-        path, content = folder / f"{number}.{name}", (text + "\n").encode()
+            name = "txt"
+            text = "\n\n".join(documents)
+        path = folder / f"{number}.{name}"
+        content = (text + "\n").encode()
         if language == "th":
-            path, content = folder / f"{number}.{name}.gz", gzip.compress(content, mtime=0)
+            path = folder / f"{number}.{name}.gz"
+            content = gzip.compress(content, mtime=0)
         path.write_bytes(content)
     return str(folder / "*")
 

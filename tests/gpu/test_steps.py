@@ -95,7 +95,8 @@ def test_kernels_of_triton_run_for_many_values_only():
     from torch.profiler import ProfilerActivity, profile
 
     def names(tokens: int) -> str:
-        x, weight = torch.ones(tokens, 1024, device="cuda"), torch.ones(1024, device="cuda")
+        x = torch.ones(tokens, 1024, device="cuda")
+        weight = torch.ones(1024, device="cuda")
         draws = Draws.anew(torch.tensor([0, tokens], device="cuda"), tokens)
         with profile(activities=[ProfilerActivity.CUDA]) as trace:
             residual_norm(x, x, weight, weight, 1e-12, 0.1, draws)
@@ -108,7 +109,8 @@ def test_kernels_of_triton_run_for_many_values_only():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_fine_tuning_learns(checkpoint, cola, tmp_path, precision):
-    out, steps = tmp_path / "out", {"steps": 120, "eval_every": 20, "learning_rate": 0.005}
+    out = tmp_path / "out"
+    steps = {"steps": 120, "eval_every": 20, "learning_rate": 0.005}
     ds = f"ds_configs/zero1_{precision}_adamw.json"
     tune("glue/cola", cola, checkpoint, out, deepspeed_config=ds, **steps)
     assert json.loads((out / "results.json").read_text())["dev"]["matthews"] > 0.8
@@ -148,7 +150,8 @@ def test_flash_drops_the_same_in_backward_where_few_queries_read(dtype):
     (gradient,) = torch.autograd.grad(out, v, out.detach())
     # The output is linear in v, so <gradient of v, v> = <output, gradient of the output> where
     # backward drops the same probabilities.
-    linear, square = (gradient.float() * v.float()).sum(), out.float().square().sum()
+    linear = (gradient.float() * v.float()).sum()
+    square = out.float().square().sum()
     assert linear.item() == pytest.approx(square.item(), rel=2e-2)
     kept = core.eval()(q, k, v, q_ends, k_ends, int(lengths.max()))
     assert not torch.equal(kept, out)

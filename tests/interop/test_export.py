@@ -100,7 +100,8 @@ def test_what_hugging_face_has_no_place_for_is_refused(make_run, tmp_path):
 
 @pytest.mark.parametrize("name", ["do_lower_case", "keep_accents"])
 def test_a_tokenizer_with_other_ids_is_refused(make_run, tmp_path, monkeypatch, name):
-    run, write = make_run(), Vocab.write
+    run = make_run()
+    write = Vocab.write
 
     def write_wrongly(self, folder):
         write(self, folder)

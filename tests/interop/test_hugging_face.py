@@ -340,7 +340,8 @@ def test_texts_are_cut_to_what_was_trained(vocab, tmp_path):
     text = "the object name class type list string " * 10
     for flags, positions, longest in (([], 64, 40), (["--max-length", 32], 32, 32)):
         hf = run_export(run, tmp_path / f"hf{positions}", *flags)
-        tokenizer, model = AutoTokenizer.from_pretrained(hf), AutoModel.from_pretrained(hf).eval()
+        tokenizer = AutoTokenizer.from_pretrained(hf)
+        model = AutoModel.from_pretrained(hf).eval()
         ids = tokenizer(text, truncation=True, return_tensors="pt")
         assert ids["input_ids"].shape == (1, longest) and tokenizer.model_max_length == longest
         assert model.config.max_position_embeddings == positions

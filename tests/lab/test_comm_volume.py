@@ -104,7 +104,8 @@ def test_the_header_of_a_job_says_the_bytes_that_are_measured(data_parallel, tp)
 
 
 def test_muon_sends_each_matrix_to_its_rank_and_back(reports):
-    hidden, inner = SIZE.hidden_size, SIZE.ffn_size
+    hidden = SIZE.hidden_size
+    inner = SIZE.ffn_size
     for (_, name), report in reports.items():
         moved = report["kinds"].get("Muon's matrices")
         assert (moved is not None) == (name in MUON), name
@@ -171,7 +172,8 @@ def test_a_shared_block_is_reduced_and_gathered_once(reports):
 def test_tensor_parallel_activations_are_at_their_minimum(reports):
     # Rows of 32, one per micro-batch, two micro-batches; 5 masked. Two all-reduces a layer each
     # way.
-    tokens, needed = 32 * 2, (5 + 1) * 2
+    tokens = 32 * 2
+    needed = (5 + 1) * 2
     least = ((4 * SIZE.num_layers - 3) * tokens + 3 * needed) * SIZE.hidden_size * 4
     found = reports[2, "zero1_fp32"]["kinds"]["tensor-parallel activations"]
     assert found["minimum_wire_bytes"] == least
@@ -192,7 +194,8 @@ def test_what_is_counted_without_training_is_what_the_engine_moves(reports):
         assert counted["kinds"].keys() == kinds.keys(), name
         assert (ACTIVATIONS in kinds) == (tp > 1)
         for kind, found in kinds.items():
-            calls, padding = counted["kinds"][kind]["calls"], 4 * 2 * 2 * 3 * 2
+            calls = counted["kinds"][kind]["calls"]
+            padding = 4 * 2 * 2 * 3 * 2
             assert calls == found["calls"], (name, kind)
             assert 0 <= found["bytes"] - counted["kinds"][kind]["bytes"] <= padding, (name, kind)
 

@@ -51,7 +51,8 @@ Path(sys.argv[-1]).write_text(json.dumps({"says": "done"}))
 
 
 def test_what_passed_is_kept_and_what_failed_is_repeated(check, tmp_path):
-    program, broken = script(tmp_path, COUNT), tmp_path / "broken"
+    program = script(tmp_path, COUNT)
+    broken = tmp_path / "broken"
     broken.touch()
 
     def look(check):
@@ -153,7 +154,8 @@ def test_launches_are_those_of_kernels_and_graphs_in_the_passes_of_a_micro_batch
     names = ["cudaLaunchKernel", "cuLaunchKernelEx", "cudaGraphLaunch", "cudaMemcpyAsync"]
     events = [SimpleNamespace(name=name, device_type=DeviceType.CPU) for name in names]
     events += [SimpleNamespace(name="LaunchedKernel", device_type=DeviceType.CUDA)]
-    trace, done = SimpleNamespace(events=lambda: events), []
+    trace = SimpleNamespace(events=lambda: events)
+    done = []
     monkeypatch.setattr(host_time, "profile", lambda **_: nullcontext(trace))
     monkeypatch.setattr(host_time, "supported_activities", lambda: {ProfilerActivity.CUDA})
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

@@ -31,7 +31,8 @@ def build(name: str) -> AlbertForPretraining:
 def find_attention(model: AlbertForPretraining, length: int) -> torch.Tensor:
     """What every token of a random sequence attends to in each layer, [L, n, N, N]."""
     ids = torch.randint(8000, (length,), generator=torch.Generator().manual_seed(0))
-    ends, places = torch.tensor([0, length], dtype=torch.int32), torch.arange(length)
+    ends = torch.tensor([0, length], dtype=torch.int32)
+    places = torch.arange(length)
     states = model.albert(ids, (places > length // 2).long(), places, ends, length)["hidden_states"]
     found = []
     for x, (block, _) in zip(states, model.config.plan, strict=False):
@@ -73,7 +74,8 @@ def test_cls_attends_to_the_whole_sequence(name):
 
 def test_a_run_can_start_so(data, tmp_path):
     """Its weights are those of --init-from in every layout: checkpoint/test_initial_weights.py."""
-    given, start = {"seed": 3, "num_heads": 4}, tmp_path / "start"
+    given = {"seed": 3, "num_heads": 4}
+    start = tmp_path / "start"
     main(train_command(data, start, **given)[2:])
     with pytest.raises(UserError, match="is of no pretraining run"):  # it is not written over
         main(train_command(data, start, **given)[2:])

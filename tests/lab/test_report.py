@@ -31,7 +31,10 @@ class Read(HTMLParser):
 
     def __init__(self, html: str):
         super().__init__()
-        self.text, self.rows, self.charts, self.links = [], [], {}, []
+        self.text = []
+        self.rows = []
+        self.charts = {}
+        self.links = []
         self._open: list[str] = []
         self._title = ""
         self.feed(html)

@@ -43,7 +43,8 @@ def launch_all(dtype: torch.dtype, width: int, tokens: int) -> None:
     def compile_and_tell(kernel: JITFunction, *args, **options) -> None:
         built = LAUNCH(kernel, *args, **{**options, "warmup": True})
         target = re.search(r"^\.target (\w+)", built.asm["ptx"], re.M)[1]
-        code, shared = len(built.asm["cubin"]), built.metadata.shared
+        code = len(built.asm["cubin"])
+        shared = built.metadata.shared
         told = {"kernel": built.name, "target": target, "shared": shared, "code": code}
         print(json.dumps({**told, "tokens": tokens, "hash": built.hash}))
 

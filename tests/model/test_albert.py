@@ -41,12 +41,17 @@ def test_equal_to_hugging_face(sharing, embedding_size):
     """To its model in float64 on the padded batch: states, scores, losses and gradients."""
     config = build_config(sharing=sharing, embedding_size=embedding_size)
     samples = random_samples(6, vocab_size=config.vocab_size, max_length=40, seed=0)
-    model, batch, padded = build_rough(config), concatenate(samples).tensors, pad(samples)
+    model = build_rough(config)
+    batch = concatenate(samples).tensors
+    padded = pad(samples)
     words, pairs = padded.pop("labels"), padded.pop("sentence_order_label")
-    real, masked, paired = padded["attention_mask"].bool(), words != IGNORED, pairs != IGNORED
+    real = padded["attention_mask"].bool()
+    masked = words != IGNORED
+    paired = pairs != IGNORED
     reference, parameters = build_reference(config, model.state_dict())
     theirs = reference(**padded, output_hidden_states=True)
-    word_scores, pair_scores = theirs.prediction_logits[masked], theirs.sop_logits[paired]
+    word_scores = theirs.prediction_logits[masked]
+    pair_scores = theirs.sop_logits[paired]
     losses = {
         "mlm_loss_sum": F.cross_entropy(word_scores, words[masked], reduction="sum"),
         "pair_loss_sum": F.cross_entropy(pair_scores, pairs[paired], reduction="sum"),
@@ -78,7 +83,8 @@ def test_equal_to_hugging_face(sharing, embedding_size):
 @pytest.mark.parametrize("checkpointing", ["attention", "block"])
 @pytest.mark.parametrize("sharing", ["all", "none"])
 def test_checkpointing_changes_no_gradient(sharing, checkpointing):
-    config, batch = build_config(dropout=0.3, sharing=sharing), build_batch(LENGTHS)
+    config = build_config(dropout=0.3, sharing=sharing)
+    batch = build_batch(LENGTHS)
     plain = step(build_rough(config), batch)
     again = step(build_rough(config, activation_checkpointing=checkpointing), batch)
     torch.testing.assert_close(again, plain, rtol=0, atol=0)
@@ -101,7 +107,8 @@ def test_checkpointing_keeps_less():
 
 
 def test_nothing_to_predict_still_reaches_every_parameter():
-    model, batch = AlbertForPretraining(build_config(sharing="none")), build_batch([2], masked=0)
+    model = AlbertForPretraining(build_config(sharing="none"))
+    batch = build_batch([2], masked=0)
     batch["pair_labels"][:] = -100
     out, gradients = step(model, batch)
     assert all(value == 0 for value in out.values())
@@ -126,7 +133,8 @@ def test_without_a_pair_head_there_is_no_pooler():
     ],
 )
 def test_dropout_falls_in_four_places(place):
-    model, inputs = AlbertModel(build_config(dropout=0.3)), list(build_batch(LENGTHS).values())[:5]
+    model = AlbertModel(build_config(dropout=0.3))
+    inputs = list(build_batch(LENGTHS).values())[:5]
     drops = {}
     for name, module in model.named_modules():
         attribute = "p" if isinstance(module, torch.nn.Dropout) else "dropout"

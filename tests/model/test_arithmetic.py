@@ -67,10 +67,12 @@ def test_additions_and_heads_have_their_part():
 
 @pytest.mark.parametrize(("embedding_size", "rank"), [(16, 0), (32, 0), (16, 3)])
 def test_flops_are_those_of_the_matrix_products(embedding_size, rank):
-    lengths, masked = [7, 30, 12], 9
+    lengths = [7, 30, 12]
+    masked = 9
     per_layer = f"lora:{rank}" if rank else "none"
     config = build_config(embedding_size=embedding_size, sharing="all", per_layer=per_layer)
-    model, batch = AlbertForPretraining(config), build_batch(lengths, masked=masked)
+    model = AlbertForPretraining(config)
+    batch = build_batch(lengths, masked=masked)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         losses = model(**batch)
         (losses["mlm_loss_sum"] + losses["pair_loss_sum"]).backward()
@@ -79,7 +81,9 @@ def test_flops_are_those_of_the_matrix_products(embedding_size, rank):
     squares = sum(length**2 for length in lengths)
     # Of the last layer only the masked and each [CLS] are computed, but for K and V: what is left
     # out is a query, an output and a feed-forward map, and a row of scores and mix.
-    h, f, ends = 32, 48, batch["cu_seqlens"].tolist()
+    h = 32
+    f = 48
+    ends = batch["cu_seqlens"].tolist()
     read = [*batch["masked_positions"].tolist(), *ends[:-1]]
     unread = [
         end - start - sum(start <= token < end for token in read)

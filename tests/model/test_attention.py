@@ -87,7 +87,8 @@ def test_some_queries_get_what_they_get_among_all(device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_falls_on_the_probabilities_and_only_in_training(dtype):
-    core, (q, k, _) = VarlenAttention(dropout=0.25), make_qkv(dtype)
+    core = VarlenAttention(dropout=0.25)
+    q, k, _ = make_qkv(dtype)
     ends = (CU_SEQLENS, CU_SEQLENS, max(LENGTHS))
     ones = torch.ones_like(q)  # the output is then the sum of the kept probabilities / 0.75
     torch.manual_seed(0)
@@ -116,11 +117,9 @@ def test_empty_sequences_at_the_end_change_nothing():
 
 @pytest.mark.parametrize("probability", [0, 0.3])
 def test_short_sequences_at_the_end_are_a_narrower_copy(probability, monkeypatch):
-    ends, q_ends, widths = (
-        torch.tensor([0, 17, 20, 60, 62, 65], dtype=torch.int32),
-        torch.tensor([0, 4, 5, 12, 13, 15], dtype=torch.int32),
-        [],
-    )
+    ends = torch.tensor([0, 17, 20, 60, 62, 65], dtype=torch.int32)
+    q_ends = torch.tensor([0, 4, 5, 12, 13, 15], dtype=torch.int32)
+    widths = []
 
     def watch(*given, whole=attend_padded):
         widths.append(given[5])
@@ -153,7 +152,8 @@ def test_short_sequences_at_the_end_are_a_narrower_copy(probability, monkeypatch
     [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)],
 )
 def test_cuda_is_the_same_function_and_waits_for_nothing(dtype, tolerance):
-    core, ends = VarlenAttention(dropout=0.0), CU_SEQLENS.cuda()
+    core = VarlenAttention(dropout=0.0)
+    ends = CU_SEQLENS.cuda()
 
     def attend(q, k, v):
         torch.cuda.set_sync_debug_mode("error")
@@ -168,7 +168,8 @@ def test_cuda_is_the_same_function_and_waits_for_nothing(dtype, tolerance):
 @needs_cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuda_dropout_falls_on_the_probabilities(dtype):
-    core, ends = VarlenAttention(dropout=0.25), (*[CU_SEQLENS.cuda()] * 2, max(LENGTHS))
+    core = VarlenAttention(dropout=0.25)
+    ends = (*[CU_SEQLENS.cuda()] * 2, max(LENGTHS))
     q, k, v = (x.detach().to("cuda", dtype).requires_grad_() for x in make_qkv())
     with torch.no_grad():
         ones = torch.ones_like(v)
@@ -180,5 +181,6 @@ def test_cuda_dropout_falls_on_the_probabilities(dtype):
     # backward drops the same probabilities.
     out = core(q, k, v, *ends)
     (gradient,) = torch.autograd.grad(out, v, out.detach())
-    linear, square = (gradient.float() * v.float()).sum(), out.float().square().sum()
+    linear = (gradient.float() * v.float()).sum()
+    square = out.float().square().sum()
     assert linear.item() == pytest.approx(square.item(), rel=2e-2)

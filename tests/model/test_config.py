@@ -66,7 +66,8 @@ def test_cycle_rev_goes_backwards_once():
     ],
 )
 def test_other_depths_use_the_same_blocks(sharing, per_layer, depths):
-    config, found = build_config(sharing=sharing, per_layer=per_layer), set()
+    config = build_config(sharing=sharing, per_layer=per_layer)
+    found = set()
     for depth in (1, 2, 3, 5, 7):
         try:
             other = config.at_depth(depth)

@@ -89,7 +89,9 @@ def read(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("kernels", ["Triton's", "the host's"])
 def test_the_three_products_are_of_the_numbers_in_eight_bits(kernels):
     """Of rows that 16 does not divide; Triton's interpreter rounds to eight bits otherwise."""
-    x, weight, bias = draw(37, 48), draw(80, 48), draw(80)
+    x = draw(37, 48)
+    weight = draw(80, 48)
+    bias = draw(80)
     dy, dx = (draw(37, width).detach() for width in (80, 48))
     with eight_bits.emulated() if kernels == "the host's" else nullcontext():
         sums = fused_block.SharedGradients(eight=fp8.quantise(weight.detach(), fp8.E4M3))
@@ -136,7 +138,8 @@ def test_gradients_of_a_model_and_one_cast_of_each_weight(
     sharing, checkpointing, weights, others, monkeypatch
 ):
     """Gradients are off float64's by what eight bits round; a weight is cast once for all."""
-    batch, cast = build_batch([9, 30, 17, 1, 35]), []
+    batch = build_batch([9, 30, 17, 1, 35])
+    cast = []
     model = build(sharing, checkpointing)
     exact, half = (copy.deepcopy(model).to(kind) for kind in (torch.float64, torch.bfloat16))
     exact.albert.encoder.eight_bits = half.albert.encoder.eight_bits = False

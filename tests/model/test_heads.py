@@ -21,7 +21,8 @@ class ScoreMemory(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.alive, self.peak = {}, 0
+        self.alive = {}
+        self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **kwargs or {})

@@ -81,7 +81,8 @@ def draw_from(rows: int, seed: int) -> Draws:
 
 def find_kept(rows: int, width: int, dropout: float, seed: int) -> torch.Tensor:
     """1 / (1 - dropout) at what the kernel keeps, else 0: where a gradient reaches `added`."""
-    unit, none = torch.ones(width, device=DEVICE), torch.zeros(width, device=DEVICE)
+    unit = torch.ones(width, device=DEVICE)
+    none = torch.zeros(width, device=DEVICE)
     ramp = torch.arange(width, device=DEVICE).expand(rows, width).contiguous() * 1.0
     added = torch.zeros(rows, width, device=DEVICE, requires_grad=True)
     y = kernels.ResidualNorm.apply(ramp, added, unit, none, EPS, dropout, draw_from(rows, seed))

@@ -17,9 +17,11 @@ def draw(*shape: int) -> torch.Tensor:
 @pytest.mark.skipif(not has_onednn("cpu", torch.bfloat16), reason="a CPU without AVX-512")
 @pytest.mark.parametrize("rows", [0, 1, 100, 1229])
 def test_values_and_gradients_are_rounded_once(rows):
-    inputs, gradient = (draw(rows, 96), draw(50, 96), draw(50)), torch.randn(rows, 50).bfloat16()
+    inputs = (draw(rows, 96), draw(50, 96), draw(50))
+    gradient = torch.randn(rows, 50).bfloat16()
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    expected, found = F.linear(*exact), linear(*inputs)
+    expected = F.linear(*exact)
+    found = linear(*inputs)
     assert "OneDnnLinear" in type(found.grad_fn).__name__
     pairs = zip(
         [found, *torch.autograd.grad(found, inputs, gradient)],
@@ -45,9 +47,12 @@ class Summed(TorchDispatchMode):
 
 @pytest.mark.skipif(not has_onednn("cpu", torch.bfloat16), reason="a CPU without AVX-512")
 def test_a_large_gradient_is_summed_by_pieces_and_is_as_near_to_float64():
-    rows, width = 4 * PIECE + 100, 768
+    rows = 4 * PIECE + 100
+    width = 768
     assert width * width >= LARGE
-    x, weight, bias = draw(rows, width).detach(), draw(width, width), draw(width)
+    x = draw(rows, width).detach()
+    weight = draw(width, width)
+    bias = draw(width)
     gradient = torch.randn(rows, width).bfloat16()
     result = linear(x, weight, bias)
     with Summed() as products:
@@ -59,7 +64,9 @@ def test_a_large_gradient_is_summed_by_pieces_and_is_as_near_to_float64():
 
 
 def test_frozen_tensors_get_no_gradient():
-    x, weight, bias = draw(8, 16), draw(4, 16), draw(4)
+    x = draw(8, 16)
+    weight = draw(4, 16)
+    bias = draw(4)
     linear(x, weight.detach(), bias.detach()).sum().backward()
     assert x.grad is not None
     linear(x.detach(), weight.detach(), bias).sum().backward()

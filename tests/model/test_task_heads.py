@@ -62,7 +62,8 @@ def run_hugging_face(config, head, model, batch, targets):
         out = theirs(**inputs, attention_mask=real, labels=targets["labels"])
     loss = out.loss * (1 if head.kind == "choice" else len(lengths))
     loss.backward()
-    grads, gradients = {n: p.grad for n, p in theirs.named_parameters()}, {}
+    grads = {n: p.grad for n, p in theirs.named_parameters()}
+    gradients = {}
     name = head.row.hugging_face.layer
     pairs = [pair for pair in name_pairs(config) if pair[0].startswith("albert.")]
     for ours, other in [*pairs, *((f"head.score.{x}", f"{name}.{x}") for x in ("weight", "bias"))]:
@@ -74,7 +75,8 @@ def run_hugging_face(config, head, model, batch, targets):
 @pytest.mark.parametrize("sharing", ["all", "attention"])
 def test_logits_losses_and_gradients_are_hugging_face_s(kind, sharing):
     config, head, model = build(kind, KINDS[kind], sharing=sharing)
-    batch, targets = build_batch(LENGTHS), draw_targets(kind, LENGTHS)
+    batch = build_batch(LENGTHS)
+    targets = draw_targets(kind, LENGTHS)
     inputs = {name: batch[name] for name in INPUTS}
     ours = model(**inputs, **targets)
     ours["loss_sum"].backward()
@@ -97,7 +99,8 @@ def test_logits_losses_and_gradients_are_hugging_face_s(kind, sharing):
 
 def released(model, states, allowed, span=None):
     """The release's SQuAD 2.0 head on one sequence of states [T, H], as its graph computes it."""
-    head, hidden = model.head, -1e30
+    head = model.head
+    hidden = -1e30
     closed = ~allowed
 
     def ends_given(state):
@@ -131,7 +134,8 @@ def conditional():
 def test_the_expected_start_is_summed_in_fp32():
     # CUDA adds term by term in the type of the tensors, and in bf16 512 times 1/512 would be 0.5.
     _, _, model = build("conditional_span", 1)
-    head, summed = model.head.bfloat16(), []
+    head = model.head.bfloat16()
+    summed = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -139,7 +143,8 @@ def test_the_expected_start_is_summed_in_fp32():
                 summed.extend(x.dtype for x in (args[0], args[3]))
             return func(*args, **kwargs or {})
 
-    ends, states = torch.tensor([0, 512]), torch.ones(512, head.start.in_features).bfloat16()
+    ends = torch.tensor([0, 512])
+    states = torch.ones(512, head.start.in_features).bfloat16()
     with Watch():
         head._judge(states, torch.zeros(1, 512), ends[:1], ends)
     assert summed == [torch.float32] * 2

@@ -17,7 +17,8 @@ def released_lamb(weight, gradients, *, lr, decay, adapt, bias_correction=False)
     m, v = torch.zeros_like(w), torch.zeros_like(w)
     for t, g in enumerate(gradients, start=1):
         g = g.double()
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        m = 0.9 * m + 0.1 * g
+        v = 0.999 * v + 0.001 * g * g
         if bias_correction:
             u = (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-6) + decay * w
         else:

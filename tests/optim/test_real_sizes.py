@@ -92,7 +92,8 @@ def test_a_norm_is_that_of_float64(shape):
 
 def measure_norms(rank: int, configs: list) -> list[tuple[float, float]]:
     """Of each run's first step: the norm of its gradient, and that in float64."""
-    found, samples = [], random_samples(8, vocab_size=30_000, max_length=32, seed=0)
+    found = []
+    samples = random_samples(8, vocab_size=30_000, max_length=32, seed=0)
     for config in configs:
         run = open_small_run(config, [samples])
         norm = take_step(run)

@@ -69,9 +69,11 @@ def build_half(rank: int, configs: list, weights: dict) -> list[tuple]:
         for fragment in engine.fragments:
             if not fragment.numel:
                 continue
-            parameter, begin = parameters[fragment.name], fragment.offset
+            parameter = parameters[fragment.name]
+            begin = fragment.offset
             if engine.stage == 3:  # this rank's partition
-                parameter, begin = parameter.ds_tensor, 0
+                parameter = parameter.ds_tensor
+                begin = 0
             half = parameter.detach().reshape(-1)[begin : begin + fragment.numel]
             master = fragment.flat.detach().view(-1)[fragment.in_flat]
             assert half.dtype != torch.float32 and master.dtype == torch.float32

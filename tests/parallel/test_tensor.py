@@ -98,7 +98,8 @@ def round_in_parts(rank: int, tensor_parallel: int, config):
         loss_of(network.bfloat16(), tensors).backward()
     errors = []
     for reference in (whole, parts):
-        theirs, found = dict(reference.named_parameters()), {}
+        theirs = dict(reference.named_parameters())
+        found = {}
         for name, p in model.named_parameters():
             goal = shard(theirs[name].grad, shard_dim(p), mesh).float()
             if "key.bias" not in name:  # its true gradient is 0

@@ -39,7 +39,8 @@ def monitor(*moments: tuple[float, list], timeout: float = 60) -> Ending | None:
     """The verdict after these seconds with these endings by rank; "silent": it did not beat."""
     size = len(moments[0][1])
     watching = Monitor(Path("RUN"), [f"host{rank}" for rank in range(size)], timeout)
-    counts, verdict = [0] * size, None
+    counts = [0] * size
+    verdict = None
     for elapsed, found in moments:
         counts = [count + (what != "silent") for count, what in zip(counts, found, strict=True)]
         endings = [None if what == "silent" else what for what in found]

@@ -59,7 +59,8 @@ def test_a_run_whose_storage_gives_no_answer_to_any_rank_ends(data, tmp_path, si
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel's word that somebody waits
     for shard in shards:  # whoever opens it waits, up to 45 s
         fcntl.fcntl(shard, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-    run, minutes = tmp_path / "run", 0.2 * size  # in which several ranks also find each other
+    run = tmp_path / "run"
+    minutes = 0.2 * size  # in which several ranks also find each other
     ranks = start_ranks(train_command(folder, run, num_workers=1, timeout_minutes=minutes), size)
     said = [process.communicate(timeout=500)[1] for process in ranks]
     for shard in shards:

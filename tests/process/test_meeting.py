@@ -132,7 +132,8 @@ EARLY = {
 @pytest.mark.parametrize("name", EARLY)
 def test_a_rank_that_fails_early_ends_all_with_its_cause(name, data, tmp_path):
     failing, changes, variables, words = EARLY[name]
-    run, size = tmp_path / "run", max(failing + 1, 2)
+    run = tmp_path / "run"
+    size = max(failing + 1, 2)
     run.mkdir()
     given = {"data": data, "output": run, "batch_size": 12}
     commands = [

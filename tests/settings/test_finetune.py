@@ -152,7 +152,8 @@ def test_a_task_model_may_be_what_transformers_saved(checkpoint, cola, tmp_path)
     """Of it there is only tokenizer.json, which is the same vocabulary in another file."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    hf, tuned = run_export(checkpoint, tmp_path / "hf"), tmp_path / "tuned"
+    hf = run_export(checkpoint, tmp_path / "hf")
+    tuned = tmp_path / "tuned"
     AutoModelForSequenceClassification.from_pretrained(hf).save_pretrained(tuned)
     AutoTokenizer.from_pretrained(hf).save_pretrained(tuned)
     assert not (tuned / "spiece.model").exists()

@@ -43,7 +43,8 @@ def test_cuda_gets_loader_processes_unless_typed(data, tmp_path, typed, on_cuda,
 def test_a_run_is_resumed_only_in_the_format_of_its_draws(data, tmp_path, objective):
     run = tmp_path / "run"
     argv = train_command(data, run, objective=objective)[2:]
-    config, number = read_config(argv, world_size=2)[0], OBJECTIVES[objective].format
+    config = read_config(argv, world_size=2)[0]
+    number = OBJECTIVES[objective].format
     write_config(config)
     record = json.loads((run / "config.json").read_text())
     assert record["stream"]["format"] == number and read_config(argv, world_size=2)[0] == config

@@ -37,7 +37,8 @@ def features():
 
 def test_a_micro_batch_is_its_sequences_end_to_end(features):
     batch = collate(features, [2, 0], with_targets=True)
-    first, second = [2, 11, 3], [2, 10, 11, 12, 3, 22, 23, 24, 25, 3]
+    first = [2, 11, 3]
+    second = [2, 10, 11, 12, 3, 22, 23, 24, 25, 3]
     assert batch["input_ids"].tolist() == first + second
     assert batch["token_type_ids"].tolist() == [0] * 3 + [0] * 5 + [1] * 5
     assert batch["position_ids"].tolist() == [*range(3), *range(10)]

@@ -176,10 +176,13 @@ def test_the_published_files_have_as_many_examples_as_published(real, vocab, len
 
 def test_classification_metrics_are_their_formulas():
     rng = np.random.default_rng(0)
-    labels, logits = rng.integers(0, 2, 50), rng.normal(size=(50, 2))
+    labels = rng.integers(0, 2, 50)
+    logits = rng.normal(size=(50, 2))
     said = logits[:, 1] > logits[:, 0]
-    tp, tn = (said & (labels == 1)).sum(), (~said & (labels == 0)).sum()
-    fp, fn = (said & (labels == 0)).sum(), (~said & (labels == 1)).sum()
+    tp = (said & (labels == 1)).sum()
+    tn = (~said & (labels == 0)).sum()
+    fp = (said & (labels == 0)).sum()
+    fn = (~said & (labels == 1)).sum()
     found = score_glue(("matthews", "accuracy", "f1"), logits, labels)
     root = np.sqrt(float((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
     assert found["matthews"] == pytest.approx((tp * tn - fp * fn) / root)

@@ -139,7 +139,8 @@ def test_words_keep_their_tags(tmp_path, vocab, ending):
     assert not encoded[4] and features.counts["words without a piece, taken as O"] == 1
     found, expected = [], []
     for row in range(features.units):
-        ids, marks = features.sequence(row)[0].tolist(), features.tags(row).tolist()
+        ids = features.sequence(row)[0].tolist()
+        marks = features.tags(row).tolist()
         assert len(ids) <= 10 and ids[0] == 2 and ids[-1] == 3
         assert marks[0] == marks[-1] == NO_TAG
         found += zip(ids[1:-1], marks[1:-1], strict=True)

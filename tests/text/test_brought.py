@@ -24,7 +24,8 @@ def put_link(folder: Path) -> None:
     with tarfile.open(folder / "a.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("a"))
         member = tarfile.TarInfo("b")
-        member.type, member.linkname = tarfile.SYMTYPE, "a"
+        member.type = tarfile.SYMTYPE
+        member.linkname = "a"
         tar.addfile(member)
 
 

@@ -59,7 +59,8 @@ class Hub(BaseHTTPRequestHandler):
             content = (self.folder / found[1]).read_bytes()
             about = {"ETag": '"1"', "X_Repo_Commit": COMMIT, "Accept_Ranges": "bytes"}
             if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
-                begin, end = int(wanted[1]), int(wanted[2]) + 1
+                begin = int(wanted[1])
+                end = int(wanted[2]) + 1
                 self.asked.append((begin, end))
                 about["Content_Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
                 self.answer(206, content[begin:end], **about)

@@ -18,11 +18,13 @@ from tests.text.test_unpacking import PACKERS, pack_tar
 
 def read_fortunes(stream: Stream):
     """Documents between lines of a percent sign."""
-    document, begun = [], 1
+    document = []
+    begun = 1
     for line in stream.read_lines():
         if line.text == "%":
             yield Document(document, begun)
-            document, begun = [], line.number + 1
+            document = []
+            begun = line.number + 1
         elif line.text:
             document.append(line.text)
     yield Document(document, begun)
@@ -92,7 +94,9 @@ def make_content(kind: str) -> bytes:
 @pytest.mark.parametrize("packing", ["", *PACKERS, ".tar", "cut"])
 def test_bytes_read_and_left_out_are_all_there_are(tmp_path, vocab, monkeypatch, kind, packing):
     """The lines at the end of `shards` and `vocab`, by a counter of the test's own."""
-    content, size, is_table = make_content(kind), 0, kind in ("Parquet", "Arrow")
+    content = make_content(kind)
+    size = 0
+    is_table = kind in ("Parquet", "Arrow")
     if is_table and packing not in ("", "cut"):
         pytest.skip("a table is not packed")
     size = sum(len((t or "").encode()) for t in [*TEXTS, "nul \0"]) if is_table else len(content)
@@ -100,7 +104,8 @@ def test_bytes_read_and_left_out_are_all_there_are(tmp_path, vocab, monkeypatch,
         packed = pack_tar({"a": content, "b": content})
     else:
         packed = PACKERS.get(packing, bytes)(content)
-    path, number = tmp_path / f"corpus{packing}", 1 + (packing == ".tar")
+    path = tmp_path / f"corpus{packing}"
+    number = 1 + (packing == ".tar")
     path.write_bytes(packed)
     monkeypatch.setattr("albert_ds.text.sources.UNIT_BYTES", 300 if packing == "cut" else 1 << 20)
     words = ("--input", path, "--max-damaged", 0.5, "--any-script")
@@ -130,7 +135,8 @@ def test_links_in_a_tar_are_counted(tmp_path, vocab):
             tar.addfile(member, io.BytesIO(content))
         for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE):
             member = tarfile.TarInfo("other")
-            member.type, member.linkname = kind, "a"
+            member.type = kind
+            member.linkname = "a"
             tar.addfile(member)
     done = shards(tmp_path, vocab, "--input", tmp_path / "corpus.tar")
     assert done.code == 0 and "read: 2 of plain text" in done.out, done

@@ -37,7 +37,8 @@ def test_parts_one_after_another(arguments, undisturbed, tmp_path, number):
 
 def test_parts_at_the_same_time_one_killed_and_one_repeated(arguments, undisturbed, tmp_path):
     """Three pieces and two joins; a piece and a join are killed outright and started again."""
-    output, work = tmp_path / "data", tmp_path / "data" / "building"
+    output = tmp_path / "data"
+    work = tmp_path / "data" / "building"
     how = [{}, {"KILL_AFTER": "2"}, {}]
     pieces = [
         start(output, arguments, "--piece", f"{i}/3", **environ) for i, environ in enumerate(how, 1)
@@ -69,7 +70,8 @@ def test_parts_at_the_same_time_one_killed_and_one_repeated(arguments, undisturb
 
 
 def test_who_is_at_work_is_left_in_peace(arguments, tmp_path):
-    output, work = tmp_path / "data", tmp_path / "data" / "building"
+    output = tmp_path / "data"
+    work = tmp_path / "data" / "building"
     process = start(output, arguments, "--piece", "2/3", PAUSE="300")
     try:
         wait_for(lambda: any(work.glob("unit-*.json")), "a unit")

@@ -45,7 +45,8 @@ def test_no_token_is_lost(built, vocab, corpus):
         for document in read_all([corpus])
     ]
     places = {s: at for document in documents for at, s in enumerate(document)}
-    found, stored = [], read_documents_of(built)
+    found = []
+    stored = read_documents_of(built)
     for sequences in stored.values():
         parts = sorted(map(sentences_of, sequences), key=lambda part: places[part[0]])
         found.append([*chain(*parts)])

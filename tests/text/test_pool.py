@@ -91,7 +91,8 @@ def damage(work):
 
 def test_killed_and_taken_up_again(arguments, undisturbed, tmp_path):
     """In the first pass, one of two; in the second by one, with damage in between; then by two."""
-    output, two = tmp_path / "data", ("--processes", 2)
+    output = tmp_path / "data"
+    two = ("--processes", 2)
     _, err = build(output, arguments, *two, code=5, KILL_AT="4")
     assert err.count("\n") == 1 and "a process of the build was killed" in err
     assert content_of(output).keys() == {"building"}

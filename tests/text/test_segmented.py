@@ -144,7 +144,8 @@ def write_words(language: str) -> tuple[str, set[str], set[str]]:
     draw = random.Random(0)
     words, mark, stop = WRITTEN[language]
     words = words.split()
-    documents, unmarked = [], set()
+    documents = []
+    unmarked = set()
     for _ in range(60):
         phrases = [mark.join(draw.choices(words, k=draw.randint(2, 6))) for _ in range(9)]
         document = "".join(f"{a} {b}{stop}" for a, b in pairwise(phrases))
@@ -191,7 +192,8 @@ def test_marked_words_are_words(language, tmp_path):
         assert one.document == other.document
         np.testing.assert_array_equal(one.ids % vocab.size, other.ids)
         for begin, end in pairwise([0, *one.ends]):
-            ids, starts = other.ids[begin:end], one.ids[begin:end] >= vocab.size
+            ids = other.ids[begin:end]
+            starts = one.ids[begin:end] >= vocab.size
             if vocab.decode(ids.tolist()).strip() not in without:
                 assert words.issuperset(unit.strip() for unit in units_of(ids, starts, vocab))
                 marked += 1
@@ -208,7 +210,8 @@ def check_masks(source, words: set[str]) -> None:
     vocab = source.vocab
     for objective in ("sop", "nsp", "none"):
         how = {"sequence_length": 128, "short_fraction": 0, "objective": objective}
-        reader, whole = MicroBatchReader([source], None, StreamConfig(**how)), []
+        reader = MicroBatchReader([source], None, StreamConfig(**how))
+        whole = []
         for sample in map(reader.draw, range(100)):
             assert sample.ids.max() < vocab.size
             ids = sample.ids.copy()

@@ -168,7 +168,8 @@ def test_text_of_any_type_of_parquet_and_arrow(tmp_path, values):
 
 
 def pack_table(texts, write) -> bytes:
-    table, packed = pyarrow.table({"id": range(len(texts)), "text": texts}), io.BytesIO()
+    table = pyarrow.table({"id": range(len(texts)), "text": texts})
+    packed = io.BytesIO()
     if write is parquet.write_table:
         write(table, packed, row_group_size=7)
         return packed.getvalue()

@@ -78,7 +78,8 @@ def test_links_and_folders_in_a_tar_are_not_followed(tmp_path):
     with tarfile.open(tmp_path / "corpus.tar", "w") as tar:
         for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE):
             member = tarfile.TarInfo("link")
-            member.type, member.linkname = kind, str(tmp_path / "secret")
+            member.type = kind
+            member.linkname = str(tmp_path / "secret")
             tar.addfile(member)
         tar.addfile(tarfile.TarInfo("empty"))
     assert read(tmp_path / "corpus.tar") == []
@@ -116,7 +117,8 @@ def test_a_damaged_header_in_a_tar_is_not_its_end(tmp_path):
 @pytest.mark.parametrize("blocks", [2, 20, 128])  # with which each ends
 def test_tars_put_together_are_read_to_the_last(tmp_path, suffix, blocks):
     """As `cat` does it; a damaged or missing part, or what is no tar, is not the end."""
-    path, pack = tmp_path / f"corpus.tar{suffix}", PACKERS.get(suffix, bytes)
+    path = tmp_path / f"corpus.tar{suffix}"
+    pack = PACKERS.get(suffix, bytes)
     parts = []
     for name in "abc":
         tar = pack_tar({name: f"Text of {name}.\n".encode() * 40, f"{name}2": b"More.\n"})

@@ -176,7 +176,8 @@ def test_sentence_vectors_bring_pairs_together(exported, tmp_path):
 
 def test_mteb_gives_the_figures_of_sentence_transformers(exported, tmp_path):
     pytest.importorskip("mteb", reason="pip install mteb")
-    draw, keys = np.random.default_rng(1), ("class", "string", "type")
+    draw = np.random.default_rng(1)
+    keys = ("class", "string", "type")
     texts = [[draw_about(str(key), draw) for key in draw.choice(keys, 2)] for _ in range(90)]
     rows = [(*pair, f"{draw.uniform(0, 5):.2f}") for pair in texts]
     with (tmp_path / "sts.csv").open("w", newline="", encoding="utf-8-sig") as file:
@@ -245,7 +246,8 @@ def test_onnx_has_one_copy_of_the_block_and_8_bits_lose_little(text_file, tmp_pa
         name: onnxruntime.InferenceSession(tmp_path / "onnx" / f"{name}.onnx")
         for name in ("model", "model-int8")
     }
-    right, count = dict.fromkeys(sessions, 0), 0
+    right = dict.fromkeys(sessions, 0)
+    count = 0
     draw = np.random.default_rng(0)
     for begin in range(0, len(lines), 50):
         inputs = tokenizer(lines[begin : begin + 50], padding=True, truncation=True)

@@ -89,7 +89,8 @@ def test_the_bound_has_no_product_that_a_step_leaves_out():
     batch = next(synthetic_batches(StreamConfig(sequence_length=64), **how))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(**batch.tensors)
-    counts, h = Counts.of(batch), model.config.hidden_size
+    counts = Counts.of(batch)
+    h = model.config.hidden_size
     sizes = {name: getattr(counts, name) for name in ("tokens", "squared_lengths", "masked")}
     bound = count_flops(model.config, **sizes) - count_spared(model.config, counts)
     pooler_and_pairs = 2 * counts.samples * (h * h + 2 * h)

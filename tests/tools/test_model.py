@@ -38,7 +38,8 @@ SENTENCES = [
 
 
 def test_it_tells_a_sentence_from_its_ungrammatical_neighbour():
-    model, vocab = ModelFolder(MODEL).build_model(), ModelFolder(MODEL).vocab
+    model = ModelFolder(MODEL).build_model()
+    vocab = ModelFolder(MODEL).vocab
     pairs = [Pair("agreement", "agreement", good, bad) for good, bad in PAIRS]
     assert sum(score_pairs(model, vocab, pairs, CPU)) >= len(PAIRS) - 1
 
@@ -50,10 +51,13 @@ def test_hugging_face_scores_sentences_alike(within_word):
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
     theirs = transformers.AutoModelForMaskedLM.from_pretrained(MODEL).eval()
     sentences = ["Aubrey's unhappiest grandchildren misremembered everything.", "It rained.", "I"]
-    expected, masked = [], 0
+    expected = []
+    masked = 0
     for sentence in sentences:
         encoded = tokenizer(sentence, return_tensors="pt")
-        ids, words, total = encoded["input_ids"][0], encoded.word_ids(), 0.0
+        ids = encoded["input_ids"][0]
+        words = encoded.word_ids()
+        total = 0.0
         for at in range(1, len(ids) - 1):
             copy = ids.clone()
             for other in range(at, len(ids) - 1):
@@ -66,7 +70,8 @@ def test_hugging_face_scores_sentences_alike(within_word):
                 ]
             total += logits.log_softmax(-1)[ids[at]].item()
         expected.append(total)
-    model, vocab = ModelFolder(MODEL).build_model(), ModelFolder(MODEL).vocab
+    model = ModelFolder(MODEL).build_model()
+    vocab = ModelFolder(MODEL).vocab
     found = score_sentences(model, vocab, sentences, CPU, within_word=within_word)
     assert found == pytest.approx(expected, abs=1e-3) and all(map(math.isfinite, found))
     tokens = sum(len(ids) for ids in vocab.encode(sentences))

@@ -85,7 +85,9 @@ def test_a_training_opens_each_file_once(data, tmp_path):
 
 @pytest.mark.parametrize("start", ["--checkpoint", "--from-task", "Hugging Face"])
 def test_a_fine_tuning_opens_each_file_once(cola, checkpoint, tmp_path, start):
-    run, given, source = tmp_path / "run", dict(steps=6, eval_every=2, save_every=2), checkpoint
+    run = tmp_path / "run"
+    given = dict(steps=6, eval_every=2, save_every=2)
+    source = checkpoint
     if start == "Hugging Face":
         source = run_export(checkpoint, tmp_path / "hf")
     if start == "--from-task":

@@ -50,7 +50,8 @@ def read_metrics(run: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def teacher(data, tmp_path_factory) -> Path:
     """A run whose scores are far from even."""
-    vocab, folder = read_vocab(data / "spiece.model"), tmp_path_factory.mktemp("teacher")
+    vocab = read_vocab(data / "spiece.model")
+    folder = tmp_path_factory.mktemp("teacher")
     config = replace(MODEL, vocab_size=vocab.size, sharing="none", max_position_embeddings=64)
     model = shake(AlbertForPretraining(config))
     with torch.no_grad():
@@ -63,14 +64,16 @@ def test_the_divergence_is_that_of_the_probabilities(classes, monkeypatch):
     """Also in parts of few rows, of a padded batch, and where all others have next to nothing."""
     draw = torch.Generator().manual_seed(0)
     config = replace(SMALL, vocab_size=classes)
-    head, rows = MlmHead(config), 7
+    head = MlmHead(config)
+    rows = 7
     hidden = torch.randn(rows, SMALL.hidden_size, generator=draw)
     word = torch.randn(classes, SMALL.embedding_size, generator=draw)
     theirs = torch.randn(rows, classes, generator=draw) * 4
     theirs[0, :5] += 100  # the mass of all others rounds to nothing beside that of the top
     labels = torch.randint(classes, (rows,), generator=draw)
     labels[3] = IGNORED
-    goals, kept = find_goals(theirs), labels != IGNORED
+    goals = find_goals(theirs)
+    kept = labels != IGNORED
     top = min(TOP, classes - 1)
     assert goals.top.shape == (rows, top)
     expected = mean_divergence(head.logits(hidden, word)[kept].double(), theirs[kept].double(), top)
@@ -132,7 +135,8 @@ def test_a_stopped_run_goes_on_bit_for_bit_with_the_same_teacher_alone(
     precision, data, teacher, tmp_path
 ):
     """It may have moved, and be Hugging Face's form of the same weights in a new run."""
-    own, file = tmp_path / "own", f"ds_configs/zero1_{precision}.json"
+    own = tmp_path / "own"
+    file = f"ds_configs/zero1_{precision}.json"
     shutil.copytree(teacher, own)
     whole, parts, of_theirs = (tmp_path / name for name in ("whole", "parts", "theirs"))
     given = dict(deepspeed_config=file, save_every=2, teacher_weight=0.5)

@@ -57,7 +57,10 @@ def train(rank: int, folder: Path) -> list[str]:
 
 def read_records(path: Path) -> list:
     """The protobuf records of a .wandb file: LevelDB's log format after a header of 7 bytes."""
-    content, at, parts, records = path.read_bytes(), 7, b"", []
+    content = path.read_bytes()
+    at = 7
+    parts = b""
+    records = []
     while at + 7 <= len(content):
         if (left := 32768 - at % 32768) < 7:  # no record begins in the last bytes of a block
             at += left
@@ -73,7 +76,8 @@ def read_records(path: Path) -> list:
 
 def test_all_numbers_arrive_a_resumed_run_has_the_same_id_and_a_failure_is_one_line(tmp_path):
     (said,) = run_ranks(train, 1, tmp_path)
-    ids, logged = set(), []
+    ids = set()
+    logged = []
     files = sorted(tmp_path.glob("run/wandb/offline-run-*/*.wandb"))
     for path in files:
         for record in read_records(path):

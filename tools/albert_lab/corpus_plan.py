@@ -34,10 +34,14 @@ from albert_lab import small_recipe as small
 from albert_lab.scaling.planner import Plan
 from albert_lab.scaling.report import DATA, RUN, command_lines, name_config
 
-SAMPLED_UNITS, READ_BYTES, SAMPLE_BYTES = 8, 8 << 20, 4 << 20  # of them, of each, of all
+SAMPLED_UNITS = 8
+READ_BYTES = 8 << 20  # of each
+SAMPLE_BYTES = 4 << 20  # of all
 HELD_OUT_TOKENS = 2_000_000  # at most: 300,000 masked ones tell a fifth of a point
 PAPER = ("albert-base", "albert-large", "albert-xlarge", "albert-xxlarge")
-LENGTH, PIECES, RATE = 512, 30_000, 0.00176
+LENGTH = 512
+PIECES = 30_000
+RATE = 0.00176
 BATCHES = (512, 1024, 2048, 4096)  # RATE is of the last; it goes with the root (LAMB's Table 4)
 # Tokens to see for each weight of the blocks that a pass uses (Hoffmann et al. 2022, of decoders),
 # and how often to read the text at most (BERT's 40, Devlin et al. 2018).
@@ -83,7 +87,8 @@ def plan_text(args: Namespace, find_plans: Planner) -> str:
         else:
             training = train_on_gpus(args, sample, find_plans)
     text = small.text_flags(args.text, args.text_field, args.language)
-    out, nodes = args.output, 1 if args.gpus is None else -(-args.gpus // args.gpus_a_node)
+    out = args.output
+    nodes = 1 if args.gpus is None else -(-args.gpus // args.gpus_a_node)
     shards = small.shards_command(
         text, _vocab(out), out / "data", holdout=sample.holdout, length=length
     )
@@ -161,7 +166,8 @@ def train_here(args: Namespace, sample: Sample, work: Path) -> list[str]:
     steps = small.fit_steps(args.hours, seconds)
     command = small.trainer(small.recipe(out / "start", 0), layout, out / "data", out / "run")
     command += [*small.schedule(steps), *small.rhythm(steps)]
-    more, size = ", ".join(map(str, small.LARGER)), small.FLAGS
+    more = ", ".join(map(str, small.LARGER))
+    size = small.FLAGS
     return [
         _say("Four heads begin at the neighbouring tokens, which a small model finds late:"),
         _type(small.start_command(out / "data", out / "start", 0), out),
@@ -182,7 +188,8 @@ def train_here(args: Namespace, sample: Sample, work: Path) -> list[str]:
 def train_on_gpus(args: Namespace, sample: Sample, find_plans: Planner) -> list[str]:
     """The training of a size of the paper, in the predicted layout and time."""
     plan, steps = choose_size(args, sample, find_plans)
-    layout, out = plan.layout, args.output
+    layout = plan.layout
+    out = args.output
     config = name_config(layout)
     names = {DATA: out / "data", RUN: out / "run", config: PACKAGE / config}
     words = " ".join(command_lines(plan, steps, schedules={})).split()
@@ -250,7 +257,8 @@ def choose_batch(args: Namespace, name: str, find_plans: Planner) -> tuple[Plan,
 
 def count_used(name: str) -> int:
     """Weights of the blocks that a pass uses: a shared one counts once a layer."""
-    h, f = SIZES[name].hidden_size, SIZES[name].ffn_size
+    h = SIZES[name].hidden_size
+    f = SIZES[name].ffn_size
     return SIZES[name].num_layers * (4 * h * h + 2 * h * f)
 
 

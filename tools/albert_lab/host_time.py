@@ -76,7 +76,8 @@ def count_launches(run: Run) -> dict[str, float]:
 
 def measure_host(run: Run) -> dict:
     """Steps that each wait until the device is done, and what graphs ran until then. Collective."""
-    clock, untimed = Clock(), run.span
+    clock = Clock()
+    untimed = run.span
     run.span = clock.span
     for _ in range(STEPS):
         torch.cuda.synchronize()

@@ -225,7 +225,8 @@ def measure_round(run: Run, steps: int, traffic: Traffic) -> dict:
 
 def _describe_round(run: Run, everyone: list[dict], batches: list) -> dict:
     """The round as the report has it: times are means over ranks, traffic is that of rank 0."""
-    first, steps = everyone[0], len(batches)
+    first = everyone[0]
+    steps = len(batches)
     times = ("seconds_a_step", *SECONDS.values())
     mean = {name: statistics.fmean(rank[name] for rank in everyone) for name in times}
     each = [rank["step_seconds"] for rank in everyone]
@@ -269,7 +270,8 @@ def write_profile(path: Path, cells: list[Measurement], traffic: Traffic) -> Non
 
 def describe(cell: Measurement) -> dict:
     """The cell as the report has it."""
-    config, mesh = cell.run.config, cell.run.mesh
+    config = cell.run.config
+    mesh = cell.run.mesh
     return {
         "model": config.size,
         "parameters": sum(count_params(config.model).values()),

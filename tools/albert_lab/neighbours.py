@@ -36,7 +36,8 @@ PEAK = 10.0  # logit of the token a head attends to
 def main(argv: list[str]) -> None:
     """Write the weights that a run with these flags starts from, to its --output."""
     config, _ = read_config(argv, world_size=1)
-    embedding, hidden = config.model.embedding_size, config.model.hidden_size
+    embedding = config.model.embedding_size
+    hidden = config.model.hidden_size
     if not 8 <= embedding <= hidden or hidden < 2 * config.model.num_heads:
         raise UserError(
             f"--embedding-size {embedding}: must be from 8 to --hidden-size {hidden}, and a head "
@@ -55,7 +56,8 @@ def main(argv: list[str]) -> None:
 @torch.no_grad()
 def attend_to_neighbours(model: AlbertForPretraining) -> None:
     """Change the weights of a model from `init_weights`, in place."""
-    config, embeddings = model.config, model.albert.embeddings
+    config = model.config
+    embeddings = model.albert.embeddings
     width = config.hidden_size // config.num_heads
     columns = min(config.embedding_size // 4, width) // 2 * 2
     frequencies = SLOWEST ** torch.linspace(0, 1, columns // 2, dtype=torch.float64)
@@ -84,7 +86,8 @@ def attend_to_neighbours(model: AlbertForPretraining) -> None:
 
 def _turn(angles: Tensor) -> Tensor:
     """The matrix [D, D] that adds `angles` [D / 2] to those of a position."""
-    sin, cos = angles.sin().diag(), angles.cos().diag()
+    sin = angles.sin().diag()
+    cos = angles.cos().diag()
     return torch.cat([torch.cat([cos, sin], dim=1), torch.cat([-sin, cos], dim=1)]).float()
 
 

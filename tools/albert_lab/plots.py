@@ -162,7 +162,8 @@ def _finish_bars(axis, names: list[str]) -> None:
 
 def read_scores(path: Path) -> list[dict]:
     """The models of a JSON, {"models": [...]}: name and score in percent, minutes if known."""
-    report, name = read_json(path, f"--input {path}"), f"--input {path}"
+    report = read_json(path, f"--input {path}")
+    name = f"--input {path}"
     score = {"name": str, "score": Range(gt=0, le=100), "minutes": (None, Range(gt=0))}
     check(report, {"models": [score]}, name)
     return report["models"]
@@ -173,7 +174,8 @@ def draw_scores(models: list[dict], output: Path) -> None:
     figure, (axis,) = new_figure(width=8)
     trained = [model for model in models if model["minutes"] is not None]
     for number, model in enumerate(trained):
-        place, look = (model["minutes"], model["score"]), number % len(MARKERS)
+        place = (model["minutes"], model["score"])
+        look = number % len(MARKERS)
         axis.plot(*place, marker=MARKERS[look], color=COLORS[look], markersize=8, linestyle="none")
         text = {"xytext": (0, 8), "textcoords": "offset points", "ha": "center", "fontsize": 8}
         axis.annotate(model["name"], place, **text)
@@ -190,7 +192,8 @@ def draw_scores(models: list[dict], output: Path) -> None:
 
 def read_steps(path: Path) -> dict[str, dict]:
     """What gpu-check measured of each cell, by the name of the cell; UserError where it did not."""
-    name, cells = f"--input {path}, results.jsonl of `albert-ds gpu-check`", {}
+    name = f"--input {path}, results.jsonl of `albert-ds gpu-check`"
+    cells = {}
     for line in read_bytes(path, name).splitlines():
         record = parse_json(line, name)
         cell: dict = record.get("found") or {}
@@ -240,7 +243,8 @@ def draw_steps(checks: dict[str, dict[str, dict]], output: Path) -> None:
 
 def read_models(path: Path) -> dict[str, dict]:
     """The models in what probe.py --similarity --output wrote; UserError where it is not that."""
-    report, name = read_json(path, f"--input {path}"), f"--input {path}"
+    report = read_json(path, f"--input {path}")
+    name = f"--input {path}"
     check(report, {"models": dict}, name)
     distances = {key: [Range()] for key, _ in DISTANCES}
     check(report["models"], dict.fromkeys(report["models"], distances), f"{name}: models")
@@ -264,7 +268,8 @@ def draw_layers(models: dict[str, dict], output: Path) -> None:
 
 def read_depths(path: Path) -> list[dict]:
     """The rows of what `albert-ds probe --num-layers LOW-HIGH --output` wrote; else UserError."""
-    report, name = read_json(path, f"--input {path}"), f"--input {path}"
+    report = read_json(path, f"--input {path}")
+    name = f"--input {path}"
     keys = ("num_layers", *DEPTHS, *(f"{key}_interval" for key in DEPTHS))
     check(report, {"depths": [dict.fromkeys(keys, Range())]}, name)
     return report["depths"]
@@ -294,7 +299,8 @@ def save(figure: Figure, output: Path) -> None:
     from matplotlib import pyplot
 
     figure.tight_layout()
-    drawn, kind = io.BytesIO(), output.suffix.removeprefix(".")
+    drawn = io.BytesIO()
+    kind = output.suffix.removeprefix(".")
     facts = {"Description": MARK}
     figure.savefig(drawn, dpi=110, format=kind, bbox_inches="tight", metadata=facts)
     pyplot.close(figure)

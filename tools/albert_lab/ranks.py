@@ -45,7 +45,8 @@ def start_ranks(ranks: int, flags: Mapping[str, str] | None = None) -> int:
 
 def replace_flags(words: Iterable[str], flags: Mapping[str, str]) -> list[str]:
     """The words of a command with these flags instead of its own: a list typed twice adds up."""
-    kept, left = [], iter(words)
+    kept = []
+    left = iter(words)
     for word in left:
         name, has_value, _ = word.partition("=")
         if name not in flags:

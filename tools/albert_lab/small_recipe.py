@@ -29,13 +29,16 @@ LAUNCHER = (sys.executable, "-m", "deepspeed.launcher.runner")
 # in the time (docs/notebook/recipe_trials.md).
 FLAGS = yaml.safe_load((PACKAGE / "recipes" / "small.yaml").read_text())
 SHAPE = ("model", "embedding-size", "hidden-size", "num-layers", "num-heads")
-PIECES, LENGTH = 8000, FLAGS["sequence-length"]
+PIECES = 8000
+LENGTH = FLAGS["sequence-length"]
 HOLDOUT = 0.02  # share of the documents
 # Of less text more is held out, at most a tenth: this is about 20,000 tokens, and 3,000 masked ones
 # tell a point.
-HELD_OUT_BYTES, LARGEST_HOLDOUT = 100_000, 0.1
+HELD_OUT_BYTES = 100_000
+LARGEST_HOLDOUT = 0.1
 BATCH = FLAGS["batch-size"]  # of the trials of speed, and of runs too short for a larger one
-LARGER, LEAST_STEPS = (64, 128), 6000  # the largest that gets so many steps
+LARGER = (64, 128)  # the largest that gets LEAST_STEPS
+LEAST_STEPS = 6000
 OF_LAYOUT = ("batch-size", "micro-batch-size")
 SIZE = [word for name in SHAPE for word in (f"--{name}", str(FLAGS[name]))]
 RECIPE = [

@@ -66,11 +66,13 @@ def watch(run: Run, traffic: Traffic) -> Generator[Stopwatch]:
     recorder = EventRecorder(clock_of(run.device))
     stopwatch = Stopwatch(recorder)
     untimed = run.span
-    run.span, traffic.observer = stopwatch.span, recorder
+    run.span = stopwatch.span
+    traffic.observer = recorder
     try:
         yield stopwatch
     finally:
-        run.span, traffic.observer = untimed, None
+        run.span = untimed
+        traffic.observer = None
 
 
 def split(spans: list[Span]) -> dict[str, float]:

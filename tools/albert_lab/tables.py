@@ -21,7 +21,8 @@ PARTS = {
 SECONDS = {part: f"{part}_seconds" for part in PARTS}  # their names in a report
 FIGURE = re.compile(r"-?|[-+]?[\d.,]+(e[-+]?\d+)?( ?%|x)?( \(.*\))?")
 
-_COUNT, _SECONDS = integer(1, 1 << 32), Range(ge=0)
+_COUNT = integer(1, 1 << 32)
+_SECONDS = Range(ge=0)
 _ROUND = {
     "seconds_a_step": Range(gt=0),
     **dict.fromkeys(SECONDS.values(), _SECONDS),

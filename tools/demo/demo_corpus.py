@@ -106,7 +106,8 @@ def clean_documents(documents: Iterator[list[str]], counts: Counter) -> Iterator
     """Each document as its paragraphs' new sentences, a line a paragraph."""
     seen: set[str] = set()
     for paragraphs in documents:
-        lines, kept = [], 0
+        lines = []
+        kept = 0
         for paragraph in paragraphs:
             sentences = [s for s in clean(paragraph) if s not in seen]
             seen.update(sentences)

@@ -8,7 +8,8 @@ from pathlib import Path
 from albert_ds.base.cli import Parser, Range, positive, run
 from albert_ds.base.json_files import check, read_json
 
-_SHARE, _COUNT = Range(ge=0, le=1), positive
+_SHARE = Range(ge=0, le=1)
+_COUNT = positive
 REPORT = {
     "heldout_mlm_accuracy": _SHARE,
     "heldout_sop_accuracy": _SHARE,

@@ -42,7 +42,8 @@ def cut_table(source: Path, target: Path, *, has_header: bool, count: int, seed:
     with source.open(encoding="utf-8", newline="\n") as file:
         lines = list(file)
     refuse_input(target, [source])
-    head, rows = lines[:has_header], lines[has_header:]
+    head = lines[:has_header]
+    rows = lines[has_header:]
     kept = sorted(random.Random(seed).sample(range(len(rows)), min(count, len(rows))))
     write_file(target, "".join([*head, *(rows[i] for i in kept)]))
     return len(kept)
@@ -53,7 +54,8 @@ def cut_squad(source: Path, target: Path, *, count: int, seed: int) -> int:
     refuse_input(target, [source])
     content = read_data(source, WITHOUT_ANSWERS)
     every = [(a.get("title", ""), p) for a in content["data"] for p in a["paragraphs"]]
-    kept, questions = [], 0
+    kept = []
+    questions = 0
     for title, paragraph in random.Random(seed).sample(every, len(every)):
         if questions >= count:
             break
@@ -84,11 +86,13 @@ def cut(args, name: str) -> dict[str, int]:
     for split, count in (("train", args.train), ("dev", args.dev)):
         given = {"count": count, "seed": args.seed}
         if name == "race":
-            source, target = args.files / "RACE" / split, args.output / "RACE" / split
+            source = args.files / "RACE" / split
+            target = args.output / "RACE" / split
             counts[split] = cut_race(source, target, args.levels, **given)
             continue
         if name in SQUAD:
-            source, folder = args.files / "squad", args.output / name
+            source = args.files / "squad"
+            folder = args.output / name
             file = f"{split}-{SQUAD[name]}.json"
             folder.mkdir(parents=True, exist_ok=True)
             counts[split] = cut_squad(source / file, folder / file, **given)

@@ -40,11 +40,13 @@ if __name__ == "__main__":
     parser.add_argument("--slurm")
     args = parser.parse_args()
     clean, signed, copies, text = (f"{args.work}/{x}" for x in ("clean", "sign", "find", "text"))
-    is_long, read = filters.LambdaFilter(lambda d: len(d.text) >= 200), readers.JsonlReader(clean)
+    is_long = filters.LambdaFilter(lambda d: len(d.text) >= 200)
+    read = readers.JsonlReader(clean)
     write_clean, write_text = writers.JsonlWriter(clean), writers.JsonlWriter(text)
     config = ExactDedupConfig(lambda document: document.text.encode())
     shards = Shards("--input", f"{text}/*.gz", "--vocab", args.vocab, "--output", args.output)
-    run, stage = partial(LocalPipelineExecutor, workers=args.tasks // 2), None
+    run = partial(LocalPipelineExecutor, workers=args.tasks // 2)
+    stage = None
     if args.slurm:
         run = partial(SlurmPipelineExecutor, partition=args.slurm, time="24:00:00")
     for name, tasks, pipeline in (

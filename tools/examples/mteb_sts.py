@@ -36,7 +36,8 @@ class Pairs(AbsTaskSTS):
     def __init__(self, rows: list[dict]):
         super().__init__()
         table = Dataset.from_list([{**row, "score": float(row["score"])} for row in rows])
-        self.dataset, self.data_loaded = {"test": table}, True
+        self.dataset = {"test": table}
+        self.data_loaded = True
 
 
 def main() -> None:

@@ -27,7 +27,9 @@ class SeveralLabels:
     labels = ("class", "type", "string")
     metrics = ("right",)
     dev_splits = ("dev",)
-    test_splits, has_test_labels, published = (), False, {}
+    test_splits = ()
+    has_test_labels = False
+    published = {}
 
     def files(self, data, split):
         return [data / f"{split}.txt"]
@@ -39,7 +41,8 @@ class SeveralLabels:
         return len(self.read(data, "train"))
 
     def build(self, data, split, vocab, lengths):
-        builder, rows = FeatureBuilder(), self.read(data, split)
+        builder = FeatureBuilder()
+        rows = self.read(data, split)
         for number, (_, text) in enumerate(rows):
             builder.add_example(number, vocab.encode([text]), lengths.sequence)
         builder.count("examples", len(rows))

@@ -54,7 +54,8 @@ def main(argv: list[str]) -> int:
     from albert_ds.evals.minimal_pairs import read_pairs, score_pairs
 
     theirs = run_harness(args.harness, args.checkpoint, args.minimal_pairs)
-    pairs, folder = read_pairs(args.minimal_pairs), ModelFolder(args.checkpoint)
+    pairs = read_pairs(args.minimal_pairs)
+    folder = ModelFolder(args.checkpoint)
     right = score_pairs(folder.build_model(), folder.vocab, pairs, torch.device("cpu"))
     of_paradigm = defaultdict(list)
     for pair, is_right in zip(pairs, right, strict=True):

@@ -228,7 +228,8 @@ def main(argv: list[str]) -> int:
     args, passed_on = build_parser().parse_known_args(argv)
     if args.output.exists():
         raise UserError(f"--output {args.output}: exists already")
-    moments, equal = Counter(), 0
+    moments = Counter()
+    equal = 0
     for number, case in enumerate(args.cases):
         count = len(range(number, args.kills, len(args.cases)))
         steps = args.steps or 6 * (count + 1)

@@ -65,7 +65,8 @@ def flatten(groups: list[dict], named: dict, device: torch.device) -> list[Param
     name_of = {id(parameter): name for name, parameter in named.items()}
     fragments = []
     for index, group in enumerate(groups):
-        parameters, start = group["params"], 0
+        parameters = group["params"]
+        start = 0
         flat = torch.cat([p.detach().flatten() for p in parameters]).to(device).requires_grad_()
         flat.grad = torch.randn_like(flat)
         group["params"] = [flat]

@@ -43,7 +43,9 @@ def main(argv: list[str]) -> int:
     # minicons 0.3 calls what transformers 5 has dropped.
     type(theirs.tokenizer).batch_encode_plus = lambda self, *words, **named: self(*words, **named)
     folder = ModelFolder(args.checkpoint)
-    model, rows, worst = folder.build_model(), [], 0.0
+    model = folder.build_model()
+    rows = []
+    worst = 0.0
     for metric, within_word in METRICS.items():
         scores = theirs.sequence_score(
             sentences, reduction=lambda found: found.sum(0).item(), PLL_metric=metric

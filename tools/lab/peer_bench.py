@@ -94,7 +94,8 @@ class Peer:
             model.state_dict() | {name: value.clone() for name, value in hf_state.items()}
         )
         dtype = next(iter(state.values())).dtype
-        self.device, self.row = run.device, row
+        self.device = run.device
+        self.row = row
         self.model = model.to(self.device, dtype).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         if compiled:
@@ -173,7 +174,12 @@ def measure(args) -> dict:
     run = open_bench_run(config, mesh, device)
     row = args.sequence_length if args.padding == "row" else None
     peers = {kind: Peer(run, kind, row) for kind in args.peers}
-    rounds, loads, fills, losses, first_seconds, flops = [], [], [], {}, {}, 0.0
+    rounds = []
+    loads = []
+    fills = []
+    losses = {}
+    first_seconds = {}
+    flops = 0.0
     dtype = next(run.engine.deepspeed.module.parameters()).dtype
     for number in range(args.warmup + args.rounds):
         batch = next_batch(run)
@@ -221,7 +227,9 @@ def take_round(run: Run, peers: dict[str, Peer], batch, number: int) -> dict[str
 
 def count_spared(model: ModelConfig, counts: Counts) -> float:
     """FLOPs that `count_flops` counts and the last layer leaves out: no head needs all tokens."""
-    h, f, length = model.hidden_size, model.ffn_size, counts.squared_lengths / counts.tokens
+    h = model.hidden_size
+    f = model.ffn_size
+    length = counts.squared_lengths / counts.tokens
     unneeded = counts.tokens - counts.masked - counts.samples  # each [CLS] is needed
     return 6 * unneeded * (2 * h * h + 2 * h * f + 2 * h * length)
 
@@ -249,7 +257,8 @@ def clock(device: torch.device, work: Callable) -> tuple[float, float, Any]:
     """Seconds until the device has finished `work`, those of the CPU's threads, and its result."""
     if device.type == "cuda":
         torch.cuda.synchronize()
-    started, cpu_started = time.perf_counter(), time.process_time()
+    started = time.perf_counter()
+    cpu_started = time.process_time()
     result = work()
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -266,7 +275,9 @@ def as_table(report: dict) -> str:
 
     Batches of real text fill the peer's rows differently, so single rounds also differ by that.
     """
-    rounds, settings, on_cpu = report["rounds"], report["settings"], report["device"] == "cpu"
+    rounds = report["rounds"]
+    settings = report["settings"]
+    on_cpu = report["device"] == "cpu"
     losses, first, loads = report["first_losses"], report["first_seconds"], report["loads"]
     calm = [turn for turn, cpu in zip(rounds, report["cpu_rounds"], strict=True)
             if not on_cpu or is_calm(turn, cpu, report["threads"])]  # fmt: skip
@@ -278,7 +289,8 @@ def as_table(report: dict) -> str:
     best = min((kind for kind in costs if kind != OURS), key=costs.__getitem__)
     rows = []
     for kind in total:
-        mark, cells = " (its best)" if kind == best else "", ["-"] * 4
+        mark = " (its best)" if kind == best else ""
+        cells = ["-"] * 4
         if calm:
             low, middle, high = three([r[kind] / r[OURS] for r in calm])
             cells = [f"{total[kind] / total[OURS]:.2f}", middle, low, high]

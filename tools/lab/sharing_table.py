@@ -80,7 +80,8 @@ class Curve:
 
 def read_curve(run: Path) -> Curve:
     """Raises UserError, naming the file, where a run has no held-out loss or no timed steps."""
-    config, path = read_json(run / "config.json"), run / "metrics.jsonl"
+    config = read_json(run / "config.json")
+    path = run / "metrics.jsonl"
     check(
         config, {"model": dict, "steps": positive, "seed": non_negative}, str(run / "config.json")
     )
@@ -93,7 +94,8 @@ def read_curve(run: Path) -> Curve:
     for record in logged:
         check({key: record.get(key) for key in LOGGED}, LOGGED, str(path))
     ends = [0, *(record["step"] for record in logged)]
-    steps, at = np.diff(ends), [record["step"] for record in held]
+    steps = np.diff(ends)
+    at = [record["step"] for record in held]
 
     def total(value) -> np.ndarray:
         """The sum of a value of a step, up to the end of each interval."""

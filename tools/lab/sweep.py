@@ -98,7 +98,8 @@ def train(cell: Cell) -> int:
 
 def last_values(cell: Cell) -> dict[str, float]:
     """Of each held-out number the last, and the step it was taken at."""
-    file, found = cell.run / "metrics.jsonl", {}
+    file = cell.run / "metrics.jsonl"
+    found = {}
     for record in read_lines(file) if file.is_file() else ():
         held = {key: v for key, v in record.items() if key.startswith("heldout_")}
         found |= {"step": record["step"], **held} if held else {}
@@ -107,7 +108,8 @@ def last_values(cell: Cell) -> dict[str, float]:
 
 def main(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
-    rows, output = read_rows(args.rows), args.output / "rows.csv"
+    rows = read_rows(args.rows)
+    output = args.output / "rows.csv"
     if not may_replace(output) and not output.read_bytes().startswith(b"row,seed,code"):
         raise UserError(f"--output {args.output}: {output.name} in it is none of a sweep")
     cells = [

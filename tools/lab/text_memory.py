@@ -43,7 +43,8 @@ def build_parser() -> cli.Parser:
 def measure(*words) -> int:
     """The largest number of bytes that `albert-ds WORDS` and its children have held together."""
     command = [sys.executable, "-m", "albert_ds", *map(str, words)]
-    process, peak = psutil.Popen(command, stdout=subprocess.DEVNULL), 0
+    process = psutil.Popen(command, stdout=subprocess.DEVNULL)
+    peak = 0
     while process.poll() is None:
         held = 0
         for one in [process, *process.children(recursive=True)]:
@@ -117,7 +118,9 @@ def measure_all(work: Path, inputs: list[str], size: int, pieces: int) -> tuple[
 
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
-    inputs, peaks, tokens = find_files(args.input), {}, {}
+    inputs = find_files(args.input)
+    peaks = {}
+    tokens = {}
     for size in args.sizes:
         work = args.work / str(size)
         peaks[size], tokens[size] = measure_all(work, inputs, size * 10**6, args.vocab_size)

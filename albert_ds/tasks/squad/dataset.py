@@ -41,7 +41,8 @@ def read_squad(
     Raises UserError if the file cannot be read, DamagedData, with field or question, if it is
     not SQuAD, two questions have one id, or an answer is not in its context at its `answer_start`.
     """
-    schema, seen = WITH_ANSWERS if has_answers else WITHOUT_ANSWERS, set()
+    schema = WITH_ANSWERS if has_answers else WITHOUT_ANSWERS
+    seen = set()
     for article in read_data(path, schema)["data"]:
         for paragraph in article["paragraphs"]:
             context = paragraph["context"]
@@ -60,7 +61,8 @@ def _read_question(path: Path, entry, context: str, answerable: bool, has_answer
     answers = ()
     if has_answers:
         answers = tuple((a["text"], int(a["answer_start"])) for a in entry["answers"])
-    is_impossible, problem = entry.get("is_impossible", False), None
+    is_impossible = entry.get("is_impossible", False)
+    problem = None
     if not isinstance(is_impossible, bool):
         problem = f"is_impossible is {is_impossible!r}; must be true or false"
     elif has_answers and answerable and not answers:

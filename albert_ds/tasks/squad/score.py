@@ -104,5 +104,6 @@ def find_threshold(
         else:
             score -= bool(predicted[question])
         if score > top:
-            top, threshold = score, null_odds[question]
+            top = score
+            threshold = null_odds[question]
     return 100.0 * top / max(len(values), 1), threshold

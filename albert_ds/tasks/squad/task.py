@@ -39,7 +39,8 @@ class SquadTask:
         return [data / f"{split}-{self.version}.json"]
 
     def _read(self, data: Path, split: str):
-        path, has_answers = self.files(data, split)[0], not split.startswith("test")
+        path = self.files(data, split)[0]
+        has_answers = not split.startswith("test")
         return read_squad(path, answerable=self.answerable, has_answers=has_answers)
 
     def count_examples(self, data: Path) -> int:

@@ -27,7 +27,8 @@ def build_squad(paragraphs, vocab: Vocab, lengths, *, with_spans: bool) -> Featu
     `token_begin`, `token_end` int32, parallel to `ids`, are the characters of each context token.
     """
     extra = ("span_starts", "span_ends", "impossible") if with_spans else ()
-    builder, tokenizer = FeatureBuilder(*extra), vocab.build_tokenizer(plain=True)
+    builder = FeatureBuilder(*extra)
+    tokenizer = vocab.build_tokenizer(plain=True)
     begins: list[np.ndarray] = []
     ends: list[np.ndarray] = []
 
@@ -54,7 +55,8 @@ def build_squad(paragraphs, vocab: Vocab, lengths, *, with_spans: bool) -> Featu
                 if span is None:
                     builder.count("skipped: no token of the answer is left")
                     continue
-            room, is_in_one = lengths.sequence - len(kept) - 3, False
+            room = lengths.sequence - len(kept) - 3
+            is_in_one = False
             for low, high in cut_windows(len(ids), room, lengths.stride):
                 targets = _target(span, low, high, len(kept) + 2) if with_spans else {}
                 is_in_one |= not targets.get("impossible")
@@ -87,9 +89,11 @@ def encode_with_characters(tokenizer: Any, text: str) -> tuple[list[int], np.nda
     first -= np.isin(first, seconds) & ~np.isin(first, after[~is_mark])
     after[is_mark] = first[is_mark]
     real = np.flatnonzero(~is_mark)
-    begins, ends = np.append(first[real], len(text)), after[real]
+    begins = np.append(first[real], len(text))
+    ends = after[real]
     for number in np.flatnonzero(ends < begins[1:]).tolist():
-        end, begin = ends[number], begins[number + 1]
+        end = ends[number]
+        begin = begins[number + 1]
         lost = re.split(r"\s+", text[end:begin])
         # Several tokens may stand for one character: its bytes, or the parts of a fraction.
         if lost[0]:
@@ -143,7 +147,8 @@ def most_context(windows: np.ndarray) -> list[np.ndarray]:
     """For each window [low, high) of a question a bool per token: whether the token has most
     context, on its smaller side, in this window, of equal ones the first. As in BERT a token of the
     window's length counts 0.01: the last window may be shorter."""
-    low, high = windows[:, :1], windows[:, 1:]
+    low = windows[:, :1]
+    high = windows[:, 1:]
     token = np.arange(windows[:, 1].max(initial=0))
     context = np.minimum(token - low, high - 1 - token) + 0.01 * (high - low)
     score = np.where((token >= low) & (token < high), context, -np.inf)

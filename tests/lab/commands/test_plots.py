@@ -107,7 +107,8 @@ def test_the_parts_of_the_baselines_step_are_one_step(tmp_path, monkeypatch):
     ],
 )
 def test_a_report_without_what_is_drawn_is_refused(changes, said, tmp_path):
-    report, file = json.loads(REPORT.read_text()), tmp_path / "report.json"
+    report = json.loads(REPORT.read_text())
+    file = tmp_path / "report.json"
     report["cells"][0]["rounds"][0] |= changes
     file.write_text(json.dumps(report))
     with pytest.raises(UserError, match=re.escape(said)):
@@ -116,7 +117,8 @@ def test_a_report_without_what_is_drawn_is_refused(changes, said, tmp_path):
 
 def test_cells_of_two_configurations_are_told_apart(tmp_path, monkeypatch):
     """Of one stage and precision: all are drawn, each over its own configuration's baseline."""
-    figures, file = [], tmp_path / "report.json"
+    figures = []
+    file = tmp_path / "report.json"
     monkeypatch.setattr(plots, "save", lambda figure, output: figures.append(figure))
     report = json.loads(REPORT.read_text())
     lamb = [report["cells"][0], report["cells"][3]]  # bert-base, albert-base in one layout
@@ -176,7 +178,8 @@ def write_check(path, *cells) -> None:
 
 
 def test_steps_of_two_checks_lie_side_by_side(tmp_path, monkeypatch):
-    figures, files = [], [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
+    figures = []
+    files = [tmp_path / f"{name}.jsonl" for name in ("one", "two")]
     monkeypatch.setattr(plots, "save", lambda figure, output: figures.append(figure))
     write_check(files[0], (64, "random", 110, 99), (8, "random", 68, None))
     write_check(files[1], (64, "random", 100, 90), (64, "text", 112, 77))
@@ -223,7 +226,8 @@ def test_the_pages_picture_of_steps_is_drawn_from_the_recorded_checks(tmp_path):
 
 
 def test_scores_by_the_minutes_of_training(tmp_path, monkeypatch):
-    figures, file = [], tmp_path / "scores.json"
+    figures = []
+    file = tmp_path / "scores.json"
     monkeypatch.setattr(plots, "save", lambda figure, output: figures.append(figure))
     models = [("a", 70.5, 5), ("b", 61, None), ("c", 62, 100)]
     records = [{"name": name, "score": score, "minutes": time} for name, score, time in models]

@@ -107,8 +107,12 @@ def test_the_rows_add_up_and_the_rule_is_printed(capsys):
 def test_fp8_takes_the_measured_speed_and_less_memory(name, share, capsys):
     flags = [*PLAN, "--model", name, "--gpus", "8", "--micro-batch-size", "32"]
     plain, said = (read_plan(ask(capsys, *flags, *more)) for more in ((), ("--fp8",)))
-    h, f, layers = SIZES[name].hidden_size, SIZES[name].ffn_size, SIZES[name].num_layers
-    tokens, masked, outside = 32 * 512, 32 * 77, 128 * h + 128 * 30_000
+    h = SIZES[name].hidden_size
+    f = SIZES[name].ffn_size
+    layers = SIZES[name].num_layers
+    tokens = 32 * 512
+    masked = 32 * 77
+    outside = 128 * h + 128 * 30_000
     of_a_layer = 4 * h * h + 2 * h * f
     mixed = layers * 2 * h * 512
     every = tokens * (128 * h + layers * of_a_layer + mixed) + masked * outside
@@ -133,9 +137,12 @@ def test_a_teacher_is_in_memory_step_and_command(data, tmp_path, capsys):
         record = {"model": asdict(shape), "trained_length": length}
         (run / "config.json").write_text(json.dumps(record))
     flags = (*PLAN, "--model", "albert-base", "--gpus", "8", "--micro-batch-size", "32")
-    plain, text = read_plan(ask(capsys, *flags)), ask(capsys, *flags, "--teacher", folder)
+    plain = read_plan(ask(capsys, *flags))
+    text = ask(capsys, *flags, "--teacher", folder)
     said = read_plan(text)
-    h, f, e = 4096, 4 * 4096, 128
+    h = 4096
+    f = 4 * 4096
+    e = 128
     block = 4 * (h * h + h) + h * f + f + f * h + h + 2 * 2 * h
     head = h * e + 3 * e + 100_000
     whole = (100_000 + 512 + 2) * e + 2 * e + e * h + h + block + (h * h + h) + head + 2 * h + 2
@@ -163,7 +170,8 @@ def test_each_size_takes_as_long_as_it_did_on_one_h200(capsys):
     lines = (ROOT / "docs/raw/gpu_h200_2_results.jsonl").read_text().splitlines()
     measured = [record for line in lines if (record := json.loads(line)).get("kind") == "speed"]
     for size, micro in (("base", 256), ("large", 128), ("xlarge", 32), ("xxlarge", 32)):
-        name, found = f"albert-{size}", ["--gpus", "1", "--batch-size", 2 * micro]
+        name = f"albert-{size}"
+        found = ["--gpus", "1", "--batch-size", 2 * micro]
         flags = ("--hardware", "h200", "--micro-batch-size", micro)
         said = ask(capsys, *PLAN, "--model", name, *found, *flags)
         wanted = {"size": name, "micro": micro, "checkpointing": "none", "rows": "random"}
@@ -179,7 +187,8 @@ def test_sizes_in_fp8_take_the_time_and_the_memory_that_they_took_on_one_h200(ca
     lines = (ROOT / "docs/raw/gpu_h200_3_results.jsonl").read_text().splitlines()
     records = [record for line in lines if (record := json.loads(line)).get("kind") == "fp8 steps"]
     for record in records:
-        found, flags = record["found"], ["--fp8"] if record["fp8"] else []
+        found = record["found"]
+        flags = ["--fp8"] if record["fp8"] else []
         flags += ["--model", record["size"], "--gpus", "1", "--hardware", "h200"]
         said = read_plan(ask(capsys, *PLAN, *flags, "--batch-size", 64, "--micro-batch-size", 32))
         assert float(said["step, seconds"]) == pytest.approx(found["step_seconds"], rel=0.05)

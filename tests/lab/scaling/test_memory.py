@@ -138,7 +138,8 @@ def test_the_scores_of_a_teacher_and_a_student_take_what_is_predicted(precision)
     del tokens["pair_labels"], tokens["seeds"]
     teacher = Teacher(AlbertForPretraining(deep).to(dtype), 1.0)
     goals = teacher.score(**tokens)
-    head, word = MlmHead(model).to(dtype), torch.randn(model.vocab_size, 64, dtype=dtype)
+    head = MlmHead(model).to(dtype)
+    word = torch.randn(model.vocab_size, 64, dtype=dtype)
     hidden = torch.randn(len(labels), model.hidden_size, dtype=dtype)
 
     def take_pass() -> None:
@@ -168,7 +169,9 @@ class FlashAttention(torch.autograd.Function):
 def test_what_a_layer_keeps_on_cuda_is_predicted_in_bf16_and_in_fp8(monkeypatch):
     """By the bytes that the blocks of CUDA save, their kernels taken from the host."""
     lengths = [64, 100, 92]
-    tokens, batch, kept = sum(lengths), build_batch(lengths), {}
+    tokens = sum(lengths)
+    batch = build_batch(lengths)
+    kept = {}
     monkeypatch.setattr(encoder, "is_faster_in_triton", lambda x: True)
     attend = encoder.VarlenAttention
     monkeypatch.setattr(attend, "forward", lambda self, *qkv: FlashAttention.apply(*qkv[:3]))

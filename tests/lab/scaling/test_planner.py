@@ -122,8 +122,11 @@ def test_a_teacher_adds_its_forward_pass_which_no_rank_shares(tp):
 @pytest.mark.parametrize("name", ["albert-large", "bert-large"])
 def test_tensor_parallel_ranks_divide_the_layers_and_nothing_else(name):
     """The map behind the embeddings and the MLM head are computed by each of them."""
-    model, tokens, masked = SIZES[name], 4 * 512, 4 * 77
-    h, e = model.hidden_size, model.embedding_size
+    model = SIZES[name]
+    tokens = 4 * 512
+    masked = 4 * 77
+    h = model.hidden_size
+    e = model.embedding_size
     of_layers = model.num_layers * tokens * (4 * h * h + 2 * h * 4 * h + 2 * h * 512)
     outside = (e != h) * tokens * e * h + masked * (h * e + e * 30_000)
     machine = Machine(name="", source="", a_flop=1.0)
@@ -206,7 +209,8 @@ def test_the_recorded_errors_are_those_of_the_model():
         for cell in report["cells"]:
             fields = ("ranks", "nodes", "zero", "tensor_parallel", "micro_batch_size")
             fields += ("accumulation", "sequence_length", "precision", "activation_checkpointing")
-            size, shape = cell["model"], {field: cell[field] for field in fields}
+            size = cell["model"]
+            shape = {field: cell[field] for field in fields}
             given = Layout(name=size, model=SIZES[size], **shape)
             devices = report["cores"] / given.ranks
             step = predict_step(given, machine, link=cell["link_bits_per_second"], devices=devices)

@@ -21,7 +21,8 @@ LONGEST = 4
 @pytest.fixture
 def features():
     """Two questions of 3 and 2 tokens over contexts of 17 and 6 tokens, one character each."""
-    builder, characters = FeatureBuilder(), []
+    builder = FeatureBuilder()
+    characters = []
     for example, (asked, length) in enumerate(((3, 17), (2, 6))):
         text = builder.add_text(list(range(30, 30 + length)))
         words = builder.add_text(list(range(10, 10 + asked)))
@@ -40,7 +41,8 @@ def brute_force(features, scored) -> list[dict]:
         mine = np.flatnonzero(example == number)
         good = most_context(rows[mine][:, 4:])
         for row, keep in zip(mine, good, strict=True):
-            shift, low = rows[row][2] + 2, rows[row][4]
+            shift = rows[row][2] + 2
+            low = rows[row][4]
             for start, end, score in zip(*scored[row], strict=True):
                 a, b = start - shift, end - shift
                 if 0 <= a <= b < rows[row][5] - low and b - a < LONGEST and keep[a]:
@@ -163,7 +165,8 @@ def test_partial_predictions_are_scored_both_ways():
     ],
 )
 def test_published_predictions_score_as_published(real, name, data, file, em, f1_score):
-    folder, answerable = real("squad"), SQUAD[name].answerable
+    folder = real("squad")
+    answerable = SQUAD[name].answerable
     paragraphs = read_squad(folder / f"{data}.json", answerable=answerable)
     asked = list(chain.from_iterable(questions for _, questions in paragraphs))
     predicted = json.loads((folder / "predictions" / f"{file}.json").read_text())
@@ -197,10 +200,12 @@ def test_what_is_written_scores_as_what_was_measured(tmp_path, vocab):
     questions = [question(f"q{i}") for i in range(4)]
     questions += [question(f"n{i}", "Who not?", [], is_impossible=True) for i in range(3)]
     write(tmp_path / "dev-v2.0.json", *questions)
-    lengths, task = Lengths(sequence=40, question=6, stride=10), SQUAD["squad2"]
+    lengths = Lengths(sequence=40, question=6, stride=10)
+    task = SQUAD["squad2"]
     features = task.build(tmp_path, "dev", vocab, lengths)
     split = Split(data=tmp_path, name="dev", lengths=lengths, features=features)
-    rng, count = np.random.default_rng(3), features.units
+    rng = np.random.default_rng(3)
+    count = features.units
     outputs = {
         "start_index": rng.integers(0, 40, (count, 5)),
         "start_score": rng.normal(size=(count, 5)),

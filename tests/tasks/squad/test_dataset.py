@@ -68,7 +68,8 @@ def test_windows_overlap_and_targets_point_at_the_answer(tmp_path, vocab):
     lengths = Lengths(sequence=40, question=6, stride=10)
     features = build_squad(read_squad(path, answerable=False), vocab, lengths, with_spans=True)
     context = vocab.encode([CONTEXT])[0]
-    seen, found = {0: set(), 1: set(), 2: set()}, {0: 0, 1: 0, 2: 0}
+    seen = {0: set(), 1: set(), 2: set()}
+    found = {0: 0, 1: 0, 2: 0}
     asked = vocab.encode(["Who?", "Where does she rest now then?", "Who else?"])
     for row, example in enumerate(features.arrays["example"].tolist()):
         ids, first = features.sequence(row)
@@ -115,7 +116,8 @@ def test_an_answer_of_which_no_token_is_left_is_skipped_and_counted(tmp_path, vo
 @pytest.mark.parametrize("length", [0, 1, 9, 10, 11, 25, 31, 877])
 @pytest.mark.parametrize(("room", "stride"), [(10, 4), (10, 10), (4, 10), (364, 128)])
 def test_windows_and_most_context_are_bert_s(length, room, stride):
-    expected, start = [], 0
+    expected = []
+    start = 0
     while start < length or not expected:
         size = min(length - start, room)
         expected.append((start, start + size))

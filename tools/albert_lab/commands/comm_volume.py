@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from albert_ds.training.pretrain import Run
 
 # What --measure takes of a machine: rounded up from albert-large, albert-xlarge and bert-base.
-RANK_BYTES, STATE_BYTES = 5e8, 24  # of a process; of a parameter at ZeRO-0 in the update
+RANK_BYTES = 5e8  # of a process
+STATE_BYTES = 24  # of a parameter at ZeRO-0 in the update
 START_SECONDS, SECONDS_A_PARAMETER, FLOPS = 15.0, 1e-7, 1e10
 
 
@@ -80,7 +81,8 @@ def build_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    args, world = build_parser().parse_args(argv), enter_world()
+    args = build_parser().parse_args(argv)
+    world = enter_world()
     is_alone = world.launcher == "none"
     ranks = (args.ranks or count_gpus() or 2) if is_alone else world.size
     configs = list_configs(args, ranks)
@@ -173,7 +175,8 @@ def measure_step(run: Run, traffic: Traffic) -> dict:
 
     take_step(run)
     kinds = measure_round(run, 1, traffic)["kinds"]
-    layout, parameters = layout_of(run.config, run.mesh.world_size), count_parameters(run)
+    layout = layout_of(run.config, run.mesh.world_size)
+    parameters = count_parameters(run)
     assert layout.parameters == parameters, (layout.parameters, parameters)
     return describe_step(run.config, layout, kinds)
 
@@ -232,7 +235,8 @@ def count_minimum(config: RunConfig, layout: Layout) -> dict[str, float]:
     def scattered(width: int) -> float:
         return ring_bytes(width * layout.parameters, layout.data_parallel, is_all_reduce=False)
 
-    gradient, weight = scattered(PRECISIONS[reduced_as]), scattered(layout.weight_bytes)
+    gradient = scattered(PRECISIONS[reduced_as])
+    weight = scattered(layout.weight_bytes)
     minimum = {
         0: {GRADIENTS: 2 * gradient},
         1: {GRADIENTS: gradient, WEIGHTS: weight},
@@ -251,7 +255,8 @@ def as_table(report: dict, reports: list[dict]) -> str:
     wire = least = 0.0
     for kind, found in report["kinds"].items():
         minimum = found["minimum_wire_bytes"]
-        wire, least = wire + found["wire_bytes"], least + (minimum or 0.0)
+        wire += found["wire_bytes"]
+        least += minimum or 0.0
         row = [
             kind,
             f"{found['calls']:g}",

@@ -98,7 +98,8 @@ def find_vocab(initial: Path) -> Path:
     from albert_ds.checkpoint.model_folder import ModelFolder
 
     folder = ModelFolder(initial)
-    vocab, config = folder.root / "spiece.model", folder.config
+    vocab = folder.root / "spiece.model"
+    config = folder.config
     if not vocab.is_file():
         raise UserError(f"--init-from {initial}: no {vocab.name} in it")
     find_origins(folder, replace(config, pair_head=True))
@@ -251,7 +252,9 @@ def main(argv: list[str]) -> None:
 def learn(args) -> None:
     """Make what is missing of OUTPUT, step by step."""
     out = args.output
-    vocab, data, checkpoint = out / "vocab" / "spiece.model", out / "data", out / "run"
+    vocab = out / "vocab" / "spiece.model"
+    data = out / "data"
+    checkpoint = out / "run"
     text = text_flags([*map(_locate, args.text)], args.text_field, args.language)
     log = out / "prepare.log"
     if args.init_from is not None:

@@ -75,7 +75,8 @@ def _add_cluster(add, or_schedule: str = "") -> None:
 def _add_predict(add) -> None:
     models = ["bert-large", "albert-large", "albert-base", "albert-xlarge", "albert-xxlarge"]
     add("--models", "sizes; the first is the baseline", nargs="+", choices=SIZES, default=models)
-    counts, links = [8, 32, 128, 512, 1024, 4096], [10, 25, 100, 400, 3200]
+    counts = [8, 32, 128, 512, 1024, 4096]
+    links = [10, 25, 100, 400, 3200]
     add("--gpus", "numbers of GPUs", "GPUS", positive, nargs="+", default=counts)
     text = "Gb/s of a node's network, all adapters together"
     add("--links", text, "GBIT/S", Range(gt=0), nargs="+", default=links)
@@ -228,7 +229,8 @@ def read_teacher(args, length: int) -> ModelConfig | None:
 def check_flags(args, argv: list[str]) -> None:
     """Raise UserError for flags of a plan that its text or the lack of it leaves without use."""
     typed = {word.partition("=")[0] for word in argv}
-    is_text, is_here = bool(args.text), args.gpus is None
+    is_text = bool(args.text)
+    is_here = args.gpus is None
     for flags, is_used, says in (
         (OF_TEXT, is_text, "only with TEXT"),
         (OF_MODEL, not is_text, "not with TEXT, whose recipe and hours decide"),

@@ -109,7 +109,8 @@ def main(argv: list[str]) -> int:
 
     device = join_world(world, tensor_parallel=tensor_parallel)
     mesh = build_mesh(tensor_parallel)
-    report, base = describe_machine(args, device), held_bytes(device)
+    report = describe_machine(args, device)
+    base = held_bytes(device)
     for micro_batch in args.micro_batch:
         configs = plan(args, world.size, tensor_parallel, micro_batch)
         cells = open_cells(configs, mesh, device, warmup=args.warmup, base=base)

@@ -17,7 +17,8 @@ from albert_ds.model.device import has_triton
 from albert_lab.gpu_check.rates import random_bf16, time_on_device
 from albert_lab.gpu_check.records import Records
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+E4M3 = torch.float8_e4m3fn
+E5M2 = torch.float8_e5m2
 BRIEF = 0.01  # seconds of the device for one try
 # Of the kernel that casts: rows, columns and warps of a program's tile.
 TILES = [(128, 128, 8), (64, 64, 4), (128, 64, 4), (64, 128, 4), (128, 64, 8)]
@@ -71,8 +72,10 @@ def rate_forms(name: str, tokens: int, is_first: bool) -> dict:
     is_first: also forms that are expected to be refused, and how far results are off a product in
     fp32 of the same eight bits.
     """
-    config, found = SIZES[name], {}
-    h, f = config.hidden_size, config.ffn_size
+    config = SIZES[name]
+    found = {}
+    h = config.hidden_size
+    f = config.ffn_size
     for what, (m, n) in {
         "h x f": (h, f),
         "f x h": (f, h),
@@ -169,7 +172,8 @@ def check_casts() -> dict:
             made = fp8.quantise(x, dtype)
             assert made.rows is not None and made.columns is not None
             scaled = x.float() / made.scale
-            top, limit = float(scaled.abs().max()), torch.finfo(dtype).max
+            top = float(scaled.abs().max())
+            limit = torch.finfo(dtype).max
             expected = scaled.to(dtype).view(torch.uint8)
             turned = made.columns.view(torch.uint8)
             checks = {
@@ -201,7 +205,8 @@ def rate_casts(shapes: list[tuple[int, int]]) -> dict:
         found[what] = told(lambda: round(total / time_on_device(work, BRIEF) / 1e9))
 
     for n, k in shapes:
-        x, cells = random_bf16(n, k), n * k
+        x = random_bf16(n, k)
+        cells = n * k
         parts = fp8.find_largest(x)
         rate(f"{n} x {k} largest", 2 * cells, partial(fp8.find_largest, x))
         rate(f"{n} x {k} torch's", 2 * cells, lambda x=x: torch.linalg.vector_norm(x, torch.inf))

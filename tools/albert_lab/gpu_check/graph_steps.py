@@ -22,7 +22,8 @@ from albert_lab.host_time import describe_graphs
 from albert_lab.measurement import count_step_flops, take_step
 
 STEPS = 30  # that graphs and eager launches take alike
-ENOUGH, MOST = 2.0, 60  # seconds of measured steps, and steps
+ENOUGH = 2.0  # seconds of measured steps
+MOST = 60  # measured steps
 
 
 def open_run(bench: Bench, micro: int, rows: str, data: str, *, graphs: bool) -> Run:
@@ -93,7 +94,8 @@ def time_steps(bench: Bench, micro: int, rows: str, data: str, graphs: bool) -> 
     seconds: list[float] = []
     rates: list[float] = []
     shares: list[float] = []  # of the peak
-    waits, warm = [], 6
+    waits = []
+    warm = 6
     enough = 0.2 if bench.quick else ENOUGH
     while len(seconds) < warm + 5 or (sum(seconds[warm:]) < enough and len(seconds) < warm + MOST):
         started = time.perf_counter()
@@ -157,12 +159,14 @@ def capture_part(work: Callable[[], object]) -> dict:
 def list_parts(bench: Bench, data: str) -> dict[str, Callable[[], object]]:
     micro = 8
     run = open_run(bench, micro, "random", data, graphs=False)
-    model, device = run.engine.deepspeed.module, run.device
+    model = run.engine.deepspeed.module
+    device = run.device
     tensors = next_batch(run).micro_batches[0].on(device)
     scales = torch.ones(2, device=device)
     parameters = list(model.parameters())
     ends, longest = tensors["cu_seqlens"], tensors["max_seqlen"]
-    tokens, width = len(tensors["input_ids"]), 64
+    tokens = len(tensors["input_ids"])
+    width = 64
     heads = [
         torch.randn(tokens, 2, width, device=device, dtype=torch.bfloat16, requires_grad=True)
         for _ in range(3)

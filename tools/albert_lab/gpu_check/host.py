@@ -37,7 +37,8 @@ FRESH = 40  # micro-batches of a list: no more are taken in a turn of steps of 0
 
 # (micro-batch, source, settings): the most telling turns first. Kernels are launched one by one if
 # "graphs" is not among the settings. The first turn is taken again, to show the machine's drift.
-AS_IS, ALL = (), ("gc off", "1 thread", "switch 0.1 ms", "pinned by main")
+AS_IS = ()
+ALL = ("gc off", "1 thread", "switch 0.1 ms", "pinned by main")
 TURNS = [
     (64, "loader", AS_IS),
     (64, "repeated", AS_IS),
@@ -122,7 +123,8 @@ def measure_host(records: Records, quick: bool, data: str, *, eager: bool) -> No
     turns = EAGER_TURNS if eager else TURNS
     if eager:
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
-    bench, seconds = Bench(quick), 0.1 if quick else SECONDS
+    bench = Bench(quick)
+    seconds = 0.1 if quick else SECONDS
     size, length = ("albert-tiny", 64) if quick else ("albert-base", 512)
     how = {"length": length, "data": data, "no_graphs": True}
     run = bench.open_run(size, 2 if quick else 64, "none", **how)
@@ -177,7 +179,8 @@ def measure_turn(
             warm = 10 if "graphs" in settings else 3  # a graph is captured at a shape's second use
             return time_turn(run, batches, seconds=seconds, warm=warm)
     finally:
-        run.batches, run.config = iter(()), before
+        run.batches = iter(())
+        run.config = before
 
 
 def time_turn(run: Run, batches: Iterator[MicroBatch], *, seconds: float, warm: int = 3) -> dict:
@@ -195,11 +198,14 @@ def time_turn(run: Run, batches: Iterator[MicroBatch], *, seconds: float, warm: 
     steps: list[float] = []
     tokens = 0
     with watch_collections() as pauses:
-        threads, cpu, ended = read_threads(), time.process_time(), time.perf_counter()
+        threads = read_threads()
+        cpu = time.process_time()
+        ended = time.perf_counter()
         while len(steps) < LEAST or (sum(steps) < seconds and len(steps) < MOST):
             tokens += upcoming.counts.tokens
             upcoming, _ = take_step_of_loop(run, upcoming)
-            begun, ended = ended, time.perf_counter()
+            begun = ended
+            ended = time.perf_counter()
             steps.append(ended - begun)
         cpu = time.process_time() - cpu
         busy = read_threads() - threads

@@ -142,7 +142,8 @@ def tell_profile(what: str, turn: dict) -> list[Finding]:
 
     Steps on text differ in size: the profiled one's time is what its tokens take at the median.
     """
-    profile, spent = turn["profile"], turn["profile"]["kernel_us"] / 1e3
+    profile = turn["profile"]
+    spent = turn["profile"]["kernel_us"] / 1e3
     says = f"{profile['launches']:,.0f} launches a micro-batch; {profile['kernels']} kernels take "
     says += f"{spent:.1f} ms on the device of a step of "
     usual = 1e3 * profile["tokens"] / turn["tokens_a_second"]
@@ -176,7 +177,8 @@ def tell_host(turn: dict) -> str:
 
 def train(check: Check) -> list[Finding]:
     """A real pretraining until its time is over, and its curve."""
-    seconds, run = 105, check.folder / "runs" / "train"
+    seconds = 105
+    run = check.folder / "runs" / "train"
     hours = max(check.limit(seconds) - SECONDS_TO_STOP, 5) / 3600
     flags = [*TRAINING[check.quick].split(), "--deepspeed_config", "ds_configs/zero1_bf16.json"]
     flags += ["--learning-rate", "0.00176", "--save-every", "100000", "--max-hours", str(hours)]
@@ -203,11 +205,13 @@ def compare_curves(check: Check) -> list[Finding]:
     """Two trainings of xlarge, in bf16 and in fp8, on the same batches for as many seconds."""
     if check.quick or torch.cuda.get_device_capability() < (8, 9):
         return [Finding(what="xlarge in fp8", passed=None, says="not run: --quick, or no fp8 here")]
-    shipped, changed = ROOT / "ds_configs/zero1_bf16.json", check.folder / "fp8.json"
+    shipped = ROOT / "ds_configs/zero1_bf16.json"
+    changed = check.folder / "fp8.json"
     write_json(changed, {**read_json(shipped), "fp8": {"enabled": True}})
     curves = []
     for kind, config in (("bf16", shipped), ("fp8", changed)):
-        seconds, run = 150, check.folder / "runs" / f"curves-{kind}"
+        seconds = 150
+        run = check.folder / "runs" / f"curves-{kind}"
         hours = max(check.limit(seconds) - SECONDS_TO_STOP, 5) / 3600
         flags = (*CURVES.split(), "--deepspeed_config", config, "--max-hours", str(hours))
         command = ("albert_ds", "train", *flags, "--data", check.data, "--output", run)
@@ -272,7 +276,8 @@ def check_exactness(check: Check) -> list[Finding]:
 
 def compare_with_float64(check: Check, grid: str, precision: str) -> Finding:
     flags = ("--grid", grid, "--precision", precision)
-    name, module = f"exactness/{grid}-{precision}", "tests.exactness.one"
+    name = f"exactness/{grid}-{precision}"
+    module = "tests.exactness.one"
     cell = check.run(name, module, *flags, module=True, seconds=150)
     what = f"{precision}, {grid} ranks (tensor x data parallel)"
     if cell["result"] is None:

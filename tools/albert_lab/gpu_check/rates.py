@@ -131,8 +131,10 @@ def random_bf16(*shape: int) -> torch.Tensor:
 
 def rate_products(name: str, tokens: int) -> dict:
     """TFLOP/s of a block's matrix products, forward and backward, and GB/s of a bias's sum."""
-    config, found = SIZES[name], {}
-    h, f = config.hidden_size, config.ffn_size
+    config = SIZES[name]
+    found = {}
+    h = config.hidden_size
+    f = config.ffn_size
     for what, (m, n) in {
         "h x h": (h, h),
         "h x 3h": (h, 3 * h),
@@ -140,7 +142,8 @@ def rate_products(name: str, tokens: int) -> dict:
         "f x h": (f, h),
     }.items():
         x, w, dy, b = (random_bf16(*s) for s in ((tokens, m), (n, m), (tokens, n), (n,)))
-        total, work = torch.zeros(n, m, device="cuda"), 2 * tokens * m * n / 1e12
+        total = torch.zeros(n, m, device="cuda")
+        work = 2 * tokens * m * n / 1e12
         forms = {
             "forward": lambda x=x, w=w, b=b: F.linear(x, w, b),
             "dx": lambda dy=dy, w=w: dy @ w,

@@ -21,7 +21,8 @@ class Records:
     """The measurements of this process, which has so many seconds from its start."""
 
     def __init__(self, path: Path, seconds: float):
-        self.path, self.all = path, []
+        self.path = path
+        self.all = []
         self._ends = psutil.Process().create_time() + seconds - SECONDS_TO_END
 
     def left(self) -> float:
@@ -32,7 +33,8 @@ class Records:
 
         needs: seconds without which it does not start. What does not fit into memory is no failure.
         """
-        begun, found = time.time(), {"ok": None, "error": "left out: no time"}
+        begun = time.time()
+        found = {"ok": None, "error": "left out: no time"}
         if self.left() >= needs:
             try:
                 found = {"ok": True, "found": work()}

@@ -72,7 +72,8 @@ class Bench:
         **changes,
     ) -> Run:
         """An engine of two micro-batches a step on real text, or on rows of random tokens."""
-        lr, eight_bits = changes.pop("lr", None), changes.pop("eight_bits", False)
+        lr = changes.pop("lr", None)
+        eight_bits = changes.pop("eight_bits", False)
         config = bench_config(
             name,
             replace(SIZES[name], **changes),
@@ -99,7 +100,8 @@ def smoke(records: Records, quick: bool) -> None:
         lr = 0.001 if "adamw" in ds else 0.01
         open_run = partial(bench.open_run, vocab_size=2000, num_heads=2, dropout=0.0)
         run = open_run("albert-tiny", 4, checkpointing, length=64, ds=ds, lr=lr)
-        batch, losses = next_batch(run), []
+        batch = next_batch(run)
+        losses = []
         for _ in range(6):
             run.window.reset()
             train_step(run, batch)
@@ -175,7 +177,8 @@ def measure_speed(
         seconds.append(time.perf_counter() - started)
         rates.append(counts.tokens / seconds[-1])
         shares.append(count_step_flops(run, counts) / seconds[-1] / (peak or 1))
-    first, steps = seconds[0], seconds[warm:]
+    first = seconds[0]
+    steps = seconds[warm:]
     found = {
         "tokens_a_second": round(statistics.median(rates[warm:])),
         "mfu": round(statistics.median(shares[warm:]), 4) if peak else None,
@@ -207,10 +210,12 @@ def time_updates(name: str) -> dict:
 
 def measure_speeds(records: Records, quick: bool, data: str) -> None:
     """Sizes and micro-batches in the order of their worth, and what the optimizers take."""
-    bench, cells = Bench(quick), CELLS
+    bench = Bench(quick)
+    cells = CELLS
     sizes = ("albert-base", "albert-xxlarge", "albert-large")
     if quick:
-        cells, sizes = [("albert-tiny", 2, how) for how in ("none", "block")], ("albert-tiny",)
+        cells = [("albert-tiny", 2, how) for how in ("none", "block")]
+        sizes = ("albert-tiny",)
 
     def measure(cell: tuple[str, int, str], rows: str = "random") -> None:
         facts = dict(zip(("size", "micro", "checkpointing"), cell, strict=True), rows=rows)

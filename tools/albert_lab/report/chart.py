@@ -171,7 +171,8 @@ class Chart:
 
     def path(self, line: Line) -> str:
         """The line, interrupted at gaps."""
-        words, is_down = [], False
+        words = []
+        is_down = False
         for point in line.points:
             if math.isnan(point.y):
                 is_down = False
@@ -182,7 +183,8 @@ class Chart:
 
     def area(self, line: Line) -> str:
         """The area between a line and the axis."""
-        first, last = self.x(line.points[0].x), self.x(line.points[-1].x)
+        first = self.x(line.points[0].x)
+        last = self.x(line.points[-1].x)
         return f"{self.path(line)}L{last:g},{BOTTOM}L{first:g},{BOTTOM}z"
 
     def band(self, line: Line) -> str:
@@ -300,7 +302,8 @@ def merge(group: list[Point]) -> Point:
     place = fmean(p.x for p in group)
     if not known:
         return Point(place, math.nan, math.nan, math.nan)
-    low, high = min(p.low for p in known), max(p.high for p in known)
+    low = min(p.low for p in known)
+    high = max(p.high for p in known)
     return Point(place, fmean(p.y for p in known), low, high)
 
 

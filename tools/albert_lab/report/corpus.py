@@ -50,7 +50,11 @@ class Corpus:
 
 def read_corpus(data: Data, config: dict, eval_samples: int) -> Corpus:
     """`config` is config.json of a run that reads this folder; its last step's draws are shown."""
-    index, unigram, pictures, notes, folder = {}, None, [], [], data.folder
+    index = {}
+    unigram = None
+    pictures = []
+    notes = []
+    folder = data.folder
     try:
         if is_url(folder):
             raise UserError(f"{folder}: is not on this machine; its baselines are left out")

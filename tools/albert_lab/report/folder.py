@@ -68,7 +68,8 @@ def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None) -> list
 
 def read_folder(path: Path, number: int, name: str) -> RunFolder:
     """Read a RUN folder or a metrics.jsonl; UserError where there is no metrics.jsonl."""
-    metrics, notes = metrics_path(path), []
+    metrics = metrics_path(path)
+    notes = []
     folder = metrics.parent
     # Runs of several seeds end together. `.` has no name.
     ended = folder.absolute().parent if folder.absolute().name.startswith("seed-") else folder
@@ -110,7 +111,8 @@ def _read_history(path: Path, notes: list[str]) -> list[dict]:
     """The starts and ends in history.jsonl. Runs of earlier versions have none."""
     if not path.is_file():
         return []
-    found, damaged = [], 0
+    found = []
+    damaged = 0
     for line in path.read_bytes().splitlines():
         try:
             event = parse_json(line, path.name)

@@ -146,7 +146,8 @@ def list_share(
     run: RunFolder, task: str, trials: str, name: str, beside: str
 ) -> tuple[str, str, str]:
     """A held-out accuracy with its interval; `beside` says what to compare it with."""
-    share, number = run.last(f"heldout_{task}_accuracy"), run.last(f"heldout_{trials}")
+    share = run.last(f"heldout_{task}_accuracy")
+    number = run.last(f"heldout_{trials}")
     if share is None:
         return name, ABSENT, ""
     low, high = interval(share, number or 0)
@@ -158,7 +159,8 @@ def list_share(
 
 def time_trained(run: RunFolder) -> str:
     """Time of all logged steps; evaluation and saving are left out."""
-    total, before = 0.0, 0
+    total = 0.0
+    before = 0
     for step, seconds in run.values("step_seconds"):
         total += (step - before) * (0.0 if math.isnan(seconds) else seconds)
         before = step
@@ -265,7 +267,8 @@ def list_facts(corpus: Corpus) -> list[tuple[str, str]]:
     """What index.json says of a data set."""
     if not corpus.index:
         return []
-    counts, splits = corpus.index.get("counts", {}), corpus.index["splits"]
+    counts = corpus.index.get("counts", {})
+    splits = corpus.index["splits"]
     train, held = splits["train"], splits["heldout"]
     facts = {
         "documents": f"{train['documents']:,} to train on, {held['documents']:,} held out",

@@ -129,7 +129,8 @@ def _draw(runs: Sequence[RunFolder], panel: Panel, levels: Sequence[Level]) -> C
 
     None where no run has a value of it, or no step was skipped.
     """
-    lines, merged = [], 0
+    lines = []
+    merged = 0
     in_training = "training" if panel in PRETRAINING else ""  # not what a held-out point is
     for run in runs:
         held = list_heldout(run, panel.key)

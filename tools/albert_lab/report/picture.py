@@ -34,7 +34,8 @@ def draw_depths(rows: Sequence[dict[str, float]]) -> list[Chart]:
     """A chart of each number of `albert-ds probe --num-layers LOW-HIGH`, against the depth."""
 
     def point(row: dict[str, float], key: str) -> Point:
-        y, half = row[key], row[f"{key}_interval"]
+        y = row[key]
+        half = row[f"{key}_interval"]
         return Point(row["num_layers"], y, y - half, y + half)
 
     return [
@@ -84,7 +85,8 @@ def write_png(drawn: bytes, output: Path) -> None:
     """Write a PNG with SHADES colours, which keeps it under 100 kB."""
     from PIL import Image, PngImagePlugin
 
-    small, mark = io.BytesIO(), PngImagePlugin.PngInfo()
+    small = io.BytesIO()
+    mark = PngImagePlugin.PngInfo()
     mark.add_text("Comment", MARK)
     image = Image.open(io.BytesIO(drawn)).convert("RGB").quantize(SHADES)
     image.save(small, "PNG", optimize=True, pnginfo=mark)

@@ -131,7 +131,8 @@ def describe(values: Sequence[float]) -> list[str]:
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """The mean and half of its 95 % interval, by Student's t; NaN of a single value."""
-    mean, number = statistics.fmean(values), len(values)
+    mean = statistics.fmean(values)
+    number = len(values)
     if number == 1:
         return mean, math.nan
     error = statistics.stdev(values) / number**0.5

@@ -80,7 +80,8 @@ def _data_parallel(layout: Layout) -> list[Collective]:
 
 
 def _tensor_parallel(layout: Layout) -> list[Collective]:
-    layers, rank = layout.model.num_layers, layout.model.lora_rank
+    layers = layout.model.num_layers
+    rank = layout.model.lora_rank
     # The blocks of a layer whose forward pass runs once more, with its all-reduces.
     again = CHECKPOINTING.index(layout.activation_checkpointing)
     # 2 forward and 2 backward a layer; for low-rank pairs 2 forward, 4 backward.

@@ -75,7 +75,8 @@ def read_gpu(text: str) -> Gpu:
     name = f"--hardware {text}"
     if not Path(text).is_file():
         raise UserError(f"{name}: no such file; allowed: {', '.join(GPUS)} or a report (JSON)")
-    report, rate = read_json(Path(text), name), Range(gt=0)
+    report = read_json(Path(text), name)
+    rate = Range(gt=0)
     rates = dict.fromkeys(("bf16_tflops", "memory_bytes", "memory_bandwidth_gb_s"), rate)
     check(report, {"device": str, **rates}, name)
     return Gpu(
@@ -95,7 +96,8 @@ def describe_gpu(
     """Constants of a rank with this GPU, for a model `width` wide. mfu: instead of MFU's."""
     shares = EIGHT_BIT_MFU if eight_bits else MFU
     mfu = mfu or float(np.interp(width, list(shares), list(shares.values())))
-    streamed, in_a_node = STREAMED * gpu.memory_bandwidth, 1 / (ACHIEVED * gpu.link_bandwidth)
+    streamed = STREAMED * gpu.memory_bandwidth
+    in_a_node = 1 / (ACHIEVED * gpu.link_bandwidth)
     return Machine(
         name=gpu.name,
         source=gpu.source,

@@ -37,7 +37,8 @@ class Layout:
     teacher: ModelConfig | None = None  # whole on every rank, without a backward pass
 
     def __post_init__(self):
-        tp, model = self.tensor_parallel, self.model
+        tp = self.tensor_parallel
+        model = self.model
         if self.ranks % tp or self.ranks % self.nodes:
             raise UserError(
                 f"{self.ranks} ranks on {self.nodes} nodes with tensor parallelism {tp}: "
@@ -89,13 +90,16 @@ class Layout:
     @property
     def attention_parameters(self) -> int:
         """This rank's parameters of one attention block."""
-        h, tp = self.model.hidden_size, self.tensor_parallel
+        h = self.model.hidden_size
+        tp = self.tensor_parallel
         return 4 * h * h // tp + 3 * h // tp + h + self._norm("attention")
 
     @property
     def ffn_parameters(self) -> int:
         """This rank's parameters of one feed-forward block."""
-        h, f, tp = self.model.hidden_size, self.model.ffn_size, self.tensor_parallel
+        h = self.model.hidden_size
+        f = self.model.ffn_size
+        tp = self.tensor_parallel
         return 2 * h * f // tp + f // tp + h + self._norm("ffn")
 
     def _norm(self, kind: str) -> int:
@@ -105,7 +109,9 @@ class Layout:
     def own_parameters(self) -> int:
         """This rank's parameters of what all layers have of their own."""
         # A low-rank pair is cut where its projection is: one of its two factors.
-        h, f, tp = self.model.hidden_size, self.model.ffn_size, self.tensor_parallel
+        h = self.model.hidden_size
+        f = self.model.ffn_size
+        tp = self.tensor_parallel
         cut = self.model.lora_rank * (4 * h + 2 * f) * (tp - 1) // tp
         return count_params(self.model)["per_layer"] - self.model.num_layers * cut
 
@@ -130,21 +136,25 @@ class Layout:
         """Rows and columns of each matrix that Muon updates, whole, the shorter side first."""
         if not self.muon:
             return []
-        h, f = self.model.hidden_size, self.model.ffn_size
+        h = self.model.hidden_size
+        f = self.model.ffn_size
         num_attention, num_ffn = self.model.num_blocks
         return 4 * num_attention * [(h, h)] + 2 * num_ffn * [(min(h, f), max(h, f))]
 
     @property
     def cast_parameters(self) -> int:
         """Weights that are kept in eight bits during a pass, each as it lies and transposed."""
-        h, f = self.model.hidden_size, self.model.ffn_size
+        h = self.model.hidden_size
+        f = self.model.ffn_size
         num_attention, num_ffn = self.model.num_blocks
         return (num_attention * 4 * h * h + num_ffn * 2 * h * f) * self.eight_bits
 
     @property
     def eight_bit_share(self) -> float:
         """Share of `flops` in eight bits: the projections of all layers but the last."""
-        h, f, layers = self.model.hidden_size, self.model.ffn_size, self.model.num_layers
+        h = self.model.hidden_size
+        f = self.model.ffn_size
+        layers = self.model.num_layers
         projections = 6 * self.tokens_a_pass * (layers - 1) * (4 * h * h + 2 * h * f)
         return projections * self.accumulation / self.flops * self.eight_bits
 
@@ -172,8 +182,11 @@ class Layout:
     @cached_property
     def flops(self) -> float:
         """Model FLOPs of one rank's optimizer step; tensor parallelism divides those of layers."""
-        model, tokens, masked = self.model, self.tokens_a_pass, self.masked_a_pass
-        e, h = model.embedding_size, model.hidden_size
+        model = self.model
+        tokens = self.tokens_a_pass
+        masked = self.masked_a_pass
+        e = model.embedding_size
+        h = model.hidden_size
         squared = tokens * self.sequence_length
         whole = count_flops(model, tokens=tokens, squared_lengths=squared, masked=masked)
         outside = 6 * (tokens * e * h * model.has_map + masked * (h * e + e * model.vocab_size))
@@ -183,7 +196,9 @@ class Layout:
     @property
     def recomputed_flops(self) -> float:
         """FLOPs that activation checkpointing adds: a second forward pass of the dropped parts."""
-        h, f, layers = self.model.hidden_size, self.model.ffn_size, self.model.num_layers
+        h = self.model.hidden_size
+        f = self.model.ffn_size
+        layers = self.model.num_layers
         rank = self.model.lora_rank
         in_attention = 4 * h * h + 2 * h * self.sequence_length + rank * 8 * h
         attention = 2 * self.tokens_a_pass * layers * in_attention
@@ -196,7 +211,8 @@ class Layout:
         """FLOPs of a teacher's forward passes, which no tensor parallelism divides."""
         if self.teacher is None:
             return 0
-        tokens, masked = self.tokens_a_pass, self.masked_a_pass
+        tokens = self.tokens_a_pass
+        masked = self.masked_a_pass
         squared = tokens * self.sequence_length
         whole = count_flops(self.teacher, tokens=tokens, squared_lengths=squared, masked=masked)
         return whole / 3 * self.accumulation
@@ -204,6 +220,7 @@ class Layout:
     @property
     def layer_elements(self) -> int:
         """Activation elements that the layers write in one pass, limited by memory bandwidth."""
-        h, f = self.model.hidden_size, self.model.ffn_size
+        h = self.model.hidden_size
+        f = self.model.ffn_size
         inner = (4 * h + 2 * f) // self.tensor_parallel
         return self.tokens_a_pass * self.model.num_layers * (inner + 4 * h)

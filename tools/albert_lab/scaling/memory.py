@@ -82,13 +82,16 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
 
     Raises KeyError for a precision and ZeRO stage that no shipped configuration has.
     """
-    states, model = STATES[states_key(layout)], layout.model
-    parameters, replicas = layout.parameters, layout.data_parallel
+    states = STATES[states_key(layout)]
+    model = layout.model
+    parameters = layout.parameters
+    replicas = layout.data_parallel
 
     def held(pair: tuple[float, float]) -> float:
         return parameters * (pair[0] + pair[1] / replicas)
 
-    width, tokens = layout.weight_bytes, layout.tokens_a_pass
+    width = layout.weight_bytes
+    tokens = layout.tokens_a_pass
     kept, again = bytes_a_token(layout, on_cuda=on_cuda)
     # Of a token whose last state no head needs, the last layer keeps only input, key and value.
     unneeded = tokens - layout.needed_a_pass
@@ -126,7 +129,8 @@ def predict_memory(layout: Layout, *, on_cuda: bool = True) -> Memory:
 
 def count_scores(layout: Layout) -> int:
     """Scores of the masked positions that exist at once."""
-    size, width = layout.model.vocab_size, layout.weight_bytes
+    size = layout.model.vocab_size
+    width = layout.weight_bytes
     rows = count_score_rows(size, width + DIVERGENCE_BYTES * (layout.teacher is not None))
     return size * min(layout.masked_a_pass, rows)
 
@@ -134,7 +138,8 @@ def count_scores(layout: Layout) -> int:
 def count_head(layout: Layout, *, on_cuda: bool) -> float:
     """Bytes of the scores, and of their gradient or of the divergence from a teacher's; a CPU has
     a few rows of scores and gradient in fp32, too."""
-    scores, width = count_scores(layout), layout.weight_bytes
+    scores = count_scores(layout)
+    width = layout.weight_bytes
     if layout.teacher is not None:
         return scores * (width + 2 * DIVERGENCE_BYTES)
     return 2 * (scores * width + 4 * CACHED_SCORES * (not on_cuda))
@@ -144,8 +149,11 @@ def count_teacher(layout: Layout) -> tuple[float, float]:
     """Bytes of a teacher's weights, and of its pass, which keeps nothing for a backward one."""
     if layout.teacher is None:
         return 0, 0
-    model, tokens = layout.teacher, layout.tokens_a_pass
-    h, f, joined = model.hidden_size, model.ffn_size, 3 * model.num_blocks[0]
+    model = layout.teacher
+    tokens = layout.tokens_a_pass
+    h = model.hidden_size
+    f = model.ffn_size
+    joined = 3 * model.num_blocks[0]
     # All states, the inner layer before and after GELU, and the joined projections of attention.
     states = tokens * (model.num_layers * h + 2 * f) + joined * h * h
     # The scores in fp32, the same without the top, and a temporary of their logsumexp.
@@ -159,19 +167,25 @@ def states_key(layout: Layout) -> tuple[str, int]:
 
 def bytes_a_token(layout: Layout, *, on_cuda: bool) -> tuple[float, float]:
     """Bytes that a layer keeps per token, and bytes that its backward recomputes."""
-    model, tp, width = layout.model, layout.tensor_parallel, layout.weight_bytes
-    h, f, length = model.hidden_size, model.ffn_size, layout.sequence_length
+    model = layout.model
+    tp = layout.tensor_parallel
+    width = layout.weight_bytes
+    h = model.hidden_size
+    f = model.ffn_size
+    length = layout.sequence_length
     # Query, key, value, output. A CPU keeps the output twice, in 16 bits the probabilities instead.
     inside = 4 * h if on_cuda else 5 * h if width == 4 else 4 * h + model.num_heads * length
     attention = 2 * h + inside / tp  # its input and its sum before LayerNorm
     ffn = 2 * h + 2 * f / tp  # the same, and the inner layer before and after GELU
     # Kept of what a layer has of its own: a factor keeps the result, a low-rank pair what lies
     # between its factors.
-    scaled, rank = h * model.has_per_layer("attention.result"), model.lora_rank
+    scaled = h * model.has_per_layer("attention.result")
+    rank = model.lora_rank
     attention += scaled + 4 * rank
     ffn += scaled + 2 * rank
     # In eight bits the inputs of products take half. Attention keeps its output in both types.
-    attention, ffn = attention * width, ffn * width * (0.75 if layout.eight_bits else 1)
+    attention = attention * width
+    ffn = ffn * width * (0.75 if layout.eight_bits else 1)
     match layout.activation_checkpointing:
         case "block":
             return h * width, attention + ffn

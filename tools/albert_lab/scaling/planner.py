@@ -64,7 +64,8 @@ def find_hours(
 
     On a line the length in its middle stands for all, of drawn depths the mean.
     """
-    layout, seconds = plan.layout, 0.0
+    layout = plan.layout
+    seconds = 0.0
     depths = read_depths(layout.model, depth_schedule, steps)
     sizes, lengths = (
         read_varying(name, (schedules or {}).get(name, str(getattr(layout, name))), steps)
@@ -87,7 +88,8 @@ def list_patterns_of(plan: Plan, machine: Machine, *, link: float) -> dict[str, 
 
     cycle:M stands for all patterns of M whole blocks, of which each is used more than once.
     """
-    layers, found = plan.layout.model.num_layers, {}
+    layers = plan.layout.model.num_layers
+    found = {}
     words = ["all", *(f"cycle:{count}" for count in range(2, layers // 2 + 1))]
     for word in (*words, "attention", "ffn", "none"):
         model = replace(plan.layout.model, sharing=word)

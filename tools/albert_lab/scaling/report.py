@@ -52,7 +52,8 @@ def figures_of(
     plan: Plan, machine: Machine, *, steps: int, hours: float, limit: float, errors: dict
 ) -> list[tuple[str, object, str]]:
     """What a plan predicts: its name, the figure, the error of the model."""
-    layout, step = plan.layout, plan.step
+    layout = plan.layout
+    step = plan.step
     gpu_hours = hours * layout.ranks
     # Rounded first, so that the rows add up as printed.
     live = {part: round(size / 1e9, 2) for part, size in plan.memory.at_peak.items()}

@@ -79,7 +79,8 @@ def predict_step(
     slower = FP32 if layout.weight_bytes == 2 else 1
     matrices = layout.newton_schulz_flops * machine.a_flop * slower
     updates = layout.held_parameters * machine.an_update + layout.parameters * machine.a_parameter
-    compute, optimizer = a_pass * layout.accumulation, (updates + matrices) / devices
+    compute = a_pass * layout.accumulation
+    optimizer = (updates + matrices) / devices
     straggle = machine.straggle * (compute + optimizer) * (layout.ranks > 1)
     return StepTime(
         compute=compute,
