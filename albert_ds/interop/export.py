@@ -19,7 +19,7 @@ from albert_ds.checkpoint.folder import IMPORTED, WEIGHTS, list_kept, step_of, w
 from albert_ds.checkpoint.model_folder import HF_FILES, ModelFolder
 from albert_ds.checkpoint.origin import describe_start, find_languages
 from albert_ds.interop.card import write_card
-from albert_ds.interop.check import check_export, check_rounded
+from albert_ds.interop.check import check_export
 from albert_ds.model.hugging_face import task_to_hf, to_hf
 from albert_ds.vocab.vocab import CONFIG_NAME, TOKENIZER_NAME
 
@@ -72,11 +72,11 @@ def export_hf(
         # Shared blocks are one tensor under several names, which the format does not take.
         copies = {name: tensor.clone() for name, tensor in hf_state.items()}
         _save(copies, partial)
-        checked = check_export(partial, folder, config, state)
+        checked = check_export(partial, folder, config, state, "fp32")
         if precision == "bf16":
             rounded = {name: tensor.bfloat16() for name, tensor in copies.items()}
             _save(rounded, partial)
-            checked += check_rounded(partial, folder, config, state)
+            checked = check_export(partial, folder, config, state, "bf16")
         own_probes = [probe for probe in probes if probe["weights"] == folder.name]
         (kind,) = hf_config["architectures"]
         card = write_card(folder, config, state, kind, trained_length, licence, own_probes, checked)
