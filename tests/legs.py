@@ -1,7 +1,7 @@
-"""Two trainings that are equal: one is cut and goes on, the other is not.
+"""Two trainings that are equal: one is not cut, the other goes on after every cut.
 
-A `Case` is a command that is killed, or goes on from an earlier checkpoint: every bit is the same.
-A `Leg` is a layout, in which a training goes on from the checkpoint of the leg before.
+A `Case` says after which steps, by which fault, and in which layout each part runs, which is a leg.
+Every leg is a command that a user types.
 """
 
 import hashlib
@@ -9,29 +9,72 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from torch import Tensor
 
-from albert_ds.checkpoint.folder import AVERAGE, FILES
-from albert_ds.data.shards import open_shards
-from albert_ds.model.config import ModelConfig
-from albert_ds.settings.pretrain import RunConfig
-from tests.command import kill_after
+from albert_ds.checkpoint.folder import AVERAGE, FILES, WEIGHTS, Checkpoint
+from tests.command import kill_after, run_command
 from tests.conftest import finish, start_ranks, train_command
 from tests.distributed import end_ranks, run_ranks
 from tests.finetuning import flags
-from tests.runs import SMALL, gather, join, open_named, save, small_config
+from tests.reference import update_error
+from tests.runs import DS_CONFIGS, gather
 
 KINDS = (*FILES, AVERAGE)
 TRAINERS = {
     "train": lambda *given, **config: train_command(*given, **config)[2:],
     "finetune": flags,
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How many ranks share a training, and what of it."""
+
+    stage: int | None = None  # of ZeRO, in fp32; None: what the flags say
+    data_parallel: int = 1
+    tensor_parallel: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return self.data_parallel * self.tensor_parallel
+
+
+ALONE = Layout()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """A training that is cut, once or more often."""
+
+    config: dict  # flags of the trainer
+    cuts: tuple[int, ...]  # the steps after which it is cut
+    fault: Callable = kill_after  # or another of tests/command.py, `rewind`, `stop_after`
+    layout: Layout = ALONE  # of the training that is not cut
+    legs: tuple[Layout, ...] = ()  # of each part of the other; (): `layout` for all
+    trainer: str = "train"
+
+
+class Watched(NamedTuple):
+    """What one rank saw of a leg, if the fault is `stop_after`."""
+
+    tp_rank: int
+    seen: list[list[int]]  # of each step the numbers of this rank's samples
+    start: dict[str, dict[str, Tensor]]  # by kind and name; on rank 0
+
+
+class Pair(NamedTuple):
+    """The folders of both runs, and what their ranks saw: of the whole one, then of each leg."""
+
+    whole: Path
+    cut: Path
+    watched: list[list[Watched]]
 
 
 def rewind(run: Path, step: int) -> None:
@@ -41,37 +84,83 @@ def rewind(run: Path, step: int) -> None:
             shutil.rmtree(folder)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """A training that is cut after a step."""
+def run_case(case: Case, *given, folder: Path) -> Pair:
+    """Train both ways, and compare: every bit, or the curve and the weights in other layouts.
 
-    config: dict  # flags of the trainer
-    cut_after: int
-    fault: Callable = kill_after  # or another of tests/command.py, or `rewind`
-    ranks: int = 1
-    trainer: str = "train"
-
-
-def run_case(case: Case, *given, folder: Path) -> tuple[Path, Path]:
-    """The run that was not cut, and the one that was, which must leave the same; `given` is the
-    data, of a task also its name and the checkpoint. Cases of one folder share the first run."""
+    `given` is the data, of a task also its name and the checkpoint. Cases of one folder share the
+    run that is not cut.
+    """
     whole = folder / "whole"
-    cut = folder / f"cut-{case.cut_after}"
+    cut = folder / f"cut-{'-'.join(map(str, case.cuts))}"
+    watched = []
     if not whole.exists():
-        run_trainer(case.trainer, *given, whole, ranks=case.ranks, **case.config)
-    if case.fault is rewind:
-        rewind(shutil.copytree(whole, cut), case.cut_after)
+        watched.append(run_leg(case, case.layout, None, *given, whole))
+    legs = case.legs or (case.layout,) * (len(case.cuts) + 1)
+    for layout, step in zip(legs, (*case.cuts, None), strict=True):
+        if step and case.fault is rewind:
+            rewind(shutil.copytree(whole, cut), step)
+        else:
+            watched.append(run_leg(case, layout, step, *given, cut))
+        if step and case.fault not in (rewind, stop_after):
+            assert not any((cut / name).exists() for name in ("exit.json", "results.json"))
+            logged = records(cut)
+            assert logged == records(whole)[: len(logged)] and logged[-1]["step"] == step
+    if case.legs:
+        assert losses_of(cut) == pytest.approx(losses_of(whole), rel=1e-6)
+        initial = watched[-1 - len(case.cuts)][0].start[WEIGHTS]
+        last = case.config["steps"]
+        trained, reference = (read_step(run, last, WEIGHTS) for run in (cut, whole))
+        assert update_error(trained, reference, initial) < 1e-5
     else:
-        words = words_of(case.trainer, *given, cut, **case.config)
-        killed = end_ranks(case.fault, case.ranks, words, case.cut_after)
-        assert killed == [-signal.SIGKILL] * case.ranks
-        assert not any((cut / name).exists() for name in ("exit.json", "results.json"))
-        logged = records(cut)
-        assert logged == records(whole)[: len(logged)] and logged[-1]["step"] == case.cut_after
-    run_trainer(case.trainer, *given, cut, ranks=case.ranks, **case.config)
-    assert records(cut) == records(whole)
-    assert files_of(cut / "checkpoints") == files_of(whole / "checkpoints")
-    return whole, cut
+        assert records(cut) == records(whole)
+        assert files_of(cut / "checkpoints") == files_of(whole / "checkpoints")
+    return Pair(whole, cut, watched)
+
+
+def run_leg(case: Case, layout: Layout, step: int | None, *given) -> list[Watched]:
+    """One command on the ranks of a layout, to the step that ends it or (None) to the end."""
+    config = dict(case.config)
+    if layout.stage is not None:
+        ds_config = json.loads((DS_CONFIGS / "zero1_fp32.json").read_text())
+        ds_config["zero_optimization"] |= {"stage": layout.stage}
+        config["deepspeed_config"] = given[-1].with_name(f"zero{layout.stage}.json")
+        config["deepspeed_config"].write_text(json.dumps(ds_config))
+    if layout.tensor_parallel > 1:
+        config["tensor_parallel"] = layout.tensor_parallel
+    words = words_of(case.trainer, *given, **config)
+    if case.fault is stop_after:
+        return run_ranks(stop_after, layout.ranks, words, step)
+    if step is None:
+        run_trainer(case.trainer, *given, ranks=layout.ranks, **config)
+    else:
+        killed = end_ranks(case.fault, layout.ranks, words, step)
+        assert killed == [-signal.SIGKILL] * layout.ranks
+    return []
+
+
+def stop_after(rank: int, words: list, step: int | None) -> Watched:
+    """A pretraining on one rank, for `run_ranks`; it is asked to stop after this step."""
+    from albert_ds.training import pretrain as loop
+
+    started, seen = [], []
+
+    def prepare(config, opened, mesh, *more, prepare=loop.prepare):
+        run = prepare(config, opened, mesh, *more)
+        start = {kind: gather(run.engine, kind) for kind in KINDS}
+        started.append(Watched(mesh.tp_rank, seen, start))
+        return run
+
+    def next_batch(run, *, ahead=0, stop=False, next_batch=loop.next_batch):
+        is_last = run.step + ahead == step
+        batch = next_batch(run, ahead=ahead, stop=stop or is_last)
+        if not is_last:
+            seen.append([i for part in batch.micro_batches for i in part.sample_ids])
+        return batch
+
+    loop.prepare, loop.next_batch = prepare, next_batch
+    done = run_command(*words)
+    assert done.code == (75 if step else 0), done.err
+    return started[0]
 
 
 def words_of(trainer: str, *given, **config) -> list[str]:
@@ -109,79 +198,11 @@ def files_of(folder: Path) -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leg:
-    """A layout."""
-
-    stage: int
-    data_parallel: int
-    tensor_parallel: int = 1
-
-    @property
-    def world_size(self) -> int:
-        return self.data_parallel * self.tensor_parallel
+def losses_of(run: Path) -> list[float]:
+    """Of each step."""
+    return [record["loss"] for record in records(run) if "samples" in record]
 
 
-ALONE = Leg(stage=0, data_parallel=1)
-
-
-class Outcome(NamedTuple):
-    """What one rank saw of a leg."""
-
-    tp_rank: int
-    metrics: list[dict]  # of each step
-    seen: list[list[int]]  # of each step the numbers of this rank's samples
-    start: dict[str, dict[str, Tensor]]  # by kind and name; on rank 0
-    end: dict[str, dict[str, Tensor]]
-
-    @property
-    def losses(self) -> list[float]:
-        return [metrics["loss"] for metrics in self.metrics]
-
-
-def config_of(
-    leg: Leg, data: Path, output: Path, *, steps: int, model: ModelConfig = SMALL, **changes
-) -> RunConfig:
-    """A run of `steps` over built shards, whose vocabulary `model` gets."""
-    vocab_size = open_shards(data, "train").vocab.size
-    config = small_config(
-        world_size=leg.world_size,
-        tensor_parallel=leg.tensor_parallel,
-        stage=leg.stage,
-        model=replace(model, vocab_size=vocab_size, max_position_embeddings=64),
-        steps=steps,
-        output=str(output),
-    )
-    changes = {"average": 0.8, **changes}
-    stream = replace(config.stream, sequence_length=64)
-    return replace(config, stream=stream, data=[str(data)], data_weights=[1.0], **changes)
-
-
-def run_legs(
-    legs: Sequence[Leg], data: Path, output: Path, *, steps: int, **changes
-) -> list[list[Outcome]]:
-    """Train `steps` steps in each leg; the outcomes by leg and rank."""
-    whole = {"steps": steps * len(legs), **changes}
-    return [
-        run_ranks(run_leg, leg.world_size, config_of(leg, data, output, **whole), steps)
-        for leg in legs
-    ]
-
-
-def run_leg(rank: int, config: RunConfig, num_steps: int) -> Outcome:
-    """Continue RUN as one of its ranks."""
-    from albert_ds.training.pretrain import next_batch, prepare, train_step
-
-    config.run.mkdir(parents=True, exist_ok=True)
-    device, mesh = join(config.tensor_parallel)
-    run = prepare(config, open_named(config), mesh, device)
-    start = {kind: gather(run.engine, kind) for kind in KINDS}
-    metrics, seen = [], []
-    for _ in range(num_steps):
-        batch = next_batch(run)
-        seen.append([i for part in batch.micro_batches for i in part.sample_ids])
-        train_step(run, batch)
-        metrics.append(run.window.close(mesh, config.stream.objective))
-    save(run)
-    end = {kind: gather(run.engine, kind) for kind in KINDS}
-    return Outcome(mesh.tp_rank, metrics, seen, start, end)
+def read_step(run: Path, step: int, kind: str) -> dict[str, Tensor]:
+    """A file of the checkpoint of a step."""
+    return Checkpoint(run / "checkpoints" / f"step-{step:08d}").read(kind)

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import torch
 
-from albert_ds.data.shards import open_shards
 from albert_ds.data.stream_config import StreamConfig
 from albert_ds.engine.deepspeed_config import read_ds_config, resolve_ds_config
 from albert_ds.model.config import SIZES, ModelConfig
-from albert_ds.settings.pretrain import Opened, RunConfig
+from albert_ds.settings.pretrain import RunConfig
 from tests.batches import concatenate, random_samples
 
 DS_CONFIGS = Path(__file__).parents[1] / "ds_configs"
@@ -87,13 +86,6 @@ def rank_batches(config: RunConfig, mesh, batches: list[list[dict]]):
         mine = samples[mesh.dp_rank :: mesh.dp_size]
         for at in range(0, len(mine), config.micro_batch_size):
             yield concatenate(mine[at : at + config.micro_batch_size])
-
-
-def open_named(config: RunConfig) -> Opened:
-    """The shards of a run, as `read_config` opens them."""
-    sources = [open_shards(folder, "train") for folder in config.data]
-    heldout = open_shards(config.data[0], "heldout")
-    return Opened(ds_config={}, models={}, sources=sources, heldout=heldout)
 
 
 @cache

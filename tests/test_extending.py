@@ -38,9 +38,9 @@ from tests.command import run_command
 from tests.conftest import train_command
 from tests.distributed import run_ranks
 from tests.finetuning import draw_sentences
-from tests.legs import ALONE, Leg, config_of, run_leg
+from tests.legs import read_step, records, stop_after
 from tests.reference import update_error
-from tests.runs import SMALL
+from tests.runs import SMALL, small_batches, small_config, train_ranks
 
 
 class Gate(nn.Module):
@@ -95,25 +95,25 @@ def toys(monkeypatch):
             monkeypatch.setitem(known, name, row)
 
 
-def train_toys(rank: int, data, folder):
-    """Two steps of the product."""
+def train_toys(rank: int, words: list):
+    """The product's own command."""
     for known, rows in zip(TABLES, ROWS, strict=True):
         known.update(rows)
-    model = replace(SMALL, sharing="ends", per_layer="gate")
-    config = config_of(Leg(stage=1, data_parallel=2), data, folder, steps=2, model=model)
-    return run_leg(rank, replace(config, stream=replace(config.stream, objective="back")), 2)
+    return stop_after(rank, words, None)
 
 
 def test_a_toy_of_each_trains_two_steps(toys, data, tmp_path):
-    toy = run_ranks(train_toys, 2, data, tmp_path)[0]
-    values = toy.metrics[-1]
-    before = toy.start[WEIGHTS]
-    after = toy.end[WEIGHTS]
+    flags = dict(steps=2, num_layers=3, dropout=0, average=0.8, warmup_steps=0)
+    flags |= dict(sharing="ends", per_layer="gate", objective="back")
+    words = ["train", *train_command(data, tmp_path / "run", **flags)[2:]]
+    before = run_ranks(train_toys, 2, words)[0].start[WEIGHTS]
+    after = read_step(tmp_path / "run", 2, WEIGHTS)
+    values = [record for record in records(tmp_path / "run") if "samples" in record][-1]
     assert values["back_loss"] > 0 and values["back_accuracy"] is not None
     parts = [values[f"{name}_loss"] for name in ("mlm", "back", "size")]
     assert values["loss"] == pytest.approx(sum(parts)) and all(part > 0 for part in parts)
     gates = [name for name in after if name.endswith("result.bias")]
-    assert len(gates) == 2 * SMALL.num_layers
+    assert len(gates) == 2 * 3
     assert all(not before[name].any() and after[name].any() for name in gates)
     assert sum("self_attention.query.weight" in name for name in after) == 2
 
@@ -215,21 +215,18 @@ GATED = (
 )
 
 
-def train_gated(rank: int, leg, data, folder):
+def train_gated(rank: int, layout: dict):
     """Two steps of a gated model."""
     for known, rows in GATED:
         known.update(rows)
-    model = replace(SMALL, feed_forward="geglu")
-    return run_leg(rank, config_of(leg, data, folder, steps=2, model=model), 2)
+    config = small_config(model=replace(SMALL, feed_forward="geglu"), **layout)
+    return train_ranks(rank, [config], small_batches(2))[0]
 
 
-def test_a_gated_feed_forward_is_trained_alike_on_cut_blocks(data, tmp_path):
-    trained = []
-    for leg in (ALONE, Leg(stage=1, data_parallel=1, tensor_parallel=2)):
-        given = (leg, data, tmp_path / str(leg.stage))
-        trained.append(run_ranks(train_gated, leg.world_size, *given)[0])
-    whole, cut = (outcome.end[WEIGHTS] for outcome in trained)
-    before = trained[0].start[WEIGHTS]
+def test_a_gated_feed_forward_is_trained_alike_on_cut_blocks():
+    layouts = ({"world_size": 1, "stage": 0}, {"world_size": 2, "stage": 1, "tensor_parallel": 2})
+    alone, other = (run_ranks(train_gated, x["world_size"], x)[0] for x in layouts)
+    whole, cut, before = alone.weights, other.weights, alone.initial
     gates = [name for name in whole if "feed_forward.gate" in name]
     assert len(gates) == 2 and all((whole[name] != before[name]).any() for name in gates)
     assert update_error(cut, whole, before) < 1e-5

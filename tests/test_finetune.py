@@ -132,8 +132,8 @@ def test_every_layout_gives_the_same(alone, tmp_path, task, layout):
 
 def test_a_killed_run_goes_on_as_if_nothing_had_been(checkpoint, cola, tmp_path):
     config = dict(steps=240, eval_every=24, dropout=0.1)
-    case = Case(trainer="finetune", config=config, cut_after=30)
-    whole, killed = run_case(case, "glue/cola", cola, checkpoint, folder=tmp_path)
+    case = Case(trainer="finetune", config=config, cuts=(30,))
+    whole, killed, _ = run_case(case, "glue/cola", cola, checkpoint, folder=tmp_path)
     assert read(whole) == read(killed)
     assert len([record for record in records(whole) if "loss" in record]) == 240
     assert read(killed, "checkpoints/step-00000240/state.json")["updates"] == 240

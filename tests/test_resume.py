@@ -15,7 +15,7 @@ from albert_ds.process.stop_request import POLL_SECONDS
 from tests.command import kill_in_evaluation
 from tests.conftest import ROOT, finish, start_ranks, train_command
 from tests.distributed import take_port, wait_for
-from tests.legs import Case, files_of, pretrain, records, run_case
+from tests.legs import Case, Layout, files_of, pretrain, records, run_case
 
 
 def wait_for_step(run: Path, step: int) -> None:
@@ -33,8 +33,8 @@ def history(run: Path) -> list[tuple]:
 def test_kill_9_and_resume_equals_the_uninterrupted_run(data, tmp_path):
     # Dropout is on, the batch is accumulated, and the kill comes between two checkpoints.
     config = dict(dropout=0.1, batch_size=16, num_workers=1, average=0.9)
-    case = Case(config=config, cut_after=10, ranks=2)
-    _, broken = run_case(case, data, folder=tmp_path)
+    case = Case(config=config, cuts=(10,), layout=Layout(data_parallel=2))
+    broken = run_case(case, data, folder=tmp_path).cut
     assert (broken / "checkpoints" / "step-00000012" / "average.safetensors").exists()
     assert json.loads((broken / "exit.json").read_text())["code"] == 0
     assert history(broken) == [("start", 2), ("start", 2), ("end", 0, 12)]
@@ -42,8 +42,8 @@ def test_kill_9_and_resume_equals_the_uninterrupted_run(data, tmp_path):
 
 def test_a_run_killed_in_an_evaluation_has_its_checkpoint_and_evaluates_again(data, tmp_path):
     flags = dict(steps=4, save_every=2, eval_every=2)
-    case = Case(config=flags, cut_after=2, fault=kill_in_evaluation)
-    _, broken = run_case(case, data, folder=tmp_path)
+    case = Case(config=flags, cuts=(2,), fault=kill_in_evaluation)
+    broken = run_case(case, data, folder=tmp_path).cut
     state = broken / "checkpoints" / "step-00000004" / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"samples": 33}))
     assert finish(start_ranks(train_command(data, broken, **flags | {"steps": 5}), 1)) == [3]

@@ -56,7 +56,7 @@ def resume(whole: Path, run: Path, step: int) -> None:
 
 @pytest.mark.parametrize("step", [1, 3, 7, 8])
 def test_a_resume_inside_every_change_equals_the_uninterrupted_run(data, whole, step):
-    run_case(Case(config=FLAGS, cut_after=step, fault=rewind), data, folder=whole.parent)
+    run_case(Case(config=FLAGS, cuts=(step,), fault=rewind), data, folder=whole.parent)
 
 
 def test_the_metrics_follow(data, whole):
