@@ -112,8 +112,8 @@ def test_instead_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path):
             save(run, step)
         assert find_newest(run, SHAPES) == (folder_of(run, 2), [])
         spoil(folder_of(run, 2))
-        found, (line,) = find_newest(run, SHAPES)
-        assert found == folder_of(run, 1) and line.endswith("using step-00000001"), words
+        folder, (line,) = find_newest(run, SHAPES)
+        assert folder == folder_of(run, 1) and line.endswith("using step-00000001"), words
         shutil.rmtree(folder_of(run, 1))
         with pytest.raises(DamagedData, match=f"step-00000002: {words}"):
             find_newest(run, SHAPES)
@@ -257,8 +257,8 @@ def test_every_command_reads_the_newest_whole_checkpoint_and_says_which(data, tm
             assert is_said == (name != "sound"), (name, command, words)
         assert of_run["probe"].endswith(f"{name}/step-0000000{step}")
         embedding = load_file(tmp_path / "hf" / name / "model.safetensors")
-        found = embedding["albert.embeddings.word_embeddings.weight"]
-        assert torch.equal(found, step * weights["albert.embeddings.word.weight"]), name
+        tensor = embedding["albert.embeddings.word_embeddings.weight"]
+        assert torch.equal(tensor, step * weights["albert.embeddings.word.weight"]), name
     for of_run in said[len(runs) :]:
         for command, words in of_run.items():
             assert words.startswith("code 3: "), (command, words)

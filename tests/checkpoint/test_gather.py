@@ -41,10 +41,12 @@ def read_back(rank: int, configs, folder: Path):
 
 
 def layouts(world_size: int, tensor_parallel: int, optimizer: dict, output: Path):
-    how = dict(world_size=world_size, tensor_parallel=tensor_parallel, ds_changes=optimizer)
-    how["output"] = str(output)
+    options = dict(world_size=world_size, tensor_parallel=tensor_parallel, ds_changes=optimizer)
+    options["output"] = str(output)
     modes = (*(("bf16", stage) for stage in (1, 2, 3)), ("fp32", 0), ("fp32", 2))
-    return [small_config(ds_file=f"zero1_{kind}.json", stage=stage, **how) for kind, stage in modes]
+    return [
+        small_config(ds_file=f"zero1_{kind}.json", stage=stage, **options) for kind, stage in modes
+    ]
 
 
 @pytest.mark.parametrize("optimizer", [{}, muon.DS_CHANGES], ids=["lamb", "muon"])

@@ -64,8 +64,8 @@ def test_less_sharing_computes_the_same_function(write_checkpoint, sharing, othe
     folder, model = write_checkpoint(replace(DEEP, sharing=sharing))
     goal = states_of(model)
     for other in others:
-        found = states_of(start(folder, replace(DEEP, sharing=other)))
-        assert all(map(torch.equal, found, goal)), other
+        states = states_of(start(folder, replace(DEEP, sharing=other)))
+        assert all(map(torch.equal, states, goal)), other
 
 
 def test_blocks_that_would_have_to_become_one_are_refused(write_checkpoint):
@@ -105,8 +105,8 @@ def test_what_layers_of_a_loop_have_is_that_of_layers_with_their_blocks(write_ch
     """Norms are the blocks'; a loop of other runs takes what stands at the beginning of its own."""
     looped = replace(SMALL, num_layers=10, sharing="loop:1,2x4,1")
     folder, _ = write_checkpoint(replace(SMALL, num_layers=8, sharing="none"), is_trained=True)
-    found = states_of(start(folder, replace(looped, per_layer="norm")))
-    assert all(map(torch.equal, found, states_of(start(folder, looped))))
+    states = states_of(start(folder, replace(looped, per_layer="norm")))
+    assert all(map(torch.equal, states, states_of(start(folder, looped))))
     looped = replace(looped, per_layer="inject,scale")
     fewer = replace(looped, num_layers=6, sharing="loop:1,2x2,1")
     folder, model = write_checkpoint(fewer, 1, is_trained=True)
@@ -162,13 +162,13 @@ def build_runs(rank: int, configs):
     from albert_ds.training.pretrain import start
 
     device, mesh = join(1)
-    found = []
+    runs = []
     for config in configs:
         engine, state = start(config, mesh, device, ModelFolder(config.init_from))
         counts = (state.step, state.samples, state.updates)
         saved = (gather(engine, f"{kind}.safetensors") for kind in ("weights", "exp_avg"))
-        found.append((counts, *saved))
-    return found
+        runs.append((counts, *saved))
+    return runs
 
 
 def test_a_run_starts_at_step_0_with_a_fresh_optimizer(write_checkpoint, tmp_path):
@@ -183,8 +183,8 @@ def test_a_run_starts_at_step_0_with_a_fresh_optimizer(write_checkpoint, tmp_pat
     configs = [replace(config, init_from=str(folder)) for config in configs]
     expected = read_initial(folder, model)
     assert any(not torch.equal(w.bfloat16().float(), w) for w in expected.values())
-    for name, found in zip(names, run_ranks(build_runs, 2, configs)[0], strict=True):
-        counts, weights, moments = found
+    for name, run in zip(names, run_ranks(build_runs, 2, configs)[0], strict=True):
+        counts, weights, moments = run
         assert counts == (0, 0, 0)
         assert weights.keys() == expected.keys()
         assert all(torch.equal(weights[key], expected[key]) for key in expected), name

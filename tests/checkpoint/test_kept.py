@@ -167,12 +167,12 @@ def test_a_kill_at_any_moment_leaves_the_old_best_or_the_new_one(tmp_path):
         run.mkdir()
         write_best(run, 1)
 
-        def kill(call, *given, at=moment, **how):
+        def kill(call, *given, at=moment, **options):
             nonlocal calls
             calls += 1
             if calls == at:
                 raise Killed
-            return call(*given, **how)
+            return call(*given, **options)
 
         names = ("mkdir", "rename", "replace", "fsync", "rmdir", "unlink")
         with patch.multiple(os, **{name: partial(kill, getattr(os, name)) for name in names}):
@@ -183,10 +183,10 @@ def test_a_kill_at_any_moment_leaves_the_old_best_or_the_new_one(tmp_path):
                 moment += 1
         best = open_best(run, {"x": (8,)})
         assert best is not None
-        found = best.record
+        record = best.record
         weights = load_file(run / BEST / FILES[0])
-        assert found["step"] in (1, 2) and (weights["x"] == found["step"]).all()
-        seen.add(found["step"])
+        assert record["step"] in (1, 2) and (weights["x"] == record["step"]).all()
+        seen.add(record["step"])
         write_best(run, 3)  # what the kill left is no obstacle
         assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["best"]
     assert seen == {1, 2} and calls > 8
@@ -211,10 +211,10 @@ def test_what_a_run_did_not_write_is_left_alone(tmp_path, keep_every):
     root = tmp_path / "checkpoints"
     save(tmp_path, 4)
     lay_out_foreign(root)
-    ours = {"latest", *(f"step-{step:08d}" for step in (4, 8, 12))}
+    own_names = {"latest", *(f"step-{step:08d}" for step in (4, 8, 12))}
 
     def foreign() -> dict:
-        return {k: v for k, v in contents(root).items() if k.split("/")[0] not in ours}
+        return {k: v for k, v in contents(root).items() if k.split("/")[0] not in own_names}
 
     before = foreign()
     assert find_newest(tmp_path) == (folder_of(tmp_path, 4), [])

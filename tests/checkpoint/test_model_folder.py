@@ -167,8 +167,8 @@ def test_tensors_in_any_order_of_memory_are_imported(exported, tmp_path):
     back = ModelFolder(tmp_path / "back").build_model().state_dict()
     assert sum(x.numel() for x in back.values()) > 0
     word = "albert.embeddings.word_embeddings.weight"
-    mine = next(x for name, x in back.items() if x.shape == state[word].shape)
-    assert torch.equal(mine, state[word])
+    embedding = next(x for name, x in back.items() if x.shape == state[word].shape)
+    assert torch.equal(embedding, state[word])
 
 
 def test_a_folder_without_a_model_says_what_is_needed(tmp_path):

@@ -20,7 +20,7 @@ RUN = ("--steps", 1, "--batch-size", 8, "--micro-batch-size", 8)
 
 
 @pytest.fixture(scope="module")
-def theirs(data, tmp_path_factory):
+def hf_folder(data, tmp_path_factory):
     """A folder of Hugging Face: French, and one piece of its tokenizer is its user's."""
     folder = tmp_path_factory.mktemp("theirs")
     vocab = read_vocab(data / "spiece.model")
@@ -36,11 +36,11 @@ def theirs(data, tmp_path_factory):
     return hf
 
 
-def test_a_tokenizer_that_gives_other_ids_is_said_before_the_work(theirs, data, tmp_path):
+def test_a_tokenizer_that_gives_other_ids_is_said_before_the_work(hf_folder, data, tmp_path):
     train = (
         "train",
         "--init-from",
-        theirs,
+        hf_folder,
         "--data",
         data,
         *RUN,
@@ -49,10 +49,10 @@ def test_a_tokenizer_that_gives_other_ids_is_said_before_the_work(theirs, data, 
         tmp_path / "run",
     )
     cola = ("--task", "glue/cola", "--data", write_cola(tmp_path / "CoLA"))
-    tune = ("finetune", *cola, "--checkpoint", theirs, *RUN, "--output", tmp_path / "tuned")
+    tune = ("finetune", *cola, "--checkpoint", hf_folder, *RUN, "--output", tmp_path / "tuned")
     said = [
         *(run_python("-m", "albert_ds", *map(str, words)) for words in (train, tune)),
-        run_command("import", "--input", theirs, "--output", tmp_path / "imported"),
+        run_command("import", "--input", hf_folder, "--output", tmp_path / "imported"),
     ]
     for line in (done.stderr if hasattr(done, "stderr") else done.err for done in said):
         assert line.count("its tokenizer finds 1 added tokens in a text") == 1, line
@@ -62,9 +62,9 @@ def test_a_tokenizer_that_gives_other_ids_is_said_before_the_work(theirs, data, 
     assert (card.language, card.to_dict()["base_model"]) == (["en"], "albert-fr")
 
 
-def test_a_base_is_found_through_runs(theirs, data, tmp_path, vocab):
+def test_a_base_is_found_through_runs(hf_folder, data, tmp_path, vocab):
     model = AlbertForPretraining(MODEL)
-    assert run_command("import", "--input", theirs, "--output", tmp_path / "imported").code == 0
+    assert run_command("import", "--input", hf_folder, "--output", tmp_path / "imported").code == 0
     imported = ModelFolder(tmp_path / "imported")
     assert describe_start(imported, {"data": "de"})[0].endswith(
         "the language fr oc; the shards are of de"
@@ -81,9 +81,9 @@ def test_a_base_is_found_through_runs(theirs, data, tmp_path, vocab):
     ]
     cached = tmp_path / "models--someone--albert-oc" / "snapshots" / "0123"
     cached.parent.mkdir(parents=True)
-    theirs.rename(cached)
+    hf_folder.rename(cached)
     assert find_base({"init_from": str(cached)}) == "someone/albert-oc"
-    cached.rename(theirs)
+    cached.rename(hf_folder)
     assert find_base({"init_from": "gone/albert-it"}) == "albert-it"
     assert find_base({"init_from": "gone/checkpoints/step-00000001"}) is None
     write_run(runs[0], model, vocab, init_from=str(runs[2]))  # round and round
@@ -91,13 +91,13 @@ def test_a_base_is_found_through_runs(theirs, data, tmp_path, vocab):
     assert find_base({"init_from": None}) is None
 
 
-def test_user_pieces_of_a_lone_model_are_said(theirs, tmp_path, data):
+def test_user_pieces_of_a_lone_model_are_said(hf_folder, tmp_path, data):
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-    (theirs / "tokenizer.json").rename(tmp_path / "aside")
+    (hf_folder / "tokenizer.json").rename(tmp_path / "aside")
     proto = ModelProto.FromString((data / "spiece.model").read_bytes())
     proto.pieces[40].type = proto.pieces[40].USER_DEFINED
-    (theirs / "spiece.model").write_bytes(proto.SerializeToString())
-    (line,) = describe_start(ModelFolder(theirs), {})
+    (hf_folder / "spiece.model").write_bytes(proto.SerializeToString())
+    (line,) = describe_start(ModelFolder(hf_folder), {})
     assert f"such as {proto.pieces[40].piece!r}" in line
-    (tmp_path / "aside").rename(theirs / "tokenizer.json")
+    (tmp_path / "aside").rename(hf_folder / "tokenizer.json")

@@ -52,15 +52,15 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("how", LOSSES)
-def test_a_run_that_has_lost_its_folder_writes_nothing_more_there(tmp_path, how):
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_run_that_has_lost_its_folder_writes_nothing_more_there(tmp_path, loss):
     run = tmp_path / "run"
     run.mkdir()
     lock = RunLock(run)
     lock.check()
     assert may_write_exit(run, lock)
     save(run, 1)
-    other = LOSSES[how](run)
+    other = LOSSES[loss](run)
     with pytest.raises(MachineFailed, match=str(run)) as lost:
         lock.check()
     before = sorted(tmp_path.rglob("*"))
@@ -78,18 +78,18 @@ def test_a_run_that_has_lost_its_folder_writes_nothing_more_there(tmp_path, how)
 def test_a_child_of_the_owner_does_not_hold_the_lock(tmp_path):
     """A loader's worker outlives a trainer that was killed."""
     lock = RunLock(tmp_path)
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
+    parent_end, child_end = socket.socketpair()
+    with parent_end, child_end:
         child = os.fork()
         if child == 0:
-            mine.close()
-            theirs.sendall(b"1")
-            theirs.recv(1)  # until the parent has tried
+            parent_end.close()
+            child_end.sendall(b"1")
+            child_end.recv(1)  # until the parent has tried
             os._exit(0)
-        mine.recv(1)
+        parent_end.recv(1)
         lock.release()
         RunLock(tmp_path).release()
-        mine.sendall(b"1")
+        parent_end.sendall(b"1")
         os.waitpid(child, 0)
 
 
@@ -115,13 +115,13 @@ def train_and_lose(rank: int, folder: Path):
     request = SimpleNamespace(reason=None)
     others = []
 
-    def fetch(run, **how):
+    def fetch(run, **options):
         if run.step == 3 and not others:
             for thread in threading.enumerate():  # the writer of step 2
                 if thread is not threading.main_thread() and not thread.daemon:
                     thread.join()
             others.append(replace_run(config.run))  # keeps the other's lock
-        return loop_fetch(run, **how)
+        return loop_fetch(run, **options)
 
     loop_fetch = pretrain.next_batch
     with (
@@ -163,7 +163,7 @@ def without_flock(monkeypatch):
     """A file system that has no locks: Lustre's answer and NFS's, in turn."""
     answers = itertools.cycle((errno.ENOSYS, errno.ENOLCK))
 
-    def refuse(file, how):
+    def refuse(file, operation):
         raise OSError(next(answers), "no locks")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
@@ -208,9 +208,9 @@ def test_of_many_that_find_a_dead_owner_one_wins(without_flock, tmp_path, monkey
     won = []
 
     def read_slowly(path):
-        found = read_text(path)
+        text = read_text(path)
         time.sleep(random.uniform(0, 0.02))
-        return found
+        return text
 
     def contend(path):
         with contextlib.suppress(BlockingIOError):

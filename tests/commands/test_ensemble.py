@@ -48,8 +48,8 @@ def test_seeds_of_a_task_are_one_model(checkpoint, tmp_path, capsys, task):
     # One member alone, twice, is that member.
     twice = tmp_path / "twice"
     main(["--members", str(seeds[0]), str(seeds[0]), "--output", str(twice)])
-    found = json.loads((twice / "results.json").read_text())["dev"]
-    assert found == {name: pytest.approx(value) for name, value in results["alone"][0].items()}
+    scores = json.loads((twice / "results.json").read_text())["dev"]
+    assert scores == {name: pytest.approx(value) for name, value in results["alone"][0].items()}
 
 
 def test_a_span_that_a_member_does_not_propose_has_no_share_from_it():
@@ -62,18 +62,18 @@ def test_a_span_that_a_member_does_not_propose_has_no_share_from_it():
             "impossible": np.array([share]),
         }
 
-    found = average([member(1, 2, 0.6), member(1, 2, 0.2), member(3, 4, 0.9)])
+    outputs = average([member(1, 2, 0.6), member(1, 2, 0.2), member(3, 4, 0.9)])
     spans = {
         (int(s), int(e)): np.exp(score)
         for s, e, score in zip(
-            found["start_index"][0],
-            found["end_index"][0, :, 0],
-            found["start_score"][0],
+            outputs["start_index"][0],
+            outputs["end_index"][0, :, 0],
+            outputs["start_score"][0],
             strict=True,
         )
     }
     assert spans[1, 2] == pytest.approx(0.8 / 3) and spans[3, 4] == pytest.approx(0.3)
-    assert found["impossible"][0] == pytest.approx(1.7 / 3)
+    assert outputs["impossible"][0] == pytest.approx(1.7 / 3)
 
 
 def test_members_that_do_not_fit_are_refused(checkpoint, cola, tmp_path):

@@ -38,8 +38,8 @@ def test_samples_and_counts_are_those_of_training(data):
     text = re.sub(r"=>[^}]+\}", "}", shown).replace("[CLS]", "").replace("[SEP]", "")
     ids = batch.tensors["input_ids"].clone()
     ids[batch.tensors["masked_positions"]] = batch.tensors["masked_labels"]
-    mine = ids[: int(batch.tensors["cu_seqlens"][1])].tolist()
-    expected = "".join(source.vocab.pieces[i] for i in mine if i > 3)
+    sample_ids = ids[: int(batch.tensors["cu_seqlens"][1])].tolist()
+    expected = "".join(source.vocab.pieces[i] for i in sample_ids if i > 3)
     braces_and_spaces = r"[{}\s\u2581]"  # the text may have braces of its own
     assert re.sub(braces_and_spaces, "", text) == re.sub(braces_and_spaces, "", expected)
 

@@ -76,14 +76,14 @@ THEIRS = (
 
 def writers() -> list[str]:
     """Every command of albert-ds with the flag --output, and every command of a command."""
-    found = []
+    names = []
     for name in (name for commands in COMMANDS.values() for name in commands):
         parser = find_parser(name)
         parts = [a.choices for a in parser._actions if isinstance(a, _SubParsersAction)]
         for part, of_part in (parts[0] if parts else {"": parser}).items():
             if any("--output" in action.option_strings for action in of_part._actions):
-                found.append(f"{name} {part}".strip())
-    return found
+                names.append(f"{name} {part}".strip())
+    return names
 
 
 @pytest.fixture(scope="module")
@@ -100,23 +100,23 @@ def inputs(data, text_file, checkpoint, cola, tmp_path_factory) -> Path:
 @pytest.mark.parametrize("command", writers())
 def test_no_command_writes_over_what_is_not_its_own(inputs, tmp_path, monkeypatch, command, place):
     words, sources, output = WRITES[command]
-    mine = tmp_path / "mine"
-    shutil.copytree(inputs, mine)
-    theirs = [f"theirs/{name}" for name in THEIRS]
-    for name in (*theirs, "thesis.txt", "file.json", "file.html", "file.svg", "file.png"):
-        (mine / name).parent.mkdir(parents=True, exist_ok=True)
-        (mine / name).write_text(f"my {name}")
-    foreign = ["theirs", "thesis.txt"] if output == "folder" else [output, *theirs]
+    folder = tmp_path / "mine"
+    shutil.copytree(inputs, folder)
+    files = [f"theirs/{name}" for name in THEIRS]
+    for name in (*files, "thesis.txt", "file.json", "file.html", "file.svg", "file.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"my {name}")
+    foreign = ["theirs", "thesis.txt"] if output == "folder" else [output, *files]
     places = {"over the input": sources, "around the input": ["."] * bool(sources)}
     places["behind a URL"] = ["s3://bucket/folder"]
-    monkeypatch.chdir(mine)
+    monkeypatch.chdir(folder)
     monkeypatch.setattr("albert_lab.bench_run.count_gpus", lambda: 1)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
-    before = content_of(mine)
+    before = content_of(folder)
     for name in places.get(place, foreign):
         done = run_command(*command.split(), *words, "--output", name)
         assert done.code == 2 and len(done.err.strip().splitlines()) == 1, (name, done)
-        after = content_of(mine)
+        after = content_of(folder)
         assert {path: after.get(path, "deleted") for path in before} == before, name
 
 

@@ -48,13 +48,13 @@ def make(folder, data, objective, **changes):
 def test_every_objective_is_probed_on_every_task(data, tmp_path, objective):
     run = make(tmp_path / "run", data, objective, pair_head=objective != "none")
     words = ("--checkpoint", run, "--data", data, "--samples", 60, "--head-samples", 80)
-    found = probe(tmp_path, *words)
-    assert found["objective"] == objective
-    assert (found["weights"], found["data"]) == ("run/step-00000001", data.name)
+    report = probe(tmp_path, *words)
+    assert report["objective"] == objective
+    assert (report["weights"], report["data"]) == ("run/step-00000001", data.name)
     for task in ("mlm", "sop", "nsp"):
-        assert 0 <= found[f"heldout_{task}_accuracy"] <= 1
+        assert 0 <= report[f"heldout_{task}_accuracy"] <= 1
     # A head of its own is used as it is; one that was never there is trained.
-    trained = {task for task in ("sop", "nsp") if f"heldout_{task}_pairs" in found}
+    trained = {task for task in ("sop", "nsp") if f"heldout_{task}_pairs" in report}
     assert trained == {"sop", "nsp"} - {objective}
 
 
@@ -66,14 +66,14 @@ def test_the_own_head_is_not_trained(data, tmp_path):
     state["pair_head.bias"][1] = 1.0
     write_weights(run, state)
     words = ("--checkpoint", run, "--data", data, "--samples", 60, "--head-samples", 80)
-    found = probe(tmp_path, *words)
+    report = probe(tmp_path, *words)
     stream = StreamConfig(objective="sop", sequence_length=64)
     limits = dict(limit=60, micro_batch_size=8, dp_rank=0, dp_size=1)
     batches = list(heldout_batches(open_shards(data, "heldout"), stream, **limits))
     labels = torch.cat([batch.tensors["pair_labels"] for batch in batches])
     share = (labels == 1).sum() / (labels >= 0).sum()
-    assert found["heldout_sop_accuracy"] == pytest.approx(float(share))
-    assert found["heldout_pairs"] == (labels >= 0).sum()
+    assert report["heldout_sop_accuracy"] == pytest.approx(float(share))
+    assert report["heldout_pairs"] == (labels >= 0).sum()
 
 
 def run_hugging_face(folder, data, objective, samples, **changes):
@@ -104,7 +104,7 @@ def test_losses_at_any_depth_are_those_of_hugging_face(data, tmp_path, layers):
     run = make(tmp_path / "run", data, "sop", num_layers=3, initializer_range=0.1)
     run_export(run, tmp_path / "hf")
     words = ("--checkpoint", run, "--data", data, "--samples", 20, "--head-samples", 8)
-    found = probe(tmp_path, *words, *(() if layers is None else ("--num-layers", layers)))
+    report = probe(tmp_path, *words, *(() if layers is None else ("--num-layers", layers)))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     mlm = []
     sop = []
@@ -120,10 +120,10 @@ def test_losses_at_any_depth_are_those_of_hugging_face(data, tmp_path, layers):
         labels = tensors["pair_labels"]
         sop.append(cross_entropy(out.sop_logits, labels, reduction="none")[labels >= 0])
     mlm = torch.cat(mlm)
-    assert found["heldout_mlm_loss"] == pytest.approx(float(mlm.mean()), rel=1e-5)
-    assert found["heldout_sop_loss"] == pytest.approx(float(torch.cat(sop).mean()), rel=1e-5)
+    assert report["heldout_mlm_loss"] == pytest.approx(float(mlm.mean()), rel=1e-5)
+    assert report["heldout_sop_loss"] == pytest.approx(float(torch.cat(sop).mean()), rel=1e-5)
     bits = float(mlm.sum()) / math.log(2)
-    assert found["heldout_bits_per_byte"] == pytest.approx(bits / size, rel=1e-5)
+    assert report["heldout_bits_per_byte"] == pytest.approx(bits / size, rel=1e-5)
 
 
 def test_every_depth_is_measured_in_one_call_as_hugging_face_does(data, tmp_path):
@@ -210,9 +210,12 @@ def test_similarity_is_that_of_hugging_faces_states(data, tmp_path):
         run_export(run, tmp_path / f"hf-{name}")
     words = ("--checkpoint", tmp_path / "cycle", "--against", tmp_path / "own", "--data", data)
     words += ("--samples", 20, "--similarity", "--labels", *models)
-    found = probe(tmp_path, *words)["models"]
-    assert {name: of["sharing"] for name, of in found.items()} == {"cycle": "cycle:2", "own": "all"}
-    for name, of in found.items():
+    reports = probe(tmp_path, *words)["models"]
+    assert {name: of["sharing"] for name, of in reports.items()} == {
+        "cycle": "cycle:2",
+        "own": "all",
+    }
+    for name, of in reports.items():
         parts = [s for *_, s in run_hugging_face(tmp_path / f"hf-{name}", data, "none", 20)]
         states = [torch.cat(layer).double() for layer in zip(*parts, strict=True)]
         assert of["tokens"] == len(states[0]) and len(states) == 5
@@ -246,25 +249,25 @@ def test_minimal_pairs_as_hugging_face_scores_them(data, tmp_path):
         "A module has names, too.",
     ]
     folder = ModelFolder(run)
-    ours = folder.build_model()
+    fp32 = folder.build_model()
     bf16 = ModelFolder(run).build_model()
     bf16.albert.to(torch.bfloat16)
     scored = [
-        score_sentences(each, folder.vocab, sentences, torch.device("cpu")) for each in (ours, bf16)
+        score_sentences(each, folder.vocab, sentences, torch.device("cpu")) for each in (fp32, bf16)
     ]
     model = AlbertForMaskedLM.from_pretrained(tmp_path / "hf").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     for sentence, score, rounded in zip(sentences, *scored, strict=True):
         ids = tokenizer(sentence, return_tensors="pt")["input_ids"]
-        theirs = 0.0
+        likelihood = 0.0
         for at in range(1, ids.shape[1] - 1):
             masked = ids.clone()
             masked[0, at] = tokenizer.mask_token_id
             with torch.no_grad():
                 logits = model(masked).logits[0, at]
-            theirs += float(logits.double().log_softmax(-1)[ids[0, at]])
-        assert score == pytest.approx(theirs, abs=1e-4)
-        assert rounded == pytest.approx(theirs, rel=0.01)
+            likelihood += float(logits.double().log_softmax(-1)[ids[0, at]])
+        assert score == pytest.approx(likelihood, abs=1e-4)
+        assert rounded == pytest.approx(likelihood, rel=0.01)
 
 
 def test_minimal_pairs_of_a_folder(data, tmp_path):
@@ -281,12 +284,12 @@ def test_minimal_pairs_of_a_folder(data, tmp_path):
         lines = [json.dumps({**record, "linguistics_term": term}) for record in records]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     precision = ("--precision", "bf16")
-    found = probe(tmp_path, "--checkpoint", run, "--minimal-pairs", folder, *precision)
-    assert found["precision"] == "bf16"
+    report = probe(tmp_path, "--checkpoint", run, "--minimal-pairs", folder, *precision)
+    assert report["precision"] == "bf16"
     # The longer sentence is the less likely one. A tie counts half.
-    assert found["paradigms"] == {"a": [0.5, 1], "b": [1.0, 3], "c": [0.0, 2]}
-    assert found["phenomena"] == {"agreement": [3.5 / 4, 4], "binding": [0.0, 2]}
-    assert (found["accuracy"], found["pairs"], found["ties"]) == (3.5 / 6, 6, 1)
+    assert report["paradigms"] == {"a": [0.5, 1], "b": [1.0, 3], "c": [0.0, 2]}
+    assert report["phenomena"] == {"agreement": [3.5 / 4, 4], "binding": [0.0, 2]}
+    assert (report["accuracy"], report["pairs"], report["ties"]) == (3.5 / 6, 6, 1)
     (folder / "c.jsonl").write_text('{"sentence_good": "no other"}\n')
     error = refuse("--checkpoint", run, "--minimal-pairs", folder)
     assert f'{folder / "c.jsonl"}, line 1: no "sentence_bad" in it' in error

@@ -28,15 +28,15 @@ def stream(sources, config=CONFIG, *, weights=None, start=0, rank=0, ranks=1, wo
 
 def samples_of(batches):
     """{position: everything that was drawn for it}, from micro-batches of any kind."""
-    found = {}
+    samples = {}
     for batch in batches:
         t = batch.tensors
         bounds = batch.tensors["cu_seqlens"].tolist()
         for i, position in enumerate(batch.sample_ids):
             begin, end = bounds[i : i + 2]
             masked = (t["masked_positions"] >= begin) & (t["masked_positions"] < end)
-            assert position not in found
-            found[position] = (
+            assert position not in samples
+            samples[position] = (
                 t["input_ids"][begin:end].tolist(),
                 t["token_type_ids"][begin:end].tolist(),
                 t["position_ids"][begin:end].tolist(),
@@ -44,7 +44,7 @@ def samples_of(batches):
                 t["masked_labels"][masked].tolist(),
                 t["pair_labels"][i].item(),
             )
-    return found
+    return samples
 
 
 def take(batches: Iterator[MicroBatch], samples: int) -> Iterator[MicroBatch]:

@@ -73,9 +73,9 @@ def test_padding_changes_no_loss_and_no_gradient(lengths, masked):
     assert SPARE <= added < SPARE + find_step(24 * max(len(lengths), 1))
     assert padded.lengths["input_ids"] % SPARE == 0 or not lengths
     assert Counts.of(bare) == Counts.of(padded)
-    for theirs, ours in zip(run(bare), run(padded), strict=True):
-        for name, value in theirs.items():
-            torch.testing.assert_close(ours[name], value, rtol=1e-12, atol=1e-13, msg=name)
+    for bare_values, padded_values in zip(run(bare), run(padded), strict=True):
+        for name, value in bare_values.items():
+            torch.testing.assert_close(padded_values[name], value, rtol=1e-12, atol=1e-13, msg=name)
 
 
 def check_queries(padded: MicroBatch) -> None:
@@ -235,6 +235,6 @@ def test_nothing_of_a_micro_batch_is_baked_into_the_launches_of_its_shape(monkey
     for trace, others in ((one, given[1]), (other, given[0])):
         expected = compute(*others)
         with torch.no_grad():
-            found = trace(*others)
-        assert found.keys() == expected.keys() and bool(expected["loss"])
-        assert all(x is None or torch.equal(found[name], x) for name, x in expected.items())
+            outputs = trace(*others)
+        assert outputs.keys() == expected.keys() and bool(expected["loss"])
+        assert all(x is None or torch.equal(outputs[name], x) for name, x in expected.items())

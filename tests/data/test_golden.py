@@ -91,11 +91,11 @@ def drawn(tmp_path_factory):
 @pytest.mark.parametrize("case", [" ".join(map(str, case)) for case in CASES])
 def test_the_samples_of_this_format_are_what_they_were(drawn, case):
     golden = json.loads(GOLDEN.read_text())[case]
-    found = drawn[case]
+    record = drawn[case]
     advice = f"the draws of {case.split()[0]} have changed: raise its number in OBJECTIVES"
-    assert found["samples"] == golden["samples"], advice
-    assert found["sha256"] == golden["sha256"], advice
-    assert found["format"] == golden["format"], f"python -m {__name__} writes the golden values"
+    assert record["samples"] == golden["samples"], advice
+    assert record["sha256"] == golden["sha256"], advice
+    assert record["format"] == golden["format"], f"python -m {__name__} writes the golden values"
 
 
 if __name__ == "__main__":

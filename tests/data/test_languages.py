@@ -95,10 +95,10 @@ def check_in_hugging_face(vocab: Vocab, texts: list[str], folder):
     assert not (folder / "theirs" / "spiece.model").exists()
     again = type(tokenizer).from_pretrained(folder / "theirs")
     assert encode_elsewhere(again, texts) == expected
-    found = read_tokenizer_json(folder / "theirs" / "tokenizer.json")
-    assert found.normalisation == vocab.normalisation
-    assert found.encode(texts) == expected and found.byte_fallback == vocab.byte_fallback
-    assert [found.decode(ids) for ids in expected[:50]] == [vocab.decode(i) for i in expected[:50]]
+    copy = read_tokenizer_json(folder / "theirs" / "tokenizer.json")
+    assert copy.normalisation == vocab.normalisation
+    assert copy.encode(texts) == expected and copy.byte_fallback == vocab.byte_fallback
+    assert [copy.decode(ids) for ids in expected[:50]] == [vocab.decode(i) for i in expected[:50]]
     return tokenizer
 
 
@@ -126,8 +126,8 @@ def test_known_and_equal_in_hugging_face(code, trained, tmp_path):
     for number, normalisation in enumerate(NORMALISATIONS):
         # A model of the default steps records them; as released any of its form may follow.
         if normalisation == trained or normalisation.form == "albert" == trained.form:
-            ours = Vocab(vocab.model, normalisation)
-            tokenizer = check_in_hugging_face(ours, texts, tmp_path / str(number))
+            variant = Vocab(vocab.model, normalisation)
+            tokenizer = check_in_hugging_face(variant, texts, tmp_path / str(number))
             if normalisation == Normalisation():
                 for text, line in zip(texts, expected, strict=True):  # what went in comes out
                     plain = " ".join(vocab.normalise(text).split())

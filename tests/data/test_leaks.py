@@ -33,9 +33,9 @@ def folders(wiki_files, tmp_path_factory):
     text = [s for document in documents for s in TextConfig().split(document.lines)]
     vocab = train_vocab(text, Normalisation(), vocab_size=4000)
     folder = tmp_path_factory.mktemp("leaks")
-    how = {"sequence_length": 512, "samples_per_shard": 2048, "holdout": 0.4}
+    options = {"sequence_length": 512, "samples_per_shard": 2048, "holdout": 0.4}
     for packing in ("whole", "full"):
-        build(folder / packing, vocab, wiki_files, packing=packing, **how)
+        build(folder / packing, vocab, wiki_files, packing=packing, **options)
     return folder
 
 

@@ -73,15 +73,15 @@ def test_same_statistics_as_the_release():
     edges = [0, 126]
     rng = np.random.default_rng(0)
     words = words_of(flags, edges)
-    ours = [draw_positions(starts, edges, 19, 3, rng) for _ in range(1500)]
-    theirs = [np.array(released_masking(words, 19, draw)) for _ in range(1500)]
+    positions = [draw_positions(starts, edges, 19, 3, rng) for _ in range(1500)]
+    released_positions = [np.array(released_masking(words, 19, draw)) for _ in range(1500)]
     for measure in (len, lambda p: len(spans_of(p, words)), lambda p: p.mean()):
-        a, b = [measure(p) for p in ours], [measure(p) for p in theirs]
+        a, b = [measure(p) for p in positions], [measure(p) for p in released_positions]
         error = np.sqrt((np.var(a) + np.var(b)) / 1500)
         assert abs(np.mean(a) - np.mean(b)) < 4 * error + 1e-9
     runs = [
         np.bincount([n for p in set_ for n in spans_of(p, words)], minlength=9)[1:5] / 1500
-        for set_ in (ours, theirs)
+        for set_ in (positions, released_positions)
     ]
     np.testing.assert_allclose(runs[0], runs[1], rtol=0.1, atol=0.03)
 

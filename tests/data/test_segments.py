@@ -157,11 +157,11 @@ def test_runs_are_whole_sentences_of_another_document(count):
                 for i in range(len(stored.ends))
                 for j in range(i + 1, len(stored.ends))
             }
-            found = runs.find(length, document, rng)
+            run = runs.find(length, document, rng)
             if not lengths:
-                assert found is None
+                assert run is None
                 continue
-            number, begin, end = found
+            number, begin, end = run
             stored = sequences[number]
             assert stored.document != document
             assert begin in stored.ends[:-1] and end in stored.ends  # never the first sentence
@@ -171,9 +171,9 @@ def test_runs_are_whole_sentences_of_another_document(count):
 def test_runs_are_drawn_from_all_that_fit():
     rng = np.random.default_rng(0)
     runs = SentenceRuns([sequence([3, 5, 5, 5], document, 0) for document in range(5)])
-    found = [runs.find(5, 0, rng) for _ in range(4000)]
+    draws = [runs.find(5, 0, rng) for _ in range(4000)]
     counts = np.zeros((5, 4), int)
-    for number, begin, end in found:
+    for number, begin, end in draws:
         assert end - begin == 5
         counts[number, (begin + 2) // 5 - 1] += 1
     assert counts[0].sum() == 0

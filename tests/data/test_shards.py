@@ -92,9 +92,9 @@ def test_any_webdataset_reader_reads_a_shard(built):
     )
     samples = list(pipeline)
     assert len({sample["__key__"] for sample in samples}) == source.shards[0].samples
-    for theirs, ours in zip(samples, stored_sequences(source), strict=True):
-        again = unpack_sequence(theirs["seq"], source.token_dtype, source.vocab.size)
-        assert again.ids.tolist() == ours.ids.tolist()
+    for entry, sequence in zip(samples, stored_sequences(source), strict=True):
+        again = unpack_sequence(entry["seq"], source.token_dtype, source.vocab.size)
+        assert again.ids.tolist() == sequence.ids.tolist()
 
 
 NUMBER = 2  # of the shard that is changed
@@ -155,8 +155,8 @@ def test_more_records_than_listed(copy):
 
 def records_of(folder, split="train", number=NUMBER) -> list[bytes]:
     shard = Shard(open_shards(folder, split), number)
-    found = [shard[i] for i in range(len(shard))]
-    return [pack_sequence(s.document, s.ends.tolist(), s.ids.tolist(), U2) for s in found]
+    sequences = [shard[i] for i in range(len(shard))]
+    return [pack_sequence(s.document, s.ends.tolist(), s.ids.tolist(), U2) for s in sequences]
 
 
 def write(folder, records, *, listed: bool = False) -> None:

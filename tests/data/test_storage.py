@@ -153,8 +153,8 @@ def test_text_that_is_cut_short_is_read_again(server, text, kind):
     server.kind = kind
     url, documents = text
     (unit,) = cut_units(find_files([url]))
-    found = [reading.document.lines[0] for reading in read_documents(unit)]
-    assert found == documents and server.asked["/text.txt"] > 2
+    lines = [reading.document.lines[0] for reading in read_documents(unit)]
+    assert lines == documents and server.asked["/text.txt"] > 2
 
 
 def test_packed_text_behind_a_signed_url(server, text, tmp_path):

@@ -46,26 +46,26 @@ def test_ranks_workers_and_micro_batches_change_nothing(train, objective, ranks,
     config = StreamConfig(objective=objective, sequence_length=SEQUENCE_LENGTH, seed=3)
     steps = 12
     expected = samples_of(take(stream([train], config, micro=8), steps * BATCH))
-    found = {}
+    samples = {}
     for rank in range(ranks):
         batches = stream([train], config, rank=rank, ranks=ranks, workers=workers, micro=micro)
-        mine = list(take(batches, steps * BATCH // ranks))
+        share = list(take(batches, steps * BATCH // ranks))
         for step in range(steps):  # every step gives every rank its share, in order
             per_step = BATCH // ranks // micro
-            ids = sum((b.sample_ids for b in mine[step * per_step : (step + 1) * per_step]), [])
+            ids = sum((b.sample_ids for b in share[step * per_step : (step + 1) * per_step]), [])
             assert ids == list(range(step * BATCH + rank, (step + 1) * BATCH, ranks))
-        found |= samples_of(mine)
-    assert found == expected
+        samples |= samples_of(share)
+    assert samples == expected
 
 
 def test_workers_make_two_steps_ahead(train, monkeypatch):
     made = multiprocessing.Value("i", 0)
     read = MicroBatchReader.read
 
-    def count(self, *how):
+    def count(self, *args):
         with made.get_lock():
             made.value += 1
-        return read(self, *how)
+        return read(self, *args)
 
     monkeypatch.setattr(MicroBatchReader, "read", count)
     batches = stream([train], micro=1, workers=1)  # 8 micro-batches a step
@@ -84,9 +84,9 @@ def test_a_worker_frees_nothing_that_the_trainer_has_dropped(train, monkeypatch)
         def __del__(self):
             freed.value = os.getpid()
 
-    def collect_and_read(self, *how):
+    def collect_and_read(self, *args):
         gc.collect()
-        return read(self, *how)
+        return read(self, *args)
 
     monkeypatch.setattr(MicroBatchReader, "read", collect_and_read)
     gc.collect()
@@ -135,9 +135,9 @@ def test_held_out_batches_are_fixed_and_alike_on_every_rank(built):
     source = open_shards(built, "heldout")
     total = int(source.sizes.sum())
     for limit, ranks, micro in [(7, 1, 2), (7, 4, 1), (10**6, 3, 2), (1, 4, 1)]:
-        how = {"limit": limit, "micro_batch_size": micro, "dp_size": ranks}
+        sizes = {"limit": limit, "micro_batch_size": micro, "dp_size": ranks}
         runs = [
-            [list(heldout_batches(source, CONFIG, dp_rank=rank, **how)) for rank in range(ranks)]
+            [list(heldout_batches(source, CONFIG, dp_rank=rank, **sizes)) for rank in range(ranks)]
             for _ in range(2)
         ]
         assert len({len(batches) for batches in runs[0]}) == 1

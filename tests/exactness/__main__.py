@@ -55,8 +55,8 @@ def main(argv: list[str]) -> int:
     replace_section(args.output, "bf16", [report.half_precision_table(outcomes)])
     replace_section(args.raw, "tensors", [report.tensor_table(outcomes)])
     for name, modes in tables.items():
-        found = [by_mode[mode] for mode in modes]
-        lines = report.layout_table(found, has_refused=name == "pairwise")
+        layout_rows = [by_mode[mode] for mode in modes]
+        lines = report.layout_table(layout_rows, has_refused=name == "pairwise")
         replace_section(args.raw, name, [*machine, lines])
     lines = report.depth_table([by_mode[mode] for mode in changing])
     replace_section(args.raw, "depths", [*machine, lines])

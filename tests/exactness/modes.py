@@ -149,7 +149,7 @@ def eight_bit_modes() -> list[Mode]:
     sharing = [name for name in FACTORS["sharing"] if name != "all"]
     modes = [replace(plain, stage=stage) for stage in (1, 2, 3)]
     modes += [replace(plain, sharing=name, accumulation=3) for name in sharing]
-    modes += [replace(plain, checkpointing=how) for how in ("attention", "block")]
+    modes += [replace(plain, checkpointing=kind) for kind in ("attention", "block")]
     modes += [replace(plain, exits=((2, 0.5),), depths=(3, 4, 3, 4, 4))]
     modes = [replace(mode, resumed=number % 2 == 1) for number, mode in enumerate(modes)]
     return modes + [replace(plain, grid=(1, 2), stage=stage) for stage in (1, 2, 3)]

@@ -27,8 +27,8 @@ def modes_of(grid: tuple[int, int], precision: str) -> list[Mode]:
         for stage in (0, 1, 2, 3)
         for accumulation in (1, 3)
     ]
-    modes += [replace(plain, checkpointing=how) for how in ("attention", "block")]
-    modes += [replace(plain, sharing=how) for how in ("none", "groups:2")]
+    modes += [replace(plain, checkpointing=kind) for kind in ("attention", "block")]
+    modes += [replace(plain, sharing=kind) for kind in ("none", "groups:2")]
     modes += [replace(plain, objective="none"), replace(plain, clipping=None)]
     if precision == "fp32":
         modes += [replace(plain, stage=stage, optimizer="Muon") for stage in (0, 1, 2, 3)]

@@ -46,9 +46,9 @@ def layout_table(rows: list[Row], *, has_refused: bool) -> str:
     return table(HEAD, lines)
 
 
-def _worst(found: list[Difference], last: str = "key_bias") -> list[str]:
+def _worst(differences: list[Difference], last: str = "key_bias") -> list[str]:
     names = ("loss", "gradient", "parameter", last)
-    return [f"{max(getattr(off, name) for off in found):.1e}" for name in names]
+    return [f"{max(getattr(off, name) for off in differences):.1e}" for name in names]
 
 
 def describe_machine() -> list[str]:
@@ -66,21 +66,21 @@ def worst_table(rows: list[Row]) -> str:
     """The worst figures of each precision, and the number of modes."""
     lines = []
     for precision in FACTORS["precision"]:
-        found = [row.off for row in rows if row.mode.precision == precision]
-        lines.append([precision, len(found), *_worst(found)])
+        differences = [row.off for row in rows if row.mode.precision == precision]
+        lines.append([precision, len(differences), *_worst(differences)])
     return table(("precision", "modes", *FIGURES), lines)
 
 
 def grid_table(rows: list[Row]) -> str:
     """The worst tensor in fp32, all tensors together in bf16, by stage and grid."""
-    found: dict[tuple, dict] = {}
+    cells: dict[tuple, dict] = {}
     for row in rows:
         mode = row.mode
         key = (mode.sharing, mode.per_layer, mode.precision, mode.stage)
         error = row.off.parameter if mode.precision == "fp32" else row.off.overall
-        found.setdefault(key, {})[mode.grid] = f"{error:.1e}"
+        cells.setdefault(key, {})[mode.grid] = f"{error:.1e}"
     names = [f"TP {tp}, DP {dp}" for tp, dp in FACTORS["grid"]]
-    lines = [[*key, *(errors[grid] for grid in FACTORS["grid"])] for key, errors in found.items()]
+    lines = [[*key, *(errors[grid] for grid in FACTORS["grid"])] for key, errors in cells.items()]
     return table(("sharing", "own", "precision", "ZeRO", *names), lines)
 
 
@@ -123,7 +123,7 @@ def half_precision_table(outcomes: dict[Mode, Outcome], kind: str = "bf16") -> s
         ("added by tensor parallelism 2", added([m for m in half if m.tensor_parallel == 2])),
         ("added by tensor parallelism 4", added([m for m in half if m.tensor_parallel == 4])),
     )
-    lines = [[what, len(found), *_worst(found, "overall")] for what, found in described if found]
+    lines = [[what, len(pairs), *_worst(pairs, "overall")] for what, pairs in described if pairs]
     return table(("compared", "pairs", *BF16_FIGURES), lines)
 
 

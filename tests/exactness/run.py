@@ -205,36 +205,36 @@ class References:
 
     def spread(self, mode: Mode, outcome: Outcome) -> Difference:
         """How much float64 training changes when its initial weights are rounded to bf16."""
-        found = self.of(mode, outcome, rounded=True)
+        reference = self.of(mode, outcome, rounded=True)
         weights = {  # the update counts, not the rounding of its start
             name: w - outcome.initial[name].bfloat16().double() + outcome.initial[name].double()
-            for name, w in found.weights.items()
+            for name, w in reference.weights.items()
         }
         moved = Outcome(
             initial=outcome.initial,
             weights=weights,
-            gradients=found.gradients,
-            losses=found.losses,
-            norms=found.norms,
+            gradients=reference.gradients,
+            losses=reference.losses,
+            norms=reference.norms,
         )
         return compare(moved, self.of(mode, outcome))
 
 
-def compare(found: Outcome, goal: Reference | Outcome) -> Difference:
-    """The difference of `found` from `goal`, which started from the same weights."""
+def compare(outcome: Outcome, goal: Reference | Outcome) -> Difference:
+    """The difference of `outcome` from `goal`, which started from the same weights."""
     gradient = key_bias = 0.0
     missed = []
     moved = []
     ways = {}
     for name, target in goal.weights.items():
         target = target.double()
-        off = found.weights[name].double() - target
+        off = outcome.weights[name].double() - target
         if name.endswith("key.bias"):  # its true gradient is 0, so only noise moves it
             key_bias = max(key_bias, float(off.abs().max()))
             continue
-        initial = found.initial[name].double()
+        initial = outcome.initial[name].double()
         wanted = goal.gradients[name]
-        gradient = max(gradient, float((found.gradients[name] - wanted).norm() / wanted.norm()))
+        gradient = max(gradient, float((outcome.gradients[name] - wanted).norm() / wanted.norm()))
         missed.append(off.norm())
         moved.append((target - initial).norm())
         tensor = "scale" if name.endswith(".scale") else name  # single numbers: all as one
@@ -242,8 +242,8 @@ def compare(found: Outcome, goal: Reference | Outcome) -> Difference:
         ways[tensor] = torch.hypot(ways.get(tensor, torch.zeros(3)).double(), sizes)
     parameter = max(float(off / max(way, least)) for off, way, least in ways.values())
     return Difference(
-        loss=_worst(found.losses, goal.losses),
-        norm=_worst(found.norms, goal.norms),
+        loss=_worst(outcome.losses, goal.losses),
+        norm=_worst(outcome.norms, goal.norms),
         gradient=gradient,
         parameter=parameter,
         overall=float(torch.stack(missed).norm() / torch.stack(moved).norm()),
@@ -251,17 +251,17 @@ def compare(found: Outcome, goal: Reference | Outcome) -> Difference:
     )
 
 
-def tensor_errors(found: Outcome, goal: Reference | Outcome) -> dict[str, float]:
+def tensor_errors(outcome: Outcome, goal: Reference | Outcome) -> dict[str, float]:
     """||dp|| / ||p - p_init|| of each tensor but the key bias."""
     return {
         name: float(
-            (found.weights[name].double() - target.double()).norm()
-            / (target.double() - found.initial[name].double()).norm()
+            (outcome.weights[name].double() - target.double()).norm()
+            / (target.double() - outcome.initial[name].double()).norm()
         )
         for name, target in goal.weights.items()
         if not name.endswith("key.bias")
     }
 
 
-def _worst(found: list[float], goal: list[float]) -> float:
-    return max(abs(f - g) / abs(g) for f, g in zip(found, goal, strict=True))
+def _worst(values: list[float], goal: list[float]) -> float:
+    return max(abs(f - g) / abs(g) for f, g in zip(values, goal, strict=True))

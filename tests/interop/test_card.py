@@ -55,12 +55,12 @@ def write_probe(path: Path, **values) -> Path:
 def test_the_hub_reads_the_metadata(run, tmp_path):
     probe = write_probe(tmp_path / "p.json", heldout_mlm_accuracy=0.5, most_frequent_piece="'\n")
     hf = run_export(run, tmp_path / "hf", "--license", "cc-by-sa-4.0", "--probe", probe)
-    found = ModelCard.load(hf / "README.md").data
-    assert (found.language, found.license) == (["no"], "cc-by-sa-4.0")
-    assert (found.library_name, found.pipeline_tag) == ("transformers", "fill-mask")
-    assert (found.tags, found.model_name) == (["albert"], "run")
-    assert found.eval_results is not None
-    measured = [(x.dataset_type, x.metric_type, x.metric_value) for x in found.eval_results]
+    metadata = ModelCard.load(hf / "README.md").data
+    assert (metadata.language, metadata.license) == (["no"], "cc-by-sa-4.0")
+    assert (metadata.library_name, metadata.pipeline_tag) == ("transformers", "fill-mask")
+    assert (metadata.tags, metadata.model_name) == (["albert"], "run")
+    assert metadata.eval_results is not None
+    measured = [(x.dataset_type, x.metric_type, x.metric_value) for x in metadata.eval_results]
     assert measured == [
         ("riksmål: 1", "heldout_mlm_loss", 4.6),
         ("news", "heldout_mlm_accuracy", 0.5),

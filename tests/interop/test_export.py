@@ -144,8 +144,8 @@ def test_weights_in_bf16_are_the_rounded_ones_and_load_in_fp32(make_run, tmp_pat
     written = load_file(folder / "model.safetensors")
     assert {x.dtype for x in written.values()} == {torch.bfloat16}
     assert all(torch.equal(written[name], x.bfloat16()) for name, x in exact.items())
-    theirs = transformers.AutoModelForPreTraining.from_pretrained(folder)
-    assert {x.dtype for x in theirs.parameters()} == {torch.float32}
+    model = transformers.AutoModelForPreTraining.from_pretrained(folder)
+    assert {x.dtype for x in model.parameters()} == {torch.float32}
     assert {x.dtype for x in ModelFolder(folder).read_weights().values()} == {torch.float32}
     card = (folder / "README.md").read_text()
     assert re.search(

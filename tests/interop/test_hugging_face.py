@@ -120,27 +120,27 @@ def test_a_pretrained_model_computes_the_same_and_comes_back(vocab, tmp_path, of
         pretraining = AutoModelForPreTraining.from_pretrained(hf).eval()
         bare = AutoModel.from_pretrained(hf).eval()
         for sentence in SENTENCES:
-            ours = encode([[encode_masked(vocab, sentence)]])
+            batch = encode([[encode_masked(vocab, sentence)]])
             inputs = tokenizer(sentence, return_tensors="pt")
-            assert inputs["input_ids"][0].tolist() == ours["input_ids"].tolist()
-            found = model.albert(**ours)
+            assert inputs["input_ids"][0].tolist() == batch["input_ids"].tolist()
+            encoded = model.albert(**batch)
             word = model.albert.embeddings.word.weight
-            logits = model.mlm_head.logits(found["last_hidden_state"], word)
-            for theirs in (masked(**inputs).logits, pretraining(**inputs).prediction_logits):
-                torch.testing.assert_close(theirs[0], logits, **CLOSE)
-            theirs = bare(**inputs, output_hidden_states=True)
-            for x, y in zip(theirs.hidden_states, found["hidden_states"], strict=True):
+            logits = model.mlm_head.logits(encoded["last_hidden_state"], word)
+            for hf_logits in (masked(**inputs).logits, pretraining(**inputs).prediction_logits):
+                torch.testing.assert_close(hf_logits[0], logits, **CLOSE)
+            hf_out = bare(**inputs, output_hidden_states=True)
+            for x, y in zip(hf_out.hidden_states, encoded["hidden_states"], strict=True):
                 torch.testing.assert_close(x[0], y, **CLOSE)
             if config.pair_head:
-                pairs = model.pair_head(found["pooled"])
+                pairs = model.pair_head(encoded["pooled"])
                 torch.testing.assert_close(pretraining(**inputs).sop_logits, pairs, **CLOSE)
-                torch.testing.assert_close(theirs.pooler_output, found["pooled"], **CLOSE)
+                torch.testing.assert_close(hf_out.pooler_output, encoded["pooled"], **CLOSE)
         back = run_import(hf, tmp_path / f"back{number}")
         assert (back / "spiece.model").read_bytes() == (run / "spiece.model").read_bytes()
         again = ModelFolder(back).build_model().eval()
         assert replace(again.config, sharing=config.sharing) == config
-        states = again.albert(**ours)["hidden_states"]
-        assert all(map(torch.equal, states, found["hidden_states"])), changes
+        states = again.albert(**batch)["hidden_states"]
+        assert all(map(torch.equal, states, encoded["hidden_states"])), changes
         if again.config.plan == config.plan:  # not pattern:1,1,0,0, which is groups:2 now
             torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
 
@@ -165,23 +165,23 @@ def test_a_fine_tuned_model_is_loaded_as_what_it_is(vocab, tmp_path):
         run, model = write_tuned(tmp_path / f"run{number}", task, vocab, **changes)
         hf = run_export(run, tmp_path / f"hf{number}")
         loader = getattr(transformers, LOADERS[task])
-        theirs, info = loader.from_pretrained(hf, output_loading_info=True)
+        hf_model, info = loader.from_pretrained(hf, output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"], (task, info)
         tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
         inputs = tokenizer(*zip(*PAIRS, strict=True), return_tensors="pt", padding=True)
         real = inputs["attention_mask"].bool()
-        ours = model(**encode([vocab.encode(pair) for pair in PAIRS]))
+        outputs = model(**encode([vocab.encode(pair) for pair in PAIRS]))
         if task == "race":
             inputs = {name: x.unsqueeze(0) for name, x in inputs.items()}
-        out = theirs.eval()(**inputs)
+        out = hf_model.eval()(**inputs)
         if task == "squad1":
-            torch.testing.assert_close(out.start_logits[real], ours["start"], **CLOSE)
-            torch.testing.assert_close(out.end_logits[real], ours["end"], **CLOSE)
+            torch.testing.assert_close(out.start_logits[real], outputs["start"], **CLOSE)
+            torch.testing.assert_close(out.end_logits[real], outputs["end"], **CLOSE)
         else:
-            found = out.logits[real] if task == "tokens" else out.logits
-            torch.testing.assert_close(found, ours["logits"], **CLOSE)
+            logits = out.logits[real] if task == "tokens" else out.logits
+            torch.testing.assert_close(logits, outputs["logits"], **CLOSE)
         if task == "glue/rte":
-            assert theirs.config.id2label == {0: "entailment", 1: "not_entailment"}
+            assert hf_model.config.id2label == {0: "entailment", 1: "not_entailment"}
         card = (hf / "README.md").read_text()
         assert f"fine-tuned on {task}" in card and LOADERS[task] in card
         assert f"{sum(p.numel() for p in model.parameters()):,}" in card
@@ -221,8 +221,10 @@ def test_an_encoder_is_read_from_anything_that_has_one(vocab, tmp_path, caplog):
     released = run_export(pretrained, tmp_path / "released")
     drop_sentence_head(released)
     with caplog.at_level(logging.WARNING):
-        found = ModelFolder(released).read_encoder()[1]
-        torch.testing.assert_close(found, ModelFolder(pretrained).read_encoder()[1], rtol=0, atol=0)
+        weights = ModelFolder(released).read_encoder()[1]
+        torch.testing.assert_close(
+            weights, ModelFolder(pretrained).read_encoder()[1], rtol=0, atol=0
+        )
         assert "sentence head" not in caplog.text
         config, state = ModelFolder(released).read_pretrained()
     assert config.pair_head and not state["pair_head.weight"].any()
@@ -256,9 +258,9 @@ def test_sharing_is_recognised_in_files_that_repeat_blocks(vocab, tmp_path, capl
     change_weights(write_each_layer)(hf)
     record = json.loads((hf / "config.json").read_text())
     (hf / "config.json").write_text(json.dumps(record | {"num_hidden_groups": 4}))
-    config, found = ModelFolder(hf).read_pretrained()
+    config, weights = ModelFolder(hf).read_pretrained()
     assert config.sharing == "groups:2"
-    torch.testing.assert_close(found, dict(model.state_dict()), rtol=0, atol=0)
+    torch.testing.assert_close(weights, dict(model.state_dict()), rtol=0, atol=0)
 
 
 def leave_only_spiece(folder) -> None:
@@ -294,11 +296,11 @@ LAYOUTS = {
 }
 
 
-def save_public(hf, public, *, kind="PreTraining", dtype=torch.float32, **how) -> None:
+def save_public(hf, public, *, kind="PreTraining", dtype=torch.float32, **options) -> None:
     import transformers
 
     model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(hf, dtype=dtype)
-    model.save_pretrained(public, **how)
+    model.save_pretrained(public, **options)
     transformers.AutoTokenizer.from_pretrained(hf).save_pretrained(public)
     shutil.copy(hf / "spiece.model", public)
 
@@ -307,11 +309,11 @@ def save_public(hf, public, *, kind="PreTraining", dtype=torch.float32, **how) -
 def test_a_public_folder_goes_in_and_comes_out_again(vocab, tmp_path, layout):
     """save_pretrained -> import -> export -> import: the weights of the file, ids, normalisation,
     and the longest sequence that was trained on."""
-    changes, how, change = LAYOUTS[layout]
+    changes, options, change = LAYOUTS[layout]
     model = shake(AlbertForPretraining(replace(CONFIG, **changes), seed=3))
     run = write_run(tmp_path / "run", model, vocab, stream={"sequence_length": 40})
     hf = run_export(run, tmp_path / "hf")
-    save_public(hf, tmp_path / "public", **how)
+    save_public(hf, tmp_path / "public", **options)
     if change is not None:
         change(tmp_path / "public")
     is_one = (tmp_path / "public" / "model.safetensors").exists()

@@ -93,8 +93,8 @@ def run_block(
     *qkv, x = fused_block.LinearHeads.apply(*heads, sums[0])
     inner, x = fused_block.LinearGelu.apply(x, make(4 * width, width), make(4 * width), sums[1])
     tensors = make(width, 4 * width), make(width), make(width), make(width)
-    how = 1e-12, dropout, draws, sums[2]
-    out = fused_block.LinearNorm.apply(x, inner, *tensors, *how)
+    options = 1e-12, dropout, draws, sums[2]
+    out = fused_block.LinearNorm.apply(x, inner, *tensors, *options)
     sum(each.sum() for each in (*qkv, out)).backward()
 
 

@@ -31,8 +31,8 @@ def step(model, batch, seed=0) -> tuple[dict, dict]:
     return out, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-def differ(ours, reference) -> float:
-    return ((ours - reference).norm() / reference.norm()).item()
+def differ(tensor, reference) -> float:
+    return ((tensor - reference).norm() / reference.norm()).item()
 
 
 @pytest.mark.parametrize("embedding_size", [16, 32])
@@ -49,9 +49,9 @@ def test_equal_to_hugging_face(sharing, embedding_size):
     masked = words != IGNORED
     paired = pairs != IGNORED
     reference, parameters = build_reference(config, model.state_dict())
-    theirs = reference(**padded, output_hidden_states=True)
-    word_scores = theirs.prediction_logits[masked]
-    pair_scores = theirs.sop_logits[paired]
+    reference_out = reference(**padded, output_hidden_states=True)
+    word_scores = reference_out.prediction_logits[masked]
+    pair_scores = reference_out.sop_logits[paired]
     losses = {
         "mlm_loss_sum": F.cross_entropy(word_scores, words[masked], reduction="sum"),
         "pair_loss_sum": F.cross_entropy(pair_scores, pairs[paired], reduction="sum"),
@@ -61,13 +61,13 @@ def test_equal_to_hugging_face(sharing, embedding_size):
     out, gradients = step(model, batch)
     encoded = model.albert(**{name: batch[name] for name in INPUTS})
     assert len(encoded["hidden_states"]) == 1 + config.num_layers
-    for ours, state in zip(encoded["hidden_states"], theirs.hidden_states, strict=True):
-        assert differ(ours, state[real]) <= 1e-5
+    for hidden, state in zip(encoded["hidden_states"], reference_out.hidden_states, strict=True):
+        assert differ(hidden, state[real]) <= 1e-5
     logits = model.mlm_head.logits(
         encoded["last_hidden_state"], model.albert.embeddings.word.weight
     )
-    assert differ(logits, theirs.prediction_logits[real]) <= 1e-5
-    assert differ(model.pair_head(encoded["pooled"]), theirs.sop_logits) <= 1e-5
+    assert differ(logits, reference_out.prediction_logits[real]) <= 1e-5
+    assert differ(model.pair_head(encoded["pooled"]), reference_out.sop_logits) <= 1e-5
     for name, loss in losses.items():
         assert differ(out[name], loss) <= 1e-5
     assert out["mlm_correct"] == (word_scores.argmax(-1) == words[masked]).sum()
@@ -198,7 +198,7 @@ def test_low_rank_factors_have_draws_of_their_own():
 def test_rounding_changes_nothing_that_is_read(lengths, monkeypatch):
     """In float64, where a sum over more rows keeps its value."""
     batch = build_batch(lengths)
-    found = []
+    runs = []
     for is_rounded in (False, True):
         monkeypatch.setattr(albert, "is_shape_bound", lambda _, x=is_rounded: x)
         model = AlbertForPretraining(build_config(), seed=3).double()
@@ -207,8 +207,8 @@ def test_rounding_changes_nothing_that_is_read(lengths, monkeypatch):
         encoded = model.albert(**{name: batch[name] for name in INPUTS})
         states = [*encoded["hidden_states"], encoded["last_hidden_state"], encoded["pooled"]]
         gradients = [p.grad for p in model.parameters()]
-        found.append(([outputs[name] for name in sorted(outputs)], gradients, states))
-    for exact, rounded in zip(*found, strict=True):
+        runs.append(([outputs[name] for name in sorted(outputs)], gradients, states))
+    for exact, rounded in zip(*runs, strict=True):
         torch.testing.assert_close(exact, rounded)
 
 

@@ -19,8 +19,8 @@ def count_encoder(config) -> int:
 
 
 def test_parameters_are_those_of_table_1():
-    found = {name: count_encoder(config) for name, config in SIZES.items() if "tiny" not in name}
-    assert found == {
+    counts = {name: count_encoder(config) for name, config in SIZES.items() if "tiny" not in name}
+    assert counts == {
         "albert-base": 11_683_584,
         "albert-large": 17_683_968,
         "albert-xlarge": 58_724_864,
@@ -46,11 +46,11 @@ def test_parameters_are_those_of_table_4():
         (128, "groups:3"): 25_859_328,
     }
     base = SIZES["albert-base"]
-    found = {
+    counts = {
         (width, sharing): count_encoder(replace(base, embedding_size=width, sharing=sharing))
         for width, sharing in expected
     }
-    assert found == expected
+    assert counts == expected
 
 
 def test_additions_and_heads_have_their_part():
@@ -58,10 +58,10 @@ def test_additions_and_heads_have_their_part():
     base = SIZES["albert-base"]
     words = {"norm": 4 * 768, "scale": 2, "position": 768, "lora:2": 2 * (10 * 768 + 2 * 3072)}
     for word, size in words.items():
-        found = count_params(replace(base, per_layer=word))
-        assert found["per_layer"] == 12 * size, word
+        counts = count_params(replace(base, per_layer=word))
+        assert counts["per_layer"] == 12 * size, word
         norms = 4 * 768 if word == "norm" else 0  # in place of the shared ones
-        assert sum(found.values()) == 11_813_810 + 12 * size - norms, word
+        assert sum(counts.values()) == 11_813_810 + 12 * size - norms, word
     assert sum(count_params(replace(base, pair_head=False)).values()) == 11_813_810 - 592_130
 
 

@@ -36,8 +36,8 @@ def assert_equal_to_dense(attend, dtype, device, tolerance):
     expected, expected_grads = attend_with_gradients(attend_dense, make_qkv(), weigh)
     moved = [x.detach().to(device, dtype).requires_grad_() for x in make_qkv()]
     out, grads = attend_with_gradients(attend, moved, weigh)
-    for ours, theirs in zip((out, *grads), (expected, *expected_grads), strict=True):
-        assert (ours.float().cpu() - theirs).norm() <= tolerance * theirs.norm()
+    for tensor, reference in zip((out, *grads), (expected, *expected_grads), strict=True):
+        assert (tensor.float().cpu() - reference).norm() <= tolerance * reference.norm()
 
 
 def attend_in_fp32_as_on_cuda(q, k, v, q_ends, kv_ends, max_seqlen):
@@ -81,8 +81,8 @@ def test_some_queries_get_what_they_get_among_all(device):
         expected, expected_grads = attend_with_gradients(
             lambda *qkv: attend_dense(*qkv)[read], make_qkv(), weigh
         )
-        for ours, theirs in zip((out, *grads), (expected, *expected_grads), strict=True):
-            torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-5)
+        for tensor, reference in zip((out, *grads), (expected, *expected_grads), strict=True):
+            torch.testing.assert_close(tensor.cpu(), reference, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -140,8 +140,8 @@ def test_short_sequences_at_the_end_are_a_narrower_copy(probability, monkeypatch
     ]
     (expected, of_expected), (rounded, of_rounded) = results
     assert widths == [(16, 48), (16, 16)]
-    for ours, theirs in zip((rounded, *of_rounded), (expected, *of_expected), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    for tensor, reference in zip((rounded, *of_rounded), (expected, *of_expected), strict=True):
+        torch.testing.assert_close(tensor, reference)
 
 
 @pytest.mark.gpu

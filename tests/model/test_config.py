@@ -67,17 +67,17 @@ def test_cycle_rev_goes_backwards_once():
 )
 def test_other_depths_use_the_same_blocks(sharing, per_layer, depths):
     config = build_config(sharing=sharing, per_layer=per_layer)
-    found = set()
+    allowed = set()
     for depth in (1, 2, 3, 5, 7):
         try:
             other = config.at_depth(depth)
         except UserError as refused:
             assert sharing in str(refused) or per_layer in str(refused)
             continue
-        found.add(depth)
+        allowed.add(depth)
         more, counts = ({**count_params(c), "per_layer": 0} for c in (other, config))
         assert more == counts and other.num_layers == depth
-    assert found == depths and config.at_depth(4) is config
+    assert allowed == depths and config.at_depth(4) is config
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,10 @@ def test_every_place_is_dropped_as_often_and_in_every_company(probability):
     for row, places in zip(drawn, draw_dropped(keys, [count] * times, probability), strict=True):
         row[places] = True
     companies = (drawn.long() * torch.tensor([1, 2, 4, 8])).sum(1).bincount(minlength=16)
-    for company, found in enumerate(companies.tolist()):
+    for company, frequency in enumerate(companies.tolist()):
         dropped = company.bit_count()
         expected = times * probability**dropped * (1 - probability) ** (count - dropped)
-        assert abs(found - expected) < 4.5 * expected**0.5 + 3, company
+        assert abs(frequency - expected) < 4.5 * expected**0.5 + 3, company
 
 
 def test_every_draw_is_another_and_the_generator_s_state_brings_one_back():

@@ -96,14 +96,16 @@ def test_the_three_products_are_of_the_numbers_in_eight_bits(kernels):
     with eight_bits.emulated() if kernels == "the host's" else nullcontext():
         sums = fused_block.SharedGradients(eight=fp8.quantise(weight.detach(), fp8.E4M3))
         y, again = fused_block.LinearGelu.apply(x, weight, bias, sums)
-        found = torch.autograd.grad((y, again), (x, weight), (dy, dx.clone()))
+        gradients = torch.autograd.grad((y, again), (x, weight), (dy, dx.clone()))
     x8, w8 = read(x, fp8.E4M3), read(weight, fp8.E4M3)
     inner = (F.linear(x8, w8) + bias.double()).detach().requires_grad_()
     expected = F.gelu(inner, approximate="tanh")
     (dinner,) = torch.autograd.grad(expected, inner, dy.double())
     dinner = read(dinner.bfloat16(), fp8.E5M2)
     limit = 0.25 if kernels == "Triton's" and DEVICE == "cpu" else 0.01
-    for one, other in zip([y, *found], [expected, dinner @ w8 + dx, dinner.T @ x8], strict=True):
+    for one, other in zip(
+        [y, *gradients], [expected, dinner @ w8 + dx, dinner.T @ x8], strict=True
+    ):
         assert (one - other).norm() < limit * other.norm()
 
 
@@ -117,8 +119,8 @@ def take_gradients(model, batch) -> dict[str, torch.Tensor]:
 def build(sharing="all", checkpointing="none", **changes) -> AlbertForPretraining:
     sizes = {"hidden_size": 64, "ffn_size": 256, **changes}
     config = build_config(sharing=sharing, initializer_range=0.1, **sizes)
-    how = {"activation_checkpointing": checkpointing, "exits": {2: 0.5}}
-    model = AlbertForPretraining(config, seed=3, **how)
+    options = {"activation_checkpointing": checkpointing, "exits": {2: 0.5}}
+    model = AlbertForPretraining(config, seed=3, **options)
     model.albert.encoder.eight_bits = True
     return model
 
@@ -144,18 +146,18 @@ def test_gradients_of_a_model_and_one_cast_of_each_weight(
     exact, half = (copy.deepcopy(model).to(kind) for kind in (torch.float64, torch.bfloat16))
     exact.albert.encoder.eight_bits = half.albert.encoder.eight_bits = False
 
-    def count(x, kind, **how):
+    def count(x, kind, **options):
         cast.append(len(x) in (64, 192, 256))  # a weight's rows, not a micro-batch's
-        return eight_bits.quantise(x, kind, **how)
+        return eight_bits.quantise(x, kind, **options)
 
     with eight_bits.emulated():
         monkeypatch.setattr(fp8, "quantise", count)
-        found = take_gradients(model.bfloat16(), batch)
+        gradients = take_gradients(model.bfloat16(), batch)
         assert (sum(cast), cast.count(False)) == (weights, others)
     expected, usual = take_gradients(exact, batch), take_gradients(half, batch)
     for name, gradient in expected.items():
         off, of_half = (
-            float((g[name] - gradient).norm() / gradient.norm()) for g in (found, usual)
+            float((g[name] - gradient).norm() / gradient.norm()) for g in (gradients, usual)
         )
         assert off < 0.25 and (off > 2 * of_half or "encoder" not in name), (name, off, of_half)
     pairs = zip(states(model, batch), states(exact, batch), strict=True)
@@ -194,19 +196,19 @@ def test_weights_in_eight_bits_are_those_of_now(change):
         new = build().bfloat16()
         new.load_state_dict(model.state_dict())
         new.albert.encoder.set_depth(len(model.albert.encoder.plan))
-        found, expected = take_gradients(model, batch), take_gradients(new, batch)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert not all(torch.equal(found[name], before[name]) for name in before)
+        gradients, expected = take_gradients(model, batch), take_gradients(new, batch)
+    assert all(torch.equal(gradients[name], expected[name]) for name in expected)
+    assert not all(torch.equal(gradients[name], before[name]) for name in before)
 
 
 def test_evaluation_is_in_bf16():
     batch = build_batch([9, 30, 17])
     model = build().bfloat16().eval()
     with eight_bits.emulated(), torch.no_grad():
-        found = model(**batch)
+        outputs = model(**batch)
     model.albert.encoder.eight_bits = False
     with torch.no_grad():
-        assert all(torch.equal(x, found[name]) for name, x in model(**batch).items())
+        assert all(torch.equal(x, outputs[name]) for name, x in model(**batch).items())
 
 
 XLARGE = SIZES["albert-xlarge"]

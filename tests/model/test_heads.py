@@ -55,10 +55,10 @@ def test_chunks_do_not_change_the_sums(monkeypatch, rows):
     expected = F.cross_entropy(logits, labels, reduction="sum")
     gradients = torch.autograd.grad(expected, [*head.parameters(), word, hidden])
     monkeypatch.setattr(albert, "count_score_rows", lambda vocab_size, width: rows)
-    loss, correct, ours = score(head, word, hidden, labels)
+    loss, correct, chunk_gradients = score(head, word, hidden, labels)
     torch.testing.assert_close(loss, expected)
     assert correct == (logits.argmax(-1) == labels).sum() >= 4
-    torch.testing.assert_close(ours, gradients, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(chunk_gradients, gradients, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         torch.testing.assert_close(head(hidden, labels, word), (loss, correct))
 

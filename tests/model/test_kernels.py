@@ -41,9 +41,9 @@ def with_gradients(function, inputs, gradient):
     return [result, *torch.autograd.grad(result, inputs, gradient)]
 
 
-def assert_near(ours, reference, dtype: torch.dtype, roundings: int = 1):
+def assert_near(tensors, reference, dtype: torch.dtype, roundings: int = 1):
     """reference: of float64."""
-    for one, other in zip(ours, reference, strict=True):
+    for one, other in zip(tensors, reference, strict=True):
         assert one.shape == other.shape
         off = (one.double() - other).abs().max() / other.abs().max()
         assert off < roundings * TOLERANCE[dtype]
@@ -67,11 +67,11 @@ def test_residual_norm(dtype, rows, width, dropout):
     def reference(x, added, weight, bias):
         return F.layer_norm(x + kept * added, (width,), weight, bias, EPS)
 
-    def ours(x, added, weight, bias):
+    def kernel(x, added, weight, bias):
         return kernels.ResidualNorm.apply(x, added, weight, bias, EPS, dropout, draws)
 
     expected = with_gradients(reference, in_float64(inputs), gradient.double())
-    assert_near(with_gradients(ours, inputs, gradient), expected, dtype)
+    assert_near(with_gradients(kernel, inputs, gradient), expected, dtype)
 
 
 def draw_from(rows: int, seed: int) -> Draws:
@@ -135,8 +135,8 @@ def test_linear_heads(dtype):
 
     wide = [each.double() for each in gradients]
     expected = of_parts(reference, in_float64(inputs), wide)
-    ours = of_parts(lambda *x: fused_block.LinearHeads.apply(*x, None), inputs, gradients)
-    assert_near(ours, expected, dtype)
+    parts = of_parts(lambda *x: fused_block.LinearHeads.apply(*x, None), inputs, gradients)
+    assert_near(parts, expected, dtype)
 
 
 @TYPES
@@ -150,8 +150,8 @@ def test_linear_gelu(dtype):
 
     wide = [each.double() for each in gradients]
     expected = of_parts(reference, in_float64(inputs), wide)
-    ours = of_parts(lambda *x: fused_block.LinearGelu.apply(*x, None), inputs, gradients)
-    assert_near(ours, expected, dtype, roundings=2)
+    parts = of_parts(lambda *x: fused_block.LinearGelu.apply(*x, None), inputs, gradients)
+    assert_near(parts, expected, dtype, roundings=2)
 
 
 @TYPES
@@ -165,11 +165,11 @@ def test_linear_norm(dtype, dropout):
     def reference(x, y, weight, gain, shift, bias):
         return F.layer_norm(x + kept * F.linear(y, weight, bias), (768,), gain, shift, EPS)
 
-    def ours(*tensors):
+    def kernel(*tensors):
         return fused_block.LinearNorm.apply(*tensors, EPS, dropout, draw_from(33, 7), None)
 
     expected = with_gradients(reference, in_float64(inputs), gradient.double())
-    assert_near(with_gradients(ours, inputs, gradient), expected, dtype, roundings=2)
+    assert_near(with_gradients(kernel, inputs, gradient), expected, dtype, roundings=2)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_blocks_of_kernels_that_layers_share(sharing, checkpointing, sums, monke
     monkeypatch.setattr(
         fused, "MIN_TRITON_ELEMENTS", rows * config.hidden_size
     )  # the last layer has fewer
-    found = []
+    runs = []
     for device, dtype in (("cpu", torch.float64), (DEVICE, torch.float32)):
         kernels_run = dtype == torch.float32
         for module in (fused, cross_entropy, dropout):
@@ -201,11 +201,11 @@ def test_blocks_of_kernels_that_layers_share(sharing, checkpointing, sums, monke
             loss = out["mlm_loss_sum"] + out["pair_loss_sum"] + out["exit_loss_sum"]
             loss.backward()
         gradients = {name: p.grad for name, p in model.named_parameters() if "key.bias" not in name}
-        found.append([x.cpu() for x in (loss, *gradients.values())])
+        runs.append([x.cpu() for x in (loss, *gradients.values())])
     assert {"_join", "_gelu_backward", "_norm_backward"} <= launched.keys()
     assert launched["_add_parts"] == 2 * sums
-    expected, ours = found
-    assert_near(ours, expected, torch.float32)
+    expected, tensors = runs
+    assert_near(tensors, expected, torch.float32)
 
 
 def count_launches(monkeypatch) -> Counter[str]:
@@ -236,9 +236,9 @@ def test_cross_entropy(dtype, classes, z_loss):
     wanted = wide[labels != -100].logsumexp(1).square().sum()
     (wide_gradient,) = torch.autograd.grad(expected * 0.5 + z_loss * wanted, wide)
     assert loss.dtype == torch.float32 and gradient.dtype == dtype
-    found = [each.double() for each in (loss, *squares)]
+    losses = [each.double() for each in (loss, *squares)]
     wanted = [expected, wanted] if z_loss else [expected]
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(losses, wanted, rtol=1e-6, atol=0)
     assert_near([gradient], [wide_gradient], dtype)
     assert not gradient[3].any()
     assert correct == sum_cross_entropy(logits, labels)[1] >= 2

@@ -21,10 +21,10 @@ def test_values_and_gradients_are_rounded_once(rows):
     gradient = torch.randn(rows, 50).bfloat16()
     exact = [x.detach().double().requires_grad_() for x in inputs]
     expected = F.linear(*exact)
-    found = linear(*inputs)
-    assert "OneDnnLinear" in type(found.grad_fn).__name__
+    out = linear(*inputs)
+    assert "OneDnnLinear" in type(out.grad_fn).__name__
     pairs = zip(
-        [found, *torch.autograd.grad(found, inputs, gradient)],
+        [out, *torch.autograd.grad(out, inputs, gradient)],
         [expected, *torch.autograd.grad(expected, exact, gradient.double())],
         strict=True,
     )
@@ -56,10 +56,10 @@ def test_a_large_gradient_is_summed_by_pieces_and_is_as_near_to_float64():
     gradient = torch.randn(rows, width).bfloat16()
     result = linear(x, weight, bias)
     with Summed() as products:
-        (found,) = torch.autograd.grad(result, weight, gradient)
+        (dweight,) = torch.autograd.grad(result, weight, gradient)
     assert products.rows == [PIECE] * 4 + [100]
     exact = gradient.double().T @ x.double()
-    off = [float((y.double() - exact).norm() / exact.norm()) for y in (found, exact.bfloat16())]
+    off = [float((y.double() - exact).norm() / exact.norm()) for y in (dweight, exact.bfloat16())]
     assert off[0] < 2 * off[1]  # one rounding to bf16 is 0.0017
 
 

@@ -41,8 +41,8 @@ def run_hugging_face(config, head, model, batch, targets):
     hf_config, hf_state = task_to_hf(config, head, model.state_dict(), "test")
     dropouts = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob")
     made = transformers.AlbertConfig(**hf_config | dict.fromkeys(dropouts, 0.0))
-    theirs = getattr(transformers, hf_config["architectures"][0])(made)
-    theirs.load_state_dict(hf_state)
+    hf_model = getattr(transformers, hf_config["architectures"][0])(made)
+    hf_model.load_state_dict(hf_state)
     lengths = batch["cu_seqlens"].diff().tolist()
     inputs = {
         name: pad_sequence(batch[name].split(lengths), batch_first=True)
@@ -51,23 +51,23 @@ def run_hugging_face(config, head, model, batch, targets):
     real = pad_sequence([torch.ones(n, dtype=torch.long) for n in lengths], batch_first=True)
     if head.kind == "choice":
         inputs = {name: x.unsqueeze(0) for name, x in inputs.items()}
-        out = theirs(**inputs, attention_mask=real.unsqueeze(0), labels=targets["labels"])
+        out = hf_model(**inputs, attention_mask=real.unsqueeze(0), labels=targets["labels"])
     elif head.kind == "span":
-        out = theirs(**inputs, attention_mask=real)
+        out = hf_model(**inputs, attention_mask=real)
         scores = [x.masked_fill(real == 0, -1e30) for x in (out.start_logits, out.end_logits)]
         spans = (targets["span_starts"], targets["span_ends"])
         losses = [F.cross_entropy(x, span) for x, span in zip(scores, spans, strict=True)]
         out.loss = sum(losses) / 2
     else:
-        out = theirs(**inputs, attention_mask=real, labels=targets["labels"])
+        out = hf_model(**inputs, attention_mask=real, labels=targets["labels"])
     loss = out.loss * (1 if head.kind == "choice" else len(lengths))
     loss.backward()
-    grads = {n: p.grad for n, p in theirs.named_parameters()}
+    grads = {n: p.grad for n, p in hf_model.named_parameters()}
     gradients = {}
     name = head.row.hugging_face.layer
     pairs = [pair for pair in name_pairs(config) if pair[0].startswith("albert.")]
-    for ours, other in [*pairs, *((f"head.score.{x}", f"{name}.{x}") for x in ("weight", "bias"))]:
-        gradients[ours] = gradients.get(ours, 0) + grads[other]
+    for key, other in [*pairs, *((f"head.score.{x}", f"{name}.{x}") for x in ("weight", "bias"))]:
+        gradients[key] = gradients.get(key, 0) + grads[other]
     return out, loss, real.bool(), gradients
 
 
@@ -78,23 +78,23 @@ def test_logits_losses_and_gradients_are_hugging_face_s(kind, sharing):
     batch = build_batch(LENGTHS)
     targets = draw_targets(kind, LENGTHS)
     inputs = {name: batch[name] for name in INPUTS}
-    ours = model(**inputs, **targets)
-    ours["loss_sum"].backward()
+    outputs = model(**inputs, **targets)
+    outputs["loss_sum"].backward()
     out, loss, real, gradients = run_hugging_face(config, head, model, batch, targets)
     close = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(ours["loss_sum"], loss, **close)
+    torch.testing.assert_close(outputs["loss_sum"], loss, **close)
     if kind == "span":
-        torch.testing.assert_close(ours["start"], out.start_logits[real], **close)
-        torch.testing.assert_close(ours["end"], out.end_logits[real], **close)
+        torch.testing.assert_close(outputs["start"], out.start_logits[real], **close)
+        torch.testing.assert_close(outputs["end"], out.end_logits[real], **close)
     else:
-        torch.testing.assert_close(ours["logits"], out.logits, **close)
-    found = {name: p.grad for name, p in model.named_parameters()}
-    torch.testing.assert_close(found, gradients, **close)
+        torch.testing.assert_close(outputs["logits"], out.logits, **close)
+    model_gradients = {name: p.grad for name, p in model.named_parameters()}
+    torch.testing.assert_close(model_gradients, gradients, **close)
     # Without targets: the same scores and no loss.
     scores = model.eval()(**inputs)
     assert "loss_sum" not in scores
     for name, x in scores.items():
-        torch.testing.assert_close(x, ours[name], **close)
+        torch.testing.assert_close(x, outputs[name], **close)
 
 
 def released(model, states, allowed, span=None):
@@ -155,45 +155,45 @@ def test_the_conditional_head_trains_as_released(conditional):
     spans = [(8, 8, 0.0), (0, 0, 1.0), (4, 5, 0.0), (5, 9, 0.0)]
     starts, ends, labels = (torch.tensor(x) for x in zip(*spans, strict=True))
     targets = {"span_starts": starts, "span_ends": ends, "impossible": labels.long()}
-    ours = model(**inputs, **targets, allowed=allowed)["loss_sum"]
-    ours.backward()
+    loss = model(**inputs, **targets, allowed=allowed)["loss_sum"]
+    loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     states = model.albert(**inputs)["last_hidden_state"].split(lengths)
     parts = zip(states, allowed.split(lengths), spans, strict=True)
     expected = sum(released(model, *part) for part in parts)
     expected.sum().backward()
-    torch.testing.assert_close(ours, expected.squeeze(), rtol=1e-5, atol=1e-5)
-    found = {name: p.grad for name, p in model.named_parameters()}
-    torch.testing.assert_close(gradients, found, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loss, expected.squeeze(), rtol=1e-5, atol=1e-5)
+    released_gradients = {name: p.grad for name, p in model.named_parameters()}
+    torch.testing.assert_close(gradients, released_gradients, rtol=1e-5, atol=1e-5)
 
 
 def test_the_conditional_head_proposes_five_by_five_as_released(conditional):
     model, inputs, allowed, lengths = conditional
     with torch.no_grad():
-        ours = model.eval()(**inputs, allowed=allowed)
+        out = model.eval()(**inputs, allowed=allowed)
         states = model.albert(**inputs)["last_hidden_state"].split(lengths)
         for row, (state, may) in enumerate(zip(states, allowed.split(lengths), strict=True)):
             start, tops, impossible = released(model, state, may)
             real = start.values > -1e20  # fewer places than five: the rest is nowhere
             pairs = [("start_score", start.values), ("start_index", start.indices)]
             for name, expected in pairs:
-                torch.testing.assert_close(ours[name][row][real], expected[real])
+                torch.testing.assert_close(out[name][row][real], expected[real])
             for k in real.nonzero().flatten().tolist():
                 open_ = tops[k].values > -1e20
-                torch.testing.assert_close(ours["end_score"][row][k][open_], tops[k].values[open_])
-                torch.testing.assert_close(ours["end_index"][row][k][open_], tops[k].indices[open_])
-            torch.testing.assert_close(ours["impossible"][row : row + 1], impossible)
+                torch.testing.assert_close(out["end_score"][row][k][open_], tops[k].values[open_])
+                torch.testing.assert_close(out["end_index"][row][k][open_], tops[k].indices[open_])
+            torch.testing.assert_close(out["impossible"][row : row + 1], impossible)
 
 
 def test_a_sequence_shorter_than_five_has_proposals_too():
     _, _, model = build("conditional_span", 1)
     batch = build_batch([3, 4])
-    found = model.eval()(
+    out = model.eval()(
         **{name: batch[name] for name in INPUTS}, allowed=torch.ones(7, dtype=torch.bool)
     )
-    assert found["end_index"].shape == (2, 5, 5)
-    assert (found["start_score"][0] > -1e20).sum() == 3
+    assert out["end_index"].shape == (2, 5, 5)
+    assert (out["start_score"][0] > -1e20).sum() == 3
 
 
 def test_dropout_falls_before_the_head_only():

@@ -52,19 +52,19 @@ def test_a_micro_batch_is_its_sequences_end_to_end(features):
 
 
 @pytest.mark.parametrize("where", [0, 8, 0.5, 0.99])
-@pytest.mark.parametrize("how", ["cut", "flipped"])
-def test_a_cache_that_is_not_whole_is_made_again(tmp_path, features, capsys, how, where):
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_a_cache_that_is_not_whole_is_made_again(tmp_path, features, capsys, damage, where):
     built = []
     for _ in range(3):
-        found = cached(tmp_path, "key", lambda: built.append(1) or features)
+        entry = cached(tmp_path, "key", lambda: built.append(1) or features)
         for name, array in features.arrays.items():
-            np.testing.assert_array_equal(found.arrays[name], array)
+            np.testing.assert_array_equal(entry.arrays[name], array)
         if len(built) == 1:
             path = tmp_path / "key.safetensors"
             content = bytearray(path.read_bytes())
             at = where if isinstance(where, int) else int(where * len(content))
             content[at] ^= 4
-            path.write_bytes(content[:at] if how == "cut" else content)
+            path.write_bytes(content[:at] if damage == "cut" else content)
             with pytest.raises(DamagedData, match="key.safetensors"):
                 read_features(path)
     assert len(built) == 2
@@ -87,10 +87,10 @@ def test_the_cache_goes_by_content(tmp_path, features):
 
     for lengths in ([8], [8], [9]):
         key = fingerprint(tmp_path, [tmp_path / "train.tsv"], lengths=lengths)
-        found = cached(tmp_path / "cache", key, build)
-        assert found.counts == features.counts and found.key == key
+        entry = cached(tmp_path / "cache", key, build)
+        assert entry.counts == features.counts and entry.key == key
         for name, array in features.arrays.items():
-            np.testing.assert_array_equal(found.arrays[name], array)
+            np.testing.assert_array_equal(entry.arrays[name], array)
     assert len(built) == 2
     (tmp_path / "train.tsv").write_text("b")
     cached(tmp_path / "cache", fingerprint(tmp_path, [tmp_path / "train.tsv"], lengths=[8]), build)

@@ -138,8 +138,8 @@ def test_predictions_are_what_the_leaderboard_takes(
     tmp_path, vocab, lengths, name, split, logits, file, words
 ):
     write(tmp_path, split, *FILES[name, split][:2])
-    found = as_split(GLUE[name], tmp_path, split, vocab, lengths)
-    GLUE[name].write(found, {"logits": np.array(logits, np.float32)}, tmp_path, {})
+    examples = as_split(GLUE[name], tmp_path, split, vocab, lengths)
+    GLUE[name].write(examples, {"logits": np.array(logits, np.float32)}, tmp_path, {})
     lines = [f"{number}\t{word}" for number, word in enumerate(words)]
     assert (tmp_path / file).read_text().splitlines() == ["index\tprediction", *lines]
 
@@ -151,8 +151,8 @@ def test_the_diagnostic_set_is_found_where_it_is_published(tmp_path, name):
     for folder in ("MNLI", "diagnostic"):
         (tmp_path / folder).mkdir()
     (tmp_path / name).touch()
-    (found,) = GLUE["mnli"].files(tmp_path / "MNLI", "test_diagnostic")
-    assert found.samefile(tmp_path / name)
+    (path,) = GLUE["mnli"].files(tmp_path / "MNLI", "test_diagnostic")
+    assert path.samefile(tmp_path / name)
 
 
 def test_mismatched_scores_have_names_of_their_own(tmp_path, vocab, lengths):
@@ -183,30 +183,30 @@ def test_classification_metrics_are_their_formulas():
     tn = (~said & (labels == 0)).sum()
     fp = (said & (labels == 0)).sum()
     fn = (~said & (labels == 1)).sum()
-    found = score_glue(("matthews", "accuracy", "f1"), logits, labels)
+    scores = score_glue(("matthews", "accuracy", "f1"), logits, labels)
     root = np.sqrt(float((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
-    assert found["matthews"] == pytest.approx((tp * tn - fp * fn) / root)
-    assert found["accuracy"] == pytest.approx((tp + tn) / 50)
-    assert found["f1"] == pytest.approx(2 * tp / (2 * tp + fp + fn))
+    assert scores["matthews"] == pytest.approx((tp * tn - fp * fn) / root)
+    assert scores["accuracy"] == pytest.approx((tp + tn) / 50)
+    assert scores["f1"] == pytest.approx(2 * tp / (2 * tp + fp + fn))
 
 
 def test_correlations_are_their_formulas():
     rng = np.random.default_rng(1)
     labels = rng.uniform(0, 5, 40)
     scores = labels**3 + rng.normal(size=40)
-    found = score_glue(("pearson", "spearman"), scores[:, None], labels)
+    correlations = score_glue(("pearson", "spearman"), scores[:, None], labels)
 
     def correlate(a, b):
         a, b = a - a.mean(), b - b.mean()
         return (a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum())
 
     ranks = [x.argsort().argsort().astype(float) for x in (labels, scores)]
-    assert found["pearson"] == pytest.approx(correlate(labels, scores))
-    assert found["spearman"] == pytest.approx(correlate(*ranks))
-    assert found["spearman"] > found["pearson"]
+    assert correlations["pearson"] == pytest.approx(correlate(labels, scores))
+    assert correlations["spearman"] == pytest.approx(correlate(*ranks))
+    assert correlations["spearman"] > correlations["pearson"]
 
 
 def test_a_constant_correlates_with_nothing():
     labels = np.array([1.0, 2.0])
-    found = score_glue(("pearson", "spearman"), np.ones((2, 1)), labels)
-    assert found == {"pearson": 0.0, "spearman": 0.0}
+    scores = score_glue(("pearson", "spearman"), np.ones((2, 1)), labels)
+    assert scores == {"pearson": 0.0, "spearman": 0.0}

@@ -100,9 +100,9 @@ def test_an_interval_is_one_of_the_same_classes(tmp_path):
     task.write(split, {"logits": logits}, tmp_path, {})
     scores = json.loads((tmp_path / "scores.dev.json").read_text())["scores"]
     for name, value in (("accuracy", 0.96), ("f1_macro", sum(f1s) / 6)):
-        found = scores[name]
-        assert found["value"] == pytest.approx(value)
-        assert value - 0.05 < found["low"] < value < found["high"] < value + 0.05
+        score = scores[name]
+        assert score["value"] == pytest.approx(value)
+        assert value - 0.05 < score["low"] < value < score["high"] < value + 0.05
 
 
 @pytest.mark.parametrize("ending", ["conll", "jsonl"])
@@ -137,18 +137,18 @@ def test_words_keep_their_tags(tmp_path, vocab, ending):
     assert features.counts["examples"] == 1 and features.counts["words"] == 9
     encoded = vocab.encode(words)
     assert not encoded[4] and features.counts["words without a piece, taken as O"] == 1
-    found, expected = [], []
+    pairs, expected = [], []
     for row in range(features.units):
         ids = features.sequence(row)[0].tolist()
         marks = features.tags(row).tolist()
         assert len(ids) <= 10 and ids[0] == 2 and ids[-1] == 3
         assert marks[0] == marks[-1] == NO_TAG
-        found += zip(ids[1:-1], marks[1:-1], strict=True)
+        pairs += zip(ids[1:-1], marks[1:-1], strict=True)
     for pieces, tag in zip(encoded, tags, strict=True):
         marks = [tag, *[tag.replace("B-", "I-")] * (len(pieces) - 1)] if pieces else []
         expected += zip(pieces, map(task.labels.index, marks), strict=True)
     assert max(map(len, encoded)) > 1
-    assert found == expected and features.units > 1
+    assert pairs == expected and features.units > 1
     # As a model that is always right would predict them.
     logits = np.zeros((int(features.lengths.sum()), 5), np.float32)
     flat = np.concatenate([features.tags(row) for row in range(features.units)])

@@ -69,17 +69,17 @@ def test_a_damaged_document_is_set_aside_and_those_around_it_are_not(
     monkeypatch.setattr(documents, "MAX_LINE_BYTES", 256)
     sound = {b"<": WIKI, b"{": JSON}.get(content[:1], TEXT).encode()
     after = b"\n" + sound
-    found = split(sound + b"\n" + content + after)
+    docs = split(sound + b"\n" + content + after)
     before = (sound + b"\n").count(b"\n")
-    (broken,) = [d for d in found if d.damage]
+    (broken,) = [d for d in docs if d.damage]
     assert (broken.damage, broken.line) == (damage, before + line)
-    assert [d.lines for d in found if not d.damage] == DOCUMENTS * 2
+    assert [d.lines for d in docs if not d.damage] == DOCUMENTS * 2
 
 
 def test_a_line_that_is_nested_too_deeply_is_damage_like_any_other():
     deep = b'{"text": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
-    found = split(b'{"text": "One."}\n' + deep + b'\n{"text": "Two."}\n')
-    assert [document.damage for document in found] == ["", "not_json", ""]
+    docs = split(b'{"text": "One."}\n' + deep + b'\n{"text": "Two."}\n')
+    assert [document.damage for document in docs] == ["", "not_json", ""]
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_a_line_that_is_nested_too_deeply_is_damage_like_any_other():
     ],
 )
 def test_a_json_array_is_no_prose(content):
-    found = split(content)
-    assert found[0].damage in ("not_json", "no_text_field")
-    cause = explain_damage(found[0].damage, content)
+    docs = split(content)
+    assert docs[0].damage in ("not_json", "no_text_field")
+    cause = explain_damage(docs[0].damage, content)
     assert cause == "; it begins like a JSON array: write one object a line (jq -c '.[]' does)"
     assert not split(b"[Music] is playing.\n")[0].damage
 
@@ -123,32 +123,30 @@ def test_a_json_array_is_no_prose(content):
     ],
 )
 def test_the_first_letters_alone_tell_nothing(first):
-    found = split(f"{first}\nMore of it.\n\nThe end.\n".encode())
-    assert [d.lines for d in found] == [[first, "More of it."], ["The end."]]
+    docs = split(f"{first}\nMore of it.\n\nThe end.\n".encode())
+    assert [d.lines for d in docs] == [[first, "More of it."], ["The end."]]
 
 
 def test_json_whose_first_line_is_damaged_is_json():
     for first in ('{"text": "cut off', '{"text": "a" "b"}', '{"id": 1,'):
-        found = split(f"{first}\n{JSON}".encode())
-        assert [d.damage for d in found] == ["not_json", "", ""]
+        docs = split(f"{first}\n{JSON}".encode())
+        assert [d.damage for d in docs] == ["not_json", "", ""]
 
 
 def test_text_outside_of_a_doc_and_a_doc_in_a_doc():
-    found = split(WIKI.encode() + b"stray\nmore\n" + WIKI.encode())
-    assert [(d.damage, d.line) for d in found if d.damage] == [
-        ("outside_doc", WIKI.count("\n") + 1)
-    ]
-    assert [d.lines for d in found if not d.damage] == DOCUMENTS * 2
-    found = split(b'<doc id="1">\nlost\n<doc id="2">\nkept\n</doc>\n')
-    assert [(d.damage, d.line, d.lines) for d in found] == [
+    docs = split(WIKI.encode() + b"stray\nmore\n" + WIKI.encode())
+    assert [(d.damage, d.line) for d in docs if d.damage] == [("outside_doc", WIKI.count("\n") + 1)]
+    assert [d.lines for d in docs if not d.damage] == DOCUMENTS * 2
+    docs = split(b'<doc id="1">\nlost\n<doc id="2">\nkept\n</doc>\n')
+    assert [(d.damage, d.line, d.lines) for d in docs] == [
         ("unclosed_doc", 1, []),
         ("", 3, ["kept"]),
     ]
 
 
 def test_a_record_that_is_no_object_is_damage():
-    found = split(JSON.encode() + b"[1]\n")
-    assert found[-1].damage == "no_text_field"
+    docs = split(JSON.encode() + b"[1]\n")
+    assert docs[-1].damage == "no_text_field"
     for first in (b"null", b"1", b'"text"'):  # a slice of a file may begin with it
         assert explain_damage("no_text_field", first + b"\n" + JSON.encode()) == ""
 
@@ -157,8 +155,8 @@ def test_a_record_that_is_no_object_is_damage():
 def test_long_text_is_cut_and_says_so(monkeypatch, begin, end):
     monkeypatch.setattr(documents, "MAX_DOCUMENT_BYTES", 20)
     texts = (b"one two\nthree four\nfive six\nseven\n", b"next\n")
-    found = split(b"".join(begin + text + end for text in texts))
-    assert [(d.lines, d.cut) for d in found] == [
+    docs = split(b"".join(begin + text + end for text in texts))
+    assert [(d.lines, d.cut) for d in docs] == [
         (["one two", "three four"], True),
         (["five six", "seven"], False),
         (["next"], False),

@@ -40,8 +40,8 @@ class Hub(BaseHTTPRequestHandler):
         """What the hub's interface says of a path of it, as JSON."""
         if name == f"/api{REPOSITORY}/revision/main" or name.endswith(f"/revision/{COMMIT}"):
             return {"id": "someone/corpus", "sha": COMMIT, "siblings": []}
-        if found := re.fullmatch(f"/api{REPOSITORY}/tree/{COMMIT}/?(.*)", name):
-            folder = self.folder / found[1]
+        if match := re.fullmatch(f"/api{REPOSITORY}/tree/{COMMIT}/?(.*)", name):
+            folder = self.folder / match[1]
             return [self.describe(p) for p in sorted(folder.iterdir())] if folder.is_dir() else None
         return None
 
@@ -55,8 +55,8 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self):
         name = self.path.partition("?")[0]
-        if found := re.fullmatch(f"{REPOSITORY}/resolve/{COMMIT}/(.*)", name):
-            content = (self.folder / found[1]).read_bytes()
+        if match := re.fullmatch(f"{REPOSITORY}/resolve/{COMMIT}/(.*)", name):
+            content = (self.folder / match[1]).read_bytes()
             about = {"ETag": '"1"', "X_Repo_Commit": COMMIT, "Accept_Ranges": "bytes"}
             if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
                 begin = int(wanted[1])
@@ -78,8 +78,8 @@ class Hub(BaseHTTPRequestHandler):
     def do_POST(self):
         wanted = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
         paths = [self.folder / name for name in wanted]
-        found = [self.describe(path) for path in paths if path.exists()]
-        self.answer(200, json.dumps(found).encode(), Content_Type="application/json")
+        entries = [self.describe(path) for path in paths if path.exists()]
+        self.answer(200, json.dumps(entries).encode(), Content_Type="application/json")
 
     def log_message(self, *args):
         pass

@@ -51,15 +51,17 @@ def test_a_kind_of_text_is_one_row(tmp_path, vocab, fortunes, monkeypatch):
     content = ("%\n" + "\n%\n".join(texts) + "\n").encode()
     for name in ("fortunes", "fortunes.gz", "cut"):
         (tmp_path / name).write_bytes(PACKERS[".gz"](content) if ".gz" in name else content)
-    found = {}
+    contents = {}
     for name in ("plain", "fortunes", "fortunes.gz", "cut"):
         monkeypatch.setattr("albert_ds.text.sources.UNIT_BYTES", 999 if name == "cut" else 1 << 20)
         (tmp_path / f"of {name}").mkdir()
         done = shards(tmp_path / f"of {name}", vocab, "--input", tmp_path / name)
         assert done.code == 0, done.err
         assert (f"read: 1 of fortunes, {len(content):,} bytes: " in done.out) == (name != "plain")
-        found[name] = {p.name: p.read_bytes() for p in (tmp_path / f"of {name}/out").glob("*.tar")}
-    assert found["plain"] == found["fortunes"] == found["fortunes.gz"] == found["cut"]
+        contents[name] = {
+            p.name: p.read_bytes() for p in (tmp_path / f"of {name}/out").glob("*.tar")
+        }
+    assert contents["plain"] == contents["fortunes"] == contents["fortunes.gz"] == contents["cut"]
 
 
 # Sound texts, and damage of every kind; in each file also what is not text.

@@ -39,9 +39,10 @@ def test_parts_at_the_same_time_one_killed_and_one_repeated(arguments, undisturb
     """Three pieces and two joins; a piece and a join are killed outright and started again."""
     output = tmp_path / "data"
     work = tmp_path / "data" / "building"
-    how = [{}, {"KILL_AFTER": "2"}, {}]
+    environs = [{}, {"KILL_AFTER": "2"}, {}]
     pieces = [
-        start(output, arguments, "--piece", f"{i}/3", **environ) for i, environ in enumerate(how, 1)
+        start(output, arguments, "--piece", f"{i}/3", **environ)
+        for i, environ in enumerate(environs, 1)
     ]
     for process in pieces:
         process.communicate(timeout=500)

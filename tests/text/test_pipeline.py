@@ -15,11 +15,11 @@ from tests.data.drawing import stored_sequences
 
 def read_documents_of(folder):
     """(split, document) -> all its sequences."""
-    found = {}
+    sequences = {}
     for split in ("train", "heldout"):
         for sequence in stored_sequences(open_shards(folder, split)):
-            found.setdefault((split, sequence.document), []).append(sequence)
-    return found
+            sequences.setdefault((split, sequence.document), []).append(sequence)
+    return sequences
 
 
 def content_of(folder):
@@ -45,12 +45,12 @@ def test_no_token_is_lost(built, vocab, corpus):
         for document in read_all([corpus])
     ]
     places = {s: at for document in documents for at, s in enumerate(document)}
-    found = []
+    texts = []
     stored = read_documents_of(built)
     for sequences in stored.values():
         parts = sorted(map(sentences_of, sequences), key=lambda part: places[part[0]])
-        found.append([*chain(*parts)])
-    assert sorted(found) == sorted(documents)
+        texts.append([*chain(*parts)])
+    assert sorted(texts) == sorted(documents)
     assert 0 < sum(split == "heldout" for split, _ in stored) < 30  # of 120, at a share of 0.1
 
 
@@ -87,7 +87,7 @@ def test_same_bytes_however_it_is_read(vocab, documents, tmp_path, monkeypatch):
     indices = [json.loads(content.pop("index.json")) for content in contents]
     files = [index.pop("input") for index in indices]
     assert contents[0] == contents[1] and indices[0] == indices[1]
-    assert [[file["name"] for file in found] for found in files] == [["a"], ["c", "d.gz"]]
+    assert [[file["name"] for file in inputs] for inputs in files] == [["a"], ["c", "d.gz"]]
     build(tmp_path / "three", vocab, [one], seed=1)
     assert content_of(tmp_path / "one") != content_of(tmp_path / "three")
 
@@ -145,8 +145,8 @@ def test_dedup_keeps_one_of_each_and_counts_close(vocab, documents, tmp_path):
 
     def sequences(folder):
         return {
-            (split, document): sorted(tuple(s.ids.tolist()) for s in found)
-            for (split, document), found in read_documents_of(folder).items()
+            (split, document): sorted(tuple(s.ids.tolist()) for s in parts)
+            for (split, document), parts in read_documents_of(folder).items()
         }
 
     assert sequences(tmp_path / "dropped") == sequences(tmp_path / "plain")

@@ -48,9 +48,9 @@ def start(output, arguments, *flags, launcher=(), **environ):
     )
 
 
-def build(*given, code=0, **how):
+def build(*given, code=0, **options):
     """What is said on stdout and on stderr by a build that must end with `code`."""
-    process = start(*given, **how)
+    process = start(*given, **options)
     out, err = process.communicate(timeout=500)
     assert process.returncode == code, err
     return out, err

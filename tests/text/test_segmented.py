@@ -209,8 +209,8 @@ def check_masks(source, words: set[str]) -> None:
     """Of every objective: words are masked whole, and never with an id that is a mark."""
     vocab = source.vocab
     for objective in ("sop", "nsp", "none"):
-        how = {"sequence_length": 128, "short_fraction": 0, "objective": objective}
-        reader = MicroBatchReader([source], None, StreamConfig(**how))
+        settings = {"sequence_length": 128, "short_fraction": 0, "objective": objective}
+        reader = MicroBatchReader([source], None, StreamConfig(**settings))
         whole = []
         for sample in map(reader.draw, range(100)):
             assert sample.ids.max() < vocab.size

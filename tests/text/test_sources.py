@@ -39,10 +39,10 @@ def test_a_line_of_any_length_is_never_in_memory(tmp_path):
     tracemalloc.start()
     ((piece,),) = units = cut_units([str(path)])
     peak_of_cutting = tracemalloc.get_traced_memory()[1]
-    found = [reading.document for unit in units for reading in read_documents(unit)]
+    docs = [reading.document for unit in units for reading in read_documents(unit)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert piece.size == 100 << 20 and [document.damage for document in found] == ["overlong_line"]
+    assert piece.size == 100 << 20 and [document.damage for document in docs] == ["overlong_line"]
     assert peak_of_cutting < MAX_LINE_BYTES and peak < 3 * MAX_LINE_BYTES
 
 

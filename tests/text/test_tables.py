@@ -32,20 +32,20 @@ SAVED = ROOT / "tests" / "fixtures" / "saved_dataset"  # by `save_to_disk` of da
 TEXTS = ["\n\n".join(lines) for lines in DOCUMENTS]
 
 
-def write_csv(path: Path, rows, **how) -> Path:
+def write_csv(path: Path, rows, **options) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, **how).writerows(rows)
+        csv.writer(file, **options).writerows(rows)
     return path
 
 
-def write_parquet(path: Path, texts, rows=2, column="text", **how) -> Path:
+def write_parquet(path: Path, texts, rows=2, column="text", **options) -> Path:
     table = pyarrow.table({"id": range(len(texts)), column: texts})
-    parquet.write_table(table, path, row_group_size=rows, **how)
+    parquet.write_table(table, path, row_group_size=rows, **options)
     return path
 
 
-def lines_of(path, **how) -> list[list[str]]:
-    return [document.lines for document in read_all([path], **how)]
+def lines_of(path, **options) -> list[list[str]]:
+    return [document.lines for document in read_all([path], **options)]
 
 
 def shards(tmp_path, vocab, *words):
@@ -124,8 +124,8 @@ def test_csv_of_one_column(tmp_path):
 )
 def test_prose_with_commas_is_no_table(tmp_path, text):
     (tmp_path / "prose").write_text(text)
-    found = [line for document in read_all([tmp_path / "prose"]) for line in document.lines]
-    assert found == [line for line in text.split("\n") if line]
+    lines = [line for document in read_all([tmp_path / "prose"]) for line in document.lines]
+    assert lines == [line for line in text.split("\n") if line]
 
 
 def test_broken_rows_are_damage_at_their_line(tmp_path, monkeypatch):
@@ -133,8 +133,8 @@ def test_broken_rows_are_damage_at_their_line(tmp_path, monkeypatch):
     rows = 'id,text\n1,"One.\nTwo."\n2,"a" b\n3,a,b\n\n4,\xff\n5,Five.\n'
     rows += "6," + 999 * "x" + '\n7,Seven.\n8,"never\nclosed\n9,again\n'
     (tmp_path / "csv").write_bytes(rows.encode("latin-1"))
-    found = [(d.lines, d.damage, d.line) for d in read_all([tmp_path / "csv"])]
-    assert found == [
+    outcomes = [(d.lines, d.damage, d.line) for d in read_all([tmp_path / "csv"])]
+    assert outcomes == [
         (["One.", "Two."], "", 2),
         ([], "broken_row", 4),
         ([], "broken_row", 5),
@@ -229,8 +229,8 @@ def test_a_saved_dataset_is_read_as_its_state_says(tmp_path):
     expected = [str(folder / f"data-0000{n}-of-00002.arrow") for n in range(2)]
     for pattern in (tmp_path / "saved", folder, f"{folder}/*"):
         assert find_files([str(pattern)]) == expected
-    found = read_all([Path(path) for path in expected])
-    assert [(d.lines, d.damage) for d in found] == [
+    docs = read_all([Path(path) for path in expected])
+    assert [(d.lines, d.damage) for d in docs] == [
         (["One. Two.", "Three."], ""),
         ([], "no_text_field"),
         (["Caf\u00e9."], ""),

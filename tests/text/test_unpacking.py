@@ -123,11 +123,11 @@ def test_tars_put_together_are_read_to_the_last(tmp_path, suffix, blocks):
     for name in "abc":
         tar = pack_tar({name: f"Text of {name}.\n".encode() * 40, f"{name}2": b"More.\n"})
         parts.append(tar[: 4 * 512] + bytes(blocks * 512))
-    found = [line for document in PARTS for line in document]
+    lines = [line for document in PARTS for line in document]
     path.write_bytes(pack(b"".join(parts)))
-    assert [line for document in read(path) for line in document] == found
+    assert [line for document in read(path) for line in document] == lines
     path.write_bytes(b"".join(map(pack, parts)))
-    assert [line for document in read(path) for line in document] == found
+    assert [line for document in read(path) for line in document] == lines
     for wrong in (b"x", bytes(511) + b"x", bytes(512) + b"x", parts[0][:600], parts[0][:1024]):
         path.write_bytes(pack(b"".join(parts) + wrong))
         with pytest.raises(DamagedData, match="corpus.tar.*: cannot be read"):

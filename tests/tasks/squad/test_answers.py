@@ -35,24 +35,24 @@ def features():
 
 def brute_force(features, scored) -> list[dict]:
     """(first, after) -> score of every valid span of each question."""
-    found: list[dict] = [{}, {}]
+    spans: list[dict] = [{}, {}]
     rows, example = features.arrays["rows"], features.arrays["example"]
     for number in (0, 1):
-        mine = np.flatnonzero(example == number)
-        good = most_context(rows[mine][:, 4:])
-        for row, keep in zip(mine, good, strict=True):
+        windows = np.flatnonzero(example == number)
+        good = most_context(rows[windows][:, 4:])
+        for row, keep in zip(windows, good, strict=True):
             shift = rows[row][2] + 2
             low = rows[row][4]
             for start, end, score in zip(*scored[row], strict=True):
                 a, b = start - shift, end - shift
                 if 0 <= a <= b < rows[row][5] - low and b - a < LONGEST and keep[a]:
-                    found[number][int(low + a), int(low + b + 1)] = float(score)
-    return found
+                    spans[number][int(low + a), int(low + b + 1)] = float(score)
+    return spans
 
 
 def check(features, scored) -> None:
-    found = best_spans(features, iter(scored), LONGEST)
-    for spans, every in zip(found, brute_force(features, scored), strict=True):
+    proposals = best_spans(features, iter(scored), LONGEST)
+    for spans, every in zip(proposals, brute_force(features, scored), strict=True):
         best = sorted(every.items(), key=lambda item: -item[1])[: len(spans)]
         assert spans and [s for s, _, _ in spans] == pytest.approx([s for _, s in best])
         assert [(a, b) for _, a, b in spans] == [span for span, _ in best]
@@ -170,8 +170,8 @@ def test_published_predictions_score_as_published(real, name, data, file, em, f1
     paragraphs = read_squad(folder / f"{data}.json", answerable=answerable)
     asked = list(chain.from_iterable(questions for _, questions in paragraphs))
     predicted = json.loads((folder / "predictions" / f"{file}.json").read_text())
-    found = summarise(score_answers(asked, predicted, answerable=answerable), len(asked))
-    assert (round(found["exact"], 3), round(found["f1"], 3)) == (em, f1_score)
+    summary = summarise(score_answers(asked, predicted, answerable=answerable), len(asked))
+    assert (round(summary["exact"], 3), round(summary["f1"], 3)) == (em, f1_score)
 
 
 def test_published_predictions_cut_short_score_as_the_official_script_has_it(real):
@@ -183,10 +183,10 @@ def test_published_predictions_cut_short_score_as_the_official_script_has_it(rea
     predicted = dict(list(every.items())[::2])
     whole = score_answers(asked, every, answerable=False)
     scores = score_answers(asked, predicted, answerable=False)
-    found = summarise(scores, len(asked))
-    assert found["f1_predicted"] == pytest.approx(100 * np.mean([whole[q][1] for q in predicted]))
-    assert found["f1"] == pytest.approx(found["f1_predicted"] * len(predicted) / len(asked))
-    assert found["questions_without_prediction"] == len(asked) - len(predicted)
+    summary = summarise(scores, len(asked))
+    assert summary["f1_predicted"] == pytest.approx(100 * np.mean([whole[q][1] for q in predicted]))
+    assert summary["f1"] == pytest.approx(summary["f1_predicted"] * len(predicted) / len(asked))
+    assert summary["questions_without_prediction"] == len(asked) - len(predicted)
     rng = np.random.default_rng(0)
     has = {q.id: bool(q.answers) for q in asked}
     odds = {q.id: float(rng.normal() - has[q.id]) for q in asked}

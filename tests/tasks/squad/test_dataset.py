@@ -15,8 +15,8 @@ CONTEXT = "The singer Beyonc\u00e9 sold 1,234,567 records. " * 4 + "In Kn\u00f6s
 
 
 def question(name="q", text="Who?", answers=(("Beyonc\u00e9", 11),), **more):
-    found = [{"text": text, "answer_start": start} for text, start in answers]
-    return {"id": name, "question": text, "answers": found, **more}
+    records = [{"text": text, "answer_start": start} for text, start in answers]
+    return {"id": name, "question": text, "answers": records, **more}
 
 
 def write(path, *questions, context=CONTEXT):
@@ -69,7 +69,7 @@ def test_windows_overlap_and_targets_point_at_the_answer(tmp_path, vocab):
     features = build_squad(read_squad(path, answerable=False), vocab, lengths, with_spans=True)
     context = vocab.encode([CONTEXT])[0]
     seen = {0: set(), 1: set(), 2: set()}
-    found = {0: 0, 1: 0, 2: 0}
+    counts = {0: 0, 1: 0, 2: 0}
     asked = vocab.encode(["Who?", "Where does she rest now then?", "Who else?"])
     for row, example in enumerate(features.arrays["example"].tolist()):
         ids, first = features.sequence(row)
@@ -80,12 +80,12 @@ def test_windows_overlap_and_targets_point_at_the_answer(tmp_path, vocab):
         if features.arrays["impossible"][row]:
             assert (start, end) == (0, 0)
             continue
-        found[example] += 1
+        counts[example] += 1
         begin = features.arrays["token_begin"][features.text(text)][low + start - first]
         stop = features.arrays["token_end"][features.text(text)][low + end - first]
         assert CONTEXT[begin:stop] == ("Beyonc\u00e9" if example == 0 else "Kn\u00f6sel")
     assert all(tokens == set(range(len(context))) for tokens in seen.values())
-    assert found[0] and found[1] and not found[2]
+    assert counts[0] and counts[1] and not counts[2]
     cut = [len(tokens) > 6 for tokens in asked]
     assert features.counts["questions cut at the end"] == sum(cut) > 0
     assert features.counts["answers recovered exactly"] == 2
