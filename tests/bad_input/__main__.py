@@ -38,8 +38,8 @@ def as_table(tried: list[tuple]) -> str:
     for name, _, verdict, _ in tried:
         by_class.setdefault(name, Counter())[verdict] += 1
     by_class["all"] = sum(by_class.values(), Counter())
-    for name, found in by_class.items():
-        counts = [found.total(), *(found[verdict] for verdict in command_cases.VERDICTS)]
+    for name, verdicts in by_class.items():
+        counts = [verdicts.total(), *(verdicts[verdict] for verdict in command_cases.VERDICTS)]
         rows.append([name, *(f"{count:,}" for count in counts)])
     return table(("class", "tried", *command_cases.VERDICTS), rows)
 

@@ -168,8 +168,8 @@ class Place:
         deadline = time.monotonic() + LIMIT
         code = None
         while code is None and time.monotonic() < deadline:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            code = os.waitstatus_to_exitcode(status) if found else None
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if ended else None
             time.sleep(0.01)
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)  # what it left running
@@ -186,7 +186,7 @@ class Place:
             case = Attempt(what=f"{name}, 2 ranks", words=words, others=(words,), ranks=True)
             sound[case.what] = case
         for name, case in sound.items():
-            found = []
+            outputs = []
             for _ in range(2):
                 before = self.clear()
                 counted = self.room.parent / "calls"
@@ -196,8 +196,8 @@ class Place:
                 names = {k for k in content_of(self.room) if k not in before}
                 # A page says when it was made.
                 new = {k: read_content(self.room / k) for k in names if not k.endswith(".html")}
-                found.append({**new, "stdout": ended[0][1].encode()})
-            one, other = found
+                outputs.append({**new, "stdout": ended[0][1].encode()})
+            one, other = outputs
             self.sound[name] = {k: v for k, v in one.items() if other.get(k, "none") == v}
 
     def judge(self, name: str, case: Attempt) -> tuple[str, str]:
@@ -231,8 +231,8 @@ class Place:
             return WRONG, said  # a flag may repeat the default
         if case.must_equal and 0 in codes and (other := self._find_other(name, ended)):
             return WRONG, f"code 0, and {other} is not what a sound machine gives; {said}"
-        if found := case.check(self.room, ended):
-            return WRONG, f"{found}; {said}"
+        if message := case.check(self.room, ended):
+            return WRONG, f"{message}; {said}"
         case.after(self.room)
         if case.again and codes != {0} and not changed:
             ((code, _, err),) = self.run(Attempt(what="", words=case.words))
@@ -297,7 +297,7 @@ def break_calls(folder: str, number: int, error: int | Callable, for_ever=False)
     made: list[str] = []
 
     def wrap(name: str, call):
-        def checked(*given, **how):
+        def checked(*given, **options):
             target = given[0] if given else ""
             if isinstance(target, int):  # a descriptor
                 link = f"/proc/self/fd/{target}"
@@ -311,7 +311,7 @@ def break_calls(folder: str, number: int, error: int | Callable, for_ever=False)
                             error()
                         else:
                             raise OSError(error, os.strerror(error), os.fspath(target))
-            return call(*given, **how)
+            return call(*given, **options)
 
         return checked
 
@@ -322,7 +322,7 @@ def break_calls(folder: str, number: int, error: int | Callable, for_ever=False)
 
 
 def at_a_call(
-    place: Place, draw, name, words, error, what: str, *, is_lasting: bool = False, **how
+    place: Place, draw, name, words, error, what: str, *, is_lasting: bool = False, **fields
 ) -> Iterator[Attempt]:
     """The case that meets `error` at a call drawn of those that the command makes."""
     if place.calls[name]:
@@ -331,7 +331,7 @@ def at_a_call(
             what=what.format(number),
             words=words,
             fault=lambda: break_calls(str(place.room), number, error, is_lasting),
-            **how,
+            **fields,
         )
 
 
@@ -363,8 +363,8 @@ def list_full_disks(place: Place, draw, name, words) -> Iterator[Attempt]:
         left = 4096 * draw.choice((0, 1, 2, 5, 13, 34, 89, 233))
 
         def fill(room: Path, left: int = left) -> None:
-            found = os.statvfs(room)
-            size = found.f_bavail * found.f_frsize - left
+            disk = os.statvfs(room)
+            size = disk.f_bavail * disk.f_frsize - left
             with open(room / "filler", "wb") as filler:
                 os.posix_fallocate(filler.fileno(), 0, size)
 
@@ -384,16 +384,16 @@ def list_locks(place: Place, draw, name, words) -> Iterator[Attempt]:
         yield Attempt(what=f"flock: {errno.errorcode[error]}", words=words, fault=refuse)
 
 
-def lose(number: int, how: str) -> Callable[[], None]:
+def lose(number: int, state: str) -> Callable[[], None]:
     """As a process finds it that is started so."""
 
     def fault() -> None:
         name = ("stdin", "stdout", "stderr")[number]
-        if how == "closed":
+        if state == "closed":
             os.close(number)
             setattr(sys, name, None)
             return
-        if how == "full":
+        if state == "full":
             os.dup2(os.open("/dev/full", os.O_WRONLY), number)
         else:
             reader, writer = os.pipe()
@@ -406,9 +406,9 @@ def lose(number: int, how: str) -> Callable[[], None]:
 
 def list_streams(place: Place, draw, name, words) -> Iterator[Attempt]:
     for number, stream in ((1, "stdout"), (2, "stderr")):
-        for how in ("closed", "full", "without a reader"):
-            what = f"{stream} {how}"
-            fault = lose(number, how)
+        for state in ("closed", "full", "without a reader"):
+            what = f"{stream} {state}"
+            fault = lose(number, state)
             yield Attempt(what=what, words=words, fault=fault, signals=(signal.SIGPIPE,))
 
 
@@ -503,27 +503,27 @@ def list_damage(place: Place, draw, name, words) -> Iterator[Attempt]:
     for path in sorted(files):
         local = path.relative_to(place.inputs)
         has_checksum = local.suffix == ".tar" or "checkpoints" in local.parts
-        for how in (*HOW, "gone", "empty", "folder", "link", "pipe", "socket", "device"):
-            content = damage(path.read_bytes() or b"x", how, draw) if how in HOW else b""
+        for kind in (*HOW, "gone", "empty", "folder", "link", "pipe", "socket", "device"):
+            content = damage(path.read_bytes() or b"x", kind, draw) if kind in HOW else b""
 
-            def prepare(room: Path, local=local, how=how, content=content) -> None:
+            def prepare(room: Path, local=local, kind=kind, content=content) -> None:
                 target = room / local
                 target.unlink()
-                if how == "folder":
+                if kind == "folder":
                     target.mkdir()
-                elif how == "link":
+                elif kind == "link":
                     target.symlink_to(target.name)
-                elif how == "pipe":
+                elif kind == "pipe":
                     os.mkfifo(target)  # a reader waits for ever
-                elif how == "socket":
+                elif kind == "socket":
                     os.mknod(target, stat.S_IFSOCK | 0o644)
-                elif how == "device":
+                elif kind == "device":
                     target.symlink_to("/dev/zero")  # without end
-                elif how != "gone":
+                elif kind != "gone":
                     target.write_bytes(content)
 
             yield Attempt(
-                what=f"{local}: {how}",
+                what=f"{local}: {kind}",
                 words=words,
                 prepare=prepare,
                 must_equal=has_checksum,

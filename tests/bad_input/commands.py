@@ -52,16 +52,16 @@ def list_cases(place: Place, share: float, seed: int) -> list[tuple[str, str, At
 
     In mixed order: what is cut off has tried some of each.
     """
-    found = []
+    sample = []
     for kind, make in CLASSES.items():
         for name in place.names:
             draw = random.Random(f"{kind} {name} {seed}")
             made = make(place, draw, name, find_words(name))
             cases = [*{case.what: case for case in made}.values()]
             count = round(share * len(cases) + draw.random() * (share < 1))
-            found += [(kind, name, case) for case in draw.sample(cases, min(len(cases), count))]
-    random.Random(seed).shuffle(found)
-    return found
+            sample += [(kind, name, case) for case in draw.sample(cases, min(len(cases), count))]
+    random.Random(seed).shuffle(sample)
+    return sample
 
 
 def try_commands(
@@ -84,7 +84,7 @@ def try_commands(
         place = Place(folder / "inputs", room, only or [*COMMANDS])
         place.learn_sound()
         lines = record.read_text().splitlines() if record.exists() else []
-        done = {tuple(found[:2]): found for found in map(json.loads, lines)}
+        done = {tuple(row[:2]): row for row in map(json.loads, lines)}
         with open(record, "a", encoding="utf-8") as writer:
             for kind, name, case in list_cases(place, share, seed):
                 key = (kind, f"{name}: {case.what}".encode(errors="replace").decode())

@@ -12,29 +12,29 @@ from pathlib import Path
 HOW = ("flip", "cut", "zeros", "double", "swap", "insert", "text")
 
 
-def damage(content: bytes, how: str, draw: random.Random) -> bytes:
+def damage(content: bytes, kind: str, draw: random.Random) -> bytes:
     """`content`, damaged at a random place; never as it was."""
     at = draw.randrange(len(content))
     size = min(draw.choice((1, 7, 512, 1024)), len(content) - at)
     begin = content[:at]
     part = content[at : at + size]
     end = content[at + size :]
-    match how:
+    match kind:
         case "flip":
-            found = begin + bytes([part[0] ^ (1 << draw.randrange(8))]) + part[1:] + end
+            damaged = begin + bytes([part[0] ^ (1 << draw.randrange(8))]) + part[1:] + end
         case "cut":
-            found = begin
+            damaged = begin
         case "zeros":
-            found = begin + bytes(size) + end
+            damaged = begin + bytes(size) + end
         case "double":
-            found = begin + part + part + end
+            damaged = begin + part + part + end
         case "swap":
-            found = part + begin + end
+            damaged = part + begin + end
         case "insert":
-            found = begin + draw.randbytes(size) + part + end
+            damaged = begin + draw.randbytes(size) + part + end
         case _:
-            found = begin + b"\xff<doc >{[\"'" + end
-    return found if found != content else content[:-1] + bytes([content[-1] ^ 1])
+            damaged = begin + b"\xff<doc >{[\"'" + end
+    return damaged if damaged != content else content[:-1] + bytes([content[-1] ^ 1])
 
 
 def with_content(path: Path, content: bytes, read: Callable[[], object]) -> Callable[[], object]:

@@ -27,16 +27,16 @@ def find_parser(command: str) -> argparse.ArgumentParser | None:
     """The parser of a command, as it is when --help is asked for."""
     from albert_ds.base.cli import Parser
 
-    found: list[argparse.ArgumentParser] = []
+    parsers: list[argparse.ArgumentParser] = []
 
     def stop(parser, *_):
-        found.append(parser)
+        parsers.append(parser)
         sys.exit()
 
     with patch.object(Parser, "parse_args", stop), patch.object(sys, "argv", [command]):
         with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
             runpy.run_path(str(ROOT / command), run_name="__main__")
-    return found[0] if found else None
+    return parsers[0] if parsers else None
 
 
 def list_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:

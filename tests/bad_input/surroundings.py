@@ -89,10 +89,10 @@ def as_table(documents: list[str], ending: str) -> bytes:
 
 # Ending: what makes such a file of documents.
 MADE: dict[str, Callable[[list[str]], bytes]] = {
-    "txt": lambda found: "\n\n".join(found).encode() + b"\n\n",
-    "txt.gz": lambda found: gzip.compress("\n\n".join(found).encode() + b"\n\n"),
-    "jsonl": lambda found: "".join(json.dumps({"text": x}) + "\n" for x in found).encode(),
-    "csv": lambda found: ("text\n" + "".join(f'"{x}"\n' for x in found)).encode(),
+    "txt": lambda documents: "\n\n".join(documents).encode() + b"\n\n",
+    "txt.gz": lambda documents: gzip.compress("\n\n".join(documents).encode() + b"\n\n"),
+    "jsonl": lambda documents: "".join(json.dumps({"text": x}) + "\n" for x in documents).encode(),
+    "csv": lambda documents: ("text\n" + "".join(f'"{x}"\n' for x in documents)).encode(),
     "tar": as_tar,
     "parquet": partial(as_table, ending="parquet"),
     "arrow": partial(as_table, ending="arrow"),
@@ -110,9 +110,9 @@ def count_documents(room: Path, ended: list, wanted: int, at_least: bool = False
     if ended[0][0] != 0 or not index.is_file():
         return None
     splits = json.loads(index.read_text())["splits"].values()
-    found = sum(split["documents"] for split in splits)
-    is_right = found >= wanted if at_least else found == wanted
-    return None if is_right else f"{found} documents of {wanted}, and code 0"
+    count = sum(split["documents"] for split in splits)
+    is_right = count >= wanted if at_least else count == wanted
+    return None if is_right else f"{count} documents of {wanted}, and code 0"
 
 
 def of_input(words: tuple, source: str) -> tuple:
@@ -300,7 +300,7 @@ def list_control_characters(place: Place, draw, name, words) -> Iterator[Attempt
         raw = [out + err for _, out, err in ended if {*OBEYED} & {*out, *err}]
         return f"a raw escape: {raw[0]!r}" if raw else None
 
-    how: dict = {"must_equal": False, "again": False, "check": is_raw}
+    fields: dict = {"must_equal": False, "again": False, "check": is_raw}
     for odd in ODD_NAMES:
         if name in TEXT_COMMANDS:
             documents = make_documents()
@@ -313,11 +313,14 @@ def list_control_characters(place: Place, draw, name, words) -> Iterator[Attempt
                     what=f"{place_of} with {odd!r} in it",
                     words=of_input(words, place_of),
                     prepare=lambda room, p=place_of, c=content: (room / p).write_bytes(c),
-                    **how,
+                    **fields,
                 )
         if name == "import":
             yield Attempt(
-                what=f"a tensor {odd!r}", words=words, prepare=partial(name_tensor, odd=odd), **how
+                what=f"a tensor {odd!r}",
+                words=words,
+                prepare=partial(name_tensor, odd=odd),
+                **fields,
             )
 
     for word in dict.fromkeys(map(str, words)):
@@ -333,7 +336,7 @@ def list_control_characters(place: Place, draw, name, words) -> Iterator[Attempt
                 what=f"{word} named {odd!r}",
                 words=typed,
                 prepare=rename,
-                **how,
+                **fields,
             )
 
 
@@ -488,8 +491,8 @@ def list_small_shared_memory(place: Place, draw, name, words) -> Iterator[Attemp
 
 def set_inodes(room: Path, left: int) -> None:
     """Let the room's disk have so many more files; 0: as many as it has memory for."""
-    found = os.statvfs(room)
-    number = found.f_files - found.f_ffree + left if left else 1 << 20
+    disk = os.statvfs(room)
+    number = disk.f_files - disk.f_ffree + left if left else 1 << 20
     options = f"remount,nr_inodes={number}"
     subprocess.run(["mount", "-o", options, str(room)], check=True)
 
@@ -512,18 +515,18 @@ def list_races(place: Place, draw, name, words) -> Iterator[Attempt]:
     output = words[-1]
 
     def take(room: Path) -> None:
-        mine = room / output
-        if mine.exists():
+        target = room / output
+        if target.exists():
             return
-        if not mine.suffix:
-            mine.mkdir()
-            mine = mine / "README.md"
-        mine.write_text("mine")
+        if not target.suffix:
+            target.mkdir()
+            target = target / "README.md"
+        target.write_text("mine")
 
     def is_kept(room: Path, ended: list) -> str | None:
-        found = room / output
-        found = found if found.suffix else found / "README.md"
-        content = found.read_bytes() if found.is_file() else b""
+        target = room / output
+        target = target if target.suffix else target / "README.md"
+        content = target.read_bytes() if target.is_file() else b""
         is_there = (room / "taken").exists()
         return "what another made is gone" if is_there and content != b"mine" else None
 

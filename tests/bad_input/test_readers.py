@@ -98,9 +98,9 @@ TEXTS = make_texts()
 
 @settings(max_examples=280)
 @given(st.sampled_from([*TEXTS]), st.sampled_from(HOW), st.randoms(use_true_random=False))
-def test_damaged_text(tmp_path_factory, name, how, draw):
+def test_damaged_text(tmp_path_factory, name, kind, draw):
     path = tmp_path_factory.getbasetemp() / name
-    path.write_bytes(damage(TEXTS[name], how, draw))
+    path.write_bytes(damage(TEXTS[name], kind, draw))
     refusal(lambda: [text.encode() for text in read_texts(path)])
 
 

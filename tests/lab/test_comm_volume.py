@@ -56,7 +56,7 @@ MUON = ("zero1_fp32_muon", "zero1_bf16_muon")
 @pytest.fixture(scope="module")
 def reports() -> dict[tuple[int, str], dict]:
     """By tensor-parallel size, or by what backward recomputes, and configuration."""
-    found = {}
+    by_layout = {}
     for tp, names in (
         (1, (*CONFIGS, *MUON, "zero1_fp32_adamw")),
         (2, ("zero1_fp32", "zero1_bf16", *MUON)),
@@ -64,11 +64,13 @@ def reports() -> dict[tuple[int, str], dict]:
         files = [f"ds_configs/{name}.json" for name in names]
         flags = ("--tensor-parallel", str(tp), "--deepspeed_config", *files)
         measured = run_ranks(measure, 2, *flags)[0]
-        found |= {(tp, name): report for name, report in zip(names, measured, strict=True)}
+        by_layout |= {(tp, name): report for name, report in zip(names, measured, strict=True)}
     flags = ("--tensor-parallel", "2", "--sharing", "cycle:2", "--per-layer", OWN)
     file = ("--deepspeed_config", "ds_configs/zero1_fp32.json")
     own = run_ranks(measure_again, 2, *flags, *file)[0]
-    return found | {(again, "zero1_fp32"): x for again, x in zip(CHECKPOINTING, own, strict=True)}
+    return by_layout | {
+        (again, "zero1_fp32"): x for again, x in zip(CHECKPOINTING, own, strict=True)
+    }
 
 
 def show_header(rank: int, *flags: str) -> list[str]:
@@ -123,9 +125,9 @@ def test_what_zero_3_tells_its_ranks_once_is_no_matrix_of_muons():
 
 
 def multiple(report, *kinds):
-    found = [report["kinds"][kind] for kind in kinds]
-    sent = sum(kind["wire_bytes"] for kind in found)
-    return sent / sum(kind["minimum_wire_bytes"] for kind in found)
+    volumes = [report["kinds"][kind] for kind in kinds]
+    sent = sum(kind["wire_bytes"] for kind in volumes)
+    return sent / sum(kind["minimum_wire_bytes"] for kind in volumes)
 
 
 def test_each_costs_what_its_documentation_says(reports):
@@ -175,9 +177,9 @@ def test_tensor_parallel_activations_are_at_their_minimum(reports):
     tokens = 32 * 2
     needed = (5 + 1) * 2
     least = ((4 * SIZE.num_layers - 3) * tokens + 3 * needed) * SIZE.hidden_size * 4
-    found = reports[2, "zero1_fp32"]["kinds"]["tensor-parallel activations"]
-    assert found["minimum_wire_bytes"] == least
-    assert found["wire_bytes"] == pytest.approx(least, rel=0.02)
+    volume = reports[2, "zero1_fp32"]["kinds"]["tensor-parallel activations"]
+    assert volume["minimum_wire_bytes"] == least
+    assert volume["wire_bytes"] == pytest.approx(least, rel=0.02)
 
 
 def test_what_is_counted_without_training_is_what_the_engine_moves(reports):
@@ -190,14 +192,14 @@ def test_what_is_counted_without_training_is_what_the_engine_moves(reports):
         (config,) = comm_volume.list_configs(comm_volume.build_parser().parse_args(flags), 2)
         assert comm_volume.is_counted(config.deepspeed)
         counted = comm_volume.count_step(replace(config, activation_checkpointing=again), 2)
-        kinds = {kind: found for kind, found in report["kinds"].items() if kind != SMALL}
+        kinds = {kind: volume for kind, volume in report["kinds"].items() if kind != SMALL}
         assert counted["kinds"].keys() == kinds.keys(), name
         assert (ACTIVATIONS in kinds) == (tp > 1)
-        for kind, found in kinds.items():
+        for kind, volume in kinds.items():
             calls = counted["kinds"][kind]["calls"]
             padding = 4 * 2 * 2 * 3 * 2
-            assert calls == found["calls"], (name, kind)
-            assert 0 <= found["bytes"] - counted["kinds"][kind]["bytes"] <= padding, (name, kind)
+            assert calls == volume["calls"], (name, kind)
+            assert 0 <= volume["bytes"] - counted["kinds"][kind]["bytes"] <= padding, (name, kind)
 
 
 def test_the_figure_of_the_readme_takes_seconds_and_no_weights(monkeypatch, capsys):

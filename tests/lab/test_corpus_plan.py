@@ -118,8 +118,8 @@ def choose(tokens: float, *flags) -> tuple[str, int]:
     words = ["plan", "text", *map(str, flags)]
     args = build_parser().parse_args(words)
     sample = Sample(Path("data"), 4 * tokens, tokens, 500)
-    found, _ = choose_size(args, sample, lambda given: choose_plans(given)[0])
-    return found.layout.name.removeprefix("albert-"), found.layout.batch_size
+    best, _ = choose_size(args, sample, lambda given: choose_plans(given)[0])
+    return best.layout.name.removeprefix("albert-"), best.layout.batch_size
 
 
 def test_the_size_is_the_largest_that_text_and_time_are_enough_for():

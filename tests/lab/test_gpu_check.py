@@ -145,9 +145,9 @@ def test_an_annotation_over_kernels_is_no_kernel(monkeypatch):
     monkeypatch.setattr(steps, "take_step", lambda run: batch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(steps, "count_launches", lambda run: {"launches": 1.5})
-    found = steps.profile(None)
+    profile = steps.profile(None)
     kernels = {"kernel_us": 6, "kernels": 2, "launches": 1.5}
-    assert found == {**kernels, "tokens": 512, "largest": [("product", 2, 6)]}
+    assert profile == {**kernels, "tokens": 512, "largest": [("product", 2, 6)]}
 
 
 def test_launches_are_those_of_kernels_and_graphs_in_the_passes_of_a_micro_batch(monkeypatch):

@@ -34,15 +34,15 @@ def find_attention(model: AlbertForPretraining, length: int) -> torch.Tensor:
     ends = torch.tensor([0, length], dtype=torch.int32)
     places = torch.arange(length)
     states = model.albert(ids, (places > length // 2).long(), places, ends, length)["hidden_states"]
-    found = []
+    shares = []
     for x, (block, _) in zip(states, model.config.plan, strict=False):
         attention = model.albert.encoder.attention[block].self_attention
         q, k = (
             part(x).view(length, model.config.num_heads, -1).transpose(0, 1)
             for part in (attention.query, attention.key)
         )
-        found.append((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1))
-    return torch.stack(found)
+        shares.append((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1))
+    return torch.stack(shares)
 
 
 def find_distances(model: AlbertForPretraining, length: int) -> torch.Tensor:
@@ -54,10 +54,10 @@ def find_distances(model: AlbertForPretraining, length: int) -> torch.Tensor:
 def test_the_first_heads_attend_to_the_tokens_beside(name):
     model = build(name)
     attend_to_neighbours(model)
-    found = find_distances(model, 128)[..., 3:-3]
+    distances = find_distances(model, 128)[..., 3:-3]
     for head, offset in enumerate(OFFSETS[: model.config.num_heads]):
         for layer in (0, 1):
-            distance = found[layer, head] - offset
+            distance = distances[layer, head] - offset
             assert distance.mode().values == 0 and distance.abs().max() <= 1, (head, layer)
     random = find_distances(build(name), 128)[0, 0]
     assert (random.abs() <= 2).double().mean() < 0.2
@@ -67,8 +67,8 @@ def test_the_first_heads_attend_to_the_tokens_beside(name):
 def test_cls_attends_to_the_whole_sequence(name):
     model = build(name)
     attend_to_neighbours(model)
-    found = find_attention(model, 128)[:, :, 0]
-    tokens = torch.special.entr(found).sum(-1).exp()  # 128 where all get the same
+    attention = find_attention(model, 128)[:, :, 0]
+    tokens = torch.special.entr(attention).sum(-1).exp()  # 128 where all get the same
     assert tokens.min() > 40
 
 

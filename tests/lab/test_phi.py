@@ -25,16 +25,16 @@ def losses_of(phi: float, a: float) -> dict[str, float]:
 
 @pytest.mark.parametrize("phi", [0.0, 0.46, 1.0])
 def test_the_exponent_that_made_the_losses_is_found(phi):
-    found, slope, left = fit(losses_of(phi, a=5.0))
-    assert (found, slope) == pytest.approx((phi, 0.1), abs=1e-3) and left < 1e-6
+    exponent, slope, left = fit(losses_of(phi, a=5.0))
+    assert (exponent, slope) == pytest.approx((phi, 0.1), abs=1e-3) and left < 1e-6
 
 
 def test_the_interval_is_that_of_the_seeds():
     seeds = {n: losses_of(phi, a=5 + n) for n, phi in enumerate((0.3, 0.5))}
-    found = summarise(seeds)
+    summary = summarise(seeds)
     # Student's t of one degree of freedom, times the standard error of 0.3 and 0.5.
-    assert found["phi"] == pytest.approx(0.4, abs=1e-3)
-    assert found["half"] == pytest.approx(12.706 * 0.1, abs=0.02)
+    assert summary["phi"] == pytest.approx(0.4, abs=1e-3)
+    assert summary["half"] == pytest.approx(12.706 * 0.1, abs=0.02)
     assert summarise({0: seeds[0]})["half"] is None
 
 

@@ -227,9 +227,9 @@ def test_many_records_are_merged_and_the_page_says_so(tmp_path):
     ],
 )
 def test_a_name_is_the_shortest_that_tells_runs_apart(tmp_path, paths, names):
-    found = name_runs([tmp_path / path for path in paths])
-    assert found == names or (len(paths) == 1 and found[0] in paths[0])
-    assert len(set(found)) == len(paths)
+    labels = name_runs([tmp_path / path for path in paths])
+    assert labels == names or (len(paths) == 1 and labels[0] in paths[0])
+    assert len(set(labels)) == len(paths)
 
 
 def test_a_run_without_metrics_is_refused_in_one_line(tmp_path):

@@ -63,8 +63,8 @@ def test_a_band_goes_from_the_lowest_to_the_highest_seed(sweep):
     for line, values in zip(chart.lines, map(dict.values, LOSSES.values()), strict=True):
         assert [point.x for point in line.points] == [10, 20, 30]  # 25 has one seed alone
         for point, more in zip(line.points, (1, 0.5, 0), strict=True):
-            found = [value + more for value in values]
-            assert point[1:] == pytest.approx((sum(found) / 3, min(found), max(found)))
+            losses = [value + more for value in values]
+            assert point[1:] == pytest.approx((sum(losses) / 3, min(losses), max(losses)))
         strokes = re.findall(r"V", chart.whiskers(line))
         assert len(strokes) == 3
 

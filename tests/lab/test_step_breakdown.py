@@ -24,7 +24,7 @@ def spans(*rows: tuple[str, float, float]) -> list[Span]:
 
 
 def test_each_moment_belongs_to_the_innermost_part():
-    found = split(
+    seconds = split(
         spans(
             ("communication", 5, 7),  # noted before what is around it, as it ends earlier
             ("backward", 4, 8),
@@ -34,7 +34,7 @@ def test_each_moment_belongs_to_the_innermost_part():
             ("other", 0, 12),
         )
     )
-    assert found == {
+    assert seconds == {
         "forward": 3,
         "backward": 2,
         "communication": 3,
@@ -51,7 +51,7 @@ def measure_delays(rank: int, configs) -> list[dict]:
 
     from tests.preload import TRAFFIC
 
-    found = []
+    steps = []
     for config in configs:
         run = open_small_run(config, BATCHES)
         for samples in range(2):  # the first sets things up
@@ -67,7 +67,7 @@ def measure_delays(rank: int, configs) -> list[dict]:
                     take_step(run)
                     moments.append(time.perf_counter())
                 moments.append(time.perf_counter())
-        found.append(
+        steps.append(
             {
                 "at_least": moments[2] - moments[1],
                 "at_most": moments[3] - moments[0],
@@ -80,14 +80,14 @@ def measure_delays(rank: int, configs) -> list[dict]:
                 "parts": split(stopwatch.spans()),
             }
         )
-    return found
+    return steps
 
 
 def shortest_wait(rank: dict, other: dict) -> float:
     """Seconds: an all-reduce that `rank` waits for ends after the other one has called it too."""
     total = 0.0
-    for own, theirs in zip(rank["collectives"], other["collectives"], strict=True):
-        (kind, _, waits_from), (their_kind, called, _) = own, theirs
+    for own, peer in zip(rank["collectives"], other["collectives"], strict=True):
+        (kind, _, waits_from), (their_kind, called, _) = own, peer
         assert kind == their_kind
         if kind == "all_reduce":
             total += max(0.0, called - waits_from)
@@ -116,13 +116,13 @@ def test_parts_add_up_and_a_wait_is_communication():
     configs = [small_config(world_size=2, stage=stage) for stage in (0, 1)]
     passes = configs[0].batch_size // (2 * configs[0].micro_batch_size)
     for punctual, tardy in zip(*run_ranks(measure_delays, 2, configs), strict=True):
-        for found, other in ((punctual, tardy), (tardy, punctual)):
-            parts = found["parts"]
-            assert found["at_least"] <= sum(parts[part] for part in PARTS) <= found["at_most"]
+        for rank, other in ((punctual, tardy), (tardy, punctual)):
+            parts = rank["parts"]
+            assert rank["at_least"] <= sum(parts[part] for part in PARTS) <= rank["at_most"]
             assert min(parts.values()) >= 0
             assert parts["forward"] > 0 and parts["optimizer"] > 0
             assert parts["data_wait"] >= passes * DELAY
-            assert parts["communication"] >= shortest_wait(found, other)
+            assert parts["communication"] >= shortest_wait(rank, other)
         assert tardy["parts"]["backward"] >= passes * DELAY
 
 
@@ -138,7 +138,7 @@ def reduce_and_work(rank: int) -> list[dict]:
     from tests.preload import TRAFFIC
 
     device, mesh = join(1)
-    found = []
+    records = []
     for works_on in (True, False):
         TRAFFIC.observer = recorder = EventRecorder(clock_of(device))
         tensor = torch.ones(10_000)
@@ -157,8 +157,8 @@ def reduce_and_work(rank: int) -> list[dict]:
         (event,) = recorder.events
         exposed = volume.seconds - volume.report(1)["hidden_seconds"]
         noted = {"seconds": volume.seconds, "exposed": exposed, "waits_from": event.waits[-1][0]}
-        found.append({"moments": moments, **noted})
-    return found
+        records.append({"moments": moments, **noted})
+    return records
 
 
 @on_one_clock

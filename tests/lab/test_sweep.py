@@ -23,9 +23,9 @@ from tools.lab.sweep import read_rows
 def test_a_wrong_file_of_rows_is_one_line(text, said, tmp_path):
     file = tmp_path / "rows"
     file.write_text(text)
-    with pytest.raises(UserError) as found:
+    with pytest.raises(UserError) as caught:
         read_rows(file)
-    assert said in str(found.value) and "\n" not in str(found.value)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.nightly
@@ -38,11 +38,11 @@ def test_a_row_that_fails_stops_no_other(data, tmp_path):
     words = ("tools/lab/sweep.py", "--rows", rows, "--output", output, "--at-once", 2, "--")
     first = run_python(*words, *flags)
     assert first.returncode == 1 and "wrong, seed 0: code 2" in first.stderr
-    found = list(csv.DictReader((output / "rows.csv").read_text().splitlines()))
-    assert [(row["row"], row["code"]) for row in found] == [
+    records = list(csv.DictReader((output / "rows.csv").read_text().splitlines()))
+    assert [(row["row"], row["code"]) for row in records] == [
         ("base", "0"), ("wrong", "2"), ("wide", "0"),
     ]  # fmt: skip
-    assert all(float(row["heldout_mlm_loss"]) > 0 for row in found if row["code"] == "0")
+    assert all(float(row["heldout_mlm_loss"]) > 0 for row in records if row["code"] == "0")
     rows.write_text("base:\nwrong: --num-heads 2\nwide: --hidden-size 64\n")
     again = run_python(*words, *flags)
     assert again.returncode == 0 and again.stderr.count(": begins") == 1, again.stderr

@@ -231,8 +231,8 @@ def test_two_do_not_share_a_folder_and_a_stopped_one_goes_on(text_file, tmp_path
         wait_for((out / "prepare.log").exists, "the first command")
         second = run_python(*command)
         assert second.returncode == 2 and f"in use by process {first.pid}" in second.stderr
-        found = psutil.Process(first.pid)
-        children = wait_for(lambda: found.children(recursive=True), "one of its commands")
+        process = psutil.Process(first.pid)
+        children = wait_for(lambda: process.children(recursive=True), "one of its commands")
         first.send_signal(number)
         _, err = first.communicate(timeout=240)
         assert first.returncode == 75 and "the same command continues" in err

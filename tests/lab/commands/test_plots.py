@@ -160,9 +160,9 @@ def test_wrong_input_is_one_line(tmp_path):
         ),
         (("curves", "--runs", run, "--labels", "a", "a"), svg, "a a: must be 1 different names"),
     ):
-        with pytest.raises(UserError, match=says) as found:
+        with pytest.raises(UserError, match=says) as caught:
             plot(*flags, "--output", tmp_path / output)
-        assert "\n" not in str(found.value) and not (tmp_path / output).exists(), flags
+        assert "\n" not in str(caught.value) and not (tmp_path / output).exists(), flags
 
 
 def write_check(path, *cells) -> None:

@@ -78,25 +78,25 @@ def test_the_printed_command_is_one_that_the_trainer_accepts(name, cluster, data
     asked = [{"DATA": str(data), "RUN": str(tmp_path / "run")}.get(word, word) for word in command]
     # The test's shards hold shorter sequences.
     config = read_config([*asked[5:], "--sequence-length", "64"], world_size=ranks)[0]
-    found = read_plan(said)
+    plan = read_plan(said)
     accumulation = config.deepspeed["gradient_accumulation_steps"]
     passes = f"{config.micro_batch_size} x {accumulation}"
-    assert passes == found["micro-batch x accumulation"]
-    assert config.activation_checkpointing == found["activation checkpointing"]
-    assert str(config.tensor_parallel) == found["tensor parallel"]
-    assert str(config.deepspeed["zero_optimization"]["stage"]) == found["ZeRO stage"]
+    assert passes == plan["micro-batch x accumulation"]
+    assert config.activation_checkpointing == plan["activation checkpointing"]
+    assert str(config.tensor_parallel) == plan["tensor parallel"]
+    assert str(config.deepspeed["zero_optimization"]["stage"]) == plan["ZeRO stage"]
 
 
 def test_the_rows_add_up_and_the_rule_is_printed(capsys):
     said = ask(capsys, *PLAN, "--model", "albert-xxlarge", "--gpus", "64")
-    found = read_plan(said)
-    names = list(found)
+    plan = read_plan(said)
+    names = list(plan)
     whole = next(name for name in names if name.startswith("GB per GPU"))
     last = names.index("step, seconds")
-    parts = [float(found[name]) for name in names[names.index(whole) + 1 : last]]
-    assert round(sum(parts), 2) == float(found[whole]) and len(parts) == 4
-    hours = float(found["hours for 1,000 steps"])
-    assert float(found["GPU-hours"]) == pytest.approx(64 * hours, abs=64 * 0.05 + 0.5)
+    parts = [float(plan[name]) for name in names[names.index(whole) + 1 : last]]
+    assert round(sum(parts), 2) == float(plan[whole]) and len(parts) == 4
+    hours = float(plan["hours for 1,000 steps"])
+    assert float(plan["GPU-hours"]) == pytest.approx(64 * hours, abs=64 * 0.05 + 0.5)
     assert "Rule: the lowest ZeRO stage" in said
     others = next(part for part in said.split("\n\n") if part.splitlines()[0].endswith("/s |"))
     speeds = [float(row.split("|")[-2].replace(",", "")) for row in others.splitlines()[2:]]
@@ -116,9 +116,9 @@ def test_fp8_takes_the_measured_speed_and_less_memory(name, share, capsys):
     of_a_layer = 4 * h * h + 2 * h * f
     mixed = layers * 2 * h * 512
     every = tokens * (128 * h + layers * of_a_layer + mixed) + masked * outside
-    found = float(said["share of the FLOPs in fp8"].rstrip("%")) / 100
-    assert found == pytest.approx((layers - 1) * tokens * of_a_layer / every, abs=1e-3)
-    assert found == pytest.approx(share, abs=0.01)
+    fraction = float(said["share of the FLOPs in fp8"].rstrip("%")) / 100
+    assert fraction == pytest.approx((layers - 1) * tokens * of_a_layer / every, abs=1e-3)
+    assert fraction == pytest.approx(share, abs=0.01)
     # The one block's weights as they lie and transposed, a byte each.
     assert float(said["- weights in eight bits"]) == round(2 * of_a_layer / 1e9, 2)
     assert float(said["- activations"]) < float(plain["- activations"])
@@ -159,10 +159,10 @@ def test_a_teacher_is_in_memory_step_and_command(data, tmp_path, capsys):
 
 
 def test_the_hours_of_a_short_run_are_not_zero(capsys):
-    found = read_plan(ask(capsys, *PLAN, "--model", "albert-base", "--gpus", "8"))
-    hours = 1000 * float(found["step, seconds"]) / 3600
-    assert float(found["hours for 1,000 steps"]) == pytest.approx(hours, rel=0.05)
-    assert float(found["GPU-hours"]) == pytest.approx(8 * hours, rel=0.05)
+    plan = read_plan(ask(capsys, *PLAN, "--model", "albert-base", "--gpus", "8"))
+    hours = 1000 * float(plan["step, seconds"]) / 3600
+    assert float(plan["hours for 1,000 steps"]) == pytest.approx(hours, rel=0.05)
+    assert float(plan["GPU-hours"]) == pytest.approx(8 * hours, rel=0.05)
 
 
 def test_each_size_takes_as_long_as_it_did_on_one_h200(capsys):
@@ -171,9 +171,9 @@ def test_each_size_takes_as_long_as_it_did_on_one_h200(capsys):
     measured = [record for line in lines if (record := json.loads(line)).get("kind") == "speed"]
     for size, micro in (("base", 256), ("large", 128), ("xlarge", 32), ("xxlarge", 32)):
         name = f"albert-{size}"
-        found = ["--gpus", "1", "--batch-size", 2 * micro]
+        one_gpu = ["--gpus", "1", "--batch-size", 2 * micro]
         flags = ("--hardware", "h200", "--micro-batch-size", micro)
-        said = ask(capsys, *PLAN, "--model", name, *found, *flags)
+        said = ask(capsys, *PLAN, "--model", name, *one_gpu, *flags)
         wanted = {"size": name, "micro": micro, "checkpointing": "none", "rows": "random"}
         (seconds,) = (
             record["found"]["step_seconds"]
@@ -187,21 +187,21 @@ def test_sizes_in_fp8_take_the_time_and_the_memory_that_they_took_on_one_h200(ca
     lines = (ROOT / "docs/raw/gpu_h200_3_results.jsonl").read_text().splitlines()
     records = [record for line in lines if (record := json.loads(line)).get("kind") == "fp8 steps"]
     for record in records:
-        found = record["found"]
+        measured = record["found"]
         flags = ["--fp8"] if record["fp8"] else []
         flags += ["--model", record["size"], "--gpus", "1", "--hardware", "h200"]
         said = read_plan(ask(capsys, *PLAN, *flags, "--batch-size", 64, "--micro-batch-size", 32))
-        assert float(said["step, seconds"]) == pytest.approx(found["step_seconds"], rel=0.05)
+        assert float(said["step, seconds"]) == pytest.approx(measured["step_seconds"], rel=0.05)
         if record["fp8"]:  # a graph's memory is reserved, not allocated
             (peak,) = (float(said[name]) for name in said if name.startswith("GB per GPU, peak"))
-            assert peak == pytest.approx(found["peak_gb"], rel=0.05)
+            assert peak == pytest.approx(measured["peak_gb"], rel=0.05)
     assert len(records) == 4
 
 
 def test_small_passes_wait_for_the_host_as_they_did_on_one_h100(capsys):
     for size, seconds in (("base", 0.0508), ("large", 0.0823)):  # docs/raw/gpu_h100_5_report.md
-        found = ["--model", f"albert-{size}", "--gpus", "1", "--batch-size", 16]
-        said = ask(capsys, *PLAN, *found, "--micro-batch-size", 8)
+        flags = ["--model", f"albert-{size}", "--gpus", "1", "--batch-size", 16]
+        said = ask(capsys, *PLAN, *flags, "--micro-batch-size", 8)
         assert float(read_plan(said)["step, seconds"]) == pytest.approx(seconds, rel=0.25)
 
 
@@ -225,9 +225,9 @@ def test_what_was_measured_on_an_h100_is_an_h100(tmp_path):
     machine = next(record for line in lines if (record := json.loads(line))["kind"] == "machine")
     path = tmp_path / "hardware.json"
     path.write_text(json.dumps(machine))
-    mine, sheet = (describe_gpu(read_gpu(name), width=1024) for name in (str(path), "h100"))
+    measured, sheet = (describe_gpu(read_gpu(name), width=1024) for name in (str(path), "h100"))
     for rate in ("a_flop", "a_weight", "an_update", "a_parameter"):
-        assert getattr(mine, rate) == pytest.approx(getattr(sheet, rate), rel=0.01)
+        assert getattr(measured, rate) == pytest.approx(getattr(sheet, rate), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +245,6 @@ def test_what_was_measured_on_an_h100_is_an_h100(tmp_path):
 )
 def test_wrong_input_is_named(capsys, flags, says):
     more = ("--model", "albert-base", "--gpus", "8") if flags[0] == "plan" else ()
-    with pytest.raises(UserError, match=says) as found:
+    with pytest.raises(UserError, match=says) as caught:
         ask(capsys, *flags, *more)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)

@@ -187,6 +187,6 @@ def test_on_a_gpu_the_defaults_are_those_of_a_gpu(monkeypatch):
     ],
 )
 def test_wrong_input_is_one_line(flags, named, capsys):
-    with pytest.raises(UserError, match=named) as found:
+    with pytest.raises(UserError, match=named) as caught:
         throughput_bench.main(list(flags))
-    assert "\n" not in str(found.value) and not capsys.readouterr().err
+    assert "\n" not in str(caught.value) and not capsys.readouterr().err

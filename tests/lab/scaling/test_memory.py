@@ -25,7 +25,7 @@ from tests.runs import join
 
 def measure(rank: int, cases: list[tuple[str, dict, str, dict | None]]) -> list[dict]:
     """Bytes of a rank between steps and at the peak of a later one: measured, predicted."""
-    found = []
+    cells = []
     device, mesh = join(1)
     for again, changes, file, of_teacher in cases:
         config = bench_config(
@@ -61,19 +61,19 @@ def measure(rank: int, cases: list[tuple[str, dict, str, dict | None]]) -> list[
         peak = lives + min(measure_peak(lambda run=run: take_step(run)) for _ in range(3))
         predicted = (memory.lives + memory.teacher, memory.peak)
         cell = {"measured": (lives, peak), "predicted": predicted, "parts": list(memory.at_peak)}
-        found.append(cell)
+        cells.append(cell)
         run.engine.deepspeed.destroy()
         del run
-    return found
+    return cells
 
 
 def held_bytes() -> int:
     """Bytes of all tensors of this process."""
     gc.collect()
     storages = {}
-    for found in gc.get_objects():
-        if issubclass(type(found), torch.Tensor) and found.device.type == "cpu":
-            storage = found.untyped_storage()
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor) and item.device.type == "cpu":
+            storage = item.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
@@ -148,8 +148,8 @@ def test_the_scores_of_a_teacher_and_a_student_take_what_is_predicted(precision)
 
     take_pass()  # the gradients stay
     memory = predict_memory(layout)
-    found = [measure_peak(lambda: teacher.score(**tokens)), measure_peak(take_pass)]
-    assert [memory.teacher_pass, memory.head] == pytest.approx(found, rel=0.02)
+    peaks = [measure_peak(lambda: teacher.score(**tokens)), measure_peak(take_pass)]
+    assert [memory.teacher_pass, memory.head] == pytest.approx(peaks, rel=0.02)
 
 
 class FlashAttention(torch.autograd.Function):
@@ -194,11 +194,11 @@ def test_what_a_layer_keeps_on_cuda_is_predicted_in_bf16_and_in_fp8(monkeypatch)
     with eight_bits.emulated():
         for in_eight in (False, True):
             kept[in_eight] = (measure(in_eight, 5) - measure(in_eight, 3)) / 2
-            how = {"micro_batch_size": 1, "eight_bits": in_eight}
-            layout = Layout(name="", model=model, ranks=1, **how)
+            settings = {"micro_batch_size": 1, "eight_bits": in_eight}
+            layout = Layout(name="", model=model, ranks=1, **settings)
             predicted, again = bytes_a_token(layout, on_cuda=True)
             assert again == 0
             # Mean and deviation of two norms are not counted, nor are scales.
-            found = kept[in_eight] / tokens / 64 * model.hidden_size
-            assert found == pytest.approx(predicted, rel=0.01)
+            measured = kept[in_eight] / tokens / 64 * model.hidden_size
+            assert measured == pytest.approx(predicted, rel=0.01)
     assert kept[True] < 0.9 * kept[False]

@@ -33,12 +33,12 @@ def plans(name, *, gpus=64, memory=80e9, link=100e9, batch_size=4096):
 @pytest.mark.parametrize("name", ["albert-base", "albert-xxlarge", "bert-large", "bert-xlarge"])
 @pytest.mark.parametrize("memory", [16e9, 80e9])
 def test_every_plan_fits_and_agrees_with_itself(name, memory):
-    found = plans(name, memory=memory)
-    stage = min(plan.layout.zero for plan in found)
-    fastest = min(plan.step.total for plan in found if plan.layout.zero == stage)
-    assert found[0].layout.zero == stage
-    assert found[0].step.total <= AS_FAST * 1.02 * fastest
-    for plan in found:
+    candidates = plans(name, memory=memory)
+    stage = min(plan.layout.zero for plan in candidates)
+    fastest = min(plan.step.total for plan in candidates if plan.layout.zero == stage)
+    assert candidates[0].layout.zero == stage
+    assert candidates[0].step.total <= AS_FAST * 1.02 * fastest
+    for plan in candidates:
         assert plan.memory.peak <= memory
         assert (plan.layout.batch_size, plan.layout.ranks) == (4096, 64)
 
@@ -131,8 +131,8 @@ def test_tensor_parallel_ranks_divide_the_layers_and_nothing_else(name):
     outside = (e != h) * tokens * e * h + masked * (h * e + e * 30_000)
     machine = Machine(name="", source="", a_flop=1.0)
     for tp in (1, 8):
-        found = predict_step(layout(name, tensor_parallel=tp), machine).compute
-        assert found == pytest.approx(6 * (of_layers / tp + outside))
+        compute = predict_step(layout(name, tensor_parallel=tp), machine).compute
+        assert compute == pytest.approx(6 * (of_layers / tp + outside))
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -166,18 +166,18 @@ def test_parameters_of_a_rank_are_those_that_it_is_given(tp):
 def test_the_patterns_that_a_link_carries_are_those_with_few_blocks():
     """The share of a step that communication takes; the less a link carries the more it is."""
     best = plans("albert-large", batch_size=16384)[0]
-    found = {link: list_patterns_of(best, H100, link=link) for link in (1e12, 1e10)}
-    for shares in found.values():
+    by_link = {link: list_patterns_of(best, H100, link=link) for link in (1e12, 1e10)}
+    for shares in by_link.values():
         assert shares["all"] < shares["cycle:2"] < shares["cycle:12"] < shares["none"]
-    assert all(found[1e12][word] < found[1e10][word] for word in found[1e12])
+    assert all(by_link[1e12][word] < by_link[1e10][word] for word in by_link[1e12])
 
 
 def test_a_depth_schedule_takes_the_hours_of_its_parts():
     best = plans("albert-base")[0]
     half = replace(best.layout, model=replace(best.layout.model, num_layers=6))
     seconds = 500 * predict_step(half, H100, link=100e9).total + 500 * best.step.total
-    found = find_hours(best, H100, link=100e9, steps=1000, depth_schedule="6@0,12@50%")
-    assert found == pytest.approx(seconds / 3600)
+    hours = find_hours(best, H100, link=100e9, steps=1000, depth_schedule="6@0,12@50%")
+    assert hours == pytest.approx(seconds / 3600)
     # Batch and length too; the length of a line is that in its middle.
     changes = {"batch_size": "2048@0,4096@20%", "sequence_length": "128@0,256@60%..512@100%"}
     parts = {(2048, 128, 6): 200, (4096, 128, 6): 300, (4096, 128, 12): 100, (4096, 384, 12): 400}
@@ -190,10 +190,10 @@ def test_a_depth_schedule_takes_the_hours_of_its_parts():
             sequence_length=length,
         )
         seconds += number * predict_step(layout, H100, link=100e9).total
-    found = find_hours(
+    hours = find_hours(
         best, H100, link=100e9, steps=1000, depth_schedule="6@0,12@50%", schedules=changes
     )
-    assert found == pytest.approx(seconds / 3600)
+    assert hours == pytest.approx(seconds / 3600)
     whole = 1000 * best.step.total / 3600
     assert find_hours(best, H100, link=100e9, steps=1000) == pytest.approx(whole)
 
@@ -203,7 +203,7 @@ def test_the_recorded_errors_are_those_of_the_model():
     raw = ROOT / "docs/raw"
     recorded = json.loads((raw / "scaling_constants.json").read_text())
     machine = Machine(**recorded["machine"])
-    found = []
+    seconds = []
     for name in recorded["inputs"]:
         report = json.loads((raw / name).read_text())
         for cell in report["cells"]:
@@ -214,5 +214,5 @@ def test_the_recorded_errors_are_those_of_the_model():
             given = Layout(name=size, model=SIZES[size], **shape)
             devices = report["cores"] / given.ranks
             step = predict_step(given, machine, link=cell["link_bits_per_second"], devices=devices)
-            found.append(step.total)
-    assert found == pytest.approx([cell["predicted_seconds"] for cell in recorded["cells"]])
+            seconds.append(step.total)
+    assert seconds == pytest.approx([cell["predicted_seconds"] for cell in recorded["cells"]])
