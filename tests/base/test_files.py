@@ -50,8 +50,8 @@ def test_a_file_that_appears_between_look_and_rename_is_kept(tmp_path, monkeypat
     place = tmp_path / "place" / "name"
     mkdir = Path.mkdir
 
-    def race(path, **how):
-        mkdir(path, **how)
+    def race(path, **options):
+        mkdir(path, **options)
         place.write_text("theirs")
 
     monkeypatch.setattr(Path, "mkdir", race)
@@ -114,10 +114,10 @@ def test_a_full_disk_is_told_from_one_without_inodes(tmp_path, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "a" / "b"))
     assert isinstance(name_os_error(full), MachineFailed)
     assert "inodes" not in str(name_os_error(full))
-    found = os.statvfs(tmp_path)
-    values = {name: getattr(found, name) for name in ("f_files", "f_favail")} | {"f_favail": 0}
+    disk = os.statvfs(tmp_path)
+    values = {name: getattr(disk, name) for name in ("f_files", "f_favail")} | {"f_favail": 0}
     monkeypatch.setattr(os, "statvfs", lambda path: type("Found", (), values))
-    assert ("inodes" in str(name_os_error(full))) == bool(found.f_files)
+    assert ("inodes" in str(name_os_error(full))) == bool(disk.f_files)
 
 
 def test_names_say_nothing_to_the_terminal(tmp_path):

@@ -13,9 +13,9 @@ from tests.runs import SMALL
 
 def test_a_whole_number_may_have_an_exponent():
     """As in DeepSpeed's examples; 2.0 is no whole number, 1e-6 and 1e300 stay as they are."""
-    found = parse_json(b'{"a": 5e8, "b": 2.0, "c": 1e-6, "d": 1e300}', "f")
-    assert list(map(type, found.values())) == [int, float, float, float]
-    assert found == {"a": 500_000_000, "b": 2.0, "c": 1e-6, "d": 1e300}
+    numbers = parse_json(b'{"a": 5e8, "b": 2.0, "c": 1e-6, "d": 1e300}', "f")
+    assert list(map(type, numbers.values())) == [int, float, float, float]
+    assert numbers == {"a": 500_000_000, "b": 2.0, "c": 1e-6, "d": 1e300}
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,11 @@ def test_foreign_lines_never_stop_a_resume_and_are_counted_once(tmp_path, capsys
         b"[" * 10**5,
     )
     path = tmp_path / "metrics.jsonl"
-    mine = b'{"step": 3, "loss": 1.5}\n{"step": 2}\n'
-    path.write_bytes(mine + b"".join(x + b"\n" for x in foreign) + b'{"step": 4}\n{"step": 5, "lo')
+    records = b'{"step": 3, "loss": 1.5}\n{"step": 2}\n'
+    path.write_bytes(
+        records + b"".join(x + b"\n" for x in foreign) + b'{"step": 4}\n{"step": 5, "lo'
+    )
     assert [record["step"] for record in read_lines(path)] == [3, 2, 4]
     assert capsys.readouterr().err.count("8 lines are no records") == 1
     assert cut_back(tmp_path, 3) == [{"step": 3, "loss": 1.5}, {"step": 2}]
-    assert path.read_bytes() == mine
+    assert path.read_bytes() == records

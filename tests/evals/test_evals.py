@@ -40,7 +40,7 @@ def test_only_labelled_pairs_are_encoded(batches, has_pooler):
     expected = []
     for batch in batches:
         with torch.no_grad():
-            found = model.albert(**{n: batch.tensors[n] for n in INPUTS})
-        states = found["last_hidden_state"][batch.tensors["cu_seqlens"][:-1].long()]
-        expected.append(found["pooled"] if has_pooler else states)
+            outputs = model.albert(**{n: batch.tensors[n] for n in INPUTS})
+        states = outputs["last_hidden_state"][batch.tensors["cu_seqlens"][:-1].long()]
+        expected.append(outputs["pooled"] if has_pooler else states)
     torch.testing.assert_close(torch.tensor(features), torch.cat(expected)[every >= 0])

@@ -31,10 +31,10 @@ def open_model(*, graphs: bool) -> GraphedForPretraining:
     return model
 
 
-def run(model: GraphedForPretraining, batch: MicroBatch, factor=1.0, **how) -> torch.Tensor:
+def run(model: GraphedForPretraining, batch: MicroBatch, factor=1.0, **options) -> torch.Tensor:
     """A micro-batch's loss; factor: of its scales."""
     scales = torch.stack([torch.full((), x * factor, device=DEVICE) for x in (0.1, 0.25)])
-    out = model(**batch.on(DEVICE), scales=scales, **how)
+    out = model(**batch.on(DEVICE), scales=scales, **options)
     out["loss"].backward()
     return out["loss"].detach().clone()
 
@@ -64,7 +64,7 @@ def sum_over_micro_batches() -> None:
 
 def keep_what_was_given() -> None:
     """Eager launches beside graphs are in the graphs' memory, and what they give is not."""
-    found = []
+    tensors = []
     for graphs in (True, False):
         model = open_model(graphs=graphs)
         outputs = []
@@ -75,9 +75,9 @@ def keep_what_was_given() -> None:
             outputs[-1]["loss"].backward()
             made += [len(model.graphs.pool.made)] if graphs else []
         assert not graphs or made == [made[0], 2 * made[0], 2 * made[0], 3 * made[0]]
-        found.append([x for output in outputs for _, x in sorted(output.items())])
-        found[-1] += [p.grad for p in model.parameters()]
-    check_equal(*found)
+        tensors.append([x for output in outputs for _, x in sorted(output.items())])
+        tensors[-1] += [p.grad for p in model.parameters()]
+    check_equal(*tensors)
 
 
 def read_launches(graph: product.Graph, model: GraphedForPretraining) -> list[tuple]:
@@ -124,17 +124,17 @@ def launch_alike() -> None:
 def go_on_after_a_skipped_step() -> None:
     """What a step that is not finite leaves in a graph reaches no other step."""
     for skipped in (0, 2):  # where a graph is captured, and where it is replayed
-        found = []
+        collected = []
         for graphs in (True, False):
             model = open_model(graphs=graphs)
             for number, batch in enumerate(BATCHES):
                 run(model, batch, float("nan") if number == skipped else 1.0)
                 gradients = [p.grad.clone() for p in model.parameters()]
                 assert gradients[0].isfinite().all() == (number != skipped)
-                found += gradients if number != skipped else []
+                collected += gradients if number != skipped else []
                 model.zero_grad()
             assert not graphs or model.graphs.failure is None
-        check_equal(found[: len(found) // 2], found[len(found) // 2 :])
+        check_equal(collected[: len(collected) // 2], collected[len(collected) // 2 :])
 
 
 def fall_back() -> None:
@@ -152,10 +152,10 @@ def fall_back() -> None:
         product.Graph = other
         model = open_model(graphs=True)
         try:
-            found = train(model, BATCHES)
+            numbers = train(model, BATCHES)
         finally:
             product.Graph = whole
-        check_equal(found, train(open_model(graphs=False), BATCHES))
+        check_equal(numbers, train(open_model(graphs=False), BATCHES))
         assert model.graphs.failure and not model.graphs.kept and model.graphs.pool is None
         assert model.graphs.take_counts()["eager_micro_batches"] == len(BATCHES)
 

@@ -44,11 +44,11 @@ class Report:
             def call(*given):
                 if part == parts[0]:
                     self.now = Counter()
-                found = function(*given)
+                outcome = function(*given)
                 if part == parts[-1]:
                     self.steps.append(self.now)
                     self.now = None
-                return found
+                return outcome
 
             return call
 

@@ -77,9 +77,9 @@ def run_on_cuda(folder: Path, runs: list[Run], ranks: int = 1) -> list[dict]:
     return [json.loads(path.read_text()) for path in reports]
 
 
-def train(data: Path, run: Path, config: str, **how) -> Run:
+def train(data: Path, run: Path, config: str, **options) -> Run:
     """Steps of four micro-batches on one rank, or on two that share a block."""
-    argv = train_command(data, run, deepspeed_config=f"ds_configs/{config}", **how)
+    argv = train_command(data, run, deepspeed_config=f"ds_configs/{config}", **options)
     return "albert_ds.train", argv[2:]
 
 
@@ -97,13 +97,13 @@ def check(report: dict, steps: int, *, groups: int = 2, pinned: int = 0) -> None
     assert report["mixed"] == {}
     assert len(report["steps"]) == steps
     for number, step in enumerate(report["steps"]):
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for event, count in step.items():
             place = event.partition(" at ")[2]
             if place.startswith("albert_ds"):
                 place = place.partition(":")[0]
-            found[place] = found.get(place, 0) + count
-        over = {place: n for place, n in found.items() if n > allowed.get(place, 0)}
+            counts[place] = counts.get(place, 0) + count
+        over = {place: n for place, n in counts.items() if n > allowed.get(place, 0)}
         assert number == 0 and over.keys() <= FIRST_STEP_OF_ZERO_3 or over == {}
 
 
@@ -114,8 +114,8 @@ def check_each(reports: list[dict]) -> None:
 
 
 def test_every_shipped_configuration(fake_cuda, data, tmp_path):
-    how = dict(steps=2, eval_every=2, save_every=2)
-    runs = [train(data, tmp_path / name, name, **how) for name in SHIPPED]
+    options = dict(steps=2, eval_every=2, save_every=2)
+    runs = [train(data, tmp_path / name, name, **options) for name in SHIPPED]
     check_each(run_on_cuda(tmp_path, runs))
 
 
@@ -123,10 +123,10 @@ def test_resuming_exporting_and_fine_tuning(fake_cuda, data, tmp_path):
     vocab = open_shards(data, "train").vocab
     run = tmp_path / "run"
     start = write_checkpoint(tmp_path / "pretrained", vocab, vocab_size=vocab.size)
-    how = dict(deepspeed_config="ds_configs/zero1_bf16_adamw.json", micro_batch_size=2)
-    rte = flags("glue/rte", write_rte(tmp_path / "RTE"), start, tmp_path / "rte", **how)
+    options = dict(deepspeed_config="ds_configs/zero1_bf16_adamw.json", micro_batch_size=2)
+    rte = flags("glue/rte", write_rte(tmp_path / "RTE"), start, tmp_path / "rte", **options)
     asked = write_squad(tmp_path / "SQuAD", "v2.0")
-    squad = flags("squad2", asked, start, tmp_path / "squad2", sequence_length=32, **how)
+    squad = flags("squad2", asked, start, tmp_path / "squad2", sequence_length=32, **options)
     reports = run_on_cuda(
         tmp_path,
         [
@@ -157,6 +157,6 @@ def test_ranks_that_see_one_device_each_share_a_block(fake_cuda, data, tmp_path)
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
 def test_every_shipped_configuration_on_two_ranks(fake_cuda, data, tmp_path, tensor_parallel):
     batch_size = 8 * 2 // tensor_parallel
-    how = dict(steps=2, batch_size=batch_size, tensor_parallel=tensor_parallel)
-    runs = [train(data, tmp_path / name, name, **how) for name in SHIPPED]
+    options = dict(steps=2, batch_size=batch_size, tensor_parallel=tensor_parallel)
+    runs = [train(data, tmp_path / name, name, **options) for name in SHIPPED]
     check_each(run_on_cuda(tmp_path, runs, ranks=2))

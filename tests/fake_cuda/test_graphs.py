@@ -29,8 +29,8 @@ def test_rows_that_are_all_full_run_by_graphs(fake_cuda, tmp_path):  # noqa: F81
     """Each of 32 rows has 4 predictions, 0.4 more than its share."""
     report = tmp_path / "report.json"
     size = ("--micro-batch", 32, "--sequence-length", 24, "--rounds", 1, "--steps", 1)
-    how = ("--deepspeed_config", "ds_configs/zero1_bf16.json", "--output", report)
-    done = run_python("tools/throughput_bench.py", "--models", "albert-tiny", *size, *how)
+    flags = ("--deepspeed_config", "ds_configs/zero1_bf16.json", "--output", report)
+    done = run_python("tools/throughput_bench.py", "--models", "albert-tiny", *size, *flags)
     assert done.returncode == 0, done.stderr[-4000:]
     assert [cell["by_graph"] for cell in json.loads(report.read_text())["cells"]] == [1]
 
@@ -53,13 +53,13 @@ def test_runs_by_graphs_are_eager_runs_bit_for_bit(fake_cuda, data, tmp_path):  
     teacher, which is part of the graphs."""
     more = dict(depth_schedule="1-2@0", exit_losses="1:0.5", z_loss=0.001, average=0.9)
     runs, pairs = [], []
-    for name, config, how in (
+    for name, config, options in (
         ("zero1", "zero1_bf16.json", {}),
         ("zero2", "zero2_bf16.json", {}),
         ("depths", "zero1_bf16_adamw.json", more),
         ("teacher", "zero2_bf16.json", {"teacher": tmp_path / "zero1"}),
     ):
-        given = dict(steps=4, save_every=4, eval_every=4, dropout=0.1, **how)
+        given = dict(steps=4, save_every=4, eval_every=4, dropout=0.1, **options)
         pairs.append((tmp_path / name, tmp_path / f"{name}-eager"))
         runs += [train(data, folder, config, **given) for folder in pairs[-1]]
         runs[-1][1].append("--no-graphs")

@@ -121,10 +121,10 @@ class Graph(TorchDispatchMode):
         copies = function in (aten._to_copy.default, aten.copy_.default)
         if waits or (copies and not all(x.is_cuda for x in given)):
             raise RuntimeError(f"CUDA error: {function} is not permitted when a stream captures")
-        found = function(*args, **kwargs)
-        fresh, made = find_made(given, found)
+        outputs = function(*args, **kwargs)
+        fresh, made = find_made(given, outputs)
         self.calls.append((function, args, kwargs, fresh, made))
-        return found
+        return outputs
 
     @torch.no_grad()
     def replay(self):
@@ -138,10 +138,10 @@ class Graph(TorchDispatchMode):
                     old.detach().copy_(new)
 
 
-def find_made(given: list, found) -> tuple[list, list[bool]]:
+def find_made(given: list, outputs) -> tuple[list, list[bool]]:
     """The tensors in `found`, and which of them have memory of their own."""
     held = {x.untyped_storage().data_ptr() for x in given}
-    fresh = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
+    fresh = [x for x in tree_leaves(outputs) if isinstance(x, torch.Tensor)]
     return fresh, [x.untyped_storage().data_ptr() not in held for x in fresh]
 
 
@@ -154,11 +154,11 @@ class Pool(TorchDispatchMode):
         self.made = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
+        outputs = function(*args, **(kwargs or {}))
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        fresh, made = find_made(given, found)
+        fresh, made = find_made(given, outputs)
         self.made += [weakref.ref(x) for x in itertools.compress(fresh, made)]
-        return found
+        return outputs
 
     def write_over(self):
         for reference in self.made:
@@ -272,46 +272,46 @@ def on_device(x, like):
     return device.pin(x).to(like.device, non_blocking=True)
 
 
-def attend(q, k, v, q_ends, kv_ends, q_most, kv_most, dropout, causal, returns_mask, **how):
+def attend(q, k, v, q_ends, kv_ends, q_most, kv_most, dropout, causal, returns_mask, **options):
     q_parts, kv_parts = check_contract(q, k, v, q_ends, kv_ends, q_most, kv_most)
-    scale = how.get("scale") or q.shape[-1] ** -0.5
+    scale = options.get("scale") or q.shape[-1] ** -0.5
     hq, hk, hv = host_floats(q, k, v)
     outputs, kept = [], []
     with torch.no_grad():
-        for mine, theirs in zip(q_parts, kv_parts, strict=True):
-            scores = torch.einsum("qhd,khd->hqk", hq[mine], hk[theirs]) * scale
+        for q_part, kv_part in zip(q_parts, kv_parts, strict=True):
+            scores = torch.einsum("qhd,khd->hqk", hq[q_part], hk[kv_part]) * scale
             shares = scores.softmax(-1)
             kept.append((torch.rand_like(shares) >= dropout) / (1 - dropout))
-            outputs.append(torch.einsum("hqk,khd->qhd", shares * kept[-1], hv[theirs]))
+            outputs.append(torch.einsum("hqk,khd->qhd", shares * kept[-1], hv[kv_part]))
     number = next(SEEDS)
     seed = torch.full((2,), number, dtype=torch.int64)
     KEPT[number] = kept
-    found = (
+    tensors = (
         torch.cat(outputs).to(q.dtype),
         torch.zeros(q.shape[1], len(q)),
         seed,
         torch.zeros((), dtype=torch.int64),
         torch.zeros(0, dtype=q.dtype),
     )
-    return tuple(on_device(x, q) for x in found)
+    return tuple(on_device(x, q) for x in tensors)
 
 
-def attend_backward(grad, q, k, v, out, lse, q_ends, kv_ends, q_most, kv_most, *rest, **how):
+def attend_backward(grad, q, k, v, out, lse, q_ends, kv_ends, q_most, kv_most, *rest, **options):
     dropout, causal, seed, unused = rest
     assert grad.is_cuda and grad.dtype == q.dtype
     q_parts, kv_parts = check_contract(q, k, v, q_ends, kv_ends, q_most, kv_most)
-    scale = how.get("scale") or q.shape[-1] ** -0.5
+    scale = options.get("scale") or q.shape[-1] ** -0.5
     hq, hk, hv, hg = host_floats(q, k, v, grad)
     kept = KEPT.pop(int(device.on_host(seed)[0]), None)
     assert kept is not None, "a backward pass without its forward pass"
     gradients = ([], [], [])
-    for mine, theirs, keep in zip(q_parts, kv_parts, kept, strict=True):
-        shares = (torch.einsum("qhd,khd->hqk", hq[mine], hk[theirs]) * scale).softmax(-1)
-        d_shares = torch.einsum("qhd,khd->hqk", hg[mine], hv[theirs]) * keep
+    for q_part, kv_part, keep in zip(q_parts, kv_parts, kept, strict=True):
+        shares = (torch.einsum("qhd,khd->hqk", hq[q_part], hk[kv_part]) * scale).softmax(-1)
+        d_shares = torch.einsum("qhd,khd->hqk", hg[q_part], hv[kv_part]) * keep
         d_scores = shares * (d_shares - (d_shares * shares).sum(-1, keepdim=True)) * scale
-        gradients[0].append(torch.einsum("hqk,khd->qhd", d_scores, hk[theirs]))
-        gradients[1].append(torch.einsum("hqk,qhd->khd", d_scores, hq[mine]))
-        gradients[2].append(torch.einsum("hqk,qhd->khd", shares * keep, hg[mine]))
+        gradients[0].append(torch.einsum("hqk,khd->qhd", d_scores, hk[kv_part]))
+        gradients[1].append(torch.einsum("hqk,qhd->khd", d_scores, hq[q_part]))
+        gradients[2].append(torch.einsum("hqk,qhd->khd", shares * keep, hg[q_part]))
     return tuple(on_device(torch.cat(x).to(q.dtype), q) for x in gradients)
 
 

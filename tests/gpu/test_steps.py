@@ -37,10 +37,10 @@ def train(rank: int, configs: list, deterministic: bool = False) -> list[Trained
     return train_ranks(rank, configs, BATCHES)
 
 
-def config_of(precision: str, **how):
-    dropout = how.pop("dropout", 0.0)
+def config_of(precision: str, **settings):
+    dropout = settings.pop("dropout", 0.0)
     model = replace(WIDE, dropout=dropout)
-    return small_config(world_size=1, ds_file=f"zero1_{precision}.json", model=model, **how)
+    return small_config(world_size=1, ds_file=f"zero1_{precision}.json", model=model, **settings)
 
 
 def distance(one: Trained, other: Trained) -> float:

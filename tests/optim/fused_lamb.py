@@ -99,14 +99,14 @@ def train(rules: Rules) -> tuple[Tensors, Tensors]:
     return before, {name: p.detach() for name, p in named.items()}
 
 
-def differ(found: Tensors, goal: Tensors, before: Tensors, *, vectors: bool) -> float:
+def differ(weights: Tensors, goal: Tensors, before: Tensors, *, vectors: bool) -> float:
     """||p - p_release|| / ||p_release - p_init|| over the matrices, or over the vectors."""
     chosen = [
         name
         for name in goal
         if (name.endswith("bias") or "layer_norm" in name) == vectors and "key.bias" not in name
     ]
-    off = torch.stack([(found[name] - goal[name]).norm() for name in chosen]).norm()
+    off = torch.stack([(weights[name] - goal[name]).norm() for name in chosen]).norm()
     return float(off / torch.stack([(goal[name] - before[name]).norm() for name in chosen]).norm())
 
 
@@ -115,10 +115,10 @@ def compare_terms() -> dict[str, tuple[float, float]]:
     before, released = train(Rules())
     changed = {}
     for what, rules in TERMS.items():
-        _, found = train(rules)
+        _, weights = train(rules)
         changed[what] = (
-            differ(found, released, before, vectors=False),
-            differ(found, released, before, vectors=True),
+            differ(weights, released, before, vectors=False),
+            differ(weights, released, before, vectors=True),
         )
     return changed
 

@@ -79,8 +79,8 @@ def test_schedule_of_the_release():
 
 
 def test_the_other_shapes_of_the_rate():
-    def rates(num_steps=100, **how):
-        given = dict(peak=2.0, warmup_steps=10, num_steps=num_steps, **how)
+    def rates(num_steps=100, **options):
+        given = dict(peak=2.0, warmup_steps=10, num_steps=num_steps, **options)
         return [learning_rate(step, **given) for step in range(num_steps + 3)]
 
     warm_up = [0.2 * step for step in range(10)]

@@ -15,23 +15,23 @@ def train_both(scale: float) -> tuple[list[torch.Tensor], list[torch.Tensor], fl
     """Weights after some steps of torch's Muon and of ours, and the worst error of an update."""
     generator = torch.Generator().manual_seed(0)
     drawn = [[scale * torch.randn(s, generator=generator) for s in SHAPES] for _ in range(5)]
-    theirs, ours = ([torch.nn.Parameter(w.clone()) for w in drawn[0]] for _ in range(2))
+    torch_weights, weights = ([torch.nn.Parameter(w.clone()) for w in drawn[0]] for _ in range(2))
     settings = dict(lr=0.02, momentum=0.95)
     published = torch.optim.Muon(
-        theirs, **settings, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+        torch_weights, **settings, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
     )
-    optimizer = build_alone(ours, **settings)
+    optimizer = build_alone(weights, **settings)
     for gradients in drawn[1:]:
-        for parameters in (theirs, ours):
+        for parameters in (torch_weights, weights):
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient.clone()
         published.step()
         optimizer.step()
     errors = [
         float((a - b).detach().norm() / (b.detach() - start).norm())
-        for a, b, start in zip(ours, theirs, drawn[0], strict=True)
+        for a, b, start in zip(weights, torch_weights, drawn[0], strict=True)
     ]
-    return ours, theirs, max(errors)
+    return weights, torch_weights, max(errors)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0])

@@ -92,7 +92,7 @@ def test_a_norm_is_that_of_float64(shape):
 
 def measure_norms(rank: int, configs: list) -> list[tuple[float, float]]:
     """Of each run's first step: the norm of its gradient, and that in float64."""
-    found = []
+    norms = []
     samples = random_samples(8, vocab_size=30_000, max_length=32, seed=0)
     for config in configs:
         run = open_small_run(config, [samples])
@@ -100,8 +100,8 @@ def measure_norms(rank: int, configs: list) -> list[tuple[float, float]]:
         # The first moments are now a tenth of the gradient, in fp32.
         moments = gather(run.engine, "exp_avg.safetensors").values()
         squares = sum(float(moment.double().square().sum()) for moment in moments)
-        found.append((norm, 10 * squares**0.5))
-    return found
+        norms.append((norm, 10 * squares**0.5))
+    return norms
 
 
 def test_the_global_norm_is_that_of_float64_in_every_stage_and_precision():

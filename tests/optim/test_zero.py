@@ -23,9 +23,9 @@ STAGES = (1, 2, 3, 0)  # the trainer computes the norm at ZeRO-0, DeepSpeed at t
 @pytest.mark.parametrize("optimizer", [{}, muon.DS_CHANGES], ids=["lamb", "muon"])
 @pytest.mark.parametrize(("tensor_parallel", "world_size"), [(1, 2), (2, 2), (2, 4)])
 def test_update_equals_one_process_in_float64(tensor_parallel, world_size, optimizer):
-    how = dict(world_size=world_size, tensor_parallel=tensor_parallel)
-    how["ds_changes"] = {"gradient_clipping": 0.5, **optimizer}
-    configs = [small_config(stage=stage, **how) for stage in STAGES]
+    options = dict(world_size=world_size, tensor_parallel=tensor_parallel)
+    options["ds_changes"] = {"gradient_clipping": 0.5, **optimizer}
+    configs = [small_config(stage=stage, **options) for stage in STAGES]
     runs = run_ranks(train_ranks, world_size, configs, BATCHES)[0]
     initial = runs[0].initial
     expected = reference_training(
@@ -60,7 +60,7 @@ def build_half(rank: int, configs: list, weights: dict) -> list[tuple]:
 
     get_accelerator().is_fp16_supported = lambda: True  # any CPU can hold fp16 weights
     device, mesh = join(configs[0].tensor_parallel)
-    found = []
+    rows = []
     for config in configs:
         seeded = gather(build(config, mesh, device), "weights.safetensors")
         engine = build(config, mesh, device, {n: w.clone() for n, w in weights.items()})
@@ -78,8 +78,8 @@ def build_half(rank: int, configs: list, weights: dict) -> list[tuple]:
             master = fragment.flat.detach().view(-1)[fragment.in_flat]
             assert half.dtype != torch.float32 and master.dtype == torch.float32
             differences.append(float((half - master.to(half.dtype)).abs().max()))
-        found.append((seeded, gather(engine), max(differences)))
-    return found
+        rows.append((seeded, gather(engine), max(differences)))
+    return rows
 
 
 @pytest.mark.parametrize(("tensor_parallel", "world_size"), [(1, 1), (1, 2), (2, 2)])

@@ -98,13 +98,13 @@ def round_in_parts(rank: int, tensor_parallel: int, config):
         loss_of(network.bfloat16(), tensors).backward()
     errors = []
     for reference in (whole, parts):
-        theirs = dict(reference.named_parameters())
-        found = {}
+        parameters = dict(reference.named_parameters())
+        distances = {}
         for name, p in model.named_parameters():
-            goal = shard(theirs[name].grad, shard_dim(p), mesh).float()
+            goal = shard(parameters[name].grad, shard_dim(p), mesh).float()
             if "key.bias" not in name:  # its true gradient is 0
-                found[name] = float((p.grad.float() - goal).norm() / goal.norm())
-        errors.append(found)
+                distances[name] = float((p.grad.float() - goal).norm() / goal.norm())
+        errors.append(distances)
     return errors
 
 

@@ -41,9 +41,9 @@ def monitor(*moments: tuple[float, list], timeout: float = 60) -> Ending | None:
     watching = Monitor(Path("RUN"), [f"host{rank}" for rank in range(size)], timeout)
     counts = [0] * size
     verdict = None
-    for elapsed, found in moments:
-        counts = [count + (what != "silent") for count, what in zip(counts, found, strict=True)]
-        endings = [None if what == "silent" else what for what in found]
+    for elapsed, states in moments:
+        counts = [count + (what != "silent") for count, what in zip(counts, states, strict=True)]
+        endings = [None if what == "silent" else what for what in states]
         beats = [Beat(count=c, ending=e) for c, e in zip(counts, endings, strict=True)]
         watching.update(beats, elapsed)
         verdict = verdict or watching.verdict()
@@ -90,14 +90,14 @@ VERDICTS = {
 
 def test_the_verdict_names_the_rank_that_is_the_cause():
     for name, (moments, expected) in VERDICTS.items():
-        found = monitor(*moments)
+        verdict = monitor(*moments)
         if expected is None:
-            assert found is None, name
+            assert verdict is None, name
         else:
-            assert found is not None and found.code == expected[0], name
-            assert found.reason.startswith(expected[1]), (name, found.reason)
-            is_watched = found.code == 5 and found.reason.startswith("rank 1")
-            assert ("RUN/logs/rank-1.log" in found.reason) == is_watched, name
+            assert verdict is not None and verdict.code == expected[0], name
+            assert verdict.reason.startswith(expected[1]), (name, verdict.reason)
+            is_watched = verdict.code == 5 and verdict.reason.startswith("rank 1")
+            assert ("RUN/logs/rank-1.log" in verdict.reason) == is_watched, name
 
 
 def test_many_ranks_make_a_short_line():
@@ -133,10 +133,10 @@ def test_what_an_error_of_torch_means():
     import torch.distributed as dist
 
     for kind, text, code in CODES:
-        found = explain(getattr(dist, kind, RuntimeError)(text))
-        assert found.is_secondary == (code == "lost"), text
-        assert found.code == (5 if code == "lost" else code), text
-        assert "\n" not in found.reason and (code == 1 or text[20:40] in found.reason), text
+        ending = explain(getattr(dist, kind, RuntimeError)(text))
+        assert ending.is_secondary == (code == "lost"), text
+        assert ending.code == (5 if code == "lost" else code), text
+        assert "\n" not in ending.reason and (code == 1 or text[20:40] in ending.reason), text
 
 
 def test_what_an_error_of_a_file_means():

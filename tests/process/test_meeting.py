@@ -162,10 +162,10 @@ def test_the_store_listens_where_the_ranks_meet_and_nowhere_else():
 
 
 def test_a_name_that_is_loopback_to_its_own_machine_alone_is_no_place_to_listen(monkeypatch):
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", take_port()))]
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: found)
-    assert listen_at("node1", found[0][-1][1]) is None  # torch then listens at all addresses
-    os.close(listen_at("localhost", found[0][-1][1]))
+    addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", take_port()))]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: addresses)
+    assert listen_at("node1", addresses[0][-1][1]) is None  # torch then listens at all addresses
+    os.close(listen_at("localhost", addresses[0][-1][1]))
 
 
 def test_who_does_not_know_the_secret_ends_no_rank(monkeypatch):

@@ -11,8 +11,8 @@ import pytest
 from tests.conftest import ROOT, train_command
 
 
-def run(words: list[str], **how) -> subprocess.CompletedProcess:
-    given = {"cwd": ROOT, "stderr": subprocess.PIPE, "text": True, **how}
+def run(words: list[str], **options) -> subprocess.CompletedProcess:
+    given = {"cwd": ROOT, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.run([sys.executable, *map(str, words)], **given)
 
 

@@ -223,9 +223,9 @@ def test_a_header_that_the_toolkit_lacks_is_named(monkeypatch):
 
     monkeypatch.setattr(fused_lamb, "FusedLambBuilder", Builder)
     weight = torch.nn.Parameter(torch.zeros(2))
-    with pytest.raises(UserError, match="CUDA toolkit .*error: cusparse.h") as found:
+    with pytest.raises(UserError, match="CUDA toolkit .*error: cusparse.h") as caught:
         build_fused_lamb([("weight", weight)], lr=0.1)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)
 
 
 def choose(rank: int) -> tuple:
