@@ -139,7 +139,7 @@ class Graph(TorchDispatchMode):
 
 
 def find_made(given: list, outputs) -> tuple[list, list[bool]]:
-    """The tensors in `found`, and which of them have memory of their own."""
+    """The tensors in `outputs`, and which of them have memory of their own."""
     held = {x.untyped_storage().data_ptr() for x in given}
     fresh = [x for x in tree_leaves(outputs) if isinstance(x, torch.Tensor)]
     return fresh, [x.untyped_storage().data_ptr() not in held for x in fresh]

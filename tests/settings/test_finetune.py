@@ -110,8 +110,8 @@ def test_a_runs_config_json_and_epochs(checkpoint, cola, tmp_path):
     config = read_config(flags("glue/cola", cola, checkpoint, tmp_path / "out"), world_size=1)[0]
     write_config(config)
     argv = ["--config", str(tmp_path / "out/config.json"), "--output", str(tmp_path / "next")]
-    found = read_config(argv, world_size=1)[0]
-    assert replace(found, output=config.output, command=config.command) == config
+    loaded = read_config(argv, world_size=1)[0]
+    assert replace(loaded, output=config.output, command=config.command) == config
     examples = len((cola / "train.tsv").read_text().splitlines())
     longer = read_config([*argv, "--epochs", "3.5"], world_size=1)[0]
     assert longer.steps == int(3.5 * examples / config.batch_size) != config.steps
@@ -158,8 +158,8 @@ def test_a_task_model_may_be_what_transformers_saved(checkpoint, cola, tmp_path)
     AutoTokenizer.from_pretrained(hf).save_pretrained(tuned)
     assert not (tuned / "spiece.model").exists()
     argv = flags("glue/cola", cola, checkpoint, tmp_path / "out", from_task=tuned)
-    found = read_start(*read_config(argv, world_size=1), SimpleNamespace(rank=0))
-    torch.testing.assert_close(found, ModelFolder(hf).read_encoder()[1], rtol=0, atol=0)
+    weights = read_start(*read_config(argv, world_size=1), SimpleNamespace(rank=0))
+    torch.testing.assert_close(weights, ModelFolder(hf).read_encoder()[1], rtol=0, atol=0)
 
 
 def tune_apart(argv: list[str]) -> subprocess.CompletedProcess:

@@ -90,8 +90,8 @@ def test_a_config_file_says_what_is_not_typed(data, tmp_path, capsys):
     config = read_config(argv, world_size=2)[0]
     write_config(config, trained_length=64)
     short = ["--config", run / "config.json", "--output", again]
-    found = read_config([*map(str, short)], world_size=2)[0]
-    assert replace(found, output=config.output, command=config.command) == config
+    loaded = read_config([*map(str, short)], world_size=2)[0]
+    assert replace(loaded, output=config.output, command=config.command) == config
     typed = read_config([*map(str, short), "--steps", "99", "--data", str(data)], world_size=2)[0]
     assert (typed.steps, typed.data) == (99, [str(data)])
     said = capsys.readouterr().err
@@ -101,8 +101,8 @@ def test_a_config_file_says_what_is_not_typed(data, tmp_path, capsys):
     lines = [f"{flag}: {value}".lstrip("-") for flag, value in pairs if flag != "--output"]
     yaml = tmp_path / "flags.yaml"
     yaml.write_text("\n".join(lines).replace("batch-size", "batch_size"))
-    found = read_config(["--config", str(yaml), "--output", str(again)], world_size=2)[0]
-    assert replace(found, output=config.output, command=config.command) == config
+    loaded = read_config(["--config", str(yaml), "--output", str(again)], world_size=2)[0]
+    assert replace(loaded, output=config.output, command=config.command) == config
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_a_wrong_config_file_is_one_line(data, tmp_path, content, said):
     file = tmp_path / "flags"
     file.write_text(content)
     argv = ["--config", file, *train_command(data, tmp_path / "run")[2:]]
-    with pytest.raises(UserError, match=f"^--config {file}: ") as found:
+    with pytest.raises(UserError, match=f"^--config {file}: ") as caught:
         read_config([str(word) for word in argv], world_size=2)
-    assert said in str(found.value) and "\n" not in str(found.value)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_epochs_are_passes_over_all_the_data(data, tmp_path):
@@ -155,6 +155,6 @@ def test_a_mistyped_flag_is_named_before_a_missing_one(data, tmp_path):
         (["--qwertz=3"], "--qwertz: no such flag"),
         (["--model", "albert-bsae"], "did you mean albert-base?"),
     ):
-        with pytest.raises(UserError) as found:
+        with pytest.raises(UserError) as caught:
             read_config(argv, world_size=1)
-        assert str(found.value).endswith(said)
+        assert str(caught.value).endswith(said)

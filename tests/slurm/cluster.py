@@ -161,15 +161,15 @@ class Cluster:
         self.wait(lambda: len(self.idle_nodes()) == self.size, "all nodes to be idle")
 
     def _is_apart(self) -> bool:
-        mine, its = (os.readlink(f"/proc/{pid}/ns/uts") for pid in ("self", self._inside))
-        return mine != its and "cat" in Path(f"/proc/{self._inside}/cmdline").read_text()
+        own, its = (os.readlink(f"/proc/{pid}/ns/uts") for pid in ("self", self._inside))
+        return own != its and "cat" in Path(f"/proc/{self._inside}/cmdline").read_text()
 
     def _slurmd(self, node: str) -> list[str]:
         # As Debian has it: to itself a machine is 127.0.1.1.
         hosts = f"sed 's/.* {node}$/127.0.1.1 {node}/' /run/hosts > /run/hosts.{node}"
-        mine = f"{hosts} && mount --bind /run/hosts.{node} /etc/hosts && hostname {node}"
+        naming = f"{hosts} && mount --bind /run/hosts.{node} /etc/hosts && hostname {node}"
         disk = "mount -t tmpfs none /run/disk"  # of this node alone
-        script = f"{mine} && {disk} && exec slurmd -D -N {node}"
+        script = f"{naming} && {disk} && exec slurmd -D -N {node}"
         machine = [*NEW_MACHINE, "--uts", "--ipc", "sh", "-c", script]
         return ["nsenter", f"--net=/run/netns/{node}", *machine]
 
@@ -237,15 +237,15 @@ class Cluster:
 
     def processes(self, node: str, name: str = "albert_ds") -> list[psutil.Process]:
         """Processes on a node with `name` in their command line, as this machine sees them."""
-        found = []
+        processes = []
         for process in psutil.Process(self._daemons[node].pid).children(recursive=True):
             try:
                 command = process.cmdline()
             except psutil.Error:
                 continue
             if any(name in word for word in command) and "python" in command[0]:
-                found.append(process)
-        return found
+                processes.append(process)
+        return processes
 
     def kill_node(self, node: str) -> None:
         """Kill every process of the node at once, as a power cut does."""

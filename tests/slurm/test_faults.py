@@ -61,8 +61,8 @@ class Life:
         self.cluster.wait(lambda: len(self.resumed_at()) >= self.restarts, f"the job after {what}")
         resumed = self.resumed_at()[-1]
         self.cluster.wait(lambda: self.step() > resumed, f"a step after {what}")
-        how = "requeued" if requeued else "same allocation"
-        print(f"{what}: at step {before}, resumed at {resumed} ({how})")
+        mode = "requeued" if requeued else "same allocation"
+        print(f"{what}: at step {before}, resumed at {resumed} ({mode})")
         assert int(self.cluster.job(self.job.number)["Restarts"]) >= self.requeues
 
 

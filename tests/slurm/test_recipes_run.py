@@ -32,8 +32,8 @@ def stand_in(tmp_path):
 
 def tasks_of(job) -> list[dict]:
     names = ("rank", "local_rank", "size", "node", "devices", "head", "nccl", "gloo")
-    found = re.findall(r"^task (.*)$", job.says(), re.M)
-    return [dict(zip(names, line.split(), strict=True)) for line in found]
+    lines = re.findall(r"^task (.*)$", job.says(), re.M)
+    return [dict(zip(names, line.split(), strict=True)) for line in lines]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.stem)

@@ -33,8 +33,8 @@ def stand_in(tmp_path):
 
 def places(job) -> list[tuple[str, list[str]]]:
     """The number and the nodes of each attempt."""
-    found = re.findall(r"restart (\d+) on (\S+), meeting", job.says())
-    return [(number, names.split(",")) for number, names in found]
+    attempts = re.findall(r"restart (\d+) on (\S+), meeting", job.says())
+    return [(number, names.split(",")) for number, names in attempts]
 
 
 def test_faults_stay_in_the_allocation_while_checkpoints_are_saved(cluster, submit, stand_in):

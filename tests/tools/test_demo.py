@@ -82,8 +82,8 @@ def test_tables_keep_their_header_and_their_order(files, tmp_path):
 def test_questions_keep_what_they_are_asked_about(files, tmp_path):
     cut(files, tmp_path / "out", "--tasks", "squad2", "race", "--levels", "high")
     path = tmp_path / "out" / "squad2" / "train-v2.0.json"
-    found = read_squad(path, answerable=False)
-    questions = [question for _, asked in found for question in asked]
+    paragraphs = read_squad(path, answerable=False)
+    questions = [question for _, asked in paragraphs for question in asked]
     assert len(questions) == 8  # whole paragraphs of two
     (passage,) = (tmp_path / "out" / "RACE" / "dev").rglob("*.txt")
     assert passage.parent.name == "high" and len(read_passage(passage)[1]) == 2

@@ -99,8 +99,8 @@ def topics(tmp_path_factory):
 def judge(folder, topics) -> float:
     """The share of the texts of the dev set that a saved model gives the right label."""
     rows = read_csv(topics / "dev.csv")
-    found = pipeline("text-classification", str(folder))([row["text"] for row in rows])
-    return np.mean([x["label"] == row["label"] for x, row in zip(found, rows, strict=True)])
+    predictions = pipeline("text-classification", str(folder))([row["text"] for row in rows])
+    return np.mean([x["label"] == row["label"] for x, row in zip(predictions, rows, strict=True)])
 
 
 def test_what_is_frozen_stays_and_the_rest_learns(topics, tmp_path):
@@ -184,16 +184,16 @@ def test_mteb_gives_the_figures_of_sentence_transformers(exported, tmp_path):
         csv.writer(file).writerows([("text_a", "text_b", "score"), *rows])
     flags = {"pairs": tmp_path / "sts.csv", "steps": 0}
     run_example("sentence_vectors", model=exported, output=tmp_path / "vectors", **flags)
-    found = []
+    matches = []
     for name in ("sts_score", "mteb_sts"):
         words = ["--models", tmp_path / "vectors", "--pairs", tmp_path / "sts.csv"]
         done = run_python(EXAMPLES / f"{name}.py", *words)
         assert done.returncode == 0, done.stderr
-        found.append(
+        matches.append(
             re.fullmatch(r".*/vectors: .* (-?[\d.]+), Pearson (.*), 90 pairs\n", done.stdout)
         )
-    ours, theirs = ([float(figure) for figure in match.groups()] for match in found)
-    assert ours == pytest.approx(theirs, abs=2e-4) and len({*ours}) == 2
+    figures, mteb_figures = ([float(figure) for figure in match.groups()] for match in matches)
+    assert figures == pytest.approx(mteb_figures, abs=2e-4) and len({*figures}) == 2
 
 
 def test_a_babylm_submission_has_a_branch_for_each_number_of_words(data, tmp_path):

@@ -25,9 +25,9 @@ def test_all_take_every_step(tmp_path, capsys):
     report = tmp_path / "report.json"
     argv = ["--models", "albert-tiny", "--rounds", "3", "--output", str(report)]
     assert main(argv) == 0
-    found = json.loads(report.read_text())["albert-tiny"]
+    timings = json.loads(report.read_text())["albert-tiny"]
     kinds = ("LAMB", "Muon", "AdamW, fused")
-    assert {kind: len(seconds) for kind, seconds in found.items()} == dict.fromkeys(kinds, 3)
+    assert {kind: len(seconds) for kind, seconds in timings.items()} == dict.fromkeys(kinds, 3)
     shown = capsys.readouterr().out
     assert "| albert-tiny | LAMB |" in shown and "| albert-tiny | Muon |" in shown
 
@@ -35,16 +35,16 @@ def test_all_take_every_step(tmp_path, capsys):
 def test_what_is_timed_is_the_whole_update():
     flat = build_optimizers("albert-tiny", torch.device("cpu"))["LAMB"]
     whole = Lamb(decay_groups(AlbertForPretraining(SIZES["albert-tiny"]).named_parameters(), 0.01))
-    for ours, theirs in zip(flat.param_groups, whole.param_groups, strict=True):
-        sizes = [p.numel() for p in theirs["params"]]
-        parts = ours["params"][0].grad.split(sizes)
-        for parameter, part in zip(theirs["params"], parts, strict=True):
+    for flat_group, group in zip(flat.param_groups, whole.param_groups, strict=True):
+        sizes = [p.numel() for p in group["params"]]
+        parts = flat_group["params"][0].grad.split(sizes)
+        for parameter, part in zip(group["params"], parts, strict=True):
             parameter.grad = part.view_as(parameter)
     flat.step()
     whole.step()
-    for ours, theirs in zip(flat.param_groups, whole.param_groups, strict=True):
-        expected = torch.cat([p.detach().flatten() for p in theirs["params"]])
-        torch.testing.assert_close(ours["params"][0].detach(), expected, rtol=1e-6, atol=1e-8)
+    for flat_group, group in zip(flat.param_groups, whole.param_groups, strict=True):
+        expected = torch.cat([p.detach().flatten() for p in group["params"]])
+        torch.testing.assert_close(flat_group["params"][0].detach(), expected, rtol=1e-6, atol=1e-8)
 
 
 def test_every_peer_begins_at_our_loss(tmp_path):
@@ -55,16 +55,16 @@ def test_every_peer_begins_at_our_loss(tmp_path):
         *("--peers", "sdpa", "eager", "--warmup", "0", "--rounds", "2"),
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(report.read_text())
-    ours = found["first_losses"].pop(OURS)
-    assert found["first_losses"].keys() == {"sdpa", "eager"}
-    for loss in found["first_losses"].values():
-        assert abs(loss - ours) < 1e-5 * ours
+    record = json.loads(report.read_text())
+    our_loss = record["first_losses"].pop(OURS)
+    assert record["first_losses"].keys() == {"sdpa", "eager"}
+    for loss in record["first_losses"].values():
+        assert abs(loss - our_loss) < 1e-5 * our_loss
     for name in ("rounds", "cpu_rounds"):
-        assert [list(times) for times in found[name]] == [[OURS, "sdpa", "eager"]] * 2
-        assert all(seconds > 0 for times in found[name] for seconds in times.values())
-    assert len(found["loads"]) == 2 and found["product_seconds"] > 0
-    assert found["fill"] == 1.0 and "(its best)" in done.stdout
+        assert [list(times) for times in record[name]] == [[OURS, "sdpa", "eager"]] * 2
+        assert all(seconds > 0 for times in record[name] for seconds in times.values())
+    assert len(record["loads"]) == 2 and record["product_seconds"] > 0
+    assert record["fill"] == 1.0 and "(its best)" in done.stdout
 
 
 def test_disturbed_rounds_count_by_their_cpu_seconds_alone():
@@ -85,8 +85,8 @@ def test_disturbed_rounds_count_by_their_cpu_seconds_alone():
 
 def test_the_bound_has_no_product_that_a_step_leaves_out():
     model = AlbertForPretraining(replace(SIZES["albert-tiny"], dropout=0.0))
-    how = {"vocab_size": model.config.vocab_size, "micro_batch_size": 2, "seed": 0}
-    batch = next(synthetic_batches(StreamConfig(sequence_length=64), **how))
+    settings = {"vocab_size": model.config.vocab_size, "micro_batch_size": 2, "seed": 0}
+    batch = next(synthetic_batches(StreamConfig(sequence_length=64), **settings))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(**batch.tensors)
     counts = Counts.of(batch)
@@ -101,14 +101,14 @@ def test_rows_hold_the_sequences_and_nothing_else():
     samples = random_samples(3, vocab_size=50, max_length=20, seed=1)
     batch, expected = concatenate(samples), pad(samples)
     for row in (None, 32):
-        found = pad_batch(batch, row)
+        padded = pad_batch(batch, row)
         longest = expected["input_ids"].shape[1]
-        assert found["input_ids"].shape == (3, row or longest)
+        assert padded["input_ids"].shape == (3, row or longest)
         for name in ("input_ids", "token_type_ids", "attention_mask", "labels"):
-            assert torch.equal(found[name][:, :longest], expected[name]), name
+            assert torch.equal(padded[name][:, :longest], expected[name]), name
             rest = IGNORED if name == "labels" else 0
-            assert (found[name][:, longest:] == rest).all()
-        assert torch.equal(found["sentence_order_label"], expected["sentence_order_label"])
+            assert (padded[name][:, longest:] == rest).all()
+        assert torch.equal(padded["sentence_order_label"], expected["sentence_order_label"])
 
 
 @pytest.mark.nightly

@@ -49,7 +49,7 @@ def test_hugging_face_scores_sentences_alike(within_word):
     """Token by token; word_ids are those of Hugging Face's tokenizer."""
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(MODEL).eval()
+    hf_model = transformers.AutoModelForMaskedLM.from_pretrained(MODEL).eval()
     sentences = ["Aubrey's unhappiest grandchildren misremembered everything.", "It rained.", "I"]
     expected = []
     masked = 0
@@ -65,15 +65,15 @@ def test_hugging_face_scores_sentences_alike(within_word):
                     copy[other] = tokenizer.mask_token_id
                     masked += 1
             with torch.inference_mode():
-                logits = theirs(copy[None], token_type_ids=torch.zeros_like(copy[None])).logits[
+                logits = hf_model(copy[None], token_type_ids=torch.zeros_like(copy[None])).logits[
                     0, at
                 ]
             total += logits.log_softmax(-1)[ids[at]].item()
         expected.append(total)
     model = ModelFolder(MODEL).build_model()
     vocab = ModelFolder(MODEL).vocab
-    found = score_sentences(model, vocab, sentences, CPU, within_word=within_word)
-    assert found == pytest.approx(expected, abs=1e-3) and all(map(math.isfinite, found))
+    scores = score_sentences(model, vocab, sentences, CPU, within_word=within_word)
+    assert scores == pytest.approx(expected, abs=1e-3) and all(map(math.isfinite, scores))
     tokens = sum(len(ids) for ids in vocab.encode(sentences))
     assert (masked > tokens) == within_word and masked >= tokens
 
@@ -86,13 +86,13 @@ def test_it_fills_masks_as_the_documentation_says():
 def test_hugging_face_fills_masks_alike():
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(MODEL).eval()
+    hf_model = transformers.AutoModelForMaskedLM.from_pretrained(MODEL).eval()
     for sentence, filled in zip(
         SENTENCES, fill_masks(ModelFolder(MODEL), SENTENCES, top=5), strict=True
     ):
         encoded = tokenizer(sentence, return_tensors="pt")
         with torch.inference_mode():
-            logits = theirs(**encoded).logits[0]
+            logits = hf_model(**encoded).logits[0]
         masks = logits[encoded["input_ids"][0] == tokenizer.mask_token_id].softmax(-1)
         assert len(masks) == len(filled)
         for row, best in zip(masks, filled, strict=True):

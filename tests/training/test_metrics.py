@@ -64,8 +64,8 @@ def test_nine_of_ten_steps_are_within_the_time_that_a_line_gives(monkeypatch):
 )
 def test_a_card_has_its_own_peak(monkeypatch, name, teraflops):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    found = peak_flops(torch.device("cuda"))
-    assert found == (teraflops * 1e12 if teraflops else None)
+    peak = peak_flops(torch.device("cuda"))
+    assert peak == (teraflops * 1e12 if teraflops else None)
 
 
 @pytest.fixture
@@ -90,9 +90,9 @@ def steps_of(run: Path) -> list[int]:
 def scalars_of(run: Path, name: str) -> list[tuple[int, float]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(run / "tensorboard"))
-    found.Reload()
-    return [(event.step, event.value) for event in found.Scalars(name)]
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
 
 
 def test_tensorboard_shows_what_was_written_and_not_what_is_written_again(open_metrics, tmp_path):

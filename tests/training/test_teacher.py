@@ -68,15 +68,17 @@ def test_the_divergence_is_that_of_the_probabilities(classes, monkeypatch):
     rows = 7
     hidden = torch.randn(rows, SMALL.hidden_size, generator=draw)
     word = torch.randn(classes, SMALL.embedding_size, generator=draw)
-    theirs = torch.randn(rows, classes, generator=draw) * 4
-    theirs[0, :5] += 100  # the mass of all others rounds to nothing beside that of the top
+    teacher_logits = torch.randn(rows, classes, generator=draw) * 4
+    teacher_logits[0, :5] += 100  # the mass of all others rounds to nothing beside that of the top
     labels = torch.randint(classes, (rows,), generator=draw)
     labels[3] = IGNORED
-    goals = find_goals(theirs)
+    goals = find_goals(teacher_logits)
     kept = labels != IGNORED
     top = min(TOP, classes - 1)
     assert goals.top.shape == (rows, top)
-    expected = mean_divergence(head.logits(hidden, word)[kept].double(), theirs[kept].double(), top)
+    expected = mean_divergence(
+        head.logits(hidden, word)[kept].double(), teacher_logits[kept].double(), top
+    )
     for limit in (1 << 30, 1):
         monkeypatch.setattr(sizes, "MAX_SCORE_BYTES", limit)
         head.zero_grad()
@@ -84,9 +86,11 @@ def test_the_divergence_is_that_of_the_probabilities(classes, monkeypatch):
         divergence.backward()
         total = float(expected.detach()) * int(kept.sum())
         assert divergence.item() == pytest.approx(total, rel=1e-6)
-        ours = head.logits(hidden, word).detach().double()[kept].requires_grad_()
-        (mean_divergence(ours, theirs[kept].double(), top) * int(kept.sum())).backward()
-        torch.testing.assert_close(head.bias.grad.double(), ours.grad.sum(0), atol=1e-6, rtol=1e-4)
+        logits = head.logits(hidden, word).detach().double()[kept].requires_grad_()
+        (mean_divergence(logits, teacher_logits[kept].double(), top) * int(kept.sum())).backward()
+        torch.testing.assert_close(
+            head.bias.grad.double(), logits.grad.sum(0), atol=1e-6, rtol=1e-4
+        )
 
 
 def test_a_model_is_at_its_own_goals():
@@ -172,9 +176,9 @@ def test_the_start_counts_the_teacher_into_the_memory(data, teacher, tmp_path):
     for more, counted in (((), True), (("--teacher-weight", 0), False)):
         done = run_ranks(run_without_memory, 1, [*words, *more])[0]
         weights = load_file(folder_of(teacher, 1) / "weights.safetensors").values()
-        theirs = f" parameters and the {sum(map(torch.numel, weights)):,} of --teacher need "
+        phrase = f" parameters and the {sum(map(torch.numel, weights)):,} of --teacher need "
         assert done.code == 2 and "GB of this machine's memory, 0 are free" in done.err, done.err
-        assert (theirs in done.err) == counted, done.err
+        assert (phrase in done.err) == counted, done.err
 
 
 def test_of_a_run_with_an_average_the_weights_teach(data, tmp_path):
@@ -186,12 +190,12 @@ def test_of_a_run_with_an_average_the_weights_teach(data, tmp_path):
         "weights": run_export(kept, tmp_path / "weights"),
         "average": run_export(kept, tmp_path / "average", "--average"),
     }
-    found = {}
+    weights = {}
     for name, folder in teachers.items():
         run = tmp_path / f"by-{name}"
         assert train(data, run, teacher=folder, sequence_length=32).code == 0
-        found[name] = read_weights(run, 4)
-    assert found["run"] == found["weights"] != found["average"]
+        weights[name] = read_weights(run, 4)
+    assert weights["run"] == weights["weights"] != weights["average"]
 
 
 def strip_heads(hf: Path) -> None:

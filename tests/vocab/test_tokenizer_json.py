@@ -35,10 +35,10 @@ def test_what_is_written_is_what_transformers_saves(vocab, tmp_path):
     alone.mkdir()
     vocab.write(alone)
     AutoTokenizer.from_pretrained(alone).save_pretrained(tmp_path / "theirs")
-    ours, theirs = (
+    tokenizer, hf_tokenizer = (
         json.loads((path / "tokenizer.json").read_text()) for path in (folder, tmp_path / "theirs")
     )
-    assert ours == theirs
+    assert tokenizer == hf_tokenizer
 
 
 def test_a_file_of_transformers_4_is_read(vocab, tmp_path):

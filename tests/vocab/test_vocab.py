@@ -81,13 +81,13 @@ def test_a_comma_is_taken_off_a_number(vocab, tmp_path):
     proto = ModelProto.FromString(vocab.model)
     for piece, score in (("1,", -0.5), ("\u25811,", -0.5), ("00,", -0.5)):
         proto.pieces.add(piece=piece, score=score)
-    ours = Vocab(make_portable(proto.SerializeToString(), ""), RELEASED)
+    extended = Vocab(make_portable(proto.SerializeToString(), ""), RELEASED)
     texts = ["11, 1,000, 100,000,000, and 1,"]
-    ids = ours.encode(texts)
+    ids = extended.encode(texts)
     assert max(ids[0]) < vocab.size  # none of the pieces added above
     assert ids == vocab.encode(texts)
-    check_in_hugging_face(ours, texts, tmp_path)
-    assert make_portable(ours.model, "") == ours.model
+    check_in_hugging_face(extended, texts, tmp_path)
+    assert make_portable(extended.model, "") == extended.model
 
 
 def test_a_bracket_does_not_start_a_word(vocab):
