@@ -17,12 +17,12 @@ START_SECONDS = 60.0
 
 def find_browser() -> str:
     """Chromium's or Chrome's path; skips, or fails where ALBERT_DS_REQUIRE_BROWSER is set."""
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None and os.environ.get("ALBERT_DS_REQUIRE_BROWSER"):
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None and os.environ.get("ALBERT_DS_REQUIRE_BROWSER"):
         pytest.fail("no chromium on PATH, and ALBERT_DS_REQUIRE_BROWSER is set")
-    if found is None:
+    if path is None:
         pytest.skip("needs chromium on PATH (Debian's package chromium)")
-    return found
+    return path
 
 
 class Page:
@@ -69,14 +69,14 @@ class Page:
 
     async def ask(self, expression: str):
         """The value of a JavaScript expression."""
-        found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        reply = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply
+        return reply["result"].get("value")
 
     async def screenshot(self) -> bytes:
         """A PNG of the whole page."""
-        found = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        return base64.b64decode(found["data"])
+        reply = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
+        return base64.b64decode(reply["data"])
 
 
 async def _with_page(port: int, use):
@@ -104,8 +104,8 @@ def with_page(profile: Path, use):
     try:
         assert process.stderr is not None
         said = iter(process.stderr.readline, "")
-        found = next(filter(None, (re.search(r"ws://127\.0\.0\.1:(\d+)", line) for line in said)))
-        return asyncio.run(_with_page(int(found[1]), use))
+        match = next(filter(None, (re.search(r"ws://127\.0\.0\.1:(\d+)", line) for line in said)))
+        return asyncio.run(_with_page(int(match[1]), use))
     finally:
         process.terminate()
         process.communicate(timeout=120)

@@ -45,12 +45,12 @@ def run_ranks(function: Callable, world_size: int, *args) -> list:
     pipes = []
     ranks = []
     for rank in range(world_size):
-        mine, theirs = context.Pipe(duplex=False)
-        given = (function, rank, world_size, port, theirs, args)
+        receiver, sender = context.Pipe(duplex=False)
+        given = (function, rank, world_size, port, sender, args)
         ranks.append(context.Process(target=_enter, args=given))
         ranks[-1].start()
-        theirs.close()  # so that the end of the rank is the end of the pipe
-        pipes.append(mine)
+        sender.close()  # so that the end of the rank is the end of the pipe
+        pipes.append(receiver)
     gathered: dict = {}
     while len(gathered) < world_size:
         for pipe in wait([pipe for rank, pipe in enumerate(pipes) if rank not in gathered]):

@@ -77,8 +77,8 @@ def run_norm_backward(ctx, dy, parts, adds, total, weight, mean, rstd) -> tuple[
     back = torch.ops.aten.native_layer_norm_backward
     dx, of_weight, of_bias = back(dy.contiguous(), total, sizes, mean, rstd, weight, shift, every)
     sums = of_weight, of_bias, dx.float().sum(0)
-    for kind, found in enumerate(sums[: len(parts)]):
-        add_part(parts, kind, found.float(), adds)
+    for kind, gradient in enumerate(sums[: len(parts)]):
+        add_part(parts, kind, gradient.float(), adds)
     return dx, dx
 
 

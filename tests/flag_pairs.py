@@ -200,11 +200,11 @@ def try_rows(folder: Path, number: int | None = None, arrays: int = ARRAYS) -> I
     place = build_place(folder)
     record = folder / "tried.jsonl"
     lines = record.read_text().splitlines() if record.exists() else []
-    done = {tuple(found[:2]): found for found in map(json.loads, lines)}
+    done = {tuple(entry[:2]): entry for entry in map(json.loads, lines)}
     draw = random.Random(0)
     rows = []
     for seed in range(arrays):
-        rows += draw.sample(found := list(list_rows(seed)), len(found))
+        rows += draw.sample(array := list(list_rows(seed)), len(array))
     for row in rows[:number]:
         change = draw.choice(CHANGES)
         key = (" ".join(map(str, as_words(row))), " ".join(map(str, change)))

@@ -119,20 +119,20 @@ def build_reference(config, weights: dict[str, torch.Tensor]):
     ).double()
     layers = [group.albert_layers[0] for group in model.albert.encoder.albert_layer_groups]
     parameters = {}
-    for ours, theirs in NAMES.items():
-        for leaf, parameter in model.get_submodule(theirs).named_parameters(recurse=False):
-            parameters[f"{ours}.{leaf}"] = parameter
+    for our_name, hf_name in NAMES.items():
+        for leaf, parameter in model.get_submodule(hf_name).named_parameters(recurse=False):
+            parameters[f"{our_name}.{leaf}"] = parameter
     plan = dict(zip(BLOCK, plan_of(config.sharing, config.num_layers), strict=True))
     for kind, blocks in plan.items():
         for number, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
-            for ours, theirs in BLOCK[kind].items():
-                prefix = f"albert.encoder.{kind}.{block}.{ours}"
-                if ours == "layer_norm" and "norm" in config.per_layer.split(","):
+            for our_name, hf_name in BLOCK[kind].items():
+                prefix = f"albert.encoder.{kind}.{block}.{our_name}"
+                if our_name == "layer_norm" and "norm" in config.per_layer.split(","):
                     prefix = f"albert.encoder.own.{number}.{kind}.layer_norm"
                 else:  # tie it to the first layer that uses the block
-                    shared = layers[blocks.index(block)].get_submodule(theirs)
-                    layer.set_submodule(theirs, shared)
-                for leaf, parameter in layer.get_submodule(theirs).named_parameters():
+                    shared = layers[blocks.index(block)].get_submodule(hf_name)
+                    layer.set_submodule(hf_name, shared)
+                for leaf, parameter in layer.get_submodule(hf_name).named_parameters():
                     parameters[f"{prefix}.{leaf}"] = parameter
     embedded = model.albert.encoder.embedding_hidden_mapping_in
     embedded.register_forward_hook(lambda module, given, out: setattr(module, "kept", out))
@@ -167,7 +167,7 @@ def add_own(layers: list[nn.Module], weights: dict[str, torch.Tensor], embedded)
 
             layer.register_forward_pre_hook(shift)
             continue
-        paths = {ours.rpartition(".")[2]: theirs for ours, theirs in BLOCK[kind].items()}
+        paths = {our_name.rpartition(".")[2]: hf_name for our_name, hf_name in BLOCK[kind].items()}
         path = RESULTS[kind] if place == "result" else paths[place]
         module = layer.get_submodule(path)
         if not isinstance(module, Adapted):
@@ -211,9 +211,9 @@ def reference_loss(
     loss = loss + z_loss * z.log().square().mean()
     if teacher is not None:
         with torch.no_grad():
-            theirs = teacher(**batch).prediction_logits[labels != IGNORED]
-        ours = out.prediction_logits[labels != IGNORED]
-        loss = loss + teacher_weight * mean_divergence(ours, theirs)
+            teacher_scores = teacher(**batch).prediction_logits[labels != IGNORED]
+        scores = out.prediction_logits[labels != IGNORED]
+        loss = loss + teacher_weight * mean_divergence(scores, teacher_scores)
     for layer, weight in (exits or {}).items():
         if layer < len(outputs):
             logits = model.predictions(outputs[layer - 1])
@@ -223,17 +223,17 @@ def reference_loss(
     return loss
 
 
-def mean_divergence(ours: torch.Tensor, theirs: torch.Tensor, top: int = 32) -> torch.Tensor:
+def mean_divergence(scores: torch.Tensor, goals: torch.Tensor, top: int = 32) -> torch.Tensor:
     """Of scores, row by row and by probabilities: KL over the `top` likeliest and all others."""
-    total = ours.new_zeros(())
-    for own, their in zip(ours.softmax(1), theirs.softmax(1), strict=True):
+    total = scores.new_zeros(())
+    for own, their in zip(scores.softmax(1), goals.softmax(1), strict=True):
         order = their.argsort(descending=True)
         first = order[:top]
         others = order[top:]
         p = torch.cat([own[first], own[others].sum().view(1)])
         q = torch.cat([their[first], their[others].sum().view(1)])
         total = total + (q * (q / p).log()).sum()
-    return total / len(ours)
+    return total / len(scores)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

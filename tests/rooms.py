@@ -15,10 +15,10 @@ def draw() -> str:
 
 def find_imports() -> dict[str, set[str]]:
     """The rooms that each room imports; without the entry, which imports all."""
-    found: dict[str, set[str]] = {}
+    imports: dict[str, set[str]] = {}
     for module, imported in IMPORTS.items():
-        found.setdefault(package_of(module), set()).update(map(package_of, imported))
-    return {room: found[room] - {room} for room in found if room not in ("__main__", "base")}
+        imports.setdefault(package_of(module), set()).update(map(package_of, imported))
+    return {room: imports[room] - {room} for room in imports if room not in ("__main__", "base")}
 
 
 def reach(room: str) -> set[str]:

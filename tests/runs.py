@@ -76,16 +76,16 @@ def small_config(
 
 def small_batches(steps: int, size: int = 8, *, max_length: int = 32) -> list[list[dict]]:
     """Samples of `size` a step for `small_config`'s model."""
-    how = {"vocab_size": SMALL.vocab_size, "max_length": max_length}
-    return [random_samples(size, **how, seed=seed) for seed in range(steps)]
+    options = {"vocab_size": SMALL.vocab_size, "max_length": max_length}
+    return [random_samples(size, **options, seed=seed) for seed in range(steps)]
 
 
 def rank_batches(config: RunConfig, mesh, batches: list[list[dict]]):
     """This rank's micro-batches of each global batch: every dp_size-th sample, as in the stream."""
     for samples in batches:
-        mine = samples[mesh.dp_rank :: mesh.dp_size]
-        for at in range(0, len(mine), config.micro_batch_size):
-            yield concatenate(mine[at : at + config.micro_batch_size])
+        share = samples[mesh.dp_rank :: mesh.dp_size]
+        for at in range(0, len(share), config.micro_batch_size):
+            yield concatenate(share[at : at + config.micro_batch_size])
 
 
 @cache

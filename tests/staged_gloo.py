@@ -39,16 +39,16 @@ def is_of_host(group) -> bool:
     return any(group is known for known in HOST_GROUPS)
 
 
-def new_group(ranks=None, timeout=None, backend=None, pg_options=None, device_id=None, **how):
-    group = real_new_group(ranks, timeout=timeout, backend="gloo", **how)
+def new_group(ranks=None, timeout=None, backend=None, pg_options=None, device_id=None, **options):
+    group = real_new_group(ranks, timeout=timeout, backend="gloo", **options)
     if backend == "gloo":
         HOST_GROUPS.append(group)
     return group
 
 
-def init_process_group(backend=None, *given, device_id=None, **how):
+def init_process_group(backend=None, *given, device_id=None, **options):
     assert backend == "nccl", backend
-    return real_init("gloo", *given, **how)
+    return real_init("gloo", *given, **options)
 
 
 def over_host(name: str):
@@ -57,11 +57,11 @@ def over_host(name: str):
     signature = inspect.signature(collective)
 
     @functools.wraps(collective)
-    def call(*given, **how):
+    def call(*given, **options):
         global copying
-        bound = signature.bind(*given, **how)
+        bound = signature.bind(*given, **options)
         if is_of_host(bound.arguments.get("group")):
-            return collective(*given, **how)
+            return collective(*given, **options)
         copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def to_host(value):

@@ -93,15 +93,15 @@ def test_a_wrong_submission_is_one_line_and_nothing_runs(argv, environ, message,
 
 
 @pytest.mark.parametrize(
-    ("recipe", "mine", "theirs"),
+    ("recipe", "row", "other_run"),
     [("table2", "albert-base", "bert-large/run"), ("sharing", "all+norm", "all/seed-2")],
 )
-def test_a_row_that_another_job_trains_is_not_in_the_table(recipe, mine, theirs, given, tmp_path):
-    (tmp_path / "out" / theirs).mkdir(parents=True)
-    settings = {**given, "SCALE": "paper", "ROWS": mine, "SEEDS": 2}
+def test_a_row_that_another_job_trains_is_not_in_the_table(recipe, row, other_run, given, tmp_path):
+    (tmp_path / "out" / other_run).mkdir(parents=True)
+    settings = {**given, "SCALE": "paper", "ROWS": row, "SEEDS": 2}
     *_, table = ask_recipe(SCRIPTS / f"{recipe}.sh", tmp_path, **settings)
     out = tmp_path / "out"
-    assert table[1:] == ["--rows", f"{mine}={out / mine}", "--output", str(out / "table.json")]
+    assert table[1:] == ["--rows", f"{row}={out / row}", "--output", str(out / "table.json")]
 
 
 # A program on its way: the time limit comes near. Fine-tuning ends well in the time that is left.

@@ -22,32 +22,32 @@ BATCHES = small_batches(4, max_length=24)
 
 def train(rank: int, configs: list) -> list[tuple[list[dict], dict]]:
     """For each config the weights after every step, and the average after the last."""
-    found = []
+    outcomes = []
     for config in configs:
         run = open_small_run(config, BATCHES)
         weights = []
         for _ in BATCHES:
             take_step(run)
             weights.append(gather(run.engine))
-        found.append((weights, gather(run.engine, "average.safetensors")))
-    return found
+        outcomes.append((weights, gather(run.engine, "average.safetensors")))
+    return outcomes
 
 
 @pytest.mark.parametrize(("tensor_parallel", "world_size"), [(1, 2), (2, 2)])
 def test_each_step_counts_less_than_the_next(tensor_parallel, world_size):
-    how = dict(world_size=world_size, tensor_parallel=tensor_parallel)
+    layout = dict(world_size=world_size, tensor_parallel=tensor_parallel)
     modes = [("fp32", stage) for stage in (0, 1, 2, 3)] + [("bf16", stage) for stage in (1, 2, 3)]
-    configs = [small_config(ds_file=f"zero1_{kind}.json", stage=n, **how) for kind, n in modes]
+    configs = [small_config(ds_file=f"zero1_{kind}.json", stage=n, **layout) for kind, n in modes]
     adamw = {"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
-    configs += [small_config(ds_changes=changes, **how) for changes in (muon.DS_CHANGES, adamw)]
+    configs += [small_config(ds_changes=changes, **layout) for changes in (muon.DS_CHANGES, adamw)]
     shares = torch.tensor([DECAY**3, DECAY**2, DECAY, 1.0], dtype=torch.float64)
     shares /= shares.sum()
     averaged = [replace(config, average=DECAY) for config in configs]
     for weights, average in run_ranks(train, world_size, averaged)[0]:
-        for name, found in average.items():
+        for name, tensor in average.items():
             steps = torch.stack([w[name].double() for w in weights], dim=-1)
-            torch.testing.assert_close(found.double(), steps @ shares, rtol=1e-6, atol=1e-7)
-            assert not torch.equal(found, weights[-1][name])
+            torch.testing.assert_close(tensor.double(), steps @ shares, rtol=1e-6, atol=1e-7)
+            assert not torch.equal(tensor, weights[-1][name])
 
 
 @pytest.fixture

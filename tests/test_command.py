@@ -21,9 +21,9 @@ BENCHMARK = str(ROOT / "docs/raw/bench_base_2.json")
 
 @pytest.mark.parametrize(("argv", "says"), [(["vocabs"], "'vocabs'"), ([], "COMMAND")])
 def test_a_wrong_command_is_one_line(argv, says):
-    with pytest.raises(UserError, match=says) as found:
+    with pytest.raises(UserError, match=says) as error:
         main(argv)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(error.value)
 
 
 def test_every_tool_of_a_clone_is_a_command():
@@ -146,9 +146,9 @@ def test_help_says_what_each_flag_does_its_unit_and_its_default(monkeypatch):
     for command in ALL:
         parser = parser_of(command, monkeypatch)
         faults = {
-            "/".join(action.option_strings) or action.dest: found
+            "/".join(action.option_strings) or action.dest: action_faults
             for action in list_actions(parser)
-            if (found := faults_of(action))
+            if (action_faults := faults_of(action))
         }
         assert not faults, command
         shown = " ".join(parser.format_help().split())

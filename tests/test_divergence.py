@@ -246,12 +246,12 @@ def train_all(rank: int, trainer: str, folder: Path, common: list) -> dict[str, 
 def test_steps_that_are_skipped_in_a_row(trainer, cola, checkpoint, tmp_path):
     common = ["glue/cola", cola, checkpoint]
     endings = run_ranks(train_all, 1, trainer, tmp_path, common)[0]
-    for name, found in endings.items():
+    for name, outcome in endings.items():
         ending = SCENARIOS[name].ending
         left = SCENARIOS[name].left[trainer]
         # A divergence names the last good checkpoint.
         is_divergence = ending.startswith("step-")
-        assert found.startswith("Diverged" if is_divergence else ending), (name, found)
-        assert not is_divergence or found.endswith(ending), (name, found)
+        assert outcome.startswith("Diverged" if is_divergence else ending), (name, outcome)
+        assert not is_divergence or outcome.endswith(ending), (name, outcome)
         kept = sorted((tmp_path / name / "run").glob("checkpoints/step-*"))
         assert [int(path.name[5:]) for path in kept] == left, name

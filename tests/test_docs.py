@@ -52,8 +52,8 @@ def test_every_relative_link_resolves():
     for page in PAGES:
         for target in LINK.findall(page.read_text()):
             path, _, anchor = target.partition("#")
-            found = page.parent / path if path else page
-            if not found.exists() or (anchor and anchor not in anchors_of(found.read_text())):
+            file = page.parent / path if path else page
+            if not file.exists() or (anchor and anchor not in anchors_of(file.read_text())):
                 broken.append(f"{page}: {target}")
     assert broken == []
 
@@ -103,7 +103,7 @@ def test_commands_fit_80_columns():
     block = re.compile(r"^ *```(?:bash|python)\n(.*?)^ *```", re.M | re.S)
     pages = [page for page in PAGES if page.parent in (ROOT, DOCS, DOCS / "notebook")]
     commands = [block.findall(page.read_text()) for page in pages if page.name != "transfer.md"]
-    lines = [line for found in commands for text in found for line in text.splitlines()]
+    lines = [line for blocks in commands for text in blocks for line in text.splitlines()]
     assert len(lines) > 300 and [line for line in lines if len(line) > 80] == []
 
 
@@ -217,7 +217,7 @@ def test_the_table_of_fine_tuned_tasks_is_that_of_the_raw_files():
             [float(score) for score in starts[start]["dev"]] for start in ("pretrained", "random")
         ]
         scale = 1 if task == "squad1" else 100
-        cells = [f"{scale * mean(found):.1f} +- {scale * stdev(found):.1f}" for found in scores]
+        cells = [f"{scale * mean(seeds):.1f} +- {scale * stdev(seeds):.1f}" for seeds in scores]
         assert shown.pop(task) == cells
     assert not shown
 

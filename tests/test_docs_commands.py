@@ -140,13 +140,13 @@ def flags_of(program: str) -> set[str]:
 
 def refused(commands: Iterable[tuple[Path, list[str]]]) -> list[str]:
     """The commands that no program takes, with the page or script that shows them."""
-    found = []
+    refusals = []
     for source, words in commands:
         try:
             check(words)
         except (*FAILURES, SystemExit, UserError) as error:
-            found.append(f"{source.relative_to(ROOT)}: {shlex.join(words)}: {error!r}")
-    return found
+            refusals.append(f"{source.relative_to(ROOT)}: {shlex.join(words)}: {error!r}")
+    return refusals
 
 
 def commands_shown() -> list[tuple[Path, list[str]]]:
@@ -164,14 +164,14 @@ def test_every_command_of_a_page_is_accepted():
 
 
 def test_every_command_in_the_head_of_a_script_is_accepted():
-    found = []
+    commands = []
     for script in SCRIPTS:
         text = script.read_text()
         lines = re.findall(r"^# (?:Command|Plan): +(.*?)(?:  |$)", text, re.M)
         lines += re.findall(r"^#   ((?:\w+=\S+ )*(?:bash|sbatch) .*?)(?:  |$)", text, re.M)
-        found += [(script, words) for line in lines for words in commands_of(line)]
-    assert len(found) > 10
-    assert refused(found) == []
+        commands += [(script, words) for line in lines for words in commands_of(line)]
+    assert len(commands) > 10
+    assert refused(commands) == []
 
 
 def test_code_stands_in_fences_that_name_its_language():
@@ -183,8 +183,8 @@ def test_code_stands_in_fences_that_name_its_language():
 
 
 def test_every_flag_in_a_sentence_exists():
-    ours = [name.removeprefix("albert-ds ") for name in ALL if name != "albert-ds"]
-    known = FOREIGN.union(*map(flags_of, ours))
+    programs = [name.removeprefix("albert-ds ") for name in ALL if name != "albert-ds"]
+    known = FOREIGN.union(*map(flags_of, programs))
     named = {
         (str(page.relative_to(ROOT)), flag)
         for page in CURRENT

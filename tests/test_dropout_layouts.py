@@ -45,8 +45,8 @@ def first() -> list[Trained]:
 
 @pytest.mark.parametrize("world", LAYOUTS)
 def test_the_update_is_that_of_one_process_and_micro_batch(first, world):
-    found = first[1:] if world == 1 else train(world, number(small_batches(3)))
-    for run in found:
+    runs = first[1:] if world == 1 else train(world, number(small_batches(3)))
+    for run in runs:
         assert update_error(run.weights, first[0].weights, first[0].initial) < 1e-5
 
 

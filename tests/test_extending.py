@@ -124,9 +124,9 @@ def test_a_toy_is_known_where_tables_are_read(toys):
     assert sum(p.numel() for p in model.parameters()) == sum(count_params(config).values())
     assert config.plan == [(0, 0), (1, 1), (0, 0)]
     batch = concatenate(random_samples(4, vocab_size=SMALL.vocab_size, max_length=32, seed=0))
-    found = model(**batch.tensors, scales=torch.tensor([0.5, 0.25]))
-    pairs = found["pair_loss_sum"] + found["size_loss_sum"]
-    torch.testing.assert_close(found["loss"], 0.5 * found["mlm_loss_sum"] + 0.25 * pairs)
+    outputs = model(**batch.tensors, scales=torch.tensor([0.5, 0.25]))
+    pairs = outputs["pair_loss_sum"] + outputs["size_loss_sum"]
+    torch.testing.assert_close(outputs["loss"], 0.5 * outputs["mlm_loss_sum"] + 0.25 * pairs)
     assert model.eval()(**batch.tensors)["size_loss_sum"] == 0
     deep = replace(config, num_layers=5)  # blocks 0 1 1 1 0
     assert deep.running_layers(3) == [0, 1, 4]
@@ -284,8 +284,8 @@ class MarkedTask:
         return {"right": float(((outputs["logits"] > 0) == marks).mean())}
 
     def write(self, split, outputs, folder, metrics):
-        found = (outputs["logits"] > 0).astype(int).tolist()
-        (folder / f"predictions.{split.name}.json").write_text(json.dumps(found))
+        predictions = (outputs["logits"] > 0).astype(int).tolist()
+        (folder / f"predictions.{split.name}.json").write_text(json.dumps(predictions))
 
 
 def tune_with_marks(rank: int, words: list) -> tuple[int, str]:

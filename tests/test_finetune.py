@@ -55,8 +55,8 @@ def records(folder):
 def test_it_learns_and_leaves_the_best_with_its_predictions(checkpoint, cola, tmp_path):
     out = tmp_path / "out"
     tune("glue/cola", cola, checkpoint, out, steps=120, eval_every=20, learning_rate=0.005)
-    results, found = read(out), records(out)
-    evaluations = {r["step"]: r["dev_matthews"] for r in found if "dev_matthews" in r}
+    results, history = read(out), records(out)
+    evaluations = {r["step"]: r["dev_matthews"] for r in history if "dev_matthews" in r}
     assert list(evaluations) == [20, 40, 60, 80, 100, 120]
     assert results["dev"]["matthews"] == max(evaluations.values()) > 0.8
     assert evaluations[results["best_step"]] == results["dev"]["matthews"]
@@ -114,14 +114,14 @@ def test_every_layout_gives_the_same(alone, tmp_path, task, layout):
         changes = {"deepspeed_config": tmp_path / "ds.json"}
     tune(*common, tmp_path / "out", ranks=world_size, **given, **changes)
     for name in ("loss", "grad_norm"):
-        expected, found = (
+        expected, series = (
             [record[name] for record in records(folder) if name in record]
             for folder in (reference, tmp_path / "out")
         )
-        assert found == pytest.approx(expected, rel=1e-4) and len(found) == 4
+        assert series == pytest.approx(expected, rel=1e-4) and len(series) == 4
     expected = best_of(reference)
-    found = best_of(tmp_path / "out")
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+    weights = best_of(tmp_path / "out")
+    torch.testing.assert_close(weights, expected, rtol=1e-4, atol=2e-5)
     path = "outputs.dev.safetensors"
     outputs = [load_file(folder / path) for folder in (reference, tmp_path / "out")]
     scores = [name for name in outputs[0] if not name.endswith("index")]
@@ -180,10 +180,10 @@ def test_seeds_are_summarised_and_done_ones_are_not_done_again(checkpoint, cola,
     given = ("glue/cola", cola, checkpoint, out)
     tune(*given, seeds=2, seed=5)
     alone = [read(out / f"seed-{seed}")["dev"]["matthews"] for seed in (5, 6)]
-    found = read(out)["dev"]["matthews"]
-    assert found["values"] == alone and found["mean"] == pytest.approx(np.mean(alone))
-    assert found["median"] == pytest.approx(np.median(alone))
-    assert found["std"] == pytest.approx(np.std(alone, ddof=1))
+    summary = read(out)["dev"]["matthews"]
+    assert summary["values"] == alone and summary["mean"] == pytest.approx(np.mean(alone))
+    assert summary["median"] == pytest.approx(np.median(alone))
+    assert summary["std"] == pytest.approx(np.std(alone, ddof=1))
     assert not torch.equal(*(best_of(out / f"seed-{s}")["head.score.weight"] for s in (5, 6)))
     before = (out / "seed-5" / "results.json").stat().st_mtime_ns
     tune(*given, seeds=3, seed=5)
@@ -219,10 +219,10 @@ def test_rte_starts_from_mnli_by_its_name(checkpoint, tmp_path):
     given = dict(from_task="mnli", steps=1, learning_rate=0.0)
     tune("glue/rte", write_rte(tmp_path / "RTE"), checkpoint, tmp_path / "rte", **given)
     start = best_of(tmp_path / "mnli" / f"seed-{summary['best_seed']}")
-    found = best_of(tmp_path / "rte")
-    for name in (name for name in found if name.startswith("albert.")):
-        assert torch.equal(found[name], start[name]), name
-    assert found["head.score.weight"].shape == (2, 32)
+    weights = best_of(tmp_path / "rte")
+    for name in (name for name in weights if name.startswith("albert.")):
+        assert torch.equal(weights[name], start[name]), name
+    assert weights["head.score.weight"].shape == (2, 32)
 
 
 def test_only_sequences_that_were_trained_on_count_as_trained(cola, vocab, tmp_path):
@@ -307,14 +307,14 @@ def test_each_seed_frees_its_engine(checkpoint, cola, tmp_path):
 
 def entities_of(tags):
     """(type, first, last) of the entities of a sentence, as conlleval reads B and I tags."""
-    found = []
+    entities = []
     for number, tag in enumerate(tags):
         kind, _, name = tag.partition("-")
-        if kind == "I" and found and found[-1][0] == name and found[-1][2] == number - 1:
-            found[-1] = (name, found[-1][1], number)
+        if kind == "I" and entities and entities[-1][0] == name and entities[-1][2] == number - 1:
+            entities[-1] = (name, entities[-1][1], number)
         elif kind != "O":
-            found.append((name, number, number))
-    return set(found)
+            entities.append((name, number, number))
+    return set(entities)
 
 
 def test_texts_with_labels_of_ones_own(tmp_path):
@@ -334,12 +334,12 @@ def test_texts_with_labels_of_ones_own(tmp_path):
         accuracy = np.mean([word == row["label"] for word, row in zip(said, rows, strict=True)])
         assert results[split]["accuracy"] == pytest.approx(accuracy) and accuracy > 0.6
         scores = read(out, f"scores.{split}.json")
-        found = scores["scores"]["accuracy"]
-        assert scores["examples"] == len(rows) and found["value"] == pytest.approx(accuracy)
+        interval = scores["scores"]["accuracy"]
+        assert scores["examples"] == len(rows) and interval["value"] == pytest.approx(accuracy)
         # The binomial's spread: about twice sqrt(p (1 - p) / n) on each side.
         wide = 2 * np.sqrt(accuracy * (1 - accuracy) / len(rows))
-        assert found["low"] == pytest.approx(accuracy - wide, abs=0.05)
-        assert found["high"] == pytest.approx(min(1, accuracy + wide), abs=0.05)
+        assert interval["low"] == pytest.approx(accuracy - wide, abs=0.05)
+        assert interval["high"] == pytest.approx(min(1, accuracy + wide), abs=0.05)
     labels = ["other", "string", "type, class"]
     counts = read(out, "scores.dev.json")["classes"]
     rows = read_csv(data / "dev.csv")
@@ -351,9 +351,9 @@ def test_texts_with_labels_of_ones_own(tmp_path):
     assert model.config.id2label == dict(enumerate(labels))
     classify = pipeline("text-classification", str(tmp_path / "hf"))
     said = read_csv(out / "predictions.dev.csv")
-    for row, found in zip(said, classify([row["text"] for row in rows]), strict=True):
-        assert row["prediction"] == found["label"]
-        assert float(row["probability"]) == pytest.approx(found["score"], abs=1e-3)
+    for row, prediction in zip(said, classify([row["text"] for row in rows]), strict=True):
+        assert row["prediction"] == prediction["label"]
+        assert float(row["probability"]) == pytest.approx(prediction["score"], abs=1e-3)
 
 
 def test_tags_of_ones_own(checkpoint, tmp_path):
@@ -371,9 +371,9 @@ def test_tags_of_ones_own(checkpoint, tmp_path):
     ]
     right = said = there = 0
     for sentence in sentences:
-        truth, found = (entities_of(column) for column in list(zip(*sentence, strict=True))[1:])
-        right += len(truth & found)
-        said += len(found)
+        truth, entities = (entities_of(column) for column in list(zip(*sentence, strict=True))[1:])
+        right += len(truth & entities)
+        said += len(entities)
         there += len(truth)
     results = read(out)["dev"]
     assert results["f1"] == pytest.approx(2 * right / (said + there)) and results["f1"] > 0.5
@@ -401,10 +401,10 @@ def test_tags_of_ones_own(checkpoint, tmp_path):
     for sentence in sentences:
         words, _, tags = zip(*sentence, strict=True)
         with pytest.warns(UserWarning, match="does not support real words"):  # the blanks do
-            (found,) = tag([*words], is_split_into_words=True)
+            (entities,) = tag([*words], is_split_into_words=True)
         ends = np.cumsum([len(word) + 1 for word in words]) - 1  # in " ".join(words)
         spans = {(k, ends[a] - len(words[a]), ends[b]) for k, a, b in entities_of(tags)}
-        assert {(e["entity_group"], e["start"], e["end"]) for e in found} == spans
+        assert {(e["entity_group"], e["start"], e["end"]) for e in entities} == spans
 
 
 def test_a_pipeline_gives_the_spans_of_entities(checkpoint, tmp_path):
@@ -427,6 +427,6 @@ def test_a_pipeline_gives_the_spans_of_entities(checkpoint, tmp_path):
     assert all(len(tag.tokenizer.tokenize(word)) > 1 for word in tags)
     for text in texts:
         text = re.sub(r" ([.,])", r"\1", text)
-        found = {(e["entity_group"], e["start"], e["end"]) for e in tag(text)}
+        entities = {(e["entity_group"], e["start"], e["end"]) for e in tag(text)}
         spans = re.finditer(r"(?P<KIND>objectivity)|(?P<THING>functional statements)", text)
-        assert found == {(match.lastgroup, *match.span()) for match in spans}, text
+        assert entities == {(match.lastgroup, *match.span()) for match in spans}, text

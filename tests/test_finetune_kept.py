@@ -45,14 +45,14 @@ def tune_and_resume(rank: int, common: list, folder: Path):
     assert run.step == 6 and run.best == (5, 0.4)
     metrics.close()
     out = run.config.run
-    found = {}
+    outcomes = {}
 
     def look(name: str) -> None:
         try:
             resumed = open_run(argv, device, mesh)
-            found[name] = (resumed.step, resumed.evaluations, resumed.best)
+            outcomes[name] = (resumed.step, resumed.evaluations, resumed.best)
         except (DamagedData, UserError) as error:
-            found[name] = error
+            outcomes[name] = error
 
     kept = shutil.copytree(out, folder / "kept")
 
@@ -78,7 +78,7 @@ def tune_and_resume(rank: int, common: list, folder: Path):
     look("a flipped bit")
     shutil.rmtree(out / BEST)
     look("no best")
-    return found, load_file(kept / BEST / "weights.safetensors")
+    return outcomes, load_file(kept / BEST / "weights.safetensors")
 
 
 @pytest.fixture(scope="module")

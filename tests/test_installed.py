@@ -27,8 +27,8 @@ def copy_source(folder: Path) -> None:
     for name in BUILT:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        how = {"symlinks": True} if copy is shutil.copytree else {}
-        copy(ROOT / name, folder / name, **how)
+        options = {"symlinks": True} if copy is shutil.copytree else {}
+        copy(ROOT / name, folder / name, **options)
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +46,10 @@ def installed(tmp_path_factory) -> Path:
     shutil.rmtree(folder / "source")
     venv.create(folder / "env", with_pip=False)
     python = folder / "env" / "bin" / "python"
-    (found,) = folder.glob("*.whl")
+    (wheel_file,) = folder.glob("*.whl")
     into = [*pip, "--python", python, "install", *alone]
     # What lies on PYTHONPATH counts as installed.
-    subprocess.run([*into, found], check=True, env={**os.environ, "PYTHONPATH": ""})
+    subprocess.run([*into, wheel_file], check=True, env={**os.environ, "PYTHONPATH": ""})
     (packages,) = (folder / "env").glob("lib/python*/site-packages")
     (packages / "others.pth").write_text("\n".join(site.getsitepackages()))
     return python.parent

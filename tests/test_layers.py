@@ -45,8 +45,8 @@ def imported_modules(path: Path) -> set[str]:
             names |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-    ours = {name.removeprefix("albert_ds.") for name in names if name.startswith("albert_ds.")}
-    return ours & MODULES.keys()
+    modules = {name.removeprefix("albert_ds.") for name in names if name.startswith("albert_ds.")}
+    return modules & MODULES.keys()
 
 
 IMPORTS = {module: imported_modules(path) for module, path in MODULES.items()}
@@ -89,8 +89,8 @@ def test_nothing_in_the_package_shadows_another_module():
     # become the standard library's for everyone.
     taken = set(sys.stdlib_module_names) | set(packages_distributions())
     modules = [path for path in PACKAGE.iterdir() if path.suffix in ("", ".py")]
-    ours = {path.stem for path in modules} - {"__init__", "__pycache__"}
-    assert not ours & (taken - {"albert_ds"})
+    stems = {path.stem for path in modules} - {"__init__", "__pycache__"}
+    assert not stems & (taken - {"albert_ds"})
 
 
 def test_files_and_functions_stay_readable():

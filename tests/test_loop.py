@@ -42,11 +42,11 @@ def train_one(name: str, output: Path) -> tuple:
         raise DamagedData("a shard")
 
     def watch(what, step):
-        def watched(*given, **how):
+        def watched(*given, **options):
             events.append(f"{what} {run.step}")
             if name == "stopped" and events[-1] == "passes 1":
                 request.reason = "asked"
-            return step(*given, **how)
+            return step(*given, **options)
 
         return watched
 
@@ -67,12 +67,12 @@ def train_one(name: str, output: Path) -> tuple:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def outcomes(tmp_path_factory):
     return run_ranks(train_watched, 1, tmp_path_factory.mktemp("runs"))[0]
 
 
-def test_the_next_batch_is_fetched_before_the_update(found):
-    events, ending, step, newest = found["whole"]
+def test_the_next_batch_is_fetched_before_the_update(outcomes):
+    events, ending, step, newest = outcomes["whole"]
     assert events[:7] == [
         *("fetch 0", "passes 0", "fetch 0", "update 0"),
         *("passes 1", "fetch 1", "update 1"),
@@ -81,14 +81,14 @@ def test_the_next_batch_is_fetched_before_the_update(found):
     assert (ending, step, newest) == (None, 5, "step-00000005")
 
 
-def test_damaged_data_loses_no_step_before_it(found):
-    events, ending, step, newest = found["damaged"]
+def test_damaged_data_loses_no_step_before_it(outcomes):
+    events, ending, step, newest = outcomes["damaged"]
     assert "a shard" in ending
     assert (step, newest) == (2, "step-00000002")
 
 
-def test_a_stop_during_the_passes_ends_after_their_step(found):
-    events, ending, step, newest = found["stopped"]
+def test_a_stop_during_the_passes_ends_after_their_step(outcomes):
+    events, ending, step, newest = outcomes["stopped"]
     assert ending == "stopped after step 2 of 5: asked"
     assert (step, newest) == (2, "step-00000002")
 
@@ -131,10 +131,10 @@ def train_listening(rank: int, words: list) -> set[tuple[bool, int]]:
 @pytest.mark.parametrize(("precision", "tensor_parallel"), [("bf16", 1), ("fp32", 1), ("bf16", 2)])
 def test_micro_batches_have_few_shapes_in_bf16_on_a_cpu(data, tmp_path, precision, tensor_parallel):
     """Those of the held-out set too. Ranks of tensor parallelism would send what is added."""
-    how = dict(
+    mode = dict(
         tensor_parallel=tensor_parallel, deepspeed_config=f"ds_configs/zero1_{precision}.json"
     )
-    words = train_command(data, tmp_path / "run", steps=2, eval_every=2, num_workers=0, **how)[2:]
+    words = train_command(data, tmp_path / "run", steps=2, eval_every=2, num_workers=0, **mode)[2:]
     rests = run_ranks(train_listening, tensor_parallel, ["train", *words])[0]
     if precision == "bf16" and tensor_parallel == 1:
         assert rests == {(True, SPARE), (False, SPARE)}

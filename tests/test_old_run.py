@@ -57,5 +57,5 @@ def test_an_old_run_is_exported_and_probed(old, tmp_path):
     words += ["--head-samples", 80, "--output", tmp_path / "probe.json"]
     (done,) = run_ranks(run_on_rank, 1, words)
     assert done.code == 0, done.err
-    found = json.loads((tmp_path / "probe.json").read_text())
-    assert 0 <= found["heldout_mlm_accuracy"] <= 1
+    report = json.loads((tmp_path / "probe.json").read_text())
+    assert 0 <= report["heldout_mlm_accuracy"] <= 1

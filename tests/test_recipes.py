@@ -114,10 +114,10 @@ def test_the_papers_recipe(name, data, tmp_path):
     if layout.nodes == 1:
         assert "on one node" in text and hours(25) == hours(400)
     else:
-        found = re.search(
+        match = re.search(
             r"with 100 Gb/s a node\n# +\(([\d.]+) h with 25, ([\d.]+) h with 400\)", text
         )
-        assert found.groups() == (hours(25), hours(400))
+        assert match.groups() == (hours(25), hours(400))
     parameters = sum(count_params(SIZES[PAPER[name]]).values())
     assert f"{4 * parameters / 1e6:.0f} MB of fp32 gradients" in text
     assert f"{2 * parameters / 1e6:.0f} MB of bf16 weights" in text
@@ -256,7 +256,7 @@ def test_a_missing_setting_is_one_line_and_code_2(name, site, environ, message, 
 
 def test_each_task_of_an_array_takes_a_combination_of_the_grid(tmp_path):
     grid = "--learning-rate 1e-3 2e-3 --sharing all pattern:0,1/0,0 --seed 7"
-    found = []
+    runs = []
     for task in range(4):
         environ = {**JOB, **ARRAY, "SLURM_ARRAY_TASK_ID": str(task), "RUNS": str(tmp_path)}
         (tmp_path / str(task)).mkdir()
@@ -264,12 +264,12 @@ def test_each_task_of_an_array_takes_a_combination_of_the_grid(tmp_path):
         (line,) = [line for line in done.stdout.splitlines() if " --output " in line]
         words = line.split()
         folder = words[words.index("--output") + 1].removeprefix(f"{tmp_path}/albert-base/")
-        found.append((folder, words[-6:]))  # after the recipe's own, which they replace
+        runs.append((folder, words[-6:]))  # after the recipe's own, which they replace
     (tmp_path / "seeds").mkdir()
     environ = {**JOB, **ARRAY, "SLURM_ARRAY_TASK_ID": "5", "RUNS": str(tmp_path)}
     said = start_with("base", tmp_path / "seeds", "DATA=data", **environ).stdout
     assert f"--output {tmp_path}/albert-base/seed-5 " in said and "--seed 5\n" in said
-    assert found == [
+    assert runs == [
         (
             f"learning-rate-{rate}_sharing-{sharing.replace('/', '-')}_seed-7",
             ["--learning-rate", rate, "--sharing", sharing, "--seed", "7"],

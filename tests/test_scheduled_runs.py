@@ -138,10 +138,10 @@ def test_a_changing_batch_accumulates_right_at_every_stage():
     rates = [configs[0].rate_at(step) for step in range(len(batches))]
     runs = run_ranks(train_ranks, 2, configs, batches)[0]
     expected = reference_training(SMALL, runs[0].initial, batches, rates=rates)
-    for config, found in zip(configs, runs, strict=True):
+    for config, run in zip(configs, runs, strict=True):
         limit = 1e-5 if "fp32" in config.deepspeed_config else 0.05
-        assert found.losses == pytest.approx(expected.losses, rel=limit)
-        assert update_error(found.weights, expected.weights, found.initial) <= limit
+        assert run.losses == pytest.approx(expected.losses, rel=limit)
+        assert update_error(run.weights, expected.weights, run.initial) <= limit
 
 
 def test_more_steps_prolong_a_plateau(data, tmp_path):

@@ -22,11 +22,11 @@ SHARING, RECIPE = (ROOT / "slurm" / "ablations" / f"{name}.sh" for name in ("sha
 
 def ask(script: Path, data, tmp_path, **environ) -> dict[str, list[str]]:
     """Each run that a study asks for, as ROW/seed-N, with the trainer's flags."""
-    found = {}
+    runs = {}
     for command, *argv in ask_recipe(script, tmp_path, DATA=data, LENGTH=64, **environ):
         if command in ("train", "albert_ds/train.py"):
-            found["/".join(Path(value_of("--output", argv)).parts[-2:])] = argv
-    return found
+            runs["/".join(Path(value_of("--output", argv)).parts[-2:])] = argv
+    return runs
 
 
 def run_study(script: Path, out: Path, data, **environ) -> subprocess.CompletedProcess:
@@ -105,10 +105,10 @@ def test_rows_of_equal_time_measure_their_speed_first(data, tmp_path):
     config = json.loads((run / "config.json").read_text())
     assert config["steps"] == 20 and config["warmup_steps"] == 2
     assert config["model"]["hidden_size"] == 128
-    found = json.loads((tmp_path / "table.json").read_text())["width-128"]
+    row = json.loads((tmp_path / "table.json").read_text())["width-128"]
     probed = json.loads((run / "probe.json").read_text())
-    assert found["mlm"] == [probed["heldout_mlm_accuracy"]]
-    assert found["bits"] == [probed["heldout_bits_per_byte"]]
+    assert row["mlm"] == [probed["heldout_mlm_accuracy"]]
+    assert row["bits"] == [probed["heldout_bits_per_byte"]]
     assert "| bits a byte | MLM accuracy |" in done.stdout
 
 

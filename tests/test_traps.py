@@ -76,9 +76,9 @@ CHECKPOINTED = (
 
 
 def test_a_checkpointed_shared_block_is_reduced_once_and_whole():
-    how = {"world_size": 2, "micro_batch_size": 4}
+    options = {"world_size": 2, "micro_batch_size": 4}
     configs = [
-        small_config(ds_changes=changes, activation_checkpointing=which, **how)
+        small_config(ds_changes=changes, activation_checkpointing=which, **options)
         for changes, which in zip(CHECKPOINTED, ("none", *["block"] * 3), strict=True)
     ]
     plain, *others = run_ranks(train_ranks, 2, configs, BATCHES)[0]

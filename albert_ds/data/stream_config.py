@@ -120,7 +120,7 @@ class StreamConfig:
 
 
 BATCH_SIZE = integer(1, 1 << 24)
-_STREAM: dict[str, Any] = {name: how.type for name, how in flags_of(StreamConfig).items()}
+_STREAM: dict[str, Any] = {name: declared.type for name, declared in flags_of(StreamConfig).items()}
 # The fields that may change while training, with their ranges.
 VARYING: dict[str, Varying] = {
     "batch_size": Varying(**asdict(BATCH_SIZE)),

@@ -85,8 +85,8 @@ TIED = {
 
 def name_pairs(config: ModelConfig) -> Iterator[tuple[str, str]]:
     """Every (our name, their name) of a model. Ours repeats if Hugging Face cannot share."""
-    for ours, theirs in TABLES:
-        yield f"{ours}.weight", f"{theirs}.weight"
+    for our_name, hf_name in TABLES:
+        yield f"{our_name}.weight", f"{hf_name}.weight"
     yield "mlm_head.bias", "predictions.bias"
     absent = set()
     if not config.has_map:
@@ -100,12 +100,12 @@ def name_pairs(config: ModelConfig) -> Iterator[tuple[str, str]]:
             block = f"albert.encoder.{kind}.{index}"
             for name, part in list_projections(config.feed_forward).items():
                 if part.block == kind:
-                    ours = f"{block}.{part.module}.{name}"
-                    modules.append((ours, f"{layer}.{part.hugging_face}"))
+                    our_name = f"{block}.{part.module}.{name}"
+                    modules.append((our_name, f"{layer}.{part.hugging_face}"))
             modules.append((f"{block}.layer_norm", f"{layer}.{NORMS[kind]}"))
-    for ours, theirs in modules:
+    for our_name, hf_name in modules:
         for leaf in ("weight", "bias"):
-            yield f"{ours}.{leaf}", f"{theirs}.{leaf}"
+            yield f"{our_name}.{leaf}", f"{hf_name}.{leaf}"
 
 
 def check_form(config: ModelConfig) -> None:
@@ -139,7 +139,7 @@ def to_hf(config: ModelConfig, state: Weights) -> tuple[dict, Weights]:
     check_form(config)
     architecture = "AlbertForPreTraining" if config.pair_head else "AlbertForMaskedLM"
     config, state = fold(config, state)
-    hf_state = {theirs: state[ours] for ours, theirs in name_pairs(config)}
+    hf_state = {hf_name: state[name] for name, hf_name in name_pairs(config)}
     return build_hf_config(config, architecture), hf_state | build_identity(config)
 
 
@@ -150,8 +150,8 @@ def task_to_hf(
 
     Raises UserError, with `where`, for a head that transformers does not have.
     """
-    theirs = head.row.hugging_face
-    if theirs is None:
+    hf_head = head.row.hugging_face
+    if hf_head is None:
         reason = head.row.not_exported or f"its head is {head.kind!r}"
         raise UserError(
             f"{where}: {reason}; Hugging Face has no such ALBERT. Exported are pretrained models "
@@ -159,11 +159,11 @@ def task_to_hf(
         )
     check_form(config)
     config, state = fold(config, state)
-    hf_config = build_hf_config(config, theirs.architecture)
-    hf_config |= {"classifier_dropout_prob": head.dropout, **theirs.facts(head)}
+    hf_config = build_hf_config(config, hf_head.architecture)
+    hf_config |= {"classifier_dropout_prob": head.dropout, **hf_head.facts(head)}
     pairs = [pair for pair in name_pairs(config) if pair[0].startswith(ENCODER)]
-    pairs += [(f"head.score.{leaf}", f"{theirs.layer}.{leaf}") for leaf in ("weight", "bias")]
-    return hf_config, {name: state[ours] for ours, name in pairs} | build_identity(config)
+    pairs += [(f"head.score.{leaf}", f"{hf_head.layer}.{leaf}") for leaf in ("weight", "bias")]
+    return hf_config, {name: state[our_name] for our_name, name in pairs} | build_identity(config)
 
 
 def build_hf_config(config: ModelConfig, architecture: str) -> dict:
@@ -171,7 +171,7 @@ def build_hf_config(config: ModelConfig, architecture: str) -> dict:
     return {
         "architectures": [architecture],
         "model_type": "albert",
-        **{theirs: getattr(config, ours) for ours, (theirs, _) in FIELDS.items()},
+        **{hf_name: getattr(config, name) for name, (hf_name, _) in FIELDS.items()},
         "attention_probs_dropout_prob": config.dropout,
         "num_hidden_groups": len(list_groups(config)),
         "inner_group_num": 1,
@@ -247,10 +247,10 @@ def from_hf(
             "%s: no head for masked words (predictions): it starts from random weights", where
         )
         state |= _draw_mlm_head(config)
-    pairs = {ours: theirs for ours, theirs in name_pairs(config) if ours.startswith(prefix)}
+    pairs = {name: hf_name for name, hf_name in name_pairs(config) if name.startswith(prefix)}
     shapes = build_shapes(config)
-    _check_shapes(state, {theirs: shapes[ours] for ours, theirs in pairs.items()}, where)
-    return _recognise_sharing(config, {ours: state[theirs] for ours, theirs in pairs.items()})
+    _check_shapes(state, {hf_name: shapes[name] for name, hf_name in pairs.items()}, where)
+    return _recognise_sharing(config, {name: state[hf_name] for name, hf_name in pairs.items()})
 
 
 def _draw_mlm_head(config: ModelConfig) -> Weights:
@@ -269,7 +269,7 @@ def _draw_mlm_head(config: ModelConfig) -> Weights:
 
 def _read_hf_config(hf_config: dict, *, pair_head: bool, where: str) -> ModelConfig:
     check(hf_config, SCHEMA, f"{where}: config.json")
-    sizes = {ours: hf_config[theirs] for ours, (theirs, _) in FIELDS.items()}
+    sizes = {name: hf_config[hf_name] for name, (hf_name, _) in FIELDS.items()}
     groups, layers = hf_config["num_hidden_groups"], sizes["num_layers"]
     sharing = {1: "all", layers: "none"}.get(groups, f"groups:{groups}") if layers > 1 else "all"
     try:

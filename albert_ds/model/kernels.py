@@ -213,7 +213,7 @@ class Drop(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, p: float, seeds: Tensor, number: int) -> Tensor:
-        ctx.how = p, seeds, number
+        ctx.dropout = p, seeds, number
         x = x.contiguous()
         y = torch.empty_like(x)
         rows, width = x.shape
@@ -224,7 +224,7 @@ class Drop(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor):
-        return Drop.apply(dy, *ctx.how), None, None, None
+        return Drop.apply(dy, *ctx.dropout), None, None, None
 
 
 # --- x W^T + b ---

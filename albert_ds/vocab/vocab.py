@@ -168,8 +168,8 @@ class Vocab:
 
     def encode_with_offsets(self, normalised: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids of a text that is normalised already, and the characters that each stands for."""
-        found = self._processor.encode(normalised, return_type="offset_mapping")
-        return list(found["ids"]), found["offsets"]
+        encoding = self._processor.encode(normalised, return_type="offset_mapping")
+        return list(encoding["ids"]), encoding["offsets"]
 
     def decode(self, ids: list[int]) -> str:
         """The text of `ids`, in the normalised form."""

@@ -51,15 +51,15 @@ def run_case(cases: Cases, name: str, recorded: dict | None, is_record: bool):
     """Run one case, print its line; returns its hashes, and whether all is well."""
     start = time.monotonic()
     try:
-        found = cases.run(name)
+        hashes = cases.run(name)
         difference = None
     except (Failure, OSError, subprocess.TimeoutExpired) as failure:
-        found = None
+        hashes = None
         line = f"FAILED   {name}: {failure}"
     else:
         if recorded is not None:
             expected = {file: digests.split() for file, digests in recorded["files"].items()}
-            difference = find_difference(expected, found)
+            difference = find_difference(expected, hashes)
         line = f"DIFFERS  {name}: {difference}" if difference else f"equal    {name}"
         if is_record:
             line = f"recorded {name}" + (f", which was other: {difference}" if difference else "")
@@ -67,7 +67,7 @@ def run_case(cases: Cases, name: str, recorded: dict | None, is_record: bool):
             line = f"DIFFERS  {name}: it was never recorded"
             difference = "all"
     print(f"{line} ({time.monotonic() - start:.0f} s)", flush=True)
-    return found, found is not None and (is_record or not difference)
+    return hashes, hashes is not None and (is_record or not difference)
 
 
 def main() -> int:
@@ -119,9 +119,9 @@ def main() -> int:
                 done |= dict(zip(group, results, strict=True))
     if args.record:
         commit = read_git(args.code, "describe", "--always", "--dirty", "--exclude", "*")
-        for name, (found, _) in done.items():
-            if found is not None:
-                files = {file: " ".join(items.values()) for file, items in found.items()}
+        for name, (hashes, _) in done.items():
+            if hashes is not None:
+                files = {file: " ".join(items.values()) for file, items in hashes.items()}
                 recorded[name] = {"commit": commit, "files": files}
         RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     bad = [name for name, (_, is_well) in done.items() if not is_well]

@@ -64,15 +64,15 @@ class Failure(Exception):
     """A command failed, or two of its results that must be equal are not."""
 
 
-def find_difference(expected: dict[str, list[str]], found: Hashes) -> str | None:
-    """What of `found` has other hashes than `expected`, first the file and the item; or None."""
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found or name not in expected:
-            return f"{name} is {'gone' if name not in found else 'new'}"
-        new = [item for item, digest in found[name].items() if digest not in expected[name]]
+def find_difference(expected: dict[str, list[str]], hashes: Hashes) -> str | None:
+    """What of `hashes` has other hashes than `expected`, first the file and the item; or None."""
+    for name in sorted(expected.keys() | hashes.keys()):
+        if name not in hashes or name not in expected:
+            return f"{name} is {'gone' if name not in hashes else 'new'}"
+        new = [item for item, digest in hashes[name].items() if digest not in expected[name]]
         if new:
-            return f"{name}: {len(new)} of {len(found[name])} items, first {new[0]}"
-        if gone := len(expected[name]) - len(found[name]):
+            return f"{name}: {len(new)} of {len(hashes[name])} items, first {new[0]}"
+        if gone := len(expected[name]) - len(hashes[name]):
             return f"{name}: {gone} items are gone, the others are equal"
     return None
 

@@ -23,7 +23,7 @@ DIGITS = 12
 def hash_files(folder: Path, *patterns: str) -> dict[str, dict[str, str]]:
     """Name of each file in `folder` that matches a pattern -> item in the file -> its hash."""
     paths = [sorted(folder.glob(pattern)) for pattern in patterns]
-    missing = [pattern for pattern, found in zip(patterns, paths, strict=True) if not found]
+    missing = [pattern for pattern, matches in zip(patterns, paths, strict=True) if not matches]
     if missing:
         raise FileNotFoundError(f"nothing matches {folder / missing[0]}")
     return {str(path.relative_to(folder)): hash_items(path) for path in sorted(sum(paths, []))}

@@ -53,8 +53,8 @@ def describe_graphs(run: Run) -> dict:
     if graphs is None:
         return {}
     share = 1 - graphs.eager / max(graphs.calls, 1)
-    found = {"by_graph": round(share, 3), "graphs": len(graphs.kept), **graphs.take_counts()}
-    return found | ({"refused": graphs.failure} if graphs.failure is not None else {})
+    facts = {"by_graph": round(share, 3), "graphs": len(graphs.kept), **graphs.take_counts()}
+    return facts | ({"refused": graphs.failure} if graphs.failure is not None else {})
 
 
 def count_launches(run: Run) -> dict[str, float]:

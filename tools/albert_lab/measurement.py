@@ -210,16 +210,16 @@ def measure_round(run: Run, steps: int, traffic: Traffic) -> dict:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - started
     spans = stopwatch.spans()
-    found = split(spans)
+    durations = split(spans)
     volumes = sum_up(stopwatch.events, run.mesh, stopwatch.clock)
-    mine = {
+    record = {
         "seconds_a_step": seconds / steps,
         "step_seconds": [span.ended - span.begun for span in spans if span.part == "other"],
-        **{SECONDS[part]: found[part] / steps for part in PARTS},
+        **{SECONDS[part]: durations[part] / steps for part in PARTS},
         "kinds": {kind: volume.report(steps) for kind, volume in volumes.items()},
     }
     everyone: list[dict] = [{}] * run.mesh.world_size
-    dist.all_gather_object(everyone, mine, group=run.mesh.control_group)
+    dist.all_gather_object(everyone, record, group=run.mesh.control_group)
     return _describe_round(run, everyone, batches)
 
 

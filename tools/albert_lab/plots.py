@@ -61,26 +61,26 @@ LEGEND = {"fontsize": 7, "loc": "upper left", "bbox_to_anchor": (1.01, 1)}
 
 def read_cells(path: Path) -> list[dict]:
     """A report's cells; `base` is the baseline's cell, None where it was not measured."""
-    found = read_report(path)["cells"]
-    cells = [cell | {"deepspeed_config": Path(cell["deepspeed_config"])} for cell in found]
+    entries = read_report(path)["cells"]
+    cells = [cell | {"deepspeed_config": Path(cell["deepspeed_config"])} for cell in entries]
     bases = {layout_of(c): c for c in cells if c["model"] == cells[0]["model"]}
     return [cell | {"base": bases.get(layout_of(cell))} for cell in cells]
 
 
 def select(cells: list[dict], only: dict[str, str]) -> list[dict]:
     """Cells with these values. Raises UserError where none is left."""
-    found = [c for c in cells if all(str(c.get(key)) == value for key, value in only.items())]
-    if not found:
+    selection = [c for c in cells if all(str(c.get(key)) == value for key, value in only.items())]
+    if not selection:
         wanted = ",".join(f"{key}={value}" for key, value in only.items())
         raise UserError(f"--only {wanted}: no cell has these values")
-    return found
+    return selection
 
 
 def draw_traffic(cells: list[dict], output: Path) -> None:
     """Bytes that a rank sends in a step, a bar per model and layout; its parts are the kinds."""
     common, names = describe_layouts(cells)
     groups = [c["rounds"][-1]["kinds"] for c in cells]
-    kinds = list(dict.fromkeys(kind for found in groups for kind in found))
+    kinds = list(dict.fromkeys(kind for group in groups for kind in group))
     if not kinds:
         raise UserError(
             "--input: no cell has traffic; allowed: reports with cells of several ranks"
@@ -88,7 +88,7 @@ def draw_traffic(cells: list[dict], output: Path) -> None:
     figure, (axis,) = new_figure(width=7, height=1.2 + 0.36 * len(groups))
     left = [0.0] * len(groups)
     for number, kind in enumerate(kinds):
-        sent = [found.get(kind, {}).get("wire_bytes", 0) / 1e6 for found in groups]
+        sent = [group.get(kind, {}).get("wire_bytes", 0) / 1e6 for group in groups]
         bars = _draw_bars(axis, number, range(len(groups)), sent, left=left, height=0.7, label=kind)
         left = [a + b for a, b in zip(left, sent, strict=True)]
     axis.bar_label(bars, [f" {total:,.0f}" for total in left], fontsize=7)
@@ -149,9 +149,9 @@ def _mean_share(cell: dict, key: str) -> float:
     return statistics.fmean(own[key] / base["seconds_a_step"] for own, base in rounds)
 
 
-def _draw_bars(axis, number: int, places, sizes: list[float], **how):
+def _draw_bars(axis, number: int, places, sizes: list[float], **options):
     style = {"hatch": HATCHES[number], "color": FILLS[number % len(FILLS)], "edgecolor": "black"}
-    return axis.barh(places, sizes, **style, **how)
+    return axis.barh(places, sizes, **style, **options)
 
 
 def _finish_bars(axis, names: list[str]) -> None:
@@ -233,8 +233,8 @@ def draw_steps(checks: dict[str, dict[str, dict]], output: Path) -> None:
         kernels = [cell.get("profile", {}).get("kernel_us") for cell in cells.values()]
         known = [(us / 1e3, place) for us, place in zip(kernels, places, strict=True) if us]
         if known:
-            how = {**style, "marker": "|", "markersize": 11}
-            axis.plot(*zip(*known, strict=True), **how, label=f"{title}: its kernels")
+            marks = {**style, "marker": "|", "markersize": 11}
+            axis.plot(*zip(*known, strict=True), **marks, label=f"{title}: its kernels")
     axis.set_xscale("log")
     _finish_bars(axis, names)
     label(axis, "ms of a step of two micro-batches", "", "size, sequences of a micro-batch")

@@ -203,15 +203,15 @@ def wait_for_orphans(folder: Path) -> None:
     """Wait for trials in this folder whose `learn` was killed: they would slow down its own."""
     begin = f"{folder}{os.sep}"
     commands = {each: each.info["cmdline"] or () for each in psutil.process_iter(["cmdline"])}
-    found = [
+    processes = [
         process
         for process, words in commands.items()
         if "--output" in words and any(word.startswith(begin) for word in words)
     ]
-    if found:
-        names = ", ".join(str(process.pid) for process in found)
+    if processes:
+        names = ", ".join(str(process.pid) for process in processes)
         log_line(f"waiting for trials that a killed command has left running (processes {names})")
-        psutil.wait_procs(found)
+        psutil.wait_procs(processes)
 
 
 def fit_steps(hours: float, seconds: float) -> int:
@@ -232,9 +232,9 @@ def choose_layout(
         shapes = {(1, cores), (cores, 1)} if BATCH % cores == 0 else {(1, cores)}
         configs = ("ds_configs/zero1_fp32_muon.json", "ds_configs/zero1_bf16_muon.json")
         layouts = [Layout(*shape, config) for shape in sorted(shapes) for config in configs]
-        found = {layout: measure(flags, layout, data, folder) for layout in layouts}
-        best = min(found, key=lambda layout: found[layout])
-        seconds = found[best]
+        times = {layout: measure(flags, layout, data, folder) for layout in layouts}
+        best = min(times, key=lambda layout: times[layout])
+        seconds = times[best]
         if larger := [b for b in LARGER if fit_steps(hours, seconds * b / BATCH) >= LEAST_STEPS]:
             best = replace(best, batch=larger[-1])
             seconds = measure(flags, best, data, folder)

@@ -27,15 +27,15 @@ def build_parser() -> Parser:
     return parser
 
 
-def describe(found: dict) -> list[str]:
+def describe(report: dict) -> list[str]:
     """Sentences for a terminal, from what probe.py measured."""
-    mlm, frequent = found["heldout_mlm_accuracy"], found["most_frequent_share"]
-    piece = found["most_frequent_piece"]
+    mlm, frequent = report["heldout_mlm_accuracy"], report["most_frequent_share"]
+    piece = report["most_frequent_piece"]
     verdict = "it reads the words around a mask" if mlm > 1.5 * frequent else "nothing was learned"
     lines = [
         f"Masked words: {mlm:.1%} right; always guessing {piece!r} gives {frequent:.1%}: {verdict}."
     ]
-    pairs, sop = found["heldout_pairs"], found["heldout_sop_accuracy"]
+    pairs, sop = report["heldout_pairs"], report["heldout_sop_accuracy"]
     error = 2 * 0.5 / pairs**0.5  # two standard errors of a coin
     if abs(sop - 0.5) < error:
         lines.append(
@@ -53,9 +53,9 @@ def describe(found: dict) -> list[str]:
 
 def main(argv: list[str]) -> None:
     path = build_parser().parse_args(argv).report
-    found = read_json(path)
-    check(found, REPORT, str(path))
-    print("\n".join(describe(found)))
+    report = read_json(path)
+    check(report, REPORT, str(path))
+    print("\n".join(describe(report)))
 
 
 if __name__ == "__main__":

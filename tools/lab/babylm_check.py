@@ -53,22 +53,22 @@ def main(argv: list[str]) -> int:
     from albert_ds.checkpoint.model_folder import ModelFolder
     from albert_ds.evals.minimal_pairs import read_pairs, score_pairs
 
-    theirs = run_harness(args.harness, args.checkpoint, args.minimal_pairs)
+    harness_scores = run_harness(args.harness, args.checkpoint, args.minimal_pairs)
     pairs = read_pairs(args.minimal_pairs)
     folder = ModelFolder(args.checkpoint)
     right = score_pairs(folder.build_model(), folder.vocab, pairs, torch.device("cpu"))
     of_paradigm = defaultdict(list)
     for pair, is_right in zip(pairs, right, strict=True):
         of_paradigm[pair.paradigm].append(is_right)
-    ours = {name: round(100 * sum(of) / len(of), 2) for name, of in of_paradigm.items()}
+    scores = {name: round(100 * sum(of) / len(of), 2) for name, of in of_paradigm.items()}
     rows = [
-        (name, *(f"{each[name]:.2f}" if name in each else "-" for each in (ours, theirs)))
-        for name in sorted(ours.keys() | theirs.keys())
+        (name, *(f"{each[name]:.2f}" if name in each else "-" for each in (scores, harness_scores)))
+        for name in sorted(scores.keys() | harness_scores.keys())
     ]
     differing = [row for row in rows if row[1] != row[2]]
     if differing:
         print(table(("paradigm", "ours, %", "theirs, %"), differing))
-    means = [sum(each.values()) / len(each) for each in (ours, theirs)]
+    means = [sum(each.values()) / len(each) for each in (scores, harness_scores)]
     print(f"{len(pairs):,} pairs, {len(rows)} paradigms, {len(differing)} differ")
     print(f"ours {means[0]:.2f} %, theirs {means[1]:.2f} %")
     return int(bool(differing))

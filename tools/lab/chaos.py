@@ -208,17 +208,17 @@ def kill_one_case(args, case: str, kills: list[Kill], steps: int, passed_on: lis
         victims = "all ranks" if len(kill.victims) == args.ranks else f"rank {kill.victims[0]}"
         has_saved = (killed.output / "checkpoints" / "latest").is_file()
         differing += compare(alone.output, killed.output) if has_saved else []
-        found = "DIFFERS" if differing else "equal" if has_saved else "nothing saved yet"
+        verdict = "DIFFERS" if differing else "equal" if has_saved else "nothing saved yet"
         print(
-            f"{case}, kill {number}: {victims} while {kill.moment}, step {step}: {found}",
+            f"{case}, kill {number}: {victims} while {kill.moment}, step {step}: {verdict}",
             flush=True,
         )
     run_to_the_end(killed)
     differing += compare(alone.output, killed.output)
-    found = f"DIFFER in {', '.join(differing)}" if differing else "are equal bit for bit"
+    verdict = f"DIFFER in {', '.join(differing)}" if differing else "are equal bit for bit"
     print(
         f"{case}: {len(kills)} kills of {args.ranks} ranks over {steps} steps: "
-        f"the final weights and moments {found}",
+        f"the final weights and moments {verdict}",
         flush=True,
     )
     return not differing

@@ -25,7 +25,7 @@ def on_page_content(html: str, **_) -> str:
 def on_page_markdown(markdown: str, **_) -> str:
     if FLAGS in markdown:
         markdown = markdown.replace(FLAGS, "\n".join(list_flags()))
-    return DIAGRAM.sub(lambda found: draw(found[1]), markdown)
+    return DIAGRAM.sub(lambda match: draw(match[1]), markdown)
 
 
 def list_flags() -> Iterator[str]:

@@ -39,22 +39,24 @@ def main(argv: list[str]) -> int:
     first = {pair.paradigm: pair for pair in reversed(read_pairs(args.minimal_pairs))}
     pairs = list(first.values())[: args.files]
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
-    theirs = import_module("minicons.scorer").MaskedLMScorer(str(args.checkpoint), "cpu")
+    scorer = import_module("minicons.scorer").MaskedLMScorer(str(args.checkpoint), "cpu")
     # minicons 0.3 calls what transformers 5 has dropped.
-    type(theirs.tokenizer).batch_encode_plus = lambda self, *words, **named: self(*words, **named)
+    type(scorer.tokenizer).batch_encode_plus = lambda self, *words, **named: self(*words, **named)
     folder = ModelFolder(args.checkpoint)
     model = folder.build_model()
     rows = []
     worst = 0.0
     for metric, within_word in METRICS.items():
-        scores = theirs.sequence_score(
-            sentences, reduction=lambda found: found.sum(0).item(), PLL_metric=metric
+        scores = scorer.sequence_score(
+            sentences, reduction=lambda terms: terms.sum(0).item(), PLL_metric=metric
         )
-        ours = score_sentences(
+        our_scores = score_sentences(
             model, folder.vocab, sentences, torch.device("cpu"), within_word=within_word
         )
-        off = max(abs(one - other) for one, other in zip(ours, scores, strict=True))
-        rows.append((metric, str(len(ours)), f"{sum(ours) / len(ours):.3f}", f"{off:.1e}"))
+        off = max(abs(one - other) for one, other in zip(our_scores, scores, strict=True))
+        rows.append(
+            (metric, str(len(our_scores)), f"{sum(our_scores) / len(our_scores):.3f}", f"{off:.1e}")
+        )
         worst = max(worst, off)
     print(table(("pseudo-likelihood", "sentences", "mean, nats", "largest difference"), rows))
     return int(worst > TOLERANCE)

@@ -47,15 +47,15 @@ def read_cell(folder: Path, task: str) -> dict[str, float] | None:
     path = folder / task.rpartition("/")[2] / "results.json"
     if not path.is_file():
         return None
-    found = read_json(path)
-    if found.get("task") != task:
-        raise UserError(f"{path}: has the task {found.get('task')}; must be {task}")
+    results = read_json(path)
+    if results.get("task") != task:
+        raise UserError(f"{path}: has the task {results.get('task')}; must be {task}")
     metrics = SQUAD_METRICS if task in ("squad1", "squad2") else TASKS[task].metrics[:1]
     scale = 1 if task in ("squad1", "squad2") else 100  # SQuAD's metrics are in percent already
     cell = {}
     for name in metrics:
-        check(found, {"dev": {name: (SCORE, dict)}}, str(path))
-        value = found["dev"][name]
+        check(results, {"dev": {name: (SCORE, dict)}}, str(path))
+        value = results["dev"][name]
         if isinstance(value, dict):
             check(value, {"median": SCORE}, f"{path}: dev.{name}")
             value = value["median"]
@@ -68,20 +68,20 @@ def read_lead(folder: Path) -> dict[str, str]:
     lead = {}
     path = folder / "run" / "config.json"
     if path.is_file():
-        found = read_json(path)
-        check(found, {"model": dict}, str(path))
-        parts = count_params(build(ModelConfig, found["model"], f"{path}: model"))
+        config = read_json(path)
+        check(config, {"model": dict}, str(path))
+        parts = count_params(build(ModelConfig, config["model"], f"{path}: model"))
         number = sum(
             parts[name] for name in ("embeddings", "per_layer", "attention", "ffn", "pooler")
         )
         lead["Parameters"] = f"{number / 1e6:.0f}M" if number > 1e7 else f"{number / 1e6:.2f}M"
     if (folder / "probe.json").is_file():
         path = folder / "probe.json"
-        found = read_json(path)
+        probe = read_json(path)
         for name, title in {"mlm": "MLM", **dict(sorted(list_pair_tasks().items()))}.items():
             key = f"heldout_{name}_accuracy"
-            check(found, {key: Range()}, str(path))
-            lead[title] = f"{100 * found[key]:.1f}"
+            check(probe, {key: Range()}, str(path))
+            lead[title] = f"{100 * probe[key]:.1f}"
     return lead
 
 
@@ -109,12 +109,12 @@ def add_training(leads: dict[str, dict], folders: dict[str, Path], args) -> None
         return
     if args.speedup_over and args.speedup_over not in folders:
         raise UserError(f"--speedup-over {args.speedup_over}: must be one of {', '.join(folders)}")
-    found = {name: read_training(folder / "run") for name, folder in folders.items()}
-    for name, training in found.items():
+    trainings = {name: read_training(folder / "run") for name, folder in folders.items()}
+    for name, training in trainings.items():
         if args.time:
             leads[name] |= {"Steps": f"{training['steps']:,}", "Hours": f"{training['hours']:.3g}"}
         if args.speedup_over:
-            ratio = training["speed"] / found[args.speedup_over]["speed"]
+            ratio = training["speed"] / trainings[args.speedup_over]["speed"]
             leads[name]["Speedup"] = f"{ratio:.1f}x"
         if args.heldout:
             leads[name]["MLM loss"] = f"{training['heldout']:.3f}"

@@ -71,8 +71,8 @@ def fit(losses: dict[str, float]) -> tuple[float, float, float]:
 
     def solve(phi: float) -> tuple[np.ndarray, float]:
         lines = np.stack([np.ones(len(own)), -np.log(own + core * runs**phi)], axis=1)
-        found = np.linalg.lstsq(lines, values, rcond=None)[0]
-        return found, float(((lines @ found - values) ** 2).mean() ** 0.5)
+        coefficients = np.linalg.lstsq(lines, values, rcond=None)[0]
+        return coefficients, float(((lines @ coefficients - values) ** 2).mean() ** 0.5)
 
     phi = float(minimize_scalar(lambda x: solve(x)[1], bounds=(-1, 2), method="bounded").x)
     return phi, float(solve(phi)[0][1]), solve(phi)[1]
@@ -80,7 +80,7 @@ def fit(losses: dict[str, float]) -> tuple[float, float, float]:
 
 def summarise(losses: dict[int, dict[str, float]]) -> dict:
     """phi of each seed, their mean and half of its 95 % interval; None of one seed."""
-    phis, slopes, left = zip(*(fit(found) for found in losses.values()), strict=True)
+    phis, slopes, left = zip(*(fit(seed_losses) for seed_losses in losses.values()), strict=True)
     half = None
     if (count := len(phis)) > 1:
         half = float(student.ppf(0.975, count - 1) * np.std(phis, ddof=1) / count**0.5)
@@ -100,11 +100,11 @@ def main(argv: list[str]) -> None:
             losses.setdefault(seed, {})[word] = train(run, [*flags, "--seed", str(seed)])
     rows = [[word, *(f"{losses[n][word]:.4f}" for n in args.seeds)] for word in args.patterns]
     print(table(["held-out MLM loss", *(f"seed {n}" for n in args.seeds)], rows))
-    found = summarise(losses)
-    interval = "no interval of one seed" if found["half"] is None else f"+- {found['half']:.3f}"
-    seeds = ", ".join(f"{phi:.3f}" for phi in found["phis"])
-    print(f"\nphi {found['phi']:.3f} {interval}; of each seed: {seeds}")
-    print(f"b {np.mean(found['b']):.4f} nats; not explained: {max(found['left']):.4f} nats")
+    summary = summarise(losses)
+    interval = "no interval of one seed" if summary["half"] is None else f"+- {summary['half']:.3f}"
+    seeds = ", ".join(f"{phi:.3f}" for phi in summary["phis"])
+    print(f"\nphi {summary['phi']:.3f} {interval}; of each seed: {seeds}")
+    print(f"b {np.mean(summary['b']):.4f} nats; not explained: {max(summary['left']):.4f} nats")
 
 
 if __name__ == "__main__":

@@ -135,26 +135,26 @@ def read_curve(run: Path) -> Curve:
 
 def summarise(curves: list[Curve], flops: float, seconds: float) -> dict[str, list[float]]:
     """The fields of a row, a value a seed; `flops` and `seconds` are the common budgets."""
-    found: dict[str, list[float]] = {}
+    fields: dict[str, list[float]] = {}
     for curve in curves:
         at = {
             "loss_at_flops": float(np.interp(flops, curve.flops, curve.losses)),
             "loss_at_time": float(np.interp(seconds, curve.seconds, curve.losses)),
         }
         for name, value in (curve.reached | at).items():
-            found.setdefault(name, []).append(value)
-    return found
+            fields.setdefault(name, []).append(value)
+    return fields
 
 
 def compare(curves: dict[str, Curve], reference: dict[str, Curve]) -> dict[str, list[float]]:
     """Each field of COMPARED minus the reference's, for the seeds in which both have it."""
-    found: dict[str, list[float]] = {}
+    differences: dict[str, list[float]] = {}
     for field in COMPARED.values():
         for seed in sorted(curves.keys() & reference.keys()):
             own, other = curves[seed].reached.get(field), reference[seed].reached.get(field)
             if own is not None and other is not None:
-                found.setdefault(f"{field}_difference", []).append(own - other)
-    return found
+                differences.setdefault(f"{field}_difference", []).append(own - other)
+    return differences
 
 
 def as_cell(field: str, values: list[float] | None) -> str:
@@ -168,11 +168,11 @@ def as_cell(field: str, values: list[float] | None) -> str:
     return f"{mean} +- {mean_interval(values)[1] / unit:.{decimals}f}"
 
 
-def draw(found: dict[str, dict[str, list[float]]], columns: dict[str, str]) -> str:
+def draw(rows: dict[str, dict[str, list[float]]], columns: dict[str, str]) -> str:
     """The rows by parameters, and those of the columns that a row has."""
-    shown = {title: f for title, f in columns.items() if any(f in x for x in found.values())}
-    ordered = sorted(found, key=lambda name: found[name]["parameters"][0])
-    lines = [[n, *(as_cell(f, found[n].get(f)) for f in shown.values())] for n in ordered]
+    shown = {title: f for title, f in columns.items() if any(f in x for x in rows.values())}
+    ordered = sorted(rows, key=lambda name: rows[name]["parameters"][0])
+    lines = [[n, *(as_cell(f, rows[n].get(f)) for f in shown.values())] for n in ordered]
     return table(["", *shown], lines)
 
 
@@ -189,20 +189,22 @@ def main(argv: list[str]) -> None:
         raise UserError(f"--against {args.against}: must be one of {', '.join(rows)}")
     every = [curve for curves in rows.values() for curve in curves.values()]
     flops, seconds = (min(getattr(c, name)[-1] for c in every) for name in ("flops", "seconds"))
-    found = {name: summarise([*curves.values()], flops, seconds) for name, curves in rows.items()}
+    summaries = {
+        name: summarise([*curves.values()], flops, seconds) for name, curves in rows.items()
+    }
     for name, curves in rows.items():
         if args.against and name != args.against:
-            found[name] |= compare(curves, rows[args.against])
-    print(draw(found, COLUMNS))
+            summaries[name] |= compare(curves, rows[args.against])
+    print(draw(summaries, COLUMNS))
     if args.against:
         compared = {title: f"{field}_difference" for title, field in COMPARED.items()}
         print(f"\nMinus {args.against}, seed by seed:\n")
-        print(draw({name: x for name, x in found.items() if name != args.against}, compared))
+        print(draw({name: x for name, x in summaries.items() if name != args.against}, compared))
     steps = sorted({curve.steps[-1] for curve in every})
     seeds = sorted({len(curves) for curves in rows.values()})
     print(f"\nSteps {steps}, seeds {seeds}; equal FLOPs: {flops:.3g}, equal time: {seconds:.3g} s")
     if args.output:
-        write_report(args.output, found)
+        write_report(args.output, summaries)
 
 
 if __name__ == "__main__":

@@ -58,20 +58,20 @@ def read_rows(file: Path) -> dict[str, list[str]]:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--rows {file}: cannot be read: {error}") from None
-    found: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, colon, flags = line.partition(":")
-        if not colon or not re.fullmatch(r"[\w.+-]+", name) or name in found:
+        if not colon or not re.fullmatch(r"[\w.+-]+", name) or name in rows:
             raise UserError(f"--rows {file}, line {number}: must be `NAME: --FLAG VALUE ...`, once")
         try:
-            found[name] = shlex.split(flags)
+            rows[name] = shlex.split(flags)
         except ValueError as error:
             raise UserError(f"--rows {file}, line {number}: {error}") from None
-    if not found:
+    if not rows:
         raise UserError(f"--rows {file}: has no row")
-    return found
+    return rows
 
 
 def is_done(cell: Cell) -> bool:
@@ -99,11 +99,11 @@ def train(cell: Cell) -> int:
 def last_values(cell: Cell) -> dict[str, float]:
     """Of each held-out number the last, and the step it was taken at."""
     file = cell.run / "metrics.jsonl"
-    found = {}
+    values = {}
     for record in read_lines(file) if file.is_file() else ():
         held = {key: v for key, v in record.items() if key.startswith("heldout_")}
-        found |= {"step": record["step"], **held} if held else {}
-    return found
+        values |= {"step": record["step"], **held} if held else {}
+    return values
 
 
 def main(argv: list[str]) -> int:
@@ -126,10 +126,10 @@ def main(argv: list[str]) -> int:
     with ThreadPoolExecutor(args.at_once) as pool:
         codes = list(pool.map(train, cells))
     values = [last_values(cell) for cell in cells]
-    header = list(dict.fromkeys(["row", "seed", "code", *(k for found in values for k in found)]))
+    header = list(dict.fromkeys(["row", "seed", "code", *(k for last in values for k in last)]))
     lines = [
-        {"row": cell.row, "seed": cell.seed, "code": code, **found}
-        for cell, code, found in zip(cells, codes, values, strict=True)
+        {"row": cell.row, "seed": cell.seed, "code": code, **last}
+        for cell, code, last in zip(cells, codes, values, strict=True)
     ]
     text = io.StringIO()
     writer = csv.DictWriter(text, header, lineterminator="\n")

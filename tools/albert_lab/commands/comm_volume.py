@@ -185,9 +185,13 @@ def count_step(config: RunConfig, ranks: int) -> dict:
     """The traffic of a step by kind, from the shapes of the model alone."""
     layout = layout_of(config, ranks)
     kinds = {
-        found.kind: {"calls": found.calls, "bytes": found.bytes, "wire_bytes": found.wire_bytes}
-        for found in count_collectives(layout)
-        if found.kind != SMALL and found.calls
+        collective.kind: {
+            "calls": collective.calls,
+            "bytes": collective.bytes,
+            "wire_bytes": collective.wire_bytes,
+        }
+        for collective in count_collectives(layout)
+        if collective.kind != SMALL and collective.calls
     }
     return describe_step(config, layout, dict(sorted(kinds.items())))
 
@@ -205,8 +209,8 @@ def describe_step(config: RunConfig, layout: Layout, kinds: dict[str, dict]) -> 
         "accumulation": layout.accumulation,
         "parameters_a_rank": layout.parameters,
         "kinds": {
-            kind: {**found, "minimum_wire_bytes": minimum.get(kind)}
-            for kind, found in kinds.items()
+            kind: {**volume, "minimum_wire_bytes": minimum.get(kind)}
+            for kind, volume in kinds.items()
         },
     }
 
@@ -245,7 +249,7 @@ def count_minimum(config: RunConfig, layout: Layout) -> dict[str, float]:
     }[layout.zero]
     # Of activations the trainer sends no more than it must: what the scaling model counts.
     activations = (c for c in count_collectives(layout) if c.kind == ACTIVATIONS)
-    return minimum | {found.kind: found.wire_bytes for found in activations}
+    return minimum | {collective.kind: collective.wire_bytes for collective in activations}
 
 
 def as_table(report: dict, reports: list[dict]) -> str:
@@ -253,32 +257,32 @@ def as_table(report: dict, reports: list[dict]) -> str:
     first = next(r for r in reports if r["deepspeed_config"] == report["deepspeed_config"])
     rows = []
     wire = least = 0.0
-    for kind, found in report["kinds"].items():
-        minimum = found["minimum_wire_bytes"]
-        wire += found["wire_bytes"]
+    for kind, volume in report["kinds"].items():
+        minimum = volume["minimum_wire_bytes"]
+        wire += volume["wire_bytes"]
         least += minimum or 0.0
         row = [
             kind,
-            f"{found['calls']:g}",
-            f"{found['bytes'] / 1e6:.3f}",
-            f"{found['wire_bytes'] / 1e6:.3f}",
+            f"{volume['calls']:g}",
+            f"{volume['bytes'] / 1e6:.3f}",
+            f"{volume['wire_bytes'] / 1e6:.3f}",
             f"{minimum / 1e6:.3f}" if minimum else "",
-            f"{found['wire_bytes'] / minimum:.3f}" if minimum else "",
+            f"{volume['wire_bytes'] / minimum:.3f}" if minimum else "",
         ]
-        if "seconds" in found:
-            calls = [f"{number:g} {name}" for name, number in found["collectives"].items()]
+        if "seconds" in volume:
+            calls = [f"{number:g} {name}" for name, number in volume["collectives"].items()]
             row[1] = ", ".join(calls)
-            hidden = 1 - min(1.0, found["exposed_seconds"] / found["seconds"])
-            row += [f"{1e3 * found['seconds']:.1f}", f"{hidden:.0%}"]
+            hidden = 1 - min(1.0, volume["exposed_seconds"] / volume["seconds"])
+            row += [f"{1e3 * volume['seconds']:.1f}", f"{hidden:.0%}"]
         rows.append(row)
     multiple = f"{wire / least:.3f}" if least else ""
     total = ["all", "", "", f"{wire / 1e6:.3f}", f"{least / 1e6:.3f}", multiple]
     header = ["kind", "collectives", "MB of tensors", "MB on the wire per rank", "minimum MB"]
     header.append("wire / minimum")
-    if any("seconds" in found for found in report["kinds"].values()):
+    if any("seconds" in volume for volume in report["kinds"].values()):
         header += ["ms", "hidden"]
     rows.append([*total, *[""] * (len(header) - len(total))])
-    before = sum(found["wire_bytes"] for found in first["kinds"].values())
+    before = sum(volume["wire_bytes"] for volume in first["kinds"].values())
     compared = ""
     if wire and report["model"] != first["model"]:
         compared = f"\n{first['model']} sends {before / wire:.1f} times as much.\n"

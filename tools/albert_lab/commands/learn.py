@@ -117,21 +117,21 @@ def keep_settings(args) -> None:
     """Raise UserError if what is in OUTPUT was made of other text or settings; note them."""
     path = args.output / "settings.json"
     names = ("hours", "language", "text_field", "vocab_size", "seed")
-    found = {name: getattr(args, name) for name in names}
+    settings = {name: getattr(args, name) for name in names}
     for name in ("init_from", "minimal_pairs"):
-        found[name] = (folder := getattr(args, name)) and str(folder)
-    found["text"] = [[_locate(name), *stat(name)] for name in find_files(args.text)]
+        settings[name] = (folder := getattr(args, name)) and str(folder)
+    settings["text"] = [[_locate(name), *stat(name)] for name in find_files(args.text)]
     is_begun = any((args.output / name).exists() for name in ("vocab", "data"))
     known = read_json(path) if is_begun else {}
     for name, before in known.items():
-        is_later = name == "minimal_pairs" and None in (before, found[name])
-        if found[name] != before and not is_later:
+        is_later = name == "minimal_pairs" and None in (before, settings[name])
+        if settings[name] != before and not is_later:
             what = "the text has changed" if name == "text" else f"was {before}"
             raise UserError(
                 f"{cli.as_flag(name)}: {what}, but {args.output} was begun with it; restore it, or "
                 "name another --output"
             )
-    write_json(path, found | {name: x for name, x in known.items() if x is not None})
+    write_json(path, settings | {name: x for name, x in known.items() if x is not None})
 
 
 def flags_of(args) -> list[str]:
@@ -180,8 +180,8 @@ def fine_tune(args, checkpoint: Path, layout: Layout) -> list[list[str]]:
             config = f"ds_configs/zero1_{layout.precision}_adamw.json"  # TUNING_RATE's
             command += ["--deepspeed_config", PACKAGE / config]
             run(command, args.output / "tasks.log", len(os.sched_getaffinity(0)))
-            metric, found = next(iter(read_json(output / "results.json")["dev"].items()))
-            values = found["values"] if isinstance(found, dict) else [found]
+            metric, score = next(iter(read_json(output / "results.json")["dev"].items()))
+            values = score["values"] if isinstance(score, dict) else [score]
             row.append(spread(values, ".3f"))
         rows.append([*row, metric])
     return rows
@@ -281,9 +281,9 @@ def learn(args) -> None:
     if args.minimal_pairs:
         pairs = ["--minimal-pairs", args.minimal_pairs, "--precision", layout.precision]
         measured["minimal_pairs"] = pairs
-    for name, how in measured.items():
+    for name, options in measured.items():
         if not (out / f"{name}.md").is_file():
-            command = [*COMMAND, "probe", "--checkpoint", checkpoint, *how]
+            command = [*COMMAND, "probe", "--checkpoint", checkpoint, *options]
             command = [*command, "--output", out / f"{name}.json"]
             write_file(out / f"{name}.md", run(command, log, len(os.sched_getaffinity(0))))
     curves = [*COMMAND, "plots", "curves", "--runs", checkpoint]

@@ -68,8 +68,8 @@ def plot_curves(args) -> None:
     write_charts(draw_curves(runs), args.output, CURVES, runs)
     for run in runs[1:]:
         for key, (largest, steps) in largest_differences(runs[0], run).items():
-            found = f"{key} differs by {largest:.2g} at most" if steps else f"{key} is not compared"
-            print(f"{run.name} against {runs[0].name}: {found} (logged steps in common: {steps:,})")
+            gap = f"{key} differs by {largest:.2g} at most" if steps else f"{key} is not compared"
+            print(f"{run.name} against {runs[0].name}: {gap} (logged steps in common: {steps:,})")
 
 
 def main(argv: list[str]) -> None:

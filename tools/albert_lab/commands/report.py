@@ -28,8 +28,8 @@ def main(argv: list[str]) -> None:
     from albert_lab.report.page import build_page
     from albert_lab.report.table import write_csv
 
-    found = {metrics_path(run).resolve(): run for run in reversed(args.runs)}
-    paths = [run for run in args.runs if found.pop(metrics_path(run).resolve(), None)]
+    runs = {metrics_path(run).resolve(): run for run in reversed(args.runs)}
+    paths = [run for run in args.runs if runs.pop(metrics_path(run).resolve(), None)]
     twice = ["a RUN that was given twice is shown once"] * (len(paths) < len(args.runs))
     html, tables = build_page(read_runs(paths), twice)
     write_output(args.output, html)

@@ -107,10 +107,10 @@ class Check:
         """Write report.md and results.jsonl about all that has run; True if nothing has failed."""
         about = read_json(self.folder / "about.json", "about.json")
         reader = replace(self, reads_only=True)
-        found = {name: look(reader) for name, look in pieces.items()}
-        missing = [n for n, rows in found.items() if all(row.says == LEFT_OUT for row in rows)]
-        found = {name: rows for name, rows in found.items() if name not in missing}
-        rows = [row for piece in found.values() for row in piece]
+        findings = {name: look(reader) for name, look in pieces.items()}
+        missing = [n for n, rows in findings.items() if all(row.says == LEFT_OUT for row in rows)]
+        findings = {name: rows for name, rows in findings.items() if name not in missing}
+        rows = [row for piece in findings.values() for row in piece]
         failed = sum(row.passed is False for row in rows)
         verdict = f"FAIL: {failed} of {len(rows)} rows" if failed else "PASS"
         title = f"# {verdict}: {about['device']}, {about['gpus']} GPU(s), commit {about['commit']}"
@@ -120,12 +120,12 @@ class Check:
             lines += [f"**{', '.join(reasons)}: no figure below means anything**.", ""]
         if missing:
             lines += [f"Not run yet: {', '.join(missing)}.", ""]
-        for name, piece in found.items():
+        for name, piece in findings.items():
             said = [(row.what, WORDS[row.passed], row.says) for row in piece]
             lines += [f"## {name}", "", table(("what", "", "found"), said), ""]
         write_file(self.folder / "report.md", "\n".join(lines))
         records = [about] + [
-            {"piece": name, **asdict(row)} for name, piece in found.items() for row in piece
+            {"piece": name, **asdict(row)} for name, piece in findings.items() for row in piece
         ]
         for path in sorted((self.folder / "cells").glob("*/*.json")):
             if not path.name.endswith(".result.json"):
@@ -157,11 +157,11 @@ def run_to_end(argv: list[str], log: Path, seconds: float) -> int | None:
 def kill_marked(mark: str) -> None:
     """Kill all processes of a command: some are in groups of their own, and each holds the GPU."""
     for _ in range(3):  # one may have started another meanwhile
-        found = [process for process in psutil.process_iter() if is_marked(process, mark)]
-        for process in found:
+        processes = [process for process in psutil.process_iter() if is_marked(process, mark)]
+        for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(found, timeout=2)
+        psutil.wait_procs(processes, timeout=2)
 
 
 def is_marked(process: psutil.Process, mark: str) -> bool:

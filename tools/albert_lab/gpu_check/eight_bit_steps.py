@@ -28,8 +28,8 @@ def measure_steps(records: Records, quick: bool) -> None:
     for size in ("albert-xxlarge", "albert-xlarge"):
         for eight_bits in (True, False):
             profiled = eight_bits and records.left() > 15
-            how = {"most": STEPS, "eight_bits": eight_bits}
-            work = partial(measure_speed, bench, size, MICRO, "none", profiled, **how)
+            options = {"most": STEPS, "eight_bits": eight_bits}
+            work = partial(measure_speed, bench, size, MICRO, "none", profiled, **options)
             records.measure("fp8 steps", work, size=size, micro=MICRO, fp8=eight_bits)
         if size == "albert-xxlarge":
             compare = partial(compare_gradients, "albert-xlarge", rows=4)
@@ -44,7 +44,7 @@ def compare_gradients(name: str, rows: int) -> dict:
     )
     inputs = next(batches).on(torch.device("cuda"))
     exact = take_gradients(config, inputs, torch.float32)
-    found = {}
+    distances = {}
     for kind, eight_bits in (("bf16", False), ("fp8", True)):
         made = take_gradients(config, inputs, torch.bfloat16, eight_bits=eight_bits)
         missed = {n: float((made[n] - x).norm() / x.norm()) for n, x in exact.items()}
@@ -53,11 +53,11 @@ def compare_gradients(name: str, rows: int) -> dict:
             for of in ({n: made[n] - x for n, x in exact.items()}, exact)
         )
         above, below = squares
-        found[f"{kind} all"] = round((above / below) ** 0.5, 5)
+        distances[f"{kind} all"] = round((above / below) ** 0.5, 5)
         for part in ("attention", "ffn", "embeddings"):
             worst = max((n for n in missed if part in n), key=lambda n: missed[n])
-            found[f"{kind} worst of {part}"] = f"{missed[worst]:.4f} {worst}"
-    return found
+            distances[f"{kind} worst of {part}"] = f"{missed[worst]:.4f} {worst}"
+    return distances
 
 
 def take_gradients(config, inputs: dict, dtype, *, eight_bits: bool = False) -> dict[str, Tensor]:

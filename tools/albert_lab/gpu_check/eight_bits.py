@@ -73,7 +73,7 @@ def rate_forms(name: str, tokens: int, is_first: bool) -> dict:
     fp32 of the same eight bits.
     """
     config = SIZES[name]
-    found = {}
+    rates = {}
     h = config.hidden_size
     f = config.ffn_size
     for what, (m, n) in {
@@ -109,12 +109,12 @@ def rate_forms(name: str, tokens: int, is_first: bool) -> dict:
         )
         if is_first and what == "h x f":
             forms |= forms_of_doubt(x, x8, w8, dy8, turned)
-            found |= compare_forms(pairs)
+            rates |= compare_forms(pairs)
         work = 2 * tokens * m * n / 1e12
         for form, product in forms.items():
             key = f"{what} {form}"
-            found[key] = told(lambda p=product, w=work: round(w / time_on_device(p, BRIEF), 1))
-    return found
+            rates[key] = told(lambda p=product, w=work: round(w / time_on_device(p, BRIEF), 1))
+    return rates
 
 
 def forms_of_doubt(x: Tensor, x8: Tensor, w8: Tensor, dy8: Tensor, turned: list[Tensor]) -> dict:
@@ -147,7 +147,7 @@ def compare_forms(pairs: dict) -> dict:
 
     0.0017 is one rounding to bf16.
     """
-    found = {}
+    distances = {}
     for form, (a, b, _) in pairs.items():
         exact = a.float() @ b.float().T
         for scales in ("tensor", "row"):
@@ -157,8 +157,8 @@ def compare_forms(pairs: dict) -> dict:
                     made = multiply(a, b, scales, fast=fast).float()
                     return round(float((made - exact).norm() / exact.norm()), 6)
 
-                found[f"{scales} {form}{' fast' * fast} off"] = told(off)
-    return found
+                distances[f"{scales} {form}{' fast' * fast} off"] = told(off)
+    return distances
 
 
 def check_casts() -> dict:
@@ -187,9 +187,9 @@ def check_casts() -> dict:
         x = torch.zeros(64, 64, device="cuda", dtype=torch.bfloat16)
         x[3, 5] = value
         made = fp8.quantise(x, E4M3)
-        found = float(made.scale)
-        if found != scale if scale else found == found:
-            wrong[f"scale of {value}"] = found
+        cast_scale = float(made.scale)
+        if cast_scale != scale if scale else cast_scale == cast_scale:
+            wrong[f"scale of {value}"] = cast_scale
     if wrong:
         raise ValueError(f"other than torch's casts: {wrong}")
     return {"casts": "torch's, bit for bit"}
@@ -199,10 +199,10 @@ def rate_casts(shapes: list[tuple[int, int]]) -> dict:
     """GB/s of the kernels, by what they must read and write."""
     from albert_ds.model import fp8
 
-    found = {}
+    rates = {}
 
     def rate(what: str, total: int, work: Callable[[], object]) -> None:
-        found[what] = told(lambda: round(total / time_on_device(work, BRIEF) / 1e9))
+        rates[what] = told(lambda: round(total / time_on_device(work, BRIEF) / 1e9))
 
     for n, k in shapes:
         x = random_bf16(n, k)
@@ -221,7 +221,7 @@ def rate_casts(shapes: list[tuple[int, int]]) -> dict:
             rate(f"{n} x {k} {what}", (2 + rows + columns) * cells, work)
         total = torch.zeros_like(x)
         rate(f"{n} x {k} add bf16", 6 * cells, lambda t=total, x=x: t.add_(x))
-    return found
+    return rates
 
 
 def measure_eight_bits(records: Records, quick: bool) -> None:

@@ -30,16 +30,16 @@ def open_run(bench: Bench, micro: int, rows: str, data: str, *, graphs: bool) ->
     name, length = ("albert-tiny", 64) if bench.quick else ("albert-base", 512)
     changes = {"num_heads": 2} if bench.quick else {}
     text = data if rows == "text" else ""
-    how = {"length": length, "data": text, "no_graphs": not graphs}
-    return bench.open_run(name, micro, "none", **how, **changes)
+    options = {"length": length, "data": text, "no_graphs": not graphs}
+    return bench.open_run(name, micro, "none", **options, **changes)
 
 
 def check_graphs(run: Run) -> dict:
     """`describe_graphs` of a run whose graphs were not all refused."""
-    found = describe_graphs(run)
-    if found.get("refused") and not found["graphs"]:
-        raise RuntimeError(f"nothing was captured: {found['refused']}")
-    return found
+    facts = describe_graphs(run)
+    if facts.get("refused") and not facts["graphs"]:
+        raise RuntimeError(f"nothing was captured: {facts['refused']}")
+    return facts
 
 
 def take_steps(bench: Bench, micro: int, rows: str, data: str, *, graphs: bool) -> dict:
@@ -66,15 +66,15 @@ def compare(bench: Bench, micro: int, rows: str, data: str, deterministic: bool)
     """Graphs beside eager launches, which are taken twice if they need not repeat themselves."""
     take = partial(take_steps, bench, micro, rows, data)
     eager, by_graph = take(graphs=False), take(graphs=True)
-    found = {**by_graph["graphs"], "graph_off": distance(eager, by_graph)}
+    comparison = {**by_graph["graphs"], "graph_off": distance(eager, by_graph)}
     same = sum(a == b for a, b in zip(eager["losses"], by_graph["losses"], strict=True))
-    found["same_steps"], found["last_loss"] = same, [eager["losses"][-1][0]]
-    found["last_loss"].append(by_graph["losses"][-1][0])
+    comparison["same_steps"], comparison["last_loss"] = same, [eager["losses"][-1][0]]
+    comparison["last_loss"].append(by_graph["losses"][-1][0])
     if not deterministic:
-        found["eager_off"] = distance(eager, take(graphs=False))
-    elif found["graph_off"] or same < len(eager["losses"]):
-        raise ValueError(f"graphs differ from eager launches: {found}")
-    return found
+        comparison["eager_off"] = distance(eager, take(graphs=False))
+    elif comparison["graph_off"] or same < len(eager["losses"]):
+        raise ValueError(f"graphs differ from eager launches: {comparison}")
+    return comparison
 
 
 def measure_equality(records: Records, quick: bool, data: str) -> None:
@@ -107,7 +107,7 @@ def time_steps(bench: Bench, micro: int, rows: str, data: str, graphs: bool) -> 
         rates.append(batch.counts.tokens / seconds[-1])
         shares.append(count_step_flops(run, batch.counts) / seconds[-1] / (peak or 1))
     steps = sorted(seconds[warm:])
-    found = {
+    figures = {
         "tokens_a_second": round(statistics.median(rates[warm:])),
         "mfu": round(statistics.median(shares[warm:]), 4) if peak else None,
         "step_ms": round(1e3 * statistics.median(steps), 2),
@@ -123,7 +123,7 @@ def time_steps(bench: Bench, micro: int, rows: str, data: str, graphs: bool) -> 
     if graphs:
         run.engine.deepspeed.module.graphs = None  # its memory goes before the next one
     run.engine.deepspeed.destroy()
-    return found
+    return figures
 
 
 def measure_graphs(records: Records, quick: bool, data: str) -> None:
@@ -175,8 +175,8 @@ def list_parts(bench: Bench, data: str) -> dict[str, Callable[[], object]]:
     def attend(dropout: float) -> Tensor:
         return VarlenAttention(dropout).train()(*heads, ends, ends, longest)
 
-    def both(found: Tensor, inputs) -> None:
-        torch.autograd.grad(found.float().sum(), inputs, allow_unused=True)
+    def both(y: Tensor, inputs) -> None:
+        torch.autograd.grad(y.float().sum(), inputs, allow_unused=True)
 
     def embed() -> Tensor:
         names = ("input_ids", "token_type_ids", "position_ids")

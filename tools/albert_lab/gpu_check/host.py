@@ -126,8 +126,8 @@ def measure_host(records: Records, quick: bool, data: str, *, eager: bool) -> No
     bench = Bench(quick)
     seconds = 0.1 if quick else SECONDS
     size, length = ("albert-tiny", 64) if quick else ("albert-base", 512)
-    how = {"length": length, "data": data, "no_graphs": True}
-    run = bench.open_run(size, 2 if quick else 64, "none", **how)
+    options = {"length": length, "data": data, "no_graphs": True}
+    run = bench.open_run(size, 2 if quick else 64, "none", **options)
     lists = split_lists(run, 2 + sum(source == "list" for _, source, _ in turns))
     seen = next(lists)
     time_turn(run, cycle(seen), seconds=seconds)  # builds kernels, fills the allocator
@@ -270,12 +270,12 @@ def read_threads() -> Counter:
     """CPU milliseconds of each thread of this process, by its name and number."""
     tick = 1e3 / os.sysconf("SC_CLK_TCK")
     python = {str(thread.native_id): thread.name for thread in threading.enumerate()}
-    found: Counter = Counter()
+    times: Counter = Counter()
     for task in Path("/proc/self/task").iterdir():
         try:
             name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
         except OSError:  # it has ended
             continue
         user, system = rest.split()[11:13]
-        found[f"{python.get(task.name, name)} {task.name}"] = int(tick * (int(user) + int(system)))
-    return found
+        times[f"{python.get(task.name, name)} {task.name}"] = int(tick * (int(user) + int(system)))
+    return times

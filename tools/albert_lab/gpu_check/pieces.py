@@ -80,22 +80,22 @@ def look_at_machine(check: Check) -> list[Finding]:
     records, rows = measure(check, "machine", 60)
     if not records or not records[0]["ok"]:
         return [*map(tell, records), *rows]
-    found = records[0]["found"]
-    write_json(check.folder / "hardware.json", found)
-    peak = found["peak_flops"]
-    share = f", {1e12 * found['bf16_tflops'] / peak:.0%} of the datasheet's" if peak else ""
-    copies, waits = found["copies_gb_s"], found["microseconds"]
+    machine = records[0]["found"]
+    write_json(check.folder / "hardware.json", machine)
+    peak = machine["peak_flops"]
+    share = f", {1e12 * machine['bf16_tflops'] / peak:.0%} of the datasheet's" if peak else ""
+    copies, waits = machine["copies_gb_s"], machine["microseconds"]
     says = {
-        "versions": ", ".join(f"{name} {value}" for name, value in found["versions"].items()),
-        "driver, clocks, power": found["driver"],
-        "memory": f"{found['memory_bytes'] / 1e9:.0f} GB, "
-        f"{found['memory_bandwidth_gb_s']:.0f} GB/s",
-        "matrix products": f"bf16 {found['bf16_tflops']:.3g} TFLOP/s{share}; fp16 "
-        f"{found['fp16_tflops']:.3g}, fp32 {found['fp32_tflops']:.3g}",
+        "versions": ", ".join(f"{name} {value}" for name, value in machine["versions"].items()),
+        "driver, clocks, power": machine["driver"],
+        "memory": f"{machine['memory_bytes'] / 1e9:.0f} GB, "
+        f"{machine['memory_bandwidth_gb_s']:.0f} GB/s",
+        "matrix products": f"bf16 {machine['bf16_tflops']:.3g} TFLOP/s{share}; fp16 "
+        f"{machine['fp16_tflops']:.3g}, fp32 {machine['fp32_tflops']:.3g}",
         "copies, GB/s": f"to the device {copies['pinned_to_device']:.3g} pinned, "
         f"{copies['to_device']:.3g} ordinary; back {copies['to_pinned']:.3g} and "
         f"{copies['to_host']:.3g}",
-        "host": f"{found['cores']} cores, {found['open_files']} open files; "
+        "host": f"{machine['cores']} cores, {machine['open_files']} open files; "
         f"{waits['a_launch']:.3g} us a launch, {waits['a_wait']:.3g} us to wait for one",
     }
     return rows + [Finding(what=what, passed=None, says=text) for what, text in says.items()]
@@ -104,11 +104,11 @@ def look_at_machine(check: Check) -> list[Finding]:
 def measure_speed(check: Check, piece: str = "speed", seconds: float = 160) -> list[Finding]:
     """Steps of each size with ZeRO-1 on one GPU, and where some spend their time."""
     records, rows = measure(check, piece, seconds, "--data", check.data)
-    found, profiles = [], []
+    findings, profiles = [], []
     for record in records:
         turn = record.get("found", {})
         if "tokens_a_second" not in turn:
-            found.append(tell(record))
+            findings.append(tell(record))
             continue
         says = f"{turn['tokens_a_second']:,} tokens/s"
         says += f", MFU {turn['mfu']:.1%}" if turn["mfu"] is not None else ""
@@ -119,10 +119,10 @@ def measure_speed(check: Check, piece: str = "speed", seconds: float = 160) -> l
         says += f"{turn['step_seconds_p90']:.4f}), {turn['data_wait']:.1%} of it waiting for data; "
         says += f"host {turn['host_ms']} ms a micro-batch, {turn['update_ms']} an update"
         says += f", {turn['by_graph']:.1%} by graphs" if "by_graph" in turn else ""
-        found.append(tell(record, says))
+        findings.append(tell(record, says))
         if "profile" in turn:
-            profiles += tell_profile(found[-1].what, turn)
-    return found + profiles + rows
+            profiles += tell_profile(findings[-1].what, turn)
+    return findings + profiles + rows
 
 
 def measure_graphs(check: Check) -> list[Finding]:
@@ -155,12 +155,12 @@ def tell_profile(what: str, turn: dict) -> list[Finding]:
 
 def measure_host(check: Check) -> list[Finding]:
     """The host's part of steps on text, with other sources of micro-batches and other settings."""
-    found, ends = [], []
+    findings, ends = [], []
     for name, seconds, more in (("all", 75, ()), ("eager", 40, ("--eager-kernels",))):
         records, rows = measure(check, "host", seconds, "--data", check.data, *more, name=name)
-        found += [tell(record, tell_host(record.get("found", {}))) for record in records]
+        findings += [tell(record, tell_host(record.get("found", {}))) for record in records]
         ends += rows
-    return found + ends
+    return findings + ends
 
 
 def tell_host(turn: dict) -> str:
@@ -183,8 +183,8 @@ def train(check: Check) -> list[Finding]:
     flags = [*TRAINING[check.quick].split(), "--deepspeed_config", "ds_configs/zero1_bf16.json"]
     flags += ["--learning-rate", "0.00176", "--save-every", "100000", "--max-hours", str(hours)]
     command = ("albert_ds", "train", *flags, "--data", check.data, "--output", run)
-    how = {"module": True, "output": False, "seconds": seconds, "codes": (0, Stopped.code)}
-    cell = check.run("train/run", *command, **how)
+    options = {"module": True, "output": False, "seconds": seconds, "codes": (0, Stopped.code)}
+    cell = check.run("train/run", *command, **options)
     if cell["code"] != 0:
         return [ended("pretraining", cell)]
     metrics = run / "metrics.jsonl"
@@ -215,8 +215,8 @@ def compare_curves(check: Check) -> list[Finding]:
         hours = max(check.limit(seconds) - SECONDS_TO_STOP, 5) / 3600
         flags = (*CURVES.split(), "--deepspeed_config", config, "--max-hours", str(hours))
         command = ("albert_ds", "train", *flags, "--data", check.data, "--output", run)
-        how = {"module": True, "output": False, "seconds": seconds, "codes": (0, Stopped.code)}
-        cell = check.run(f"fp8curves/{kind}", *command, **how)
+        options = {"module": True, "output": False, "seconds": seconds, "codes": (0, Stopped.code)}
+        cell = check.run(f"fp8curves/{kind}", *command, **options)
         if cell["code"] != 0:
             return [ended(f"pretraining in {kind}", cell)]
         lines = read_lines(run / "metrics.jsonl")
@@ -240,9 +240,9 @@ def compare_with_peer(check: Check) -> list[Finding]:
             findings.append(ended(f"Hugging Face's model, rows {rows}", cell))
             continue
         rounds = cell["result"]["rounds"]
-        ours, *others = rounds[0]
+        own, *others = rounds[0]
         for kind in others:
-            says = f"{spread([turn[kind] / turn[ours] for turn in rounds])} times our time"
+            says = f"{spread([turn[kind] / turn[own] for turn in rounds])} times our time"
             what = f"Hugging Face's, {kind}, rows {rows}"
             findings.append(Finding(what=what, passed=None, says=says))
     return findings

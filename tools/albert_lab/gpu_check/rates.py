@@ -49,11 +49,11 @@ def time_on_device(work: Callable[[], object], least: float = 0.05) -> float:
 
 def measure_products(width: int) -> dict[str, float]:
     """TFLOP/s of a square matrix product by type of number."""
-    found = {}
+    rates = {}
     for name in ("bfloat16", "float16", "float32"):
         a, b = (torch.randn(width, width, device="cuda").to(getattr(torch, name)) for _ in range(2))
-        found[name] = 2 * width**3 / time_on_device(lambda a=a, b=b: a @ b) / 1e12
-    return found
+        rates[name] = 2 * width**3 / time_on_device(lambda a=a, b=b: a @ b) / 1e12
+    return rates
 
 
 def measure_copies(megabytes: int) -> dict[str, float]:
@@ -132,7 +132,7 @@ def random_bf16(*shape: int) -> torch.Tensor:
 def rate_products(name: str, tokens: int) -> dict:
     """TFLOP/s of a block's matrix products, forward and backward, and GB/s of a bias's sum."""
     config = SIZES[name]
-    found = {}
+    rates = {}
     h = config.hidden_size
     f = config.ffn_size
     for what, (m, n) in {
@@ -153,10 +153,10 @@ def rate_products(name: str, tokens: int) -> dict:
             ),
         }
         for form, product in forms.items():
-            found[f"{what} {form}"] = round(work / time_on_device(product), 1)
+            rates[f"{what} {form}"] = round(work / time_on_device(product), 1)
         gigabytes = dy.numel() * 2 / 1e9
-        found[f"{what} db GB/s"] = round(gigabytes / time_on_device(lambda dy=dy: dy.sum(0)), 1)
-    return found
+        rates[f"{what} db GB/s"] = round(gigabytes / time_on_device(lambda dy=dy: dy.sum(0)), 1)
+    return rates
 
 
 def rate_attention(name: str, tokens: int, length: int, dropout: float) -> dict:
@@ -189,20 +189,20 @@ def rate_attention(name: str, tokens: int, length: int, dropout: float) -> dict:
         "dense flash": (partial(dense, SDPBackend.FLASH_ATTENTION), rows),
         "dense cudnn": (partial(dense, SDPBackend.CUDNN_ATTENTION), rows),
     }
-    found: dict = {}
+    rates: dict = {}
     for kind, (attend, inputs) in kernels.items():
         try:
             grad = torch.randn_like(attend())
             forward = time_on_device(lambda attend=attend: attend().detach())
             both = time_on_device(lambda a=attend, i=inputs, g=grad: torch.autograd.grad(a(), i, g))
-            found[f"{kind} forward"] = round(work / forward, 1)
-            found[f"{kind} both"] = round(3.5 * work / both, 1)
+            rates[f"{kind} forward"] = round(work / forward, 1)
+            rates[f"{kind} both"] = round(3.5 * work / both, 1)
         except RuntimeError as error:  # a kernel that this device lacks
-            found[kind] = str(error)[:120]
-    if not dropout and "cudnn varlen both" in found:
+            rates[kind] = str(error)[:120]
+    if not dropout and "cudnn varlen both" in rates:
         off = (cudnn().float() - flash().float()).norm() / flash().float().norm()
-        found["cudnn off flash"] = round(float(off), 5)
-    return found
+        rates["cudnn off flash"] = round(float(off), 5)
+    return rates
 
 
 def measure_shapes(records: Records, quick: bool) -> None:

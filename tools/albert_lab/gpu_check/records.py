@@ -34,20 +34,20 @@ class Records:
         needs: seconds without which it does not start. What does not fit into memory is no failure.
         """
         begun = time.time()
-        found = {"ok": None, "error": "left out: no time"}
+        outcome = {"ok": None, "error": "left out: no time"}
         if self.left() >= needs:
             try:
-                found = {"ok": True, "found": work()}
+                outcome = {"ok": True, "found": work()}
             except torch.cuda.OutOfMemoryError:
-                found = {"ok": None, "error": "does not fit into the memory"}
+                outcome = {"ok": None, "error": "does not fit into the memory"}
             except Exception as error:
                 text = f"{type(error).__name__}: {' '.join(str(error).split())[:4000]}"
-                found = {"ok": False, "error": text, "where": traceback.format_exc()[-3000:]}
+                outcome = {"ok": False, "error": text, "where": traceback.format_exc()[-3000:]}
             gc.collect()
             torch.cuda.empty_cache()
         what = ", ".join([kind, *(f"{name} {value}" for name, value in facts.items())])
         named = {"kind": kind, "what": what, **facts}
-        record = {**named, **found, "seconds": round(time.time() - begun, 1)}
+        record = {**named, **outcome, "seconds": round(time.time() - begun, 1)}
         self.all.append(record)
         write_report(self.path, {"records": self.all})
         print(json.dumps(record)[:400], flush=True)

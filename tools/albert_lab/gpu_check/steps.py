@@ -128,8 +128,8 @@ def profile(run: Run) -> dict:
             spent[event.name[:160]].append(event.device_time)
     rows = sorted(((n, len(us), round(sum(us))) for n, us in spent.items()), key=lambda r: -r[2])
     micros, kernels = sum(row[2] for row in rows), sum(row[1] for row in rows)
-    found = {"kernel_us": micros, "kernels": kernels, "tokens": tokens}
-    return {**found, **count_launches(run), "largest": rows[:45]}
+    totals = {"kernel_us": micros, "kernels": kernels, "tokens": tokens}
+    return {**totals, **count_launches(run), "largest": rows[:45]}
 
 
 def profile_host(run: Run) -> dict:
@@ -179,7 +179,7 @@ def measure_speed(
         shares.append(count_step_flops(run, counts) / seconds[-1] / (peak or 1))
     first = seconds[0]
     steps = seconds[warm:]
-    found = {
+    figures = {
         "tokens_a_second": round(statistics.median(rates[warm:])),
         "mfu": round(statistics.median(shares[warm:]), 4) if peak else None,
         "step_seconds": round(statistics.median(steps), 5),
@@ -197,15 +197,15 @@ def measure_speed(
         **describe_graphs(run),
     }
     if profiled and ProfilerActivity.CUDA in supported_activities():
-        found["profile"] = profile(run)
+        figures["profile"] = profile(run)
     run.engine.deepspeed.destroy()
-    return found
+    return figures
 
 
 def time_updates(name: str) -> dict:
     """Median milliseconds of a step of LAMB, of Muon and of AdamW."""
-    found = time_steps(name, 5)
-    return {kind: round(1e3 * statistics.median(values), 3) for kind, values in found.items()}
+    seconds = time_steps(name, 5)
+    return {kind: round(1e3 * statistics.median(values), 3) for kind, values in seconds.items()}
 
 
 def measure_speeds(records: Records, quick: bool, data: str) -> None:
@@ -214,7 +214,7 @@ def measure_speeds(records: Records, quick: bool, data: str) -> None:
     cells = CELLS
     sizes = ("albert-base", "albert-xxlarge", "albert-large")
     if quick:
-        cells = [("albert-tiny", 2, how) for how in ("none", "block")]
+        cells = [("albert-tiny", 2, checkpointing) for checkpointing in ("none", "block")]
         sizes = ("albert-tiny",)
 
     def measure(cell: tuple[str, int, str], rows: str = "random") -> None:

@@ -91,9 +91,9 @@ class Scale:
             exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)))
             few = self.high / self.low < 1e3
             steps = (1, 2, 5) if few else (1,)
-            found = [s * 10.0**e for e in (*exponents, exponents.stop) for s in steps]
-            found = [v for v in found if self.low <= v <= self.high]
-            return found[:: math.ceil(len(found) / (count + 2))]
+            ticks = [s * 10.0**e for e in (*exponents, exponents.stop) for s in steps]
+            ticks = [v for v in ticks if self.low <= v <= self.high]
+            return ticks[:: math.ceil(len(ticks) / (count + 2))]
         step = round_up((self.high - self.low) / count)
         if self.is_whole:
             step = max(1, math.ceil(step))
@@ -153,15 +153,15 @@ class Chart:
 
     @property
     def x_ticks(self) -> list[Label]:
-        found = self.x.ticks(4)
-        digits = count_digits(found)
-        return [Label(self.x(value), BOTTOM + 14, shorten(value, digits)) for value in found]
+        ticks = self.x.ticks(4)
+        digits = count_digits(ticks)
+        return [Label(self.x(value), BOTTOM + 14, shorten(value, digits)) for value in ticks]
 
     @property
     def y_ticks(self) -> list[Label]:
-        found = self.y.ticks(5)
-        digits = count_digits(found)
-        return [Label(LEFT - 6, self.y(value), self.show(value, digits)) for value in found]
+        ticks = self.y.ticks(5)
+        digits = count_digits(ticks)
+        return [Label(LEFT - 6, self.y(value), self.show(value, digits)) for value in ticks]
 
     def show(self, value: float, digits: int = 4) -> str:
         """A value of the y axis as text."""
@@ -219,13 +219,13 @@ class Chart:
     @property
     def ends(self) -> list[Label]:
         """The letter of each run, at the end of its most important line."""
-        found = {}
+        labels = {}
         for line in sorted(self.lines, key=lambda line: line.is_main):
             last = next((p for p in reversed(line.points) if not math.isnan(p.y)), None)
             if last is not None:
                 place = self.x(last.x) + 7, self.y(last.y)
-                found[line.run] = Label(*place, LETTERS[line.run], line.run)
-        return spread(list(found.values()))
+                labels[line.run] = Label(*place, LETTERS[line.run], line.run)
+        return spread(list(labels.values()))
 
     @property
     def level_labels(self) -> list[Label]:
@@ -311,7 +311,7 @@ def count_digits(ticks: Sequence[float]) -> int:
     """Significant digits, four to seven, with which each is right to a tenth of the least gap."""
     gap = min((b - a for a, b in pairwise(ticks)), default=math.inf)
     shown = {n: [float(f"{tick:.{n}g}") for tick in ticks] for n in range(4, 7)}
-    near = (n for n, found in shown.items() if math.dist(found, ticks) < gap / 10)
+    near = (n for n, rounded in shown.items() if math.dist(rounded, ticks) < gap / 10)
     return next(near, 7)
 
 

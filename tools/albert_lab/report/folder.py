@@ -46,8 +46,8 @@ class RunFolder:
 
         A second record of a step replaces the first: metrics.jsonl has one only after a crash.
         """
-        found = {r["step"]: r[key] for r in self.records if key in r}
-        return [(s, float(v) if is_number(v) else math.nan) for s, v in sorted(found.items())]
+        values = {r["step"]: r[key] for r in self.records if key in r}
+        return [(s, float(v) if is_number(v) else math.nan) for s, v in sorted(values.items())]
 
     def last(self, key: str) -> float | None:
         known = [value for _, value in self.values(key) if not math.isnan(value)]
@@ -111,18 +111,18 @@ def _read_history(path: Path, notes: list[str]) -> list[dict]:
     """The starts and ends in history.jsonl. Runs of earlier versions have none."""
     if not path.is_file():
         return []
-    found = []
+    events = []
     damaged = 0
     for line in path.read_bytes().splitlines():
         try:
             event = parse_json(line, path.name)
             check(event, EVENT, path.name)
-            found.append(event)
+            events.append(event)
         except UserError:
             damaged += 1
     if damaged:
         notes.append(f"{damaged} damaged lines of {path.name} are left out")
-    return found
+    return events
 
 
 def metrics_path(run: Path) -> Path:

@@ -35,7 +35,7 @@ def build_page(runs: Sequence[RunFolder], notes: Sequence[str]) -> tuple[str, di
     groups = split_groups(runs)
     settings, doubled = find_settings(runs)
     evaluations = {run.name: table for run in runs if (table := list_evaluations(run)).rows}
-    configurations = {title: compare_configs(found) for title, found in groups.items()}
+    configurations = {title: compare_configs(group) for title, group in groups.items()}
     seeds = {"seeds": list_means(settings), "differences": list_differences(settings)}
     tables = {"evaluations": join_tables(evaluations), **seeds}
     for title, (differing, common) in configurations.items():
@@ -43,7 +43,7 @@ def build_page(runs: Sequence[RunFolder], notes: Sequence[str]) -> tuple[str, di
         rows = [*differing.rows, *([key, *[x] * len(groups[title])] for key, x in common.rows)]
         tables[f"configuration-{title.lower()}"] = Table(header=header, rows=rows)
     panels = {
-        title: draw_losses(found, corpora) + draw_others(found) for title, found in groups.items()
+        title: draw_losses(group, corpora) + draw_others(group) for title, group in groups.items()
     }
     html = render(
         "page.html",
@@ -68,7 +68,7 @@ def build_page(runs: Sequence[RunFolder], notes: Sequence[str]) -> tuple[str, di
 
 def draw_curves(runs: Sequence[RunFolder]) -> list[chart.Chart]:
     """The losses and scores alone. Raises UserError where no run has a value to draw."""
-    charts = [c for found in split_groups(runs).values() for c in draw_losses(found, {})]
+    charts = [c for group in split_groups(runs).values() for c in draw_losses(group, {})]
     if not charts:
         names = ", ".join(str(run.path) for run in runs)
         raise UserError(f"{names}: no loss and no accuracy is recorded yet")
@@ -92,19 +92,19 @@ def split_groups(runs: Sequence[RunFolder]) -> dict[str, list[RunFolder]]:
         title: [run for run in runs if run.is_finetuning == tuned]
         for title, tuned in (("Pretraining", False), ("Fine-tuning", True))
     }
-    return {title: found for title, found in groups.items() if found}
+    return {title: group for title, group in groups.items() if group}
 
 
 def read_corpora(runs: Sequence[RunFolder]) -> dict[Data, Corpus]:
     """The data sets that runs are evaluated on, each read once."""
-    found: dict[Data, Corpus] = {}
+    corpora: dict[Data, Corpus] = {}
     for run in runs:
         data = evaluated_data(run)
-        if data.folder and data not in found and not run.is_finetuning:
+        if data.folder and data not in corpora and not run.is_finetuning:
             samples = run.config.get("eval_samples")
             limit = int(samples) if is_number(samples) else 4096
-            found[data] = read_corpus(data, run.config, limit)
-    return found
+            corpora[data] = read_corpus(data, run.config, limit)
+    return corpora
 
 
 def tell_state(run: RunFolder) -> tuple[str, str]:
@@ -117,29 +117,29 @@ def tell_state(run: RunFolder) -> tuple[str, str]:
 
 def list_results(run: RunFolder, corpora: dict[Data, Corpus]) -> list[tuple[str, str, str]]:
     """(what, value, what to compare it with) of the last records of a run."""
-    found = [("steps", f"{run.steps:,}", f"of {count(run.config.get('steps'))}")]
+    rows = [("steps", f"{run.steps:,}", f"of {count(run.config.get('steps'))}")]
     if (samples := run.last("samples")) is not None:
-        found.append(("samples", f"{samples:,.0f}", ""))
+        rows.append(("samples", f"{samples:,.0f}", ""))
     if (speed := median(value for _, value in run.values("tokens_per_second"))) is not None:
         seconds = time_trained(run)
-        found.append(("tokens a second", f"{speed:,.0f}", f"median; {seconds} of training"))
+        rows.append(("tokens a second", f"{speed:,.0f}", f"median; {seconds} of training"))
     if run.is_finetuning:
         scores = sorted({k for record in run.records for k in record if k.startswith("dev_")})
         best = {key: run.last(key) for key in scores}
-        found += [(f"dev {k[4:]}", f"{v:.4f}", "last") for k, v in best.items() if v is not None]
-        return found
+        rows += [(f"dev {k[4:]}", f"{v:.4f}", "last") for k, v in best.items() if v is not None]
+        return rows
     if (loss := run.last("heldout_mlm_loss")) is not None:
         corpus = corpora.get(evaluated_data(run))
         unigram = corpus.unigram if corpus else None
         beside = f"frequencies alone {unigram.loss:.3f}" if unigram else ""
-        found.append(("held-out MLM loss", f"{loss:.3f}", beside))
+        rows.append(("held-out MLM loss", f"{loss:.3f}", beside))
         beside = f"always {unigram.piece!r} {as_percent(unigram.share)}" if unigram else ""
-        found.append(list_share(run, "mlm", "masked", "held-out MLM accuracy", beside))
+        rows.append(list_share(run, "mlm", "masked", "held-out MLM accuracy", beside))
     for task, title in PAIRS.items():
         if run.last(f"heldout_{task}_accuracy") is not None:
             name = f"held-out {title} accuracy"
-            found.append(list_share(run, task, "pairs", name, "a coin 50\u00a0%"))
-    return found
+            rows.append(list_share(run, task, "pairs", name, "a coin 50\u00a0%"))
+    return rows
 
 
 def list_share(
@@ -190,27 +190,27 @@ def join_tables(evaluations: dict[str, Table]) -> Table:
     rows = []
     for name, table in evaluations.items():
         for step, *values in table.rows:
-            found = dict(zip(table.header[1:], values, strict=True))
-            rows.append([name, step, *(found.get(key, ABSENT) for key in keys)])
+            cells = dict(zip(table.header[1:], values, strict=True))
+            rows.append([name, step, *(cells.get(key, ABSENT) for key in keys)])
     return Table(header=["run", "step", *keys], rows=rows)
 
 
 def flatten(config: dict, hidden: Sequence[str] = (), above: str = "") -> dict[str, str]:
     """Dotted key -> value as text, of nested objects."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, value in config.items():
         if key in hidden:
             continue
         if isinstance(value, dict) and value:
-            found |= flatten(value, (), f"{above}{key}.")
+            texts |= flatten(value, (), f"{above}{key}.")
         else:
-            found[above + key] = show(value)
-    return found
+            texts[above + key] = show(value)
+    return texts
 
 
 def read_versions(run: RunFolder) -> dict[str, str]:
-    found = run.config.get("versions")
-    return flatten(found) if isinstance(found, dict) else {}
+    versions = run.config.get("versions")
+    return flatten(versions) if isinstance(versions, dict) else {}
 
 
 def compare_configs(runs: Sequence[RunFolder]) -> tuple[Table, Table]:
@@ -235,8 +235,8 @@ def list_machines(runs: Sequence[RunFolder]) -> Table:
     for run in runs:
         keys = ("machine", "device", "ranks")
         starts = [event for event in run.history if event["event"] == "start"]
-        found = dict.fromkeys(tuple(show(s.get(key, ABSENT)) for key in keys) for s in starts)
-        rows += [[f"{run.letter} {run.name}", *values] for values in found]
+        machines = dict.fromkeys(tuple(show(s.get(key, ABSENT)) for key in keys) for s in starts)
+        rows += [[f"{run.letter} {run.name}", *values] for values in machines]
     return Table(header=["run", "machine", "device", "ranks"], rows=rows)
 
 

@@ -22,7 +22,7 @@ class Panel(NamedTuple):
     key: str
     title: str
     unit: str
-    how: dict[str, Any]
+    fields: dict[str, Any]
 
 
 SHARE, FROM_ZERO, MAY_BE_LOG = {"is_share": True}, {"from_zero": True}, {"may_be_log": True}
@@ -87,19 +87,19 @@ def _draw_all(
 
 def largest_differences(first: RunFolder, other: RunFolder) -> dict[str, tuple[float, int]]:
     """The largest absolute difference of each quantity, and how many steps both logged."""
-    found = {}
+    largest = {}
     for key, *_ in list_losses([first, other]):
         one, two = dict(first.values(key)), dict(other.values(key))
         if one and two:
             gaps = [abs(one[step] - two[step]) for step in one.keys() & two.keys()]
             known = [gap for gap in gaps if not math.isnan(gap)]
-            found[key] = max(known, default=math.nan), len(known)
-    return found
+            largest[key] = max(known, default=math.nan), len(known)
+    return largest
 
 
 def list_levels(runs: Sequence[RunFolder], corpora: dict[Data, Corpus]) -> dict[str, list[Level]]:
     """What guessing by the frequencies of pieces reaches, a line for each data set."""
-    found: dict[str, list[Level]] = {"mlm_loss": [], "mlm_accuracy": []}
+    levels: dict[str, list[Level]] = {"mlm_loss": [], "mlm_accuracy": []}
     readers: dict[Data, str] = {}
     for run in runs:
         data = evaluated_data(run)
@@ -110,11 +110,11 @@ def list_levels(runs: Sequence[RunFolder], corpora: dict[Data, Corpus]) -> dict[
         assert unigram is not None
         name = "" if len(readers) == 1 else f" ({letters})"
         share = as_percent(unigram.share)
-        found["mlm_loss"].append(
+        levels["mlm_loss"].append(
             Level(unigram.loss, f"frequencies alone{name}: {unigram.loss:.2f}")
         )
-        found["mlm_accuracy"].append(Level(unigram.share, f"most frequent piece{name}: {share}"))
-    return found
+        levels["mlm_accuracy"].append(Level(unigram.share, f"most frequent piece{name}: {share}"))
+    return levels
 
 
 def evaluated_data(run: RunFolder) -> Data:
@@ -149,7 +149,7 @@ def _draw(runs: Sequence[RunFolder], panel: Panel, levels: Sequence[Level]) -> C
         return None
     note = f"A point is the mean of about {merged} records, the band their range." if merged else ""
     return Chart(
-        title=panel.title, unit=panel.unit, lines=lines, levels=levels, note=note, **panel.how
+        title=panel.title, unit=panel.unit, lines=lines, levels=levels, note=note, **panel.fields
     )
 
 
@@ -157,12 +157,12 @@ def list_heldout(run: RunFolder, key: str) -> list[Point]:
     """The held-out values of a metric; a share with its 95 % interval."""
     trials = "heldout_masked" if key.startswith("mlm_") else "heldout_pairs"
     counts = dict(run.values(trials)) if key.endswith("_accuracy") else {}
-    found = []
+    points = []
     for step, value in run.values(f"heldout_{key}"):
         count = counts.get(step, math.nan)
         low, high = (value, value) if math.isnan(value) else interval(value, count)
-        found.append(Point(step, value, low, high))
-    return found
+        points.append(Point(step, value, low, high))
+    return points
 
 
 def interval(share: float, count: float) -> tuple[float, float]:
@@ -172,5 +172,5 @@ def interval(share: float, count: float) -> tuple[float, float]:
     """
     if not (0 <= share <= 1 and count >= 1):
         return share, share
-    found = binomtest(round(share * count), int(count)).proportion_ci(0.95, method="wilson")
-    return float(found.low), float(found.high)
+    bounds = binomtest(round(share * count), int(count)).proportion_ci(0.95, method="wilson")
+    return float(bounds.low), float(bounds.high)

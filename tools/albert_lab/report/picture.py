@@ -44,9 +44,9 @@ def draw_depths(rows: Sequence[dict[str, float]]) -> list[Chart]:
             unit=unit,
             lines=[Line(run=0, name="held out", points=[point(row, key) for row in rows])],
             x_title="layers that run",
-            **how,
+            **fields,
         )
-        for key, (title, unit, how) in DEPTHS.items()
+        for key, (title, unit, fields) in DEPTHS.items()
     ]
 
 

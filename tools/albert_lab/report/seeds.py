@@ -39,13 +39,13 @@ class Setting:
 
     def last(self, key: str) -> dict[int, float]:
         """The last value of each seed that has one."""
-        found = {seed: run.last(key) for seed, run in self.runs.items()}
-        return {seed: value for seed, value in found.items() if value is not None}
+        values = {seed: run.last(key) for seed, run in self.runs.items()}
+        return {seed: value for seed, value in values.items() if value is not None}
 
 
 def find_settings(runs: Sequence[RunFolder]) -> tuple[list[Setting], list[str]]:
     """Those with several seeds, and notes about runs that are counted with none."""
-    found: dict[str, dict[int, RunFolder]] = {}
+    groups: dict[str, dict[int, RunFolder]] = {}
     notes = []
     for run in runs:
         seed = run.config.get("seed")
@@ -54,11 +54,11 @@ def find_settings(runs: Sequence[RunFolder]) -> tuple[list[Setting], list[str]]:
         config = {key: value for key, value in run.config.items() if key not in FREE}
         if isinstance(stream := config.get("stream"), dict):
             config["stream"] = {key: stream[key] for key in stream if key != "seed"}
-        seeds = found.setdefault(json.dumps(config, sort_keys=True), {})
+        seeds = groups.setdefault(json.dumps(config, sort_keys=True), {})
         if seed in seeds:
             notes.append(f"{run.name}: of one configuration and seed with {seeds[seed].name}")
         seeds.setdefault(seed, run)
-    return [Setting(runs=seeds) for seeds in found.values() if len(seeds) > 1], notes
+    return [Setting(runs=seeds) for seeds in groups.values() if len(seeds) > 1], notes
 
 
 def draw_bands(settings: Sequence[Setting]) -> list[Chart]:
@@ -71,7 +71,7 @@ def draw_bands(settings: Sequence[Setting]) -> list[Chart]:
             if (points := average(each, key))
         ]
         title = f"{panel.title} over seeds"
-        charts.append(Chart(title=title, unit=panel.unit, lines=lines, **panel.how))
+        charts.append(Chart(title=title, unit=panel.unit, lines=lines, **panel.fields))
     return charts
 
 

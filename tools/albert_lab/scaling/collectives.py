@@ -51,8 +51,8 @@ def ring_bytes(tensor_bytes: float, ranks: int, *, is_all_reduce: bool) -> float
 
 def count_collectives(layout: Layout) -> list[Collective]:
     """The collectives that one rank takes part in; those of a single rank are left out."""
-    found = [*_data_parallel(layout), *_tensor_parallel(layout), *_over_all(layout)]
-    return [collective for collective in found if collective.ranks > 1]
+    collectives = [*_data_parallel(layout), *_tensor_parallel(layout), *_over_all(layout)]
+    return [collective for collective in collectives if collective.ranks > 1]
 
 
 def _data_parallel(layout: Layout) -> list[Collective]:

@@ -89,13 +89,13 @@ def list_patterns_of(plan: Plan, machine: Machine, *, link: float) -> dict[str, 
     cycle:M stands for all patterns of M whole blocks, of which each is used more than once.
     """
     layers = plan.layout.model.num_layers
-    found = {}
+    shares = {}
     words = ["all", *(f"cycle:{count}" for count in range(2, layers // 2 + 1))]
     for word in (*words, "attention", "ffn", "none"):
         model = replace(plan.layout.model, sharing=word)
         step = predict_step(replace(plan.layout, model=model), machine, link=link)
-        found[word] = step.communication / step.total
-    return found
+        shares[word] = step.communication / step.total
+    return shares
 
 
 def find_layouts(
@@ -128,7 +128,7 @@ def find_layouts(
         raise UserError(
             f"--batch-size {batch_size}: no multiple of --gpus {ranks}; the nearest are {nearest}"
         )
-    found = [
+    layouts = [
         Layout(
             name=name,
             model=model,
@@ -149,12 +149,12 @@ def find_layouts(
         if share % micro == 0
         for zero, again in itertools.product((1,) if muon else ZERO_STAGES, CHECKPOINTING)
     ]
-    if not found:
+    if not layouts:
         raise UserError(
             f"--micro-batch-size {micro_batch_size}: does not divide the {min(shares.values())} "
             "sequences of a replica"
         )
-    return found
+    return layouts
 
 
 def count_nodes(ranks: int, ranks_a_node: int) -> int:
