@@ -339,3 +339,18 @@ def test_an_optimizer_is_named_in_its_row_and_its_file_alone():
             if f'"{name}"' in (text := path.read_text()) or f"albert_ds.optim.{module} " in text
         }
         assert named <= {"engine/optimizers.py", f"optim/{module}.py", "optim/fused_lamb.py"}
+
+
+def test_the_diffs_of_contributing_are_the_rows_of_these_tests():
+    root = Path(__file__).parents[1]
+    tests = [root / "tests" / "test_extending.py", root / "tests" / "text" / "test_kinds.py"]
+    known = "\n".join(path.read_text() for path in tests)
+    block = (root / "CONTRIBUTING.md").read_text().split("```diff\n")[1].split("```")[0]
+    added = [line for line in block.splitlines() if line.startswith("+")]
+    inner = [line[9:].rstrip(",") for line in added if line.startswith("+        ")]
+    assert len(inner) == 14 and all(line in known for line in inner)
+    for line in block.splitlines():
+        if line.startswith(" "):
+            table, _, place = line[1:].partition("#")
+            path = place.split(";")[0].strip()
+            assert f"\n{table.strip()}" in (root / path).read_text(), line
