@@ -90,6 +90,7 @@ def run_case(case: Case, *given, folder: Path) -> Pair:
     `given` is the data, of a task also its name and the checkpoint. Cases of one folder share the
     run that is not cut.
     """
+    assert not case.legs or case.fault is stop_after
     whole = folder / "whole"
     cut = folder / f"cut-{'-'.join(map(str, case.cuts))}"
     watched = []
