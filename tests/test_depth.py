@@ -121,19 +121,19 @@ WRONG = [  # in a run of 3 layers and 8 steps
 def test_an_exit_that_no_step_reached_is_null():
     depths = {"depth_schedule": "1@0,3@2", "exit_losses": "2"}
     config = replace(small_config(world_size=1, steps=4), **depths)
-    found = run_ranks(log_exits, 1, config)[0]
-    assert found[:2] == [None, None] and min(found[2:]) > 0
+    losses = run_ranks(log_exits, 1, config)[0]
+    assert losses[:2] == [None, None] and min(losses[2:]) > 0
 
 
 def log_exits(rank: int, config) -> list[float | None]:
     from albert_ds.training.pretrain import describe_window
 
     run = open_small_run(config, small_batches(4))
-    found = []
+    losses = []
     for _ in range(4):
         norm = take_step(run)
-        found.append(describe_window(run, norm)["exit_loss"])
-    return found
+        losses.append(describe_window(run, norm)["exit_loss"])
+    return losses
 
 
 def test_wrong_words_are_refused(data, tmp_path):
@@ -158,8 +158,8 @@ def hold_out(rank: int, config, samples: list) -> tuple[float, list[float]]:
     for depth in (1, 2, 3):
         module.eval().albert.encoder.set_depth(depth)
         with torch.no_grad():
-            found = module(**run.heldout[0].tensors)["mlm_loss_sum"]
-        losses.append(float(found) / run.heldout[0].masked)
+            total = module(**run.heldout[0].tensors)["mlm_loss_sum"]
+        losses.append(float(total) / run.heldout[0].masked)
     return logged, losses
 
 
@@ -204,11 +204,11 @@ def step_by_step(rank: int, config, batches: list) -> list[dict]:
     def read() -> dict:
         return {(kind, name): x for kind in FILES for name, x in gather(run.engine, kind).items()}
 
-    found = [read()]
+    states = [read()]
     for _ in batches:
         take_step(run)
-        found.append(read())
-    return found
+        states.append(read())
+    return states
 
 
 @pytest.mark.parametrize(
