@@ -2,7 +2,7 @@
 
 python -m tests.eight_bit_training train FLAGS      `albert-ds train`; its JSON may ask for fp8
 python -m tests.eight_bit_training compare A B ...  pairs of runs, or of their metrics.jsonl: the
-                                                    loss of B less that of A
+                                                    loss of B less that of A, all and by tenths
 """
 
 import json
@@ -35,8 +35,13 @@ def compare(runs: list[str]) -> int:
     for pair in zip(runs[::2], runs[1::2], strict=True):
         first, second = map(read_losses, pair)
         steps = sorted(first.keys() & second.keys())
+        # Of the longer run: one that was stopped is compared over the same steps.
+        tenth = max(*first, *second) // 10
         parts = {"all": steps, "the last tenth": [n for n in steps if n > 0.9 * steps[-1]]}
-        for name, part in parts.items():
+        for number in range(10):
+            begin, end = number * tenth, (number + 1) * tenth
+            parts[f"after {begin} to {end}"] = [n for n in steps if begin < n <= end]
+        for name, part in filter(lambda item: item[1], parts.items()):
             gap = fmean(second[n] - first[n] for n in part)
             means = (fmean(losses[n] for n in part) for losses in (first, second))
             print(f"{' '.join(pair)}: {name} of {steps[-1]} steps:", end=" ")

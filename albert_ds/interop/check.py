@@ -45,7 +45,8 @@ def check_export(
         if not share <= LIMITS[precision]:  # or no number
             problem = problem or f"its {name} differ from ours by {share:.1e} of their size"
     if problem:
-        raise UserError(f"--precision {precision}: {folder.path}: not exported: {problem}")
+        advice = "" if precision == "fp32" else "; --precision fp32 rounds nothing"
+        raise UserError(f"--checkpoint {folder.path}: not exported: {problem}{advice}")
     return (
         f"Checked at export: transformers {transformers.__version__} finds the same token ids, and "
         f"from these weights ({precision}), in float64 and for random ids, logits that differ from "

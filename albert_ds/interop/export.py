@@ -76,7 +76,8 @@ def export_hf(
         if precision == "bf16":
             rounded = {name: tensor.bfloat16() for name, tensor in copies.items()}
             _save(rounded, partial)
-            checked = check_export(partial, folder, config, state, "bf16")
+            checked += " Its weights were rounded after that; transformers computes in fp32. "
+            checked += check_export(partial, folder, config, state, "bf16")
         own_probes = [probe for probe in probes if probe["weights"] == folder.name]
         (kind,) = hf_config["architectures"]
         card = write_card(folder, config, state, kind, trained_length, licence, own_probes, checked)
