@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from albert_ds.base.json_files import read_json
 from albert_ds.model.depth import Depths, draw_depth
 from albert_ds.model.shapes import count_params
 from albert_ds.settings.pretrain import read_config
@@ -137,6 +138,34 @@ def test_what_the_rows_of_a_recipe_change(data, tmp_path):
         assert [value_of("--sequence-length", argv) for argv in (half, full)] == ["32", "64"]
         assert value_of("--init-from", full) == value_of("--output", half)
         assert full.count("--init-from") == 1
+
+
+def test_rows_of_another_constant_have_a_configuration_of_their_own(data, tmp_path):
+    changed = {
+        "adam-rate-0.006": {"adam_lr": 0.006},
+        "matrix-rate-0.006": {"adam_lr": 0.003},
+        "adam-beta-0.999": {"betas": [0.9, 0.999]},
+        "momentum-0.9": {"momentum": 0.9},
+    }
+    asked = ask(RECIPE, data, tmp_path, SEEDS="1", ROWS=" ".join(["base", *changed]), STEPS="200")
+    base, *others = (
+        read_json(Path(value_of("--deepspeed_config", asked[f"{name}/seed-1"])))
+        for name in ("base", *changed)
+    )
+    for config, change in zip(others, changed.values(), strict=True):
+        params = base["optimizer"]["params"] | change
+        assert config == base | {"optimizer": base["optimizer"] | {"params": params}}
+
+
+def test_one_rate_falls_through_both_runs_of_a_late_sentence_loss(data, tmp_path):
+    asked = ask(RECIPE, data, tmp_path, SEEDS="1", ROWS="late-pairs-before late-pairs", STEPS="300")
+    before, after = (
+        read_config(without_start(asked[f"{name}/seed-1"]), world_size=1)[0]
+        for name in ("late-pairs-before", "late-pairs")
+    )
+    assert before.steps + after.steps == 300
+    assert after.rate_at(after.warmup_steps) == pytest.approx(before.rate_at(before.steps), rel=0.1)
+    assert value_of("--init-from", asked["late-pairs/seed-1"]).endswith("late-pairs-before/seed-1")
 
 
 def write_run(folder: Path, seconds: float, losses: list[float], **probed) -> None:

@@ -55,8 +55,9 @@ train() { # FOLDER STEPS BATCH FLAG...
     local folder=$1 steps=$2 batch=$3 every=$(($2 > 20 ? $2 / 20 : 1))
     local start=${folder%/*}/start-${folder##*/} # no run begins inside its own output
     shift 3
-    [[ "$*" =~ \{steps\*([0-9]+)/100\} ]] &&
+    while [[ "$*" =~ \{steps\*([0-9]+)/100\} ]]; do
         set -- "${@//"${BASH_REMATCH[0]}"/$((steps * BASH_REMATCH[1] / 100))}"
+    done
     set -- --data "$DATA" --steps "$steps" "${BASE[@]}" --batch-size "$batch" \
         --micro-batch-size "$batch" --warmup-steps $((steps / 10)) --log-every "$every" \
         --eval-every "$every" --eval-samples 1024 "$@"
@@ -89,7 +90,8 @@ PY
 }
 
 # row NAME BATCH FLAG...: a row is the base recipe with these flags, where {out} becomes OUT, {seed}
-# the seed of the run, and {steps*N/100} N percent of its steps.
+# the seed of the run, and {steps*N/100} N percent of its steps. --muon EDIT is first: the run's JSON is
+# CONFIG, edited by this command of sed.
 row() {
     ALL+=("$1=$OUT/$1")
     PLAN+=("$*")
@@ -101,6 +103,10 @@ train_row() {
     shift 2
     [ -z "$ROWS" ] || [[ " $ROWS " == *" $name "* ]] || return 0
     mkdir -p "$OUT/$name"
+    if [ "${1:-}" = --muon ]; then
+        sed "$2" "$MUON" > "$OUT/$name/muon.json"
+        set -- --deepspeed_config "$OUT/$name/muon.json" "${@:3}"
+    fi
     set -- "${@//'{out}'/$OUT}"
     steps=$(measure "$name" "$batch" "${@//'{seed}'/1}")
     [[ " $* " != *' --average '* ]] || average=(--average)
@@ -118,6 +124,12 @@ train_row() {
 
 row base 32
 for rate in 0.001 0.002 0.004 0.008; do row rate-$rate 32 --learning-rate $rate; done
+for rate in 0.001 0.006; do # of the embeddings and heads, which AdamW updates
+    row adam-rate-$rate 32 --muon "s/\"lr\":.*/&\"adam_lr\":$rate,/"
+done
+row matrix-rate-0.006 32 --muon 's/"lr":.*/&"adam_lr":0.003,/' --learning-rate 0.006
+for beta in 0.95 0.999; do row adam-beta-$beta 32 --muon "s/0.99],/$beta],/"; done
+row momentum-0.9 32 --muon s/0.95,/0.9,/
 for rate in 0.0005 0.001 0.002 0.003; do
     row adamw-$rate 32 --learning-rate $rate --deepspeed_config "$ADAMW"
 done
@@ -156,6 +168,10 @@ for sharing in attention ffn none; do row share-$sharing 32 --sharing $sharing; 
 row share-none-narrow 32 --sharing none --hidden-size 192 --embedding-size 192
 row nsp 32 --objective nsp
 row no-pairs 32 --objective none
+# The sentence loss only in the last third: one falling rate in two runs.
+row late-pairs-before 32 --objective none --steps '{steps*67/100}' --final-rate 0.33
+row late-pairs 32 --init-from '{out}/late-pairs-before/seed-{seed}' --steps '{steps*33/100}' \
+    --learning-rate 0.001 --warmup-steps 10
 row dropout 32 --dropout 0.1
 
 for name in $ROWS "$AGAINST"; do
