@@ -157,6 +157,15 @@ def test_rows_of_another_constant_have_a_configuration_of_their_own(data, tmp_pa
         assert config == base | {"optimizer": base["optimizer"] | {"params": params}}
 
 
+def test_an_edit_that_finds_nothing_in_config_is_one_line(data, tmp_path):
+    config = tmp_path / "zero1_fp32_muon.json"
+    config.write_text((ROOT / "ds_configs" / config.name).read_text().replace("0.99]", "0.9]"))
+    given = {"CONFIG": config, "ROWS": "adam-beta-0.95", "STEPS": "1"}
+    done = run_study(RECIPE, tmp_path / "out", data, **given)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "adam-beta-0.95: nothing in" in done.stderr
+
+
 def test_one_rate_falls_through_both_runs_of_a_late_sentence_loss(data, tmp_path):
     asked = ask(RECIPE, data, tmp_path, SEEDS="1", ROWS="late-pairs-before late-pairs", STEPS="300")
     before, after = (

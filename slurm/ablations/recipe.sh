@@ -90,8 +90,8 @@ PY
 }
 
 # row NAME BATCH FLAG...: a row is the base recipe with these flags, where {out} becomes OUT, {seed}
-# the seed of the run, and {steps*N/100} N percent of its steps. --muon EDIT is first: the run's JSON is
-# CONFIG, edited by this command of sed.
+# the seed of the run, and {steps*N/100} N percent of its steps. --muon EDIT, before all flags: the
+# run's JSON is CONFIG, edited by this command of sed.
 row() {
     ALL+=("$1=$OUT/$1")
     PLAN+=("$*")
@@ -105,6 +105,7 @@ train_row() {
     mkdir -p "$OUT/$name"
     if [ "${1:-}" = --muon ]; then
         sed "$2" "$MUON" > "$OUT/$name/muon.json"
+        ! cmp -s "$MUON" "$OUT/$name/muon.json" || stop "$name: nothing in $MUON to edit by $2"
         set -- --deepspeed_config "$OUT/$name/muon.json" "${@:3}"
     fi
     set -- "${@//'{out}'/$OUT}"
