@@ -41,6 +41,9 @@ def value_of(flag: str, argv: list[str]) -> str:
 
 def test_every_row_is_a_run_and_equal_parameters_are_equal(data, tmp_path):
     asked = ask(SHARING, data, tmp_path, SEEDS="2")
+    (tmp_path / "two").mkdir()
+    two = ask(SHARING, data, tmp_path / "two", SEEDS="1", ROWS="cycle-2\ndepth-2-3-6")
+    assert set(two) == {"cycle-2/seed-1", "depth-2-3-6/seed-1"}
     configs = {run: read_config(argv, world_size=1)[0] for run, argv in asked.items()}
     names = {run.partition("/")[0]: config for run, config in configs.items()}
     assert len(names) == 23 and len(configs) == 46
@@ -147,7 +150,7 @@ def test_rows_of_another_constant_have_a_configuration_of_their_own(data, tmp_pa
         "adam-beta-0.999": {"betas": [0.9, 0.999]},
         "momentum-0.9": {"momentum": 0.9},
     }
-    asked = ask(RECIPE, data, tmp_path, SEEDS="1", ROWS=" ".join(["base", *changed]), STEPS="200")
+    asked = ask(RECIPE, data, tmp_path, SEEDS="1", ROWS="\n".join(["base", *changed]), STEPS="200")
     base, *others = (
         read_json(Path(value_of("--deepspeed_config", asked[f"{name}/seed-1"])))
         for name in ("base", *changed)

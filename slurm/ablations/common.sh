@@ -16,6 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SCALE=${SCALE:-tiny}
 OUT=${OUT:-ablations/$(basename "$0" .sh)}
 ROWS=${ROWS:-}
+ROWS=${ROWS//[[:space:]]/ } # names may stand on lines of their own
 ALL=()
 
 stop() {

@@ -32,6 +32,7 @@ shopt -s inherit_errexit
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 PYTHON=${PYTHON:-.venv/bin/python} OUT=${OUT:-ablations/recipe}
 LENGTH=${LENGTH:-128} MINUTES=${MINUTES:-20} SEEDS=${SEEDS:-2} ROWS=${ROWS:-}
+ROWS=${ROWS//[[:space:]]/ } # names may stand on lines of their own
 PROBED=${PROBED:-4096} AGAINST=${AGAINST:-base}
 ALL=() PLAN=()
 TRIAL=100 # steps that are timed, in intervals of 5; they run through a row's depth schedule

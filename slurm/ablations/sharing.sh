@@ -15,6 +15,7 @@
 # ROWS   names of the rows to run (default: all); the table prints what is there
 set -euo pipefail
 SCALE=${SCALE:-tiny} SEEDS=${SEEDS:-3} ROWS=${ROWS:-}
+ROWS=${ROWS//[[:space:]]/ } # names may stand on lines of their own
 ALL=()
 
 stop() {
