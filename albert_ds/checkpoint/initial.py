@@ -2,6 +2,8 @@
 
 from dataclasses import fields
 
+from torch import nn
+
 from albert_ds.base.errors import UserError
 from albert_ds.checkpoint.model_folder import ModelFolder
 from albert_ds.model.albert import init_weights
@@ -34,8 +36,6 @@ def find_origins(folder: ModelFolder, config: ModelConfig) -> Origins:
         value, expected = getattr(old, name), getattr(config, name)
         if value != expected:
             raise UserError(f"{where}: its {name} is {value}, this run's is {expected}")
-    if config.pair_head and not old.pair_head:
-        raise UserError(f"{where}: has no sentence head: --objective must be none")
     if not {*old.per_layer.split(",")} - {"none"} <= {*config.per_layer.split(",")}:
         raise UserError(
             f"{where}: has --per-layer {old.per_layer}, which a run with --per-layer "
@@ -87,14 +87,19 @@ def map_blocks(old: Plan, new: Plan) -> Origins:
 def read_initial_weights(folder: ModelFolder, config: ModelConfig, seed: int = 0) -> Weights:
     """The weights that a new run of `config` starts from; UserError if they do not fit.
 
-    What layers have of their own is taken along; what the old ones do not have starts as nothing,
-    from `seed`. A pooler and a sentence head are dropped if the new run has none.
+    What layers have of their own is taken along, and so are a pooler and a sentence head. What the
+    new run does not have is dropped; what the old one does not have is initialised from `seed`.
     """
     origins = find_origins(folder, config)
     state = folder.read_weights()
-    own = build_per_layer(config)
-    init_weights(own, config.initializer_range, seed)
-    started = {f"albert.encoder.own.{name}": x for name, x in own.state_dict().items()}
+    new = {"albert.encoder.own": build_per_layer(config)}
+    if config.pair_head and not folder.config.pair_head:
+        new["albert.pooler"] = nn.Linear(config.hidden_size, config.hidden_size)
+        new["pair_head"] = nn.Linear(config.hidden_size, 2)
+    started = {}
+    for name, module in new.items():
+        init_weights(module, config.initializer_range, seed)
+        started |= {f"{name}.{key}": tensor for key, tensor in module.state_dict().items()}
     weights = {}
     for name in build_shapes(config):
         old = name

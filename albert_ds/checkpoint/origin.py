@@ -14,8 +14,13 @@ CACHED = "models--"  # begins the folder of a model in the cache of huggingface_
 Languages = Mapping[str, str | None]  # of folders of shards that are open; None: it names none
 
 
-def describe_start(folder: ModelFolder, languages: Languages) -> list[str]:
-    """Lines for who goes on with a model: its ids or its languages are not those of the data."""
+def describe_start(
+    folder: ModelFolder, languages: Languages, *, pair_head: bool = False
+) -> list[str]:
+    """Lines for who goes on with a model: its ids or its languages are not those of the data.
+
+    pair_head: whether the new run has a sentence head; a line says if it starts anew.
+    """
     lines, added = [], []
     with suppress(UserError):  # a damaged file that is not needed here
         added = [] if folder.is_ours else list_added_tokens(folder.root)
@@ -29,6 +34,8 @@ def describe_start(folder: ModelFolder, languages: Languages) -> list[str]:
     if known and given and not known & given:
         was, now = (" ".join(sorted(names)) for names in (known, given))
         lines.append(f"{folder.path}: a model of the language {was}; the shards are of {now}")
+    if pair_head and not folder.config.pair_head:
+        lines.append(f"{folder.path}: has no sentence head; it starts from --seed")
     return lines
 
 

@@ -296,7 +296,8 @@ def prepare(
     engine, state = start(config, mesh, device, opened.initial)
     if state.step == 0 and opened.initial is not None and mesh.rank == 0:
         languages = {source.folder: source.language for source in opened.sources}
-        for line in describe_start(opened.initial, languages):
+        has_pairs = config.model.pair_head
+        for line in describe_start(opened.initial, languages, pair_head=has_pairs):
             log_line(line)
     if opened.teacher is not None:
         assert config.teacher_weight

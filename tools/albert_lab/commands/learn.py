@@ -12,7 +12,6 @@ import os
 import shlex
 import signal
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 from albert_ds.base import cli
@@ -102,7 +101,7 @@ def find_vocab(initial: Path) -> Path:
     config = folder.config
     if not vocab.is_file():
         raise UserError(f"--init-from {initial}: no {vocab.name} in it")
-    find_origins(folder, replace(config, pair_head=True))
+    find_origins(folder, config)
     if config.max_position_embeddings < LENGTH:
         places = f"has {config.max_position_embeddings} positions; must be at least {LENGTH}"
         raise UserError(f"--init-from {initial}: {places}")
