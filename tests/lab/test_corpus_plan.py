@@ -78,7 +78,7 @@ def test_a_cpu_gets_what_learn_would_train(text_file, tmp_path, monkeypatch, hou
     names = [words[1] if words[0] == "albert-ds" else words[0] for words in commands]
     assert [*names[:4], *names[-2:]] == "recipes vocab shards python probe export".split()
     vocab, shards, start, train = map(parse, commands[1:5])
-    assert (vocab.vocab_size, shards.sequence_length, shards.holdout) == (8000, 128, 0.1)
+    assert (vocab.vocab_size, shards.sequence_length, shards.holdout) == (12_000, 128, 0.1)
     assert (train.batch_size, train.steps) == (batch, int(hours * 3600 * 0.96 / (batch / 32)))
     assert (train.masked_fraction, train.learning_rate) == (0.3, 0.003)
     assert (start.hidden_size, start.num_layers) == (256, 3)

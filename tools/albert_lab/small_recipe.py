@@ -29,7 +29,7 @@ LAUNCHER = (sys.executable, "-m", "deepspeed.launcher.runner")
 # in the time (docs/notebook/recipe_trials.md).
 FLAGS = yaml.safe_load((PACKAGE / "recipes" / "small.yaml").read_text())
 SHAPE = ("model", "embedding-size", "hidden-size", "num-layers", "num-heads")
-PIECES = 8000
+PIECES = 12_000
 LENGTH = FLAGS["sequence-length"]
 HOLDOUT = 0.02  # share of the documents
 # Of less text more is held out, at most a tenth: this is about 20,000 tokens, and 3,000 masked ones
