@@ -19,7 +19,7 @@ def describe_start(
 ) -> list[str]:
     """Lines for who goes on with a model: its ids or its languages are not those of the data.
 
-    pair_head: whether the new run has a sentence head; a line says if it starts anew.
+    pair_head: whether the new run has a sentence head; a line says so if the old one has none.
     """
     lines, added = [], []
     with suppress(UserError):  # a damaged file that is not needed here

@@ -1,16 +1,19 @@
 """--init-from another depth or sharing: the same function where it can be, a reason where not."""
 
 from dataclasses import replace
+from math import log
 
 import pytest
 import torch
 
 from albert_ds.base.errors import UserError
+from albert_ds.base.json_files import read_lines
 from albert_ds.checkpoint.initial import read_initial_weights
 from albert_ds.checkpoint.model_folder import ModelFolder
-from albert_ds.checkpoint.origin import describe_start
 from albert_ds.model.albert import AlbertForPretraining
 from tests.batches import concatenate, random_samples
+from tests.command import run_program
+from tests.conftest import train_command
 from tests.distributed import run_ranks
 from tests.models import write_run
 from tests.runs import SMALL, gather, join, small_config
@@ -153,9 +156,22 @@ def test_a_sentence_head_that_the_old_run_lacks_starts_anew(write_checkpoint):
         assert torch.equal(started[name], again[name])
         assert bool(started[name].any()) == name.endswith("weight")
     AlbertForPretraining(SMALL).load_state_dict(started)
-    (line,) = describe_start(ModelFolder(folder), {}, pair_head=True)
-    assert line.endswith("has no sentence head; it starts from --seed")
-    assert describe_start(ModelFolder(folder), {}, pair_head=False) == []
+
+
+def test_a_sentence_loss_may_begin_late(data, tmp_path):
+    first, run = tmp_path / "first", tmp_path / "run"
+    given = dict(steps=1, save_every=1, eval_every=1)
+    late = "has no sentence head; it starts from --seed"
+    for output, flags in (
+        (first, {"objective": "none"}),
+        (tmp_path / "again", {"objective": "none", "init_from": first}),
+        (run, {"init_from": first}),
+    ):
+        done = run_program(*train_command(data, output, **given, **flags))
+        assert done.returncode == 0, done.stderr
+        assert (late in done.stderr) == (output == run)
+    losses = [r["sop_loss"] for r in read_lines(run / "metrics.jsonl") if "sop_loss" in r]
+    assert losses and abs(losses[0] - log(2)) < 0.1
 
 
 def test_what_does_not_fit_is_refused(write_checkpoint):
