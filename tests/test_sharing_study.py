@@ -180,9 +180,12 @@ def test_one_rate_falls_through_both_runs_of_a_late_sentence_loss(data, tmp_path
     assert value_of("--init-from", asked["late-pairs/seed-1"]).endswith("late-pairs-before/seed-1")
 
 
-def write_run(folder: Path, seconds: float, losses: list[float], **probed) -> None:
+def write_run(
+    folder: Path, seconds: float, losses: list[float], start: Path | None = None, **probed
+) -> None:
     folder.mkdir(parents=True)
     config = {"model": asdict(SMALL), "seed": 34, "steps": 40, "depth_schedule": "1@0,1-3@10"}
+    config["init_from"] = start and str(start)
     (folder / "config.json").write_text(json.dumps(config))
     records: list[dict] = []
     for step, loss in enumerate(losses, start=1):
@@ -221,6 +224,25 @@ def test_losses_at_equal_time_and_intervals(tmp_path, capsys):
     assert "| 1.100 +- 1.271 |" in printed
     differences = "Minus fast, seed by seed:\n\n| | MLM loss |\n| --- | ---: |\n| slow | 0.000 |\n"
     assert differences in printed
+
+
+def test_a_run_has_spent_what_the_run_of_its_first_weights_spent(tmp_path, capsys):
+    """20 steps from the weights of 20: after 30 s the row is in its second run, base at its end."""
+    write_run(tmp_path / "base" / "seed-1", 1.0, [4, 3, 2])
+    first = tmp_path / "first" / "seed-1"
+    write_run(first, 1.0, [4, 3])
+    write_run(tmp_path / "second" / "seed-1", 1.0, [2.5, 1], start=first)
+    (tmp_path / "start").mkdir()  # weights that no run trained
+    write_run(tmp_path / "other" / "seed-1", 1.0, [4, 3, 2], start=tmp_path / "start")
+    rows = read_table(tmp_path, "base", "base", "second", "other")
+    assert [rows[name]["loss_at_time"] for name in ("base", "second", "other")] == [[2], [2.5], [2]]
+    assert rows["second"]["loss_at_flops"] == [2.5] and rows["second"]["loss"] == [1]
+    printed = capsys.readouterr()
+    assert "Steps [30, 40], seeds [1]; equal FLOPs: 3e+03, equal time: 30 s" in printed.out
+    assert printed.err == ""
+    first.rename(tmp_path / "moved")
+    assert read_table(tmp_path, "base", "base", "second")["base"]["loss_at_time"] == [3]
+    assert f"{first} is gone; what its weights cost is not counted" in capsys.readouterr().err
 
 
 def test_accuracies_are_compared_in_the_seeds_that_both_rows_have(tmp_path):

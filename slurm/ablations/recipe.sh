@@ -6,7 +6,8 @@
 # Prints a table, and one of the differences from `base` (AGAINST), seed by seed. Rows with other masks
 # or lengths have a held-out loss of their own; bits a byte and accuracies are probe.py's, with the same
 # masks for every row. MLM accuracies of different vocabularies (DATA) do not compare, bits a byte do.
-# The row `half-then-full` starts from the models of `half-length` and trains for MINUTES more.
+# The row `half-then-full` starts from the models of `half-length` and trains for MINUTES more; the
+# table counts what both took.
 #
 #   DATA=shards bash slurm/ablations/recipe.sh
 #   DATA=shards SEEDS=3 ROWS='base nsp no-pairs' bash slurm/ablations/recipe.sh     # Table 5

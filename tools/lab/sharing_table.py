@@ -3,12 +3,15 @@
 A row is a folder with a run per seed (seed-1, seed-2, ...). Held-out losses are those of the last
 step, of the point with as many FLOPs as the row with the fewest has spent, and of the point with as
 much time as the fastest row has taken; between evaluations they are interpolated. Rows with equal
-parameters stand together. A cell is the mean over the seeds, with its 95 % interval (Student's t).
+parameters stand together. A run that began with another run's weights has spent what that one had;
+its speed and its costs of a token are its own. A cell is the mean over the seeds, with its 95 %
+interval (Student's t).
 A seed fixes the data, the masks and what is held out, so --against compares seed by seed, in a
 table of its own: the interval of a mean difference is much narrower than those of the two means.
 """
 
 import statistics
+import sys
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -27,6 +30,7 @@ from albert_ds.model.config import ModelConfig
 from albert_ds.model.depth import draw_depth, read_depths
 from albert_ds.model.shapes import count_params
 
+CONFIG = {"model": dict, "steps": positive, "seed": non_negative}
 LOGGED = dict.fromkeys(("step", "flops", "step_seconds", "tokens_per_second"), Range(gt=0))
 COLUMNS = {  # of the table, and the field of a row
     "parameters": "parameters",
@@ -77,14 +81,25 @@ class Curve:
     seconds: list[float]
     reached: dict[str, float]  # fields of a row: costs, speed, and what probe.py measured
 
+    def then(self, other: "Curve") -> "Curve":
+        """Both, where the other run began with this one's weights."""
+        return Curve(
+            losses=self.losses + other.losses,
+            steps=self.steps + [self.steps[-1] + x for x in other.steps],
+            flops=self.flops + [self.flops[-1] + x for x in other.flops],
+            seconds=self.seconds + [self.seconds[-1] + x for x in other.seconds],
+            reached=other.reached,
+        )
+
 
 def read_curve(run: Path) -> Curve:
-    """Raises UserError, naming the file, where a run has no held-out loss or no timed steps."""
+    """The run's, after that of the run whose weights it began with, if there is one.
+
+    Raises UserError, naming the file, where a run has no held-out loss or no timed steps.
+    """
     config = read_json(run / "config.json")
     path = run / "metrics.jsonl"
-    check(
-        config, {"model": dict, "steps": positive, "seed": non_negative}, str(run / "config.json")
-    )
+    check(config, CONFIG, str(run / "config.json"))
     model = build(ModelConfig, config["model"], f"{run / 'config.json'}: model")
     records = read_lines(path) if path.is_file() else []
     logged = [record for record in records if "flops" in record]
@@ -124,13 +139,20 @@ def read_curve(run: Path) -> Curve:
         "nsp": probed.get("heldout_nsp_accuracy"),
         "blimp": blimp.get("accuracy"),
     }
-    return Curve(
+    curve = Curve(
         losses=[record["heldout_mlm_loss"] for record in held],
         steps=at,
         flops=np.interp(at, ends, flops).tolist(),
         seconds=np.interp(at, ends, seconds).tolist(),
         reached={name: value for name, value in reached.items() if value is not None},
     )
+    if not config.get("init_from"):
+        return curve
+    start = Path(config["init_from"])
+    if not start.is_dir():
+        print(f"{run}: {start} is gone; what its weights cost is not counted", file=sys.stderr)
+    trained = (start / "metrics.jsonl").is_file()
+    return read_curve(start).then(curve) if trained else curve
 
 
 def summarise(curves: list[Curve], flops: float, seconds: float) -> dict[str, list[float]]:
