@@ -5,7 +5,8 @@
 # has to change with it.
 # Prints a table, and one of the differences from `base` (AGAINST), seed by seed. Rows with other masks
 # or lengths have a held-out loss of their own; bits a byte and accuracies are probe.py's, with the same
-# masks for every row. MLM accuracies of different vocabularies (DATA) do not compare, bits a byte do.
+# masks for every row. Rows of different vocabularies (DATA) compare by neither, but by
+# tools/lab/same_words.py.
 # The row `half-then-full` starts from the models of `half-length` and trains for MINUTES more; the
 # table counts what both took.
 #
