@@ -98,8 +98,20 @@ def read_curve(run: Path) -> Curve:
     Raises UserError, naming the file, where a run has no held-out loss or no timed steps.
     """
     config = read_json(run / "config.json")
-    path = run / "metrics.jsonl"
     check(config, CONFIG, str(run / "config.json"))
+    curve = read_own_curve(run, config)
+    if not config.get("init_from"):
+        return curve
+    start = Path(config["init_from"])
+    if not start.is_dir():
+        print(f"{run}: {start} is gone; what its weights cost is not counted", file=sys.stderr)
+    trained = (start / "metrics.jsonl").is_file()
+    return read_curve(start).then(curve) if trained else curve
+
+
+def read_own_curve(run: Path, config: dict) -> Curve:
+    """Of the run's own steps. Raises what `read_curve` raises."""
+    path = run / "metrics.jsonl"
     model = build(ModelConfig, config["model"], f"{run / 'config.json'}: model")
     records = read_lines(path) if path.is_file() else []
     logged = [record for record in records if "flops" in record]
@@ -139,20 +151,13 @@ def read_curve(run: Path) -> Curve:
         "nsp": probed.get("heldout_nsp_accuracy"),
         "blimp": blimp.get("accuracy"),
     }
-    curve = Curve(
+    return Curve(
         losses=[record["heldout_mlm_loss"] for record in held],
         steps=at,
         flops=np.interp(at, ends, flops).tolist(),
         seconds=np.interp(at, ends, seconds).tolist(),
         reached={name: value for name, value in reached.items() if value is not None},
     )
-    if not config.get("init_from"):
-        return curve
-    start = Path(config["init_from"])
-    if not start.is_dir():
-        print(f"{run}: {start} is gone; what its weights cost is not counted", file=sys.stderr)
-    trained = (start / "metrics.jsonl").is_file()
-    return read_curve(start).then(curve) if trained else curve
 
 
 def summarise(curves: list[Curve], flops: float, seconds: float) -> dict[str, list[float]]:
