@@ -1,12 +1,17 @@
 """tools/lab/same_words.py: the words are scored as Hugging Face scores them."""
 
+import math
+
 import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from albert_ds.checkpoint.model_folder import ModelFolder
+from albert_ds.data.shards import open_shards
+from albert_ds.vocab.vocab import Normalisation, read_vocab, train_vocab
 from tests.command import ROOT, run_python
-from tools.lab.same_words import MASKED, fill, read_texts
+from tests.finetuning import write_checkpoint
+from tools.lab.same_words import FEWEST, MASKED, fill, read_texts
 
 MODEL = ROOT / "tools" / "demo" / "model"
 SCRIPT = ROOT / "tools" / "lab" / "same_words.py"
@@ -16,7 +21,8 @@ def test_nats_are_those_of_hugging_face(data):
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     model = AutoModelForMaskedLM.from_pretrained(MODEL).eval()
     drawn, expected = [], []
-    for words in read_texts(data)[:3]:
+    texts = read_texts(open_shards(data, "heldout"))
+    for words in [text for text in texts if len(text) >= FEWEST][:3]:
         ids = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in words]
         chosen = [n for n, word in enumerate(words) if word.isalpha() and len(ids[n]) == 1][:MASKED]
         assert len(chosen) == MASKED
@@ -36,6 +42,31 @@ def test_a_model_differs_from_itself_by_nothing(data):
     assert done.returncode == 0, done.stderr
     assert "| 12,000 |" in done.stdout and "| +0.000 +- 0.000 |" in done.stdout
     assert f"{2 * MASKED} words of 2 texts" in done.stdout
+    assert "1 were not drawn" in done.stdout
     done = run_python(SCRIPT, *flags[:-1], "1")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "must have two held-out texts" in done.stderr
+    assert "must have two texts to compare" in done.stderr
+
+
+def test_models_of_two_vocabularies_fill_the_same_words(data, vocab, tmp_path):
+    """An untrained model of 800 pieces gives every word about ln 800 nats."""
+    pieces = read_vocab(data / "spiece.model")
+    untrained = write_checkpoint(tmp_path / "untrained", pieces, vocab_size=pieces.size)
+    done = run_python(SCRIPT, "--checkpoints", untrained, MODEL, "--data", data)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| /")]
+    assert [row[1] for row in rows] == ["800", "12,000"]
+    assert float(rows[0][2]) == pytest.approx(math.log(800), abs=0.2)
+    assert float(rows[1][2]) < float(rows[0][2])
+    short = write_checkpoint(tmp_path / "short", vocab, max_position_embeddings=16)
+    done = run_python(SCRIPT, "--checkpoints", short, MODEL, "--data", data)
+    assert done.returncode == 2 and "are longer than what a model was trained on" in done.stderr
+
+
+def test_a_vocabulary_of_another_normalisation_is_refused(data, text_file, tmp_path):
+    lines = text_file.read_text(encoding="utf-8").splitlines()[:3000]
+    cased = train_vocab(lines, Normalisation(lower_case=False), vocab_size=300)
+    run = write_checkpoint(tmp_path / "cased", cased)
+    done = run_python(SCRIPT, "--checkpoints", MODEL, run, "--data", data)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"--checkpoints {run}: normalises text as nfkc-cased" in done.stderr

@@ -5,6 +5,7 @@ Bits a byte of masked words depend on the vocabulary: the pieces of one word are
 and a larger vocabulary has fewer such words. Here all models fill the same words of the same
 held-out text, those that are one piece in every vocabulary: of each text 6 words, masked at once. A
 word has white space around it and nothing but letters in it, so languages without spaces have none.
+A text has 30 words or more, of which the first 60 are taken; how many are left out is printed.
 Printed are nats a word (the true word's negative log-probability), and the difference from the
 first model, whose 95 % interval is over texts.
 """
@@ -20,7 +21,7 @@ from albert_ds.base import cli
 from albert_ds.base.cli import Parser, positive
 from albert_ds.base.errors import UserError
 from albert_ds.checkpoint.model_folder import ModelFolder
-from albert_ds.data.shards import Shard, open_shards
+from albert_ds.data.shards import Shard, ShardSet, open_shards
 from albert_ds.vocab.vocab import CLS, MASK, SEP
 
 MASKED = 6  # words of a text
@@ -38,12 +39,11 @@ def build_parser() -> Parser:
     return parser
 
 
-def read_texts(data: Path) -> list[list[str]]:
-    """The words of every held-out sequence that has enough of them, in random order."""
-    source = open_shards(data, "heldout")
+def read_texts(source: ShardSet) -> list[list[str]]:
+    """The words of every sequence, at most MOST of each, in random order."""
     shards = [Shard(source, number) for number in range(len(source.shards))]
     decoded = (source.vocab.decode(each.ids.tolist()) for shard in shards for each in shard)
-    texts = [words[:MOST] for text in decoded if len(words := text.split()) >= FEWEST]
+    texts = [text.split()[:MOST] for text in decoded]
     random.Random(0).shuffle(texts)
     return texts
 
@@ -92,8 +92,18 @@ def fill(folder: ModelFolder, drawn: list[tuple[list[str], list[int]]]) -> list[
 def main(argv: list[str]) -> None:
     args = build_parser().parse_args(argv)
     folders = [ModelFolder(path) for path in args.checkpoints]
-    found = read_texts(args.data)
-    texts = [text for text in found if all(fits(folder, text) for folder in folders)]
+    source = open_shards(args.data, "heldout")
+    if source.segmented:
+        raise UserError(f"--data {args.data}: its language has no words between spaces")
+    for path, folder in zip(args.checkpoints, folders, strict=True):
+        if folder.vocab.normalisation != source.vocab.normalisation:
+            raise UserError(
+                f"--checkpoints {path}: normalises text as {folder.vocab.normalisation.name}, "
+                f"--data {args.data} as {source.vocab.normalisation.name}; they must be the same"
+            )
+    everything = read_texts(source)
+    long = [text for text in everything if len(text) >= FEWEST]
+    texts = [text for text in long if all(fits(folder, text) for folder in folders)]
     words = {word for text in texts for word in text if word.isalpha()}
     whole = {w for w in words if all(len(f.vocab.encode([w])[0]) == 1 for f in folders)}
     able = [[n for n, word in enumerate(text) if word in whole] for text in texts]
@@ -103,12 +113,19 @@ def main(argv: list[str]) -> None:
         (text, sorted(rng.sample(numbers, MASKED)))
         for text, numbers in zip(texts, able, strict=True)
         if len(numbers) >= MASKED
-    ][: args.texts]
+    ]
+    left_out = {
+        f"have under {FEWEST} words": len(everything) - len(long),
+        "are longer than what a model was trained on": len(long) - len(texts),
+        f"have under {MASKED} such words": len(texts) - len(drawn),
+        "were not drawn": max(0, len(drawn) - args.texts),
+    }
+    counted = f"of {len(everything):,} texts: " + ", ".join(
+        f"{number:,} {why}" for why, number in left_out.items()
+    )
+    drawn = drawn[: args.texts]
     if len(drawn) < 2:
-        raise UserError(
-            f"--data {args.data}: must have two held-out texts of {FEWEST} words or more, "
-            f"{MASKED} of which are one piece in every vocabulary; {len(drawn)} have"
-        )
+        raise UserError(f"--data {args.data}: must have two texts to compare; left out, {counted}")
     rows: list[tuple[str, ...]] = []
     first: list[float] = []
     for path, folder in zip(args.checkpoints, folders, strict=True):
@@ -119,11 +136,9 @@ def main(argv: list[str]) -> None:
         pieces = f"{folder.vocab.size:,}"
         rows.append((str(path), pieces, f"{sum(means) / len(means):.3f}", difference))
     print(table(("", "pieces", "nats a word", "minus the first"), rows))
-    longer = len(found) - len(texts)
     print(
         f"\n{MASKED * len(drawn):,} words of {len(drawn):,} texts; {share:.1%} of all words are "
-        f"letters alone and one piece in every vocabulary; {longer:,} texts are left out: longer "
-        "than what a model was trained on"
+        f"letters alone and one piece in every vocabulary. Left out, {counted}"
     )
 
 
