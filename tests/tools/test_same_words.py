@@ -1,6 +1,8 @@
 """tools/lab/same_words.py: the words are scored as Hugging Face scores them."""
 
+import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -70,3 +72,12 @@ def test_a_vocabulary_of_another_normalisation_is_refused(data, text_file, tmp_p
     done = run_python(SCRIPT, "--checkpoints", MODEL, run, "--data", data)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert f"--checkpoints {run}: normalises text as nfkc-cased" in done.stderr
+
+
+def test_text_without_spaces_is_refused(data, tmp_path):
+    segmented = shutil.copytree(data, tmp_path / "segmented")
+    index = json.loads((data / "index.json").read_text())
+    (segmented / "index.json").write_text(json.dumps({**index, "segmented": True}))
+    done = run_python(SCRIPT, "--checkpoints", MODEL, MODEL, "--data", segmented)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"--data {segmented}: its language has no words between spaces" in done.stderr
